@@ -49,7 +49,8 @@ lint: $(STAMP) ## ruff, mypy --strict, the import contracts
 test: lint ## lint, then every quick test
 	$(BIN)/pytest $(TEST_WORKERS) $(PYTEST_ARGS)
 
-# an eighth of them: PYTEST_ARGS="--share=3/8"; see tests/slow_shares.py
+# an eighth of them: PYTEST_ARGS="--share=3/8"; see tests/slow_shares.py; plain types are checked as well (ADR 69)
+test-slow: export PHALANX_TEST_TYPES = all
 test-slow: $(STAMP) ## the slow tests only
 	$(BIN)/pytest -m slow $(PYTEST_ARGS)
 

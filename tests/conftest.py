@@ -5,7 +5,6 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -16,10 +15,16 @@ os.environ.update({"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PA
 
 pytest_plugins = ("slow_shares", "known_skips", "pytester")
 
-CHECKED = ("phalanx.objectives", "phalanx.models", "phalanx.pipeline")
+STATE_SHAPES = ("phalanx.objectives",)
+"""Packages with shapes in their signatures; a test holds that there are no others."""
 
-# the shapes in public signatures are checked here only: a run does not pay for it
-install_import_hook([name for name in CHECKED if find_spec(name) is not None], "beartype.beartype")
+STATE_TYPES = ("phalanx.models", "phalanx.pipeline")
+"""Packages with plain types alone, which mypy has proved; slow tests check them at run time too (ADR 69)."""
+
+# shapes in signatures are checked here only: a run does not pay for it
+install_import_hook(
+    [*STATE_SHAPES, *(STATE_TYPES if os.environ.get("PHALANX_TEST_TYPES") == "all" else ())], "beartype.beartype"
+)
 
 
 class OutsideNetworkError(AssertionError):

@@ -32,8 +32,6 @@ RIDDLE = re.compile(
     r"\b(who|whom|whose|who(m|so)?ever|somebody|someone|anybody|anyone|nobody|everybody|everyone|so-many-?th)\b",
     re.IGNORECASE,
 )
-RIDDLES_LEFT = ("parallel/", "train/")
-"""Rooms with docstrings that still name no subject; this list may only shrink."""
 
 
 def name_of(path: Path) -> str:
@@ -225,17 +223,11 @@ def riddles(source: str) -> list[str]:
 
 
 def test_docstrings_name_their_subject(sources: dict[str, str]) -> None:
-    prefixes = tuple(f"src/phalanx/{folder}" for folder in RIDDLES_LEFT)
     texts = sources | {name_of(path): path.read_text(encoding="utf-8") for path in (*TESTS, *BESIDE)}
 
-    found = {file: riddles(text) for file, text in texts.items() if not file.startswith(prefixes)}
+    found = {file: riddles(text) for file, text in texts.items()}
 
     assert {file: words for file, words in found.items() if words} == {}
-
-
-@pytest.mark.parametrize("folder", RIDDLES_LEFT)
-def test_a_folder_without_riddles_leaves_the_list(folder: str, sources: dict[str, str]) -> None:
-    assert any(riddles(text) for file, text in sources.items() if file.startswith(f"src/phalanx/{folder}"))
 
 
 @pytest.mark.parametrize(
@@ -249,3 +241,21 @@ def test_a_folder_without_riddles_leaves_the_list(folder: str, sources: dict[str
 )
 def test_the_scan_of_docstrings_finds_riddles(source: str, count: int) -> None:
     assert len(riddles(source)) == count
+
+
+def states_shapes(path: Path) -> bool:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return any(isinstance(node, ast.ImportFrom) and node.module == "jaxtyping" for node in ast.walk(tree))
+
+
+def test_shapes_in_signatures_are_checked_in_every_test() -> None:
+    stated = {path.relative_to(SOURCE).parts[0] for path in FILES if states_shapes(path)}
+    conftest = ast.parse((ROOT / "tests" / "conftest.py").read_text(encoding="utf-8"))
+    (checked,) = (
+        ast.literal_eval(node.value)
+        for node in conftest.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "STATE_SHAPES"
+    )
+
+    assert stated, "no signature states a shape"
+    assert {f"phalanx.{package}" for package in stated} == set(checked)

@@ -143,7 +143,7 @@ class PadError(VerificationError):
 
 
 class WrongProductError(VerificationError):
-    """What a worker says to be a product of masked numbers is not the product."""
+    """A worker's answer is not the product of the masked numbers that it was sent."""
 
 
 class SignatureError(VerificationError):

@@ -13,7 +13,7 @@ from phalanx.config import dump_toml, load_config
 from phalanx.errors import ConfigError
 from phalanx.lab.attacks import AttackPlan, attackers_of
 from phalanx.lab.attacks import worker as laboratory
-from phalanx.pipeline import AttackConfig, LocalWorkers, WorkerConfig
+from phalanx.pipeline import AttackConfig, LocalWorkers, PartyLayout, WorkerConfig
 from phalanx.pipeline.processes import local_workers
 from phalanx.testing import WorkerCrash
 from phalanx.train import load_run, train
@@ -124,6 +124,28 @@ def test_the_laboratorys_worker_reads_both_files_and_attacks(monkeypatch, tmp_pa
     assert config == worker(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("kind", "rank", "said"),
+    [
+        ("drift", 2, "ranks.worker-1: found 2; worker-1 has 2 ranks"),
+        ("drift", -1, "ranks.worker-1: found -1"),
+        ("wrong_learning_rate", 1, "'wrong_learning_rate' is on what rank 0 of a party has"),
+    ],
+)
+def test_a_rank_that_cannot_lie_so_is_refused_before_any_rank_starts(
+    monkeypatch, capsys, tmp_path, started, kind, rank, said
+):
+    monkeypatch.setattr(laboratory, "die_with_parent", lambda: None)
+    monkeypatch.setattr(laboratory, "open_group", lambda *_: started.append("group"))
+    (tmp_path / "attack.toml").write_text(dump_toml(plan(kind, ranks={"worker-1": rank})))
+    (tmp_path / "worker.toml").write_text(dump_toml(worker(tmp_path, parallel=PartyLayout(dp=2))))
+
+    assert laboratory.main([str(tmp_path / "attack.toml"), str(tmp_path / "worker.toml")]) == 2
+
+    assert said in capsys.readouterr().err
+    assert started == []
+
+
 def test_an_honest_worker_never_loads_the_red_team(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr("phalanx.pipeline.die_with_parent", lambda: None)
@@ -144,7 +166,7 @@ def test_a_production_worker_cannot_be_told_to_attack(tmp_path, monkeypatch, cap
     monkeypatch.setattr("phalanx.pipeline.die_with_parent", lambda: None)
     monkeypatch.setattr("phalanx.pipeline.run_worker", lambda *arguments: calls.append(arguments))
     path = tmp_path / "worker.toml"
-    path.write_text(dump_toml(worker(tmp_path)).partition("[transport]")[0] + line)
+    path.write_text(dump_toml(worker(tmp_path)).partition("\n[")[0] + "\n" + line)
 
     assert run(["worker", str(path)]) == 2
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
@@ -215,6 +216,38 @@ def goodput(result: Result) -> Iterator[str]:
         yield " | ".join(share(value, 0) for value in shares) + " |"
 
 
+def kills(result: Result) -> Iterator[str]:
+    rows = [row for row in result["rows"] if row["what"] == "kill"]
+    runs = {(row["seed"], row["asynchronous_checkpoints"]): row["bit_identical"] for row in rows}
+    counts = result["kills"]
+    noticed, after, done = ([row[key] for row in rows] for key in ("noticed_s", "after_detection_s", "recovery_s"))
+    points = ("forward", "backward", "audit", "commit", "checkpoint")
+    by_point = (f"{p} {median(row['after_detection_s'] for row in rows if row['point'] == p):.1f}" for p in points)
+    below = sum(seconds < 2 for seconds in after)
+    yield f"| {len(rows)} kills in ten runs, {counts['by_point']['audit']} at each point | |"
+    yield line("runs that ended with the bits of the undisturbed one", f"{sum(runs.values())} of {len(runs)}")
+    lost = counts["samples_lost"] + counts["samples_doubled"]
+    figures = f"{lost}; {counts['steps_lost']}; {counts['false_accusations']}"
+    yield line("sequences lost or doubled; steps lost; accusations", figures)
+    yield line(
+        "from the death until the owner had noticed it", f"median {median(noticed):.2f} s, worst {max(noticed):.2f} s"
+    )
+    details = f"({', '.join(by_point)}), worst {max(after):.1f} s; below 2 s in {below} of {len(rows)}"
+    yield line("from then until the step was done", f"median {median(after):.2f} s {details}")
+    yield line("from the death until the step was done", f"median {median(done):.2f} s, worst {max(done):.1f} s")
+
+
+def slow_line(result: Result) -> Iterator[str]:
+    for row in result["rows"]:
+        turns = row["wall_over_unguarded_of_each_turn"]
+        yield line(
+            "unguarded" if row["shadow"] is None else f"`{row['shadow']}`",
+            f"{row['bytes_per_step'] / 1e6:.1f} MB",
+            f"{row['wall_s_per_step']:.1f} s",
+            f"{row['wall_over_unguarded']:.2f} ({min(turns):.2f}-{max(turns):.2f})",
+        )
+
+
 BENCHMARKS, BUSY = "docs/benchmarks.md", "-cpu-2cores-busy.json"
 TABLES = (
     Table(BENCHMARKS, f"appraisal{BUSY}", appraisal),
@@ -226,6 +259,8 @@ TABLES = (
     Table(BENCHMARKS, "pipeline-cpu-2cores-quick.json", pipeline),
     Table(BENCHMARKS, "parallel-cpu-2cores-quick.json", layouts),
     Table(BENCHMARKS, f"gradient-screen{BUSY}", screen),
+    Table(BENCHMARKS, f"slow-line{BUSY}", slow_line),
+    Table(BENCHMARKS, "chaos-cpu-2cores.json", kills),
     Table(BENCHMARKS, "chaos-cpu-2cores.json", goodput),
     Table("docs/leaks.md", f"leaks-smollm2-135m-quick{BUSY}", leaks),
     Table("docs/leaks.md", f"leaks-smollm2-135m-partial{BUSY}", leaks),

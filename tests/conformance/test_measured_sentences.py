@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -63,6 +64,41 @@ def kept_bits(result: Result) -> Sequence[object]:
     clean = {tuple(row[k] for k in key): row["weights_digest"] for row in result["rows"] if row["arm"] == "clean"}
     guarded = [row for row in result["rows"] if row["arm"] in ("phalanx", "phalanx_no_attacker")]
     return [sum(row["weights_digest"] == clean[tuple(row[k] for k in key)] for row in guarded), len(guarded)]
+
+
+def over_clean(result: Result, epoch: str) -> list[float]:
+    """Regime `overfit`, forward at 0.5: the mean of each arm's perplexity over the clean run's of the same seed."""
+    key, rows = f"perplexity_{epoch}", [row for row in result["rows"] if row["regime"] == "overfit"]
+    clean = {(row["family"], row["domain"], row["seed"]): row[key] for row in rows if row["arm"] == "clean"}
+    found = []
+    for arm, where in (
+        *((arm, ("forward", 0.5)) for arm in ("attacked", "skip_layer", "oracle_drop")),
+        ("clean_early_stopping", (None, None)),
+    ):
+        mine = [row for row in rows if row["arm"] == arm and (row["direction"], row["rate"]) == where]
+        found.append(mean(row[key] / clean[row["family"], row["domain"], row["seed"]] for row in mine))
+    return found
+
+
+def overfitted(result: Result) -> Sequence[object]:
+    return [*over_clean(result, "last"), *over_clean(result, "best")]
+
+
+def guarded_bits(result: Result) -> Sequence[object]:
+    def place(row: Result) -> tuple[object, ...]:
+        return row["family"], row["domain"], row["regime"], row["seed"]
+
+    clean = {place(row): row["weights_digest"] for row in result["rows"] if row["arm"] == "clean"}
+    guarded = [row for row in result["rows"] if row["arm"] in ("phalanx", "phalanx_no_attacker")]
+    return [sum(row["weights_digest"] == clean[place(row)] for row in guarded), len(guarded)]
+
+
+def attempts_again(result: Result) -> Sequence[object]:
+    by_arm = {
+        arm: [row["redone_steps"] for row in result["rows"] if row["arm"] == arm and row["regime"] == "plain"]
+        for arm in ("phalanx", "restart")
+    }
+    return [mean(by_arm["phalanx"]), mean(by_arm["restart"])]
 
 
 def false_alarms(result: Result) -> Sequence[object]:
@@ -203,13 +239,6 @@ FIGURES = (
     Figures(
         "docs/reproduction.md",
         DEFENCE,
-        "In all {:,} attacked attempts of `restart`, forward and backward, the duplicated block raised the alarm and "
-        "never over an honest one ({} honest stages accused)",
-        restarted,
-    ),
-    Figures(
-        "docs/reproduction.md",
-        DEFENCE,
         "it runs {} steps twice where `restart` needs {:.0f} further attempts in a training",
         run_twice,
     ),
@@ -259,6 +288,27 @@ FIGURES = (
         "detection-honest-cpu-2cores-busy.json",
         "**{} false accusations in {:,} audited honest messages**",
         honest_again,
+    ),
+    Figures(
+        "docs/reproduction.md",
+        DEFENCE,
+        "last epoch): `attacked` {:.2f} of clean, `skip_layer` {:.2f}, `oracle_drop` {:.2f}, `clean_early_stopping` "
+        "{:.2f}; at the best epoch {:.2f}, {:.2f}, {:.2f} and {:.2f}.",
+        overfitted,
+    ),
+    Figures("docs/reproduction.md", DEFENCE, "has the bits of the clean run in **{} of {}** trainings", guarded_bits),
+    Figures(
+        "docs/reproduction.md",
+        DEFENCE,
+        "In all {:,} attacked attempts of `restart`, forward and backward, the duplicated block raised the alarm and "
+        "never over an honest one ({} honest stages accused)",
+        restarted,
+    ),
+    Figures(
+        "docs/reproduction.md",
+        DEFENCE,
+        "it runs {:.0f} steps twice where `restart` needs {:.0f} further attempts in a training",
+        attempts_again,
     ),
     Figures("docs/reproduction.md", DEFENCE, "accused honest stages in {:,} of its {:,} alarms", false_alarms),
 )

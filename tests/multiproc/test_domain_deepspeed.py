@@ -98,13 +98,14 @@ def test_the_kernel_on_the_host_makes_adams_update_within_rounding():
 
 
 def test_a_killed_rank_comes_back_and_goes_on_with_the_same_losses(place, undisturbed):
+    """Not to the bit: the kernel keeps powers of its betas as running products, and a resumed one makes them anew."""
     process = train_domain(place, *HOST)
     wait_for_step(place, process, 7)
 
     os.kill(rank_pid(process, 1), signal.SIGKILL)
     finish(process)
 
-    check_continued(place, undisturbed)
+    check_continued(place, undisturbed, exact=False)
     assert place.summary()["resumed_from"] >= 5
 
 
@@ -127,11 +128,14 @@ def test_a_checkpoint_goes_on_under_torchs_ranks_of_any_layout(place, undisturbe
     assert not [path for path in (place.path / "run").rglob("*") if path.suffix in (".pt", ".pkl", ".bin", ".pth")]
 
 
-def test_it_needs_nobody_outside(place, undisturbed):
+def test_it_needs_nobody_outside(place):
+    """One rank: what another order of additions changes, Adam's division by small moments magnifies to 2e-5."""
     if not place.can_have("no_network"):
         pytest.skip("this system lets nobody make a network namespace")
+    options = (*ALONE, *HOST, "--set", "parallel.dp=1")
+    finish(train_domain(place, *options, run_dir="outside"))
 
-    options = ("--run-dir", str(place.path / "run"), *ALONE, *HOST, "--set", "parallel.dp=1")
-    finish(place.start("train", str(write_domain(place)), *options, restriction="no_network"))
+    inside = ("--run-dir", str(place.path / "run"), *options)
+    finish(place.start("train", str(write_domain(place)), *inside, restriction="no_network"))
 
-    check_continued(place, undisturbed, exact=False)
+    check_continued(place, losses(place, "outside"))

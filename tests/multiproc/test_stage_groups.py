@@ -1,13 +1,20 @@
 """A stage on several ranks of one worker: trains as on one, is audited as any other, and dies as a whole."""
 
+import functools
 import json
 import os
 import signal
 
 import pytest
-from real_runs import descendant, free_port, make_keys
+from real_runs import descendant, end_all, free_port, make_keys, make_place
+
+from phalanx.pipeline import explain_evidence
 
 ANY_CLASS = ("guard.audit_rate=1.0", "guard.classes='mixed'", "pipeline.transport.keepalive_s=1.0")
+
+
+PROVED = "holds: north signed a message that its signed inputs do not give"
+ALIKE = ("dp = 2, zero = 2", "dp = 2, zero = 2")
 
 
 def events(place, kind):
@@ -15,27 +22,38 @@ def events(place, kind):
     return [event["body"] for event in map(json.loads, lines) if event["kind"] == kind]
 
 
+def start_company(place, *settings, attack=None, layouts=("dp = 2, zero = 2", "")):
+    """Start an owner and two remote workers of these layouts; an attack is the first one's."""
+    port, keys = free_port(), make_keys(place, "owner", "north", "south")
+    workers = {}
+    for name, layout in zip(("north", "south"), layouts, strict=True):
+        file = place.path / f"{name}.toml"
+        file.write_text(f"identity = '{keys / name}'\nowner = '127.0.0.1:{port}'\nparallel = {{ {layout} }}\n")
+        workers[name] = place.start_worker(file, attack if name == "north" else None)
+    owner = place.train(
+        "pipeline.remote_workers=['north','south']",
+        f"pipeline.pki='{keys}'",
+        f"pipeline.transport.port={port}",
+        *ANY_CLASS,
+        *settings,
+    )
+    return owner, workers
+
+
 @pytest.fixture
 def company(place):
     """Starts two remote workers, of which the first has two ranks; returns the run's settings and both workers."""
+    return functools.partial(start_company, place)
 
-    def start(*settings, attack=None, layout="dp = 2, zero = 2"):
-        port, keys = free_port(), make_keys(place, "owner", "north", "south")
-        workers = {}
-        for name, more in (("north", f"parallel = {{ {layout} }}\n"), ("south", "")):
-            file = place.path / f"{name}.toml"
-            file.write_text(f"identity = '{keys / name}'\nowner = '127.0.0.1:{port}'\n{more}")
-            workers[name] = place.start_worker(file, attack if name == "north" else None)
-        owner = place.train(
-            "pipeline.remote_workers=['north','south']",
-            f"pipeline.pki='{keys}'",
-            f"pipeline.transport.port={port}",
-            *ANY_CLASS,
-            *settings,
-        )
-        return owner, workers
 
-    return start
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """Summary of a run in which both workers have two ranks of one layout, without a liar."""
+    place = make_place(tmp_path_factory.mktemp("undisturbed"))
+    owner, _ = start_company(place, layouts=ALIKE)
+    assert owner.wait() == 0, owner.text
+    yield place.summary()
+    end_all(place)
 
 
 def test_a_stage_on_two_ranks_trains_as_on_one_and_nobody_is_accused(place, clean, company):
@@ -52,13 +70,29 @@ def test_a_stage_on_two_ranks_trains_as_on_one_and_nobody_is_accused(place, clea
 
 
 @pytest.mark.slow
-def test_a_liar_with_two_ranks_is_named(place, company):
-    owner, workers = company(attack="kind = 'forward_sign_flip'\nrate = 1.0\nfrom_step = 4\n")
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("attack", "settings", "rank", "offence", "conclusion"),
+    [
+        # the party's voice, one rank's rows, and the gradient sums that one rank keeps
+        ("kind = 'forward_sign_flip'", (), 0, "message", PROVED),
+        ("kind = 'forward_sign_flip'", (), 1, "message", PROVED),
+        ("kind = 'gradient_sign'", ("guard.step_audit_rate=1.0",), 1, "gradient", "not proved by this file alone"),
+    ],
+)
+def test_a_lying_rank_has_its_party_named_and_the_bits_are_those_of_honest_ones(
+    place, undisturbed, company, attack, settings, rank, offence, conclusion
+):
+    plan = f"{attack}\nrate = 1.0\nfrom_step = 4\n[ranks]\nnorth = {rank}\n"
+    owner, workers = company(*settings, attack=plan, layouts=ALIKE)
 
     assert owner.wait() == 0, owner.text + workers["north"].text
     summary = place.summary()
-    assert summary["evicted"] == ["north"]
-    assert summary["steps"] == 8
+    assert (summary["steps"], summary["evicted"]) == (8, ["north"])
+    assert summary["final_weights_digest"] == undisturbed["final_weights_digest"]
+    (evidence,) = (place.path / "run" / "evidence").glob("*.json")
+    facts = explain_evidence(evidence, place.path / "keys" / "authority.pem")
+    assert (facts["verdict"], facts["conclusion"]) == (f"north is guilty: {offence}", conclusion)
     workers["south"].kill()
 
 

@@ -5,9 +5,11 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from phalanx.errors import TrainingError
 from phalanx.optimizers import OptimizerConfig, learning_rate
+from phalanx.optimizers.decays import DECAYS, Decay
 
 
 def test_warm_up_is_linear_and_reaches_the_peak():
@@ -68,3 +70,13 @@ def test_the_rate_is_never_above_the_peak_nor_below_zero(step, total, warmup, ra
 def test_a_step_outside_a_run_is_refused(step, total):
     with pytest.raises(TrainingError, match=f"step {step} of {total}"):
         learning_rate(OptimizerConfig(lr=1.0), step, total)
+
+
+def test_a_line_of_the_table_is_all_that_another_decay_takes(monkeypatch):
+    with pytest.raises(ValidationError, match="constant"):
+        OptimizerConfig(lr=1.0, schedule="square")
+
+    monkeypatch.setitem(DECAYS, "square", Decay(lambda progress: (1.0 - progress) ** 2, is_late=True))
+
+    config = OptimizerConfig(lr=1.0, schedule="square", decay_share=0.5, min_lr_ratio=0.0)
+    assert [learning_rate(config, step, 5) for step in range(5)] == [1.0, 1.0, 1.0, 0.25, 0.0]

@@ -6,14 +6,14 @@ from datetime import timedelta
 import pytest
 from torch import distributed as dist
 
-from phalanx.parallel.groups.heartbeat import FilePulse, Heart, Silence, StorePulse
+from phalanx.parallel.groups.heartbeat import FileHeartbeat, HeartbeatThreads, SilenceClock, StoreHeartbeat
 
 LIMIT = 30.0
 
 
 @pytest.fixture
 def silence():
-    return Silence(LIMIT, now=0.0)
+    return SilenceClock(LIMIT, now=0.0)
 
 
 def look(silence, counts, *times):
@@ -59,7 +59,7 @@ def test_time_in_which_nobody_looked_is_held_against_nobody(silence):
 
 
 def test_files_tell_of_every_beat_and_of_the_end(tmp_path):
-    one, lead = FilePulse(tmp_path, 1, range(1)), FilePulse(tmp_path, 0, range(2))
+    one, lead = FileHeartbeat(tmp_path, 1, range(1)), FileHeartbeat(tmp_path, 0, range(2))
     assert lead.counts() == {}
 
     one.beat()
@@ -73,9 +73,9 @@ def test_files_tell_of_every_beat_and_of_the_end(tmp_path):
 
 
 def test_what_an_earlier_start_left_is_forgotten(tmp_path):
-    FilePulse(tmp_path, 1, range(1)).beat()
+    FileHeartbeat(tmp_path, 1, range(1)).beat()
 
-    lead = FilePulse(tmp_path, 0, range(2))
+    lead = FileHeartbeat(tmp_path, 0, range(2))
     lead.forget()
 
     assert lead.counts() == {}
@@ -84,7 +84,7 @@ def test_what_an_earlier_start_left_is_forgotten(tmp_path):
 def test_a_store_tells_the_same():
     store = dist.HashStore()
     store.set_timeout(timedelta(seconds=1))
-    one, lead = StorePulse(store, 1, range(1)), StorePulse(store, 0, range(3))
+    one, lead = StoreHeartbeat(store, 1, range(1)), StoreHeartbeat(store, 0, range(3))
     assert lead.counts() == {}
 
     one.beat()
@@ -116,21 +116,21 @@ class Stuck:
 
 
 def test_a_store_that_does_not_answer_does_not_hide_that_its_keeper_hangs():
-    pulse, named, told = Stuck(), [], threading.Event()
+    heartbeat, named, told = Stuck(), [], threading.Event()
 
     def act(rank, seconds):
         named.append(rank)
         told.set()
 
-    with Heart(pulse, 1.5, act):
+    with HeartbeatThreads(heartbeat, 1.5, act):
         assert told.wait(20)
-        pulse.released.set()
+        heartbeat.released.set()
 
     assert named == [0]
 
 
 def test_a_rank_that_hangs_at_once_has_given_a_sign(tmp_path):
-    listener = FilePulse(tmp_path, 0, range(2))
+    listener = FileHeartbeat(tmp_path, 0, range(2))
 
-    with Heart(FilePulse(tmp_path, 1, range(2)), LIMIT, None):
+    with HeartbeatThreads(FileHeartbeat(tmp_path, 1, range(2)), LIMIT, None):
         assert set(listener.counts()) == {1}

@@ -6,8 +6,9 @@ import math
 
 import pytest
 import torch
+from pydantic import ValidationError
 
-from phalanx.data.config import TaskName
+from phalanx.data.config import LabelledConfig
 from phalanx.data.tasks import TASKS
 from phalanx.data.tasks.medquad import CLASSES
 from phalanx.errors import CheckpointError, ConfigError, DataError
@@ -136,8 +137,11 @@ def test_a_shortened_model_is_for_a_split_alone(tmp_path):
         load_run(tmp_path / "run.toml")
 
 
-def test_the_names_in_the_run_file_are_those_of_the_tasks():
-    assert set(TaskName.__args__) == set(TASKS)
+def test_a_task_that_is_not_in_the_table_is_refused_with_those_that_are():
+    with pytest.raises(ValidationError) as refused:
+        LabelledConfig(task="horoscopes")
+
+    assert all(f"'{name}'" in str(refused.value) for name in TASKS)
 
 
 def test_clients_have_as_many_texts_each_from_their_own_sites_and_nobody_a_held_out_one(texts):

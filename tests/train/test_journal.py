@@ -205,7 +205,7 @@ def test_what_nobody_has_verified_is_not_taken_from_another_machine(died, noted)
     entry, library = noted
     unverified = {**entry.stages, "1": entry.stages["1"].model_copy(update={"digest": None})}
 
-    with pytest.raises(CheckpointError, match="nobody has verified"):
+    with pytest.raises(CheckpointError, match="was not verified"):
         list(
             collect(
                 died / "journal",

@@ -7,6 +7,8 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM
 
 from phalanx.models import open_model
+from phalanx.pipeline import PartyLayout
+from phalanx.pipeline.assignment.rank_memory import rank_bytes
 from phalanx.train import describe
 from phalanx.train.setup.layout import describe_stages, estimate_stages, make_plan, memory_by_party
 
@@ -107,3 +109,36 @@ def test_each_process_is_told_what_it_needs_its_shadows_included(make_run, open_
     )
     # weights, moments and the undo copy of all three
     assert all(row.shadow_bytes > row.size_bytes + 20 * row.trainable for row in rows[1:3])
+
+
+DOMAINS = (
+    "pipeline.stages=4",
+    "guard.classes='mixed'",
+    "pipeline.layout={dp=2,zero=2}",
+    "pipeline.layouts={worker-2={tp=2}}",
+)
+
+
+def test_parties_of_several_ranks_are_shown_with_their_processes_and_memory(make_run, open_source):
+    text, run = io.StringIO(), make_run(*DOMAINS)
+
+    Console(file=text, width=160).print(describe_stages(run, open_source(run)))
+
+    shown = text.getvalue()
+    assert run.world == {"processes": 5, "stages": 4}
+    for word in ("5 processes; parties of several ranks", "dp=2 zero=2", "tp=2", "memory of rank 0"):
+        assert word in shown
+
+
+def test_ranks_that_share_more_need_less(make_run, open_source):
+    run = make_run(*DOMAINS)
+    plan = make_plan(run, open_source(run))
+    layouts = [PartyLayout(dp=2), PartyLayout(dp=2, zero=1), PartyLayout(dp=2, zero=2), PartyLayout(dp=4, zero=2)]
+
+    needs = [rank_bytes(plan, 1, layout) for layout in layouts]
+
+    first = [one.first for one in needs]
+    assert sorted(first, reverse=True) == first
+    # with zero = 0 rank 0 alone has moments and what undoes steps
+    assert needs[0].other < needs[1].other < needs[0].first
+    assert needs[2].other < needs[1].other

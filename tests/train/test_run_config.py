@@ -28,6 +28,13 @@ from phalanx.errors import ConfigError
             ["third_party_audit_rate needs 3 workers", "has 2", "spares"],
         ),
         (["guard.mode='maybe'"], ["guard.mode", "phalanx"]),
+        (["pipeline.stages=4", "pipeline.layout={dp=2}"], ["worker-1 several ranks", 'guard.classes = "mixed"']),
+        (["pipeline.stages=4", "pipeline.layouts={worker-3={dp=2}}"], ["layouts has 'worker-3'", "worker-1, worker-2"]),
+        (["pipeline.stages=4", "pipeline.layout={pp=2}"], ["pp is not for the ranks of one party", "pipeline.stages"]),
+        (
+            ["pipeline.stages=3", "pipeline.remote_workers=['a']", "pipeline.pki='x'", "pipeline.layout={dp=2}"],
+            ["layout and layouts are of local workers", "[parallel]"],
+        ),
         (["model.adapter={rank=4,targets=['']}"], ["model.adapter", "targets"]),
         (["guard.shadow='adapters'"], ["guard.shadow", "adapters", "model.adapter"]),
         (["checkpoint.encrypt=true"], ["checkpoint", "encrypt = true and key belong together"]),

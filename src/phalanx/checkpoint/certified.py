@@ -1,4 +1,4 @@
-"""What the signed audit log says about a run's checkpoints: an older one in the place of a newer one is found by it."""
+"""Certified checkpoints, by the signed audit log: it finds an older one in the place of a newer one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""How often a run is saved, how, where to, and how many checkpoints are kept."""
+"""The configuration of checkpoints: how often, how and where to a run is saved, and how many are kept."""
 
 import re
 from typing import Self

@@ -1,4 +1,4 @@
-"""Where the key of encrypted checkpoints comes from, and how it wraps each checkpoint's own data key."""
+"""The keys of encrypted checkpoints: where the holder's key comes from, and how it wraps each data key."""
 
 import base64
 import json

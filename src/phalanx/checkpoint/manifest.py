@@ -1,4 +1,4 @@
-"""What is in a checkpoint directory, signed; and where the checkpoints of a run are."""
+"""The signed manifest of a checkpoint directory, and the places of a run's checkpoints."""
 
 import hashlib
 import re
@@ -39,7 +39,7 @@ class ShardEntry(StrictModel):
 
 
 class Encryption(StrictModel):
-    """How all other files are encrypted; the wrapped data key lies in ``key.json`` and may be wrapped anew.
+    """The encryption of all other files; the wrapped data key lies in ``key.json`` and may be wrapped anew.
 
     Attributes:
         scheme: See `phalanx.checkpoint.sealed`.

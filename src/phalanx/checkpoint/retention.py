@@ -1,4 +1,4 @@
-"""Which checkpoints stay."""
+"""The retention of checkpoints: which ones stay."""
 
 import logging
 import shutil

@@ -21,7 +21,7 @@ _MAGIC = b"phalanx-sealed-1"
 
 @dataclass(frozen=True)
 class FilePlace:
-    """Which file of which checkpoint this is; a chunk opens nowhere else.
+    """The file and the checkpoint that a chunk belongs to; it opens nowhere else.
 
     Attributes:
         run: Name of the run.

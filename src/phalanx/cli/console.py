@@ -1,4 +1,4 @@
-"""What every command prints with: figures on stdout, errors on stderr; rich is loaded at the first line."""
+"""The console of every command: figures on stdout, errors on stderr; rich is loaded at the first line."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -10,7 +10,7 @@ from phalanx.errors import ConfigError, InputError
 
 
 class Encoding(StrEnum):
-    """How a vendor's tool wrote its evidence."""
+    """The encoding in which a vendor's tool wrote its evidence."""
 
     RAW = "raw"
     HEX = "hex"

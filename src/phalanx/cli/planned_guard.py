@@ -1,4 +1,4 @@
-"""What ``phalanx plan`` says about the guard of a run file."""
+"""The part of ``phalanx plan`` about the guard of a run file."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from phalanx.planner.guard.finding import DetectionOdds, GuardPrice
 
 @dataclass(frozen=True)
 class PlannedGuard:
-    """What a run's guard finds and costs, as rows for the terminal and as JSON."""
+    """The finds and costs of a run's guard, as rows for the terminal and as JSON."""
 
     rows: list[dict[str, str]]
     note: str

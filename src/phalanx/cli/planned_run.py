@@ -1,4 +1,4 @@
-"""What a run file asks of ``phalanx plan``."""
+"""The question that a run file puts to ``phalanx plan``."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What one step trains on."""
+"""The batch of one step."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

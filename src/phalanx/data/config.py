@@ -1,12 +1,13 @@
-"""What a run says about its data; frozen, and free of torch and tokenizers."""
+"""The configuration of a run's data; frozen, and free of torch and tokenizers."""
 
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from phalanx.config import StrictModel
+from phalanx.config import StrictModel, one_of
 from phalanx.data.sources import SourceConfig
+from phalanx.data.tasks import TASKS
 
 
 class BpeConfig(StrictModel):
@@ -34,10 +35,6 @@ class FileTokenizerConfig(StrictModel):
 TokenizerConfig = Annotated[BpeConfig | ModelTokenizerConfig | FileTokenizerConfig, Field(discriminator="kind")]
 
 
-TaskName = Literal["icd10", "medquad", "medical_abstracts", "pubmedqa", "drug_reviews", "pubmedqa_sections"]
-"""The keys of `phalanx.data.tasks.TASKS`."""
-
-
 class LabelledConfig(StrictModel):
     """Labelled texts of one task, shared out to the clients of a split.
 
@@ -50,7 +47,7 @@ class LabelledConfig(StrictModel):
             its own; small: each client has few classes, large: all are alike.
     """
 
-    task: TaskName
+    task: Annotated[str, one_of(TASKS)]
     home: Path | None = None
     texts_per_client: int = Field(default=32, ge=1)
     test_texts: int = Field(default=160, ge=2)

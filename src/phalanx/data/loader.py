@@ -9,7 +9,7 @@ from phalanx.errors import CheckpointError, ConfigError, DataError
 
 
 class Sequences(Protocol):
-    """What a loader draws from."""
+    """The training sequences that a loader draws from."""
 
     @property
     def digest(self) -> str:
@@ -27,7 +27,7 @@ class Sequences(Protocol):
 
 
 class HeldOut(Protocol):
-    """What a model is measured on."""
+    """The held-out sequences that a model is measured on."""
 
     @property
     def num_validation_sequences(self) -> int:

@@ -1,4 +1,4 @@
-"""What a packed corpus is made of, with counts that add up; its digest is what a signature covers."""
+"""The manifest of a packed corpus, with counts that add up; its digest is what a signature covers."""
 
 from typing import Literal
 
@@ -12,7 +12,7 @@ _HEX = r"^[0-9a-f]{64}$"
 
 
 class SourceCounts(StrictModel):
-    """What one source gave and what was dropped; sizes in bytes of cleaned UTF-8 text."""
+    """The counts of one source, kept and dropped; sizes in bytes of cleaned UTF-8 text."""
 
     kind: str
     fingerprint: str = Field(pattern=_HEX)

@@ -65,7 +65,7 @@ def prepare(
 
 @dataclass(frozen=True)
 class _Job:
-    """What stays the same while one corpus is built."""
+    """The constants of one corpus's preparation."""
 
     key: str
     home: Path

@@ -49,7 +49,7 @@ class Spool:
 
 @dataclass(frozen=True)
 class Intake:
-    """Which documents are kept and where they go; the rules of one run.
+    """The intake of documents: which are kept and where they go, by the rules of one run.
 
     Attributes:
         seed: Of the split.

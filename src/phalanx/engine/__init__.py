@@ -1,4 +1,4 @@
-"""What every engine is given, and what it answers: the floor that pipeline, domain and split stand on."""
+"""The inputs and results of every engine: the floor that pipeline, domain and split stand on."""
 
 from phalanx.engine.step import NO_EXTRAS, UNGUARDED, Engine, GuardReport, StepInputs, StepResult
 from phalanx.engine.verdict import Offence, Verdict

@@ -19,7 +19,7 @@ NO_EXTRAS: Mapping[str, Tensor] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class StepInputs:
-    """What an engine trains on in one step, one entry per microbatch.
+    """The inputs of an engine for one step, one entry per microbatch.
 
     Attributes:
         ids: Tokens, int64 ``[rows, seq]``.
@@ -78,7 +78,7 @@ class StepInputs:
 
 @dataclass(frozen=True)
 class GuardReport:
-    """What a guard did about one step; the defaults are those of a step in which it found nothing to do.
+    """The guard's report of one step; the defaults are those of a step in which it found nothing to do.
 
     Attributes:
         attempts: How often the step was run until it was verified; above 1, it was redone.
@@ -105,7 +105,7 @@ UNGUARDED = GuardReport()
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one applied step came to.
+    """The result of one applied step.
 
     Attributes:
         step: Its number.
@@ -131,7 +131,7 @@ class StepResult:
 
 
 class Engine(Protocol):
-    """What the loop needs of whatever runs a step."""
+    """The interface between the loop and an engine."""
 
     def step(self, step: int, inputs: StepInputs) -> StepResult:
         """Run one optimizer step to its end: verified and applied, or an error.

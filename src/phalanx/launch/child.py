@@ -1,4 +1,4 @@
-"""At most one ``phalanx`` process, which never outlives the one that keeps it, and its notice to end."""
+"""A child: at most one ``phalanx`` process, which never outlives the one that keeps it, and its notice to end."""
 
 import contextlib
 import os

@@ -127,7 +127,7 @@ def goes_on(run_dir: Path, environment: Mapping[str, str]) -> bool:
 
 
 class Sizes:
-    """With how many ranks the next start is tried: as many as before, and fewer when that came to nothing twice.
+    """The number of ranks of the next start: as many as before, and fewer when that came to nothing twice.
 
     A rank that dies once may come back. One that dies again before anything was saved, as on a broken device, would do
     so for ever.

@@ -6,7 +6,7 @@ from pathlib import Path
 from phalanx.launch.child import Child, TerminationNotice, exit_code
 from phalanx.launch.domain import DomainLaunch, Sizes
 from phalanx.launch.watch import watch_owner
-from phalanx.parallel.groups.heartbeat import FilePulse, Silence
+from phalanx.parallel.groups.heartbeat import FileHeartbeat, SilenceClock
 from phalanx.train import holds_run
 
 _NOBODY = -1
@@ -26,8 +26,8 @@ class LeadProcess(Child):
         self._once = once
         self._has_begun = False
         self._sizes = Sizes(launch.sizes(), launch.world)
-        self._pulse = FilePulse(launch.run_dir / "ranks", _NOBODY, range(1))
-        self._silence = Silence(launch.config.silence_s, time.monotonic())
+        self._heartbeat = FileHeartbeat(launch.run_dir / "ranks", _NOBODY, range(1))
+        self._silence = SilenceClock(launch.config.silence_s, time.monotonic())
 
     @property
     def address(self) -> str | None:
@@ -36,7 +36,7 @@ class LeadProcess(Child):
 
     def begin(self) -> None:
         """Start it; heartbeats of an earlier one are forgotten first."""
-        self._pulse.forget()
+        self._heartbeat.forget()
         launch = self._launch
         goes_on = self._has_begun and holds_run(launch.run_dir)
         words = ("--resume",) if goes_on else self._once
@@ -47,7 +47,7 @@ class LeadProcess(Child):
     def look_for_signs(self) -> None:
         """Kill it when it hangs; `watch_owner` notices its end."""
         now = time.monotonic()
-        self._silence.hear(self._pulse.counts(), now)
+        self._silence.hear(self._heartbeat.counts(), now)
         if self._silence.overdue(now):
             self.kill()
 

@@ -1,4 +1,4 @@
-"""What a process does that torchrun started: keep the owner, or keep one worker.
+"""A process that torchrun started: it keeps the owner, or one worker.
 
 torchrun starts the whole group again when one of its processes fails. The owner's keeper fails with its owner, so the
 run goes on from its last checkpoint. A worker's keeper does not fail with its worker: the run survives that by itself.

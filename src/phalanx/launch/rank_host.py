@@ -11,7 +11,7 @@ from phalanx.launch.child import Child
 
 @dataclass(frozen=True)
 class ActorMachine:
-    """Where an actor is.
+    """The machine of an actor.
 
     Attributes:
         name: Of the machine within its cluster.

@@ -38,7 +38,7 @@ class WatchedProcess(Protocol):
 
 
 class EndNotice(Protocol):
-    """Whether the watching process itself was told to end."""
+    """The notice to end that the watching process itself may get."""
 
     @property
     def given(self) -> int:

@@ -1,4 +1,4 @@
-"""Which model is trained and how; imports no torch."""
+"""The configuration of a model and its adapters; imports no torch."""
 
 from typing import Annotated, Literal
 
@@ -82,7 +82,7 @@ AdapterConfig = Annotated[
 
 
 class ModelConfig(StrictModel):
-    """Where the model comes from; exactly one of ``path``, ``name`` and ``architecture`` says so.
+    """The source of a model; exactly one of ``path``, ``name`` and ``architecture`` gives it.
 
     Attributes:
         path: Local directory in the hub's layout: config.json, safetensors, tokenizer.json.

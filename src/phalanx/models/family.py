@@ -1,4 +1,4 @@
-"""What Phalanx must know of a model family to cut it into stages; everything else is transformers' own."""
+"""The facts about a model family with which it is cut into stages; everything else is transformers' own."""
 
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar

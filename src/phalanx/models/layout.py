@@ -1,4 +1,4 @@
-"""Which layers each stage holds; imports no torch."""
+"""The layers of each stage; imports no torch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -88,7 +88,7 @@ def mark_classes(classes: Sequence[int], lengths: Sequence[int], seq: int) -> In
 
 @dataclass(frozen=True)
 class Confusion:
-    """How often each class was taken for which.
+    """A confusion matrix: how often each class was taken for which.
 
     Attributes:
         counts: A row for each true class, in it a count for each predicted one.

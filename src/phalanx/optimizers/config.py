@@ -1,10 +1,11 @@
-"""What a run says about its optimizer; frozen, and free of torch."""
+"""The configuration of a run's optimizer; frozen, and free of torch."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from phalanx.config import StrictModel, one_of
+from phalanx.optimizers.decays import DECAYS
 from phalanx.planner.model.optimizers import OPTIMIZERS, foreign_settings
 
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -39,7 +40,7 @@ class OptimizerConfig(StrictModel):
     weight_decay: float = Field(default=0.1, ge=0.0, allow_inf_nan=False)
     clip_norm: float | None = Field(default=1.0, gt=0.0, allow_inf_nan=False)
     warmup_steps: int = Field(default=0, ge=0)
-    schedule: Literal["constant", "linear", "cosine", "wsd"] = "cosine"
+    schedule: Annotated[str, one_of(DECAYS)] = "cosine"
     min_lr_ratio: float = Field(default=0.1, ge=0.0, le=1.0)
     decay_share: float = Field(default=0.1, gt=0.0, le=1.0)
 
@@ -48,7 +49,7 @@ class OptimizerConfig(StrictModel):
         for name in foreign_settings(self.kind):
             if self._is_set(name):
                 raise ValueError(f'{name} has no meaning with kind = "{self.kind}"; leave it out')
-        if self.schedule != "wsd" and self._is_set("decay_share"):
+        if not DECAYS[self.schedule].is_late and self._is_set("decay_share"):
             raise ValueError(f'decay_share has no meaning with schedule = "{self.schedule}"; leave it out')
         return self
 

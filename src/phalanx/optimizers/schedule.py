@@ -1,9 +1,8 @@
 """The learning rate of a step, as a pure function; nothing to save, nothing to resume."""
 
-import math
-
 from phalanx.errors import TrainingError
 from phalanx.optimizers.config import OptimizerConfig
+from phalanx.optimizers.decays import DECAYS
 
 
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
@@ -16,18 +15,15 @@ def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float
 
     Raises:
         TrainingError: `step` is negative or `total_steps` is not positive.
-
-    Source: Loshchilov and Hutter 2017 (cosine annealing, one period); Hu et al. 2024 (warm-up, stable, decay).
     """
     if step < 0 or total_steps < 1:
         raise TrainingError(f"learning rate: step {step} of {total_steps}; expected a step from 0 of at least 1")
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
-    start = config.warmup_steps
-    if config.schedule == "wsd":
+    decay, start = DECAYS[config.schedule], config.warmup_steps
+    if decay.is_late:
         start = max(start, total_steps - 1 - max(1, round(config.decay_share * total_steps)))
-    if config.schedule == "constant" or step < start:
+    if decay.share is None or step < start:
         return config.lr
     progress = min(1.0, (step - start) / max(1, total_steps - 1 - start))
-    share = 0.5 * (1.0 + math.cos(math.pi * progress)) if config.schedule == "cosine" else 1.0 - progress
-    return config.lr * (config.min_lr_ratio + (1.0 - config.min_lr_ratio) * share)
+    return config.lr * (config.min_lr_ratio + (1.0 - config.min_lr_ratio) * decay.share(progress))

@@ -41,9 +41,9 @@ class ParallelConfig(StrictModel):
         min_dp: How few copies the run may go on with where fewer ranks are there; left out, it is `dp`.
         max_dp: How many copies there may be where more ranks are there; left out, it is `dp`.
         restarts: How often the ranks are started again after one of them has died or hung.
-        silence_s: Seconds after which a rank that gives no sign of life is taken for hung.
-        unsafe_public_network: Let ranks talk over an address that is not private: whoever reaches it can run code in
-            every one of them.
+        silence_s: Seconds after which a rank without a heartbeat is taken for hung.
+        unsafe_public_network: Let ranks talk over an address that is not private: a machine that reaches it can run
+            code in every one of them.
     """
 
     dp: int = Field(default=1, ge=1, le=65536)

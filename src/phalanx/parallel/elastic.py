@@ -19,9 +19,9 @@ _WITHOUT_COPIES: dict[str, Any] = {
 
 
 def with_copies(config: ParallelConfig, dp: int) -> ParallelConfig:
-    """The same layout with another number of data parallel copies.
+    """Return the same layout with another number of data parallel copies.
 
-    One copy alone has nobody to share with, so whatever copies share is switched off for it.
+    One copy alone has no other to share with, so everything that copies share is switched off for it.
 
     Raises:
         ConfigError: The section allows no such number, or what it asks for does not work with it.

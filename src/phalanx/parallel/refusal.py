@@ -14,7 +14,7 @@ from phalanx.planner.model.families import FAMILIES
 
 @dataclass(frozen=True)
 class StepWorkload:
-    """What one step is made of.
+    """The workload of one step.
 
     Attributes:
         batch_size: Sequences of one step, all ranks together.

@@ -1,4 +1,4 @@
-"""What a run file says about stages and guards, and what a worker file says about one worker."""
+"""The configuration of stages and guards in a run file, and of one worker in its own file."""
 
 from typing import Annotated, Any, Literal
 
@@ -16,7 +16,7 @@ MOST_STAGES = 64
 
 
 class PipelineConfig(StrictModel):
-    """How the model is cut and in which order its microbatches run."""
+    """The cut of the model into stages, their workers, and the order in which microbatches run."""
 
     stages: int = Field(default=4, ge=1, le=MOST_STAGES)
     schedule: Annotated[str, one_of(verifiable_schedules)] = "1f1b"
@@ -34,6 +34,11 @@ class PipelineConfig(StrictModel):
     """How often a remote worker that was lost or has left may come back in one session of the owner, as a newcomer with
     the same certificate; a convicted one never does.
     """
+    layout: PartyLayout | None = None
+    """How many processes each local worker is, and how they share its stages; left out, one. A remote one's file says
+    it."""
+    layouts: dict[str, PartyLayout] | None = None
+    """Layouts of single local workers, by name, in the place of `layout`."""
     rebalance_every: int = Field(default=20, ge=0)
     """Steps over which the pace of every worker is measured; stages move away from one that is so slow that the step
     would be done in two thirds of the time or less. 0: they stay where they are."""
@@ -62,6 +67,20 @@ class PipelineConfig(StrictModel):
         if len(set(remote)) != len(remote) or OWNER in remote:
             raise ValueError(f"remote_workers and may_join must be distinct names and none may be {OWNER!r}")
         return self
+
+    @model_validator(mode="after")
+    def _check_layouts(self) -> "PipelineConfig":
+        if self.remote_workers and (self.layouts or self.layout):
+            raise ValueError("layout and layouts are of local workers; a remote one's file has [parallel]")
+        local = (*self.workers, *self.late_workers)
+        stray = sorted(set(self.layouts or ()) - set(local))
+        if stray:
+            raise ValueError(f"layouts has {stray[0]!r}; this run's local workers are {', '.join(local)}")
+        return self
+
+    def layout_of(self, worker: str) -> PartyLayout:
+        """How the ranks of a local worker share its stages."""
+        return (self.layouts or {}).get(worker, self.layout or PartyLayout())
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -102,7 +121,7 @@ _BASELINES: dict[object, dict[str, object]] = {
 
 
 class GuardConfig(StrictModel):
-    """What is checked, how often, and how a shadow stays fresh."""
+    """The guard: what is checked, how often, and how a shadow stays fresh."""
 
     mode: Literal["phalanx", "paper", "statistics", "off"] = "phalanx"
     """`paper`: every message is recomputed by a copy that is kept in lock-step (Lu et al. 2023); `statistics`: moving

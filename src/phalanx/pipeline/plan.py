@@ -24,7 +24,7 @@ BOUNDARY_DTYPE = torch.float32
 
 
 class StageRange(StrictModel):
-    """Which layers one stage has."""
+    """The layers of one stage."""
 
     first_layer: int
     end_layer: int

@@ -1,4 +1,4 @@
-"""How the ranks of one domain share a training step."""
+"""A layout: how the ranks of one domain share a training step."""
 
 import math
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Which layouts can work at all, why not, and the nearest one that does."""
+"""The validity of layouts: which can work at all, why not, and the nearest one that does."""
 
 import math
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What was checked of each stage in other hands, and which steps are in doubt."""
+"""The checks of each worker's stage, and the steps that are in doubt."""
 
 from pathlib import Path
 from typing import Any

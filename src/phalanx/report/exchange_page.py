@@ -1,4 +1,4 @@
-"""What exchanges between ranks took, as one page: an all-reduce against gathering at one rank, over ranks and sizes."""
+"""A page about exchanges between ranks: an all-reduce against gathering at one rank, over ranks and sizes."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What came out of a run, in plain words and in a few figures."""
+"""The headline of a run: its outcome in plain words and in a few figures."""
 
 from collections import Counter
 from typing import Any

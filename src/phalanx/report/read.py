@@ -17,7 +17,7 @@ Row = dict[str, Any]
 
 @dataclass
 class RunRecord:
-    """What a run directory holds; every value in it is as untrusted as the file it came from.
+    """The contents of a run directory; every value in it is as untrusted as the file it came from.
 
     Attributes:
         name: The directory's name.

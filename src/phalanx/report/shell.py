@@ -1,4 +1,4 @@
-"""What every page has around its sections: a head that fetches nothing, and a file that is replaced whole."""
+"""The shell of every page around its sections: a head that fetches nothing, and a file that is replaced whole."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -13,7 +13,7 @@ Shape = Literal["line", "dash", "square", "cross", "diamond", "triangle", "dot"]
 
 @dataclass(frozen=True)
 class PlotFrame:
-    """Where the axes of a picture are, in its own units (pixels at full width)."""
+    """The place of the axes in a picture, in its own units (pixels at full width)."""
 
     width: float = 860.0
     height: float = 280.0

@@ -1,4 +1,4 @@
-"""What happened when, in sentences."""
+"""The timeline of a run, in sentences."""
 
 import re
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What a split cannot be, said before any process is started."""
+"""The check of a split before any process is started."""
 
 from typing import Any
 

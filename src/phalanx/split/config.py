@@ -1,4 +1,4 @@
-"""What a run file says about its split; frozen, and free of torch."""
+"""The configuration of a run's split; frozen, and free of torch."""
 
 from typing import Literal, Self
 

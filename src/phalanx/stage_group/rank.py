@@ -21,7 +21,12 @@ WrapShare = Callable[[Share], Share]
 """How a drill puts a lying rank's share in the place of an honest one."""
 
 
-def follow(config: WorkerConfig, place: RankEnv, wrap_share: WrapShare = lambda share: share) -> None:
+def honest_share(share: Share) -> Share:
+    """The share itself: what every honest rank works with."""
+    return share
+
+
+def follow(config: WorkerConfig, place: RankEnv, wrap_share: WrapShare = honest_share) -> None:
     """Be a rank of a stage's group until rank 0 has no more orders.
 
     Args:
@@ -41,7 +46,7 @@ def follow(config: WorkerConfig, place: RankEnv, wrap_share: WrapShare = lambda 
         obey(line, open_domain(domain_config(config.parallel), device), wrap_share)
 
 
-def obey(line: Connection, domain: Domain, wrap_share: WrapShare = lambda share: share) -> None:
+def obey(line: Connection, domain: Domain, wrap_share: WrapShare = honest_share) -> None:
     """Carry out orders until the line is closed."""
     shares: dict[int, Share] = {}
     while True:

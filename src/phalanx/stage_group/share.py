@@ -83,6 +83,7 @@ class Share:
                 }
                 return self._compute(order, cargo)
             case "gradients":
+                self.gradients.hand_back()
                 return self.gradients.collect(self.runner.gradients())
             case "abandon":
                 self.runner.abandon()

@@ -18,8 +18,15 @@ Slices = Mapping[str, Tensor]
 class WeightGradients(Protocol):
     """How the ranks of a group add up the weight gradients of a stage."""
 
+    def hand_back(self) -> None:
+        """Put the sums that are kept here where a runner looks for them."""
+
     def collect(self, slices: Slices) -> dict[str, Tensor]:
-        """Bring whole sums to rank 0, on the CPU; all ranks call this together, and rank 0 alone has all of them."""
+        """Bring whole sums to rank 0, on the CPU; all ranks call this together, and rank 0 alone has all of them.
+
+        Args:
+            slices: What this rank's runner says that it has of the sums.
+        """
 
     def clear(self) -> None:
         """Forget the sums of a step that will be done again."""
@@ -36,6 +43,9 @@ class JoinedGradients:
     def __init__(self, held: Sequence[RankParameter], domain: Domain) -> None:
         self._held = held
         self._domain = domain
+
+    def hand_back(self) -> None:
+        """A runner has them anyway."""
 
     def collect(self, slices: Slices) -> dict[str, Tensor]:
         """As `WeightGradients.collect`."""
@@ -71,20 +81,22 @@ class SharedGradients:
             parameter: Any = one.parameter
             parameter.register_post_accumulate_grad_hook(self._hook(one.name, keeper))
 
+    def hand_back(self) -> None:
+        """As `WeightGradients.hand_back`."""
+        for one, _ in self._keepers():
+            one.parameter.grad = self._sums.pop(one.name, None)
+
     def collect(self, slices: Slices) -> dict[str, Tensor]:
         """As `WeightGradients.collect`."""
-        del slices
         domain = self._domain
         found = {}
         for one, keeper in self._keepers():
             if domain.copy == keeper:
-                total = self._sums.get(one.name, torch.zeros_like(one.parameter))
-                found[one.name] = whole(one, _completed(one, total, domain), domain)
+                found[one.name] = whole(one, _completed(one, slices[one.name], domain), domain)
                 if domain.tp == 0 and keeper > 0:
                     dist.send(found[one.name].to(domain.device), dst=0)
             elif dist.get_rank() == 0:
                 found[one.name] = self._receive(one, keeper)
-        self.clear()
         return found
 
     def clear(self) -> None:

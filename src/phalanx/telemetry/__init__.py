@@ -1,4 +1,4 @@
-"""What a run shows and records about itself; observes, never decides."""
+"""The telemetry of a run: it shows and records, and never decides."""
 
 from phalanx.telemetry.metrics import MetricsFile, read_metrics
 from phalanx.telemetry.phases import PhaseTimer

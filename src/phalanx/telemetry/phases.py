@@ -1,4 +1,4 @@
-"""How long the named phases of a step take, in wall and in CPU seconds."""
+"""The timer of a step's named phases, in wall and in CPU seconds."""
 
 import threading
 import time

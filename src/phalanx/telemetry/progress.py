@@ -27,7 +27,7 @@ _STYLES: dict[Kind, str] = {
 
 @dataclass(frozen=True)
 class StepReading:
-    """What one finished step looks like.
+    """The figures of one finished step.
 
     Args:
         loss: Mean training loss of the step, in nats a token.

@@ -23,7 +23,7 @@ _THIRD_PARTY = 3
 
 
 class TrainConfig(StrictModel):
-    """How long, on what, and from which seed."""
+    """The length of the training, its batches, its objective and its seed."""
 
     steps: int = Field(ge=1)
     seed: int = Field(default=0, ge=0, lt=2**32)
@@ -170,6 +170,12 @@ class RunConfig(StrictModel):
                 f"guard.third_party_audit_rate needs {_THIRD_PARTY} workers, the run has {workers}: one "
                 "that neither holds nor shadows the stage; add stages or pipeline.spares, or raise owner_audit_rate"
             )
+        shared = [name for name in self.pipeline.workers if self.pipeline.layout_of(name).world > 1]
+        if shared and self.guard.enabled and self.guard.classes == "one":
+            raise ValueError(
+                f"pipeline.layout gives {shared[0]} several ranks, which add up in another order than the owner; set "
+                'guard.classes = "mixed"'
+            )
         if self.guard.shadow == "replica" and self.train.microbatches < 2:
             raise ValueError(
                 f'guard.shadow = "replica" shares microbatches between two copies, but train.microbatches = '
@@ -178,7 +184,7 @@ class RunConfig(StrictModel):
         if self.checkpoint.journal and not self._can_journal:
             raise ValueError(
                 'checkpoint.journal = true needs train.device = "cpu", nothing encrypted, no recovery = "skip_layer", '
-                "and with remote_workers a guard: without one nobody knows what they should have kept; leave it out"
+                "and with remote_workers a guard: without one it is not known what they should have kept; leave it out"
             )
         if self.optimizer.warmup_steps >= self.train.steps and self.optimizer.warmup_steps:
             raise ValueError(
@@ -198,7 +204,7 @@ class RunConfig(StrictModel):
     def journals(self) -> bool:
         """Whether the owner keeps a journal and local processes their states; remote ones where their files say so."""
         wanted = self.checkpoint.journal
-        # whoever has remote workers knows whether their files name a directory
+        # an operator with remote workers knows whether their files name a directory
         return (self._can_journal and not self.pipeline.remote_workers) if wanted is None else wanted
 
     @property
@@ -209,7 +215,7 @@ class RunConfig(StrictModel):
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """Names of all who may ever work beside the owner; the ranks of a domain have none."""
+        """Names of all parties that may ever work beside the owner; the ranks of a domain have none."""
         if self.split is not None:
             return (ENCLAVE, *self.split.client_names, *self.split.masked_workers)
         return () if self.parallel is not None else (*self.pipeline.workers, *self.pipeline.late_workers)
@@ -221,7 +227,8 @@ class RunConfig(StrictModel):
             processes = 2 + len(self.split.masked_workers)
             return {"processes": processes, "stages": 2, "clients": self.split.clients}
         if self.parallel is None:
-            return {"processes": 1 + len(self.pipeline.workers), "stages": self.pipeline.stages}
+            ranks = sum(self.pipeline.layout_of(name).world for name in self.pipeline.workers)
+            return {"processes": 1 + ranks, "stages": self.pipeline.stages}
         return self.parallel.figures
 
     @property

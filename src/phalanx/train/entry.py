@@ -1,4 +1,4 @@
-"""What a run file asks for: a verified pipeline, the ranks of one domain, or clients and an enclave."""
+"""The entry to training: a verified pipeline, the ranks of one domain, or clients and an enclave, by the run file."""
 
 import os
 from pathlib import Path
@@ -82,7 +82,7 @@ def plays_rank(run: RunConfig) -> bool:
     """Whether this process was started to be a rank other than 0, which leaves the run directory alone.
 
     Raises:
-        ConfigError: Whoever started it gave it a place that is none.
+        ConfigError: Its environment gives it a place that is none.
     """
     place = find_place(os.environ) if run.parallel is not None else None
     return place is not None and not place.is_lead

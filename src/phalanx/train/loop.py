@@ -13,7 +13,7 @@ from phalanx.train.config import TrainConfig
 
 
 class Loader(Protocol):
-    """Where batches come from."""
+    """The source of batches."""
 
     def next(self) -> Batch:
         """The next batch."""
@@ -33,14 +33,14 @@ class Loader(Protocol):
 
 
 class Hooks(Protocol):
-    """What happens after a step, in this order; `num_steps` counts finished steps."""
+    """The actions after a step, in this order; `num_steps` counts finished steps."""
 
     def opened(self, step: int) -> None:
         """Note where the run is, before the step's batch is drawn."""
         ...
 
     def skipped(self, step: int, number: int, reason: FailedBatchError) -> None:
-        """Record that a batch was given up, the so-manyth of its step, from 1; the next one takes its place."""
+        """Record that a batch was given up, with its number in the step, from 1; the next one takes its place."""
         ...
 
     def validate(self, num_steps: int) -> Validation | None:

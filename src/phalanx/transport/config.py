@@ -8,7 +8,7 @@ from phalanx.config import StrictModel
 
 
 class TransportConfig(StrictModel):
-    """How a party listens and how much it lets others ask of it.
+    """The configuration of a party's end: how it listens and how much it lets others ask of it.
 
     Attributes:
         bind: Address to listen on; only this machine by default.

@@ -39,7 +39,7 @@ _KIND = re.compile(r"[a-z][a-z0-9_.-]{0,63}")
 
 @dataclass(frozen=True, slots=True)
 class HeaderFields:
-    """What a header says.
+    """The fields of a header.
 
     Attributes:
         run: Session that the frame belongs to.

@@ -1,4 +1,4 @@
-"""What the receiver answers to a frame, and what a receipt proves about the frames before it."""
+"""The receiver's receipts, and what one proves about the frames before it."""
 
 import struct
 import threading
@@ -32,7 +32,7 @@ def is_receipt_due(fields: HeaderFields) -> bool:
 
 @dataclass(frozen=True)
 class ArrivalProof:
-    """That a frame has arrived.
+    """The proof that a frame has arrived.
 
     Attributes:
         receipt: Of the last header of the chain.

@@ -38,6 +38,12 @@ FOUND = {
     "a_stage_that_alone_has_its_moments_and_withholds_them_at_the_start_is_named_as_in_the_way": one(
         "update, default rates", Act(On("bulk"), Alter(("epoch",), Put(-1)))
     ),
+    "a_shadow_in_lock_step_that_gives_its_gradient_to_another_step_is_replaced": one(
+        "lockstep", Act(On("gradient_held"), Alter(("step",), Put(1))), liar=2
+    ),
+    "a_shadow_in_lock_step_that_keeps_its_gradient_to_itself_is_replaced": one(
+        "lockstep", Act(On("gradient_held", lasting=True), Drop()), liar=2
+    ),
 }
 
 

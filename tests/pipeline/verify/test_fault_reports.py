@@ -133,6 +133,13 @@ def test_a_value_that_nothing_can_have_from_elsewhere_convicts_the_complainer(wo
     assert weighed(world, impossible(**link)).verdict.party == SHADOW
 
 
+def test_a_value_that_nothing_can_have_under_the_owners_signature_convicts_nobody(world):
+    body = {"epoch": EPOCH, "step": -1, "microbatch": 0, "direction": "forward", "source": 0, "target": 1}
+    evidence = to_signed(sign("tensor", body | {"dtype": "float32", "shape": [2, 8, 16]}, (OWNER, HOLDER)))
+
+    assert weighed(world, evidence, by=HOLDER, about=OWNER) is None
+
+
 def test_nonsense_of_a_party_that_is_gone_convicts_nobody(world):
     world.docket.assignment = type(world.docket.assignment)({0: OWNER, 1: SHADOW, 2: SHADOW, 3: OWNER}, {})
 
@@ -150,3 +157,10 @@ def test_the_first_complaint_that_proves_something_ends_it_and_the_others_wait(w
     assert len(world.events) == 2
     assert reports.weigh().verdict.party == HOLDER
     assert reports.weigh() is None
+
+
+@pytest.mark.parametrize(("by", "counted"), [(SHADOW, SHADOW), (OWNER, HOLDER)])
+def test_complaints_are_counted_by_the_one_that_makes_them_and_the_owners_by_what_they_are_about(world, by, counted):
+    weighed(world, by=by, header=by != OWNER)
+
+    assert world.docket.sample.number("fault", counted) == 2

@@ -56,6 +56,15 @@ def commit(world, **changes):
 def test_an_honest_step_names_nobody(world, audits):
     assert world.judge(audits.run(STAGE)) == []
     assert world.events == []
+    # a state, two inputs for each of four microbatches, and nothing that the stage has sent
+    assert len(world.asked) == 9
+    assert STAGE not in {need.request.source for need in world.asked[1:]}
+
+
+def test_in_one_class_a_message_that_is_off_by_rounding_names_the_stage(world, audits):
+    world.lie(world.truth("forward") * (1 + 1e-6))
+
+    assert named(world.judge(audits.run(STAGE))) == [(HOLDER, "message")]
 
 
 @pytest.mark.parametrize("microbatch", [0, 3])
@@ -201,6 +210,7 @@ def test_another_state_names_both_that_agreed_on_it(world, audits, change):
     world.judge(audits.run(STAGE))
     honest = after_the_update(world)
     world.docket.agreed[STAGE] = honest.model_copy(update=change)
+    world.docket.ledger.audits_drawn = True
 
     assert named(audits.weigh_states()) == [(HOLDER, "state"), (SHADOW, "state")]
     assert audits.weigh_states() == []
@@ -313,6 +323,14 @@ def mixed(model_cache):
 
 def test_across_classes_a_message_within_rounding_names_nobody(mixed):
     mixed.lie(mixed.truth("forward") * (1 + 1e-6))
+
+    assert mixed.judge(audits_of(mixed).run(STAGE)) == []
+
+
+@pytest.mark.parametrize("direction", BOTH)
+def test_across_classes_a_message_that_its_receiver_alone_brings_is_compared(mixed, direction):
+    mixed.lie(mixed.truth(direction) * (1 + 1e-6), direction)
+    mixed.tensors[(HOLDER, STAGE, direction, 0, False)] = None
 
     assert mixed.judge(audits_of(mixed).run(STAGE)) == []
 

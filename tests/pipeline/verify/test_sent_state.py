@@ -95,7 +95,7 @@ def test_a_shadow_that_has_other_tensors_than_it_was_sent_is_named(handed):
 
 def test_a_shadow_that_signs_a_digest_and_shows_other_tensors_is_named(handed):
     handed.send(other(handed.tensors))
-    handed.taken = handed.taken.model_copy(update={"weights": "ab" * 64})
+    handed.taken = handed.taken.model_copy(update={"weights": frozen_part(handed.taken) + "ab" * 32})
 
     assert handed.weighed().verdict.party == SHADOW
 

@@ -180,3 +180,42 @@ def test_a_stage_that_shows_no_input_of_what_it_is_audited_for_is_replaced(audit
         audited.tensors[(party, 0, "forward", 0, False)] = None
 
     assert find(audited, diagnosis) == HOLDER
+
+
+# --- weight gradients in lock-step -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def followed(model_cache):
+    """A shadow in lock-step that has reported on every microbatch, and has not told its weight gradient."""
+    found = make_world(model_cache, shadow="lockstep")
+    found.docket.assignment = type(found.docket.assignment)(found.docket.assignment.holders, {STAGE: SHADOW})
+    ledger = found.docket.ledger
+    ledger.commits |= {(stage, 0): ledger.commits[SHARE].model_copy(update={"stage": stage}) for stage in (0, 2, 3)}
+    found.progress = {stage: done(found, stage) for stage in range(4)}
+    ledger.audits_drawn = True
+    return found
+
+
+def test_a_shadow_that_has_followed_a_stage_and_keeps_its_gradient_is_replaced(followed):
+    assert find(followed, StallDiagnosis(followed.docket)) == SHADOW
+
+
+def test_a_shadow_that_has_told_its_gradient_is_not_replaced(followed):
+    ledger = followed.docket.ledger
+    ledger.held[SHARE] = ledger.commits[SHARE]
+
+    assert find(followed, StallDiagnosis(followed.docket)) is None
+
+
+def test_a_shadow_that_still_follows_is_given_what_it_needs_first(followed):
+    followed.docket.ledger.awaited_audits.add((STAGE, 0, SHADOW))
+
+    assert find(followed, StallDiagnosis(followed.docket)) is None
+    assert {party for party, _ in followed.sent} == {SHADOW}
+
+
+def test_a_shadow_whose_audits_are_not_drawn_yet_is_not_replaced(followed):
+    followed.docket.ledger.audits_drawn = False
+
+    assert find(followed, StallDiagnosis(followed.docket)) is None

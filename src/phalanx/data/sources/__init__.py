@@ -1,4 +1,4 @@
-"""Where text comes from; to add a source: one file with its config, one line of the table."""
+"""Sources of text; to add one: one file with its config, one line of the table."""
 
 import functools
 import operator

@@ -1,4 +1,4 @@
-"""What every source of text offers."""
+"""The interface of every source of text."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from phalanx.config import StrictModel
 
 
 class SourceSettings(StrictModel):
-    """What a run file says of a source; each has its own keys, and its name as the only value of `kind`."""
+    """The keys of a source in a run file; each has its own, and its name as the only value of `kind`."""
 
     kind: str
 

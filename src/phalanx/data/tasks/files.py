@@ -1,4 +1,4 @@
-"""Where the data files of tasks lie, and what to say when one does not."""
+"""The data files of tasks: where they lie, and what to say when one is missing."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which texts each client has and which ones are held out: what every way of training together begins with."""
+"""The shares of a task's texts: each client's, and the held-out ones, the same for every way of training together."""
 
 from dataclasses import dataclass
 

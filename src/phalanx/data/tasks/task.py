@@ -1,4 +1,4 @@
-"""What a classification task is made of; loads no torch."""
+"""The parts of a classification task; loads no torch."""
 
 import hashlib
 from collections import Counter

@@ -1,4 +1,4 @@
-"""How far words alone go: TF-IDF and logistic regression, the yardstick beside every task. Needs scikit-learn."""
+"""TF-IDF and logistic regression, the yardstick beside every task: how far words alone go. Needs scikit-learn."""
 
 from collections import Counter
 from collections.abc import Sequence

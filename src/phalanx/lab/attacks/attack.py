@@ -1,4 +1,4 @@
-"""What all attacks have in common: one party in one run, when it lies, and the truth about it in its own log."""
+"""The base of all attacks: one party in one run, when it lies, and the truth about it in its own log."""
 
 import hashlib
 import json

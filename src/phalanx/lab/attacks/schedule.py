@@ -1,4 +1,4 @@
-"""When an attacker lies: a seeded coin per step, and per attempt where the recovery is the paper's `restart`."""
+"""The schedule of an attack: a seeded coin per step, and per attempt where the recovery is the paper's `restart`."""
 
 import hashlib
 

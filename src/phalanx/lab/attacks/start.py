@@ -1,6 +1,8 @@
-"""How the laboratory starts attackers on this machine: the production worker, with an attack of a plan in its place."""
+"""The start of attackers on this machine: the laboratory's worker in the place of the production one."""
 
 from pathlib import Path
+
+from pydantic import Field
 
 from phalanx.config import StrictModel, dump_toml
 from phalanx.lab.attacks.table import check_attack
@@ -13,10 +15,12 @@ _PLAN_FILE = "attack.toml"
 
 
 class AttackPlan(StrictModel):
-    """Which parties of a run lie, and how; the file of ``python -m phalanx.lab.attacks.worker``."""
+    """The parties of a run that lie, and how; the file of ``python -m phalanx.lab.attacks.worker``."""
 
     attackers: dict[str, AttackConfig]
     """By name; a party that is not here cannot be started with this file."""
+    ranks: dict[str, int] = Field(default_factory=dict)
+    """Of parties of several ranks, which one does the lying; left out, rank 0, which speaks for its party."""
     log: str | None = None
     """Where attackers write the truth about what they did."""
 

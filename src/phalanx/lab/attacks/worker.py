@@ -12,11 +12,15 @@ from pathlib import Path
 
 from phalanx.config import load_config
 from phalanx.errors import ConfigError, PhalanxError
+from phalanx.lab.attacks.rank import lying_rank
 from phalanx.lab.attacks.start import AttackPlan
-from phalanx.lab.attacks.table import actor
-from phalanx.pipeline import WorkerConfig, WrapCopy, die_with_parent, run_worker, unwrapped
-from phalanx.stage_group import open_group
+from phalanx.lab.attacks.table import actor, make_attack
+from phalanx.parallel import find_place
+from phalanx.pipeline import AttackConfig, WorkerConfig, WrapCopy, die_with_parent, run_worker, unwrapped
+from phalanx.stage_group import follow, honest_share, open_group
 from phalanx.testing import RewritingEndpoint, WorkerCrash
+
+_MODULE = "phalanx.lab.attacks.worker"
 
 
 def run_attacker(plan: AttackPlan, config: WorkerConfig, kernels: WrapCopy = unwrapped) -> None:
@@ -31,10 +35,8 @@ def run_attacker(plan: AttackPlan, config: WorkerConfig, kernels: WrapCopy = unw
         ConfigError: The plan has no attack for this party, or there is no such attack.
         PhalanxError: As `run_worker`.
     """
-    name = Path(config.identity).name
-    if name not in plan.attackers:
-        raise ConfigError(f"attackers: found {sorted(plan.attackers)}, not {name}; start it with `phalanx worker`")
-    liar = actor(plan.attackers[name], name, None if plan.log is None else Path(plan.log))
+    name, attack = _attack_of(plan, config)
+    liar = actor(attack, name, _log(plan))
     try:
         opener = functools.partial(RewritingEndpoint, rewrite=liar.rewrite, hear=liar.hear)
         run_worker(config, kernels, opener, wrap_copy=liar.wrap_copy)
@@ -61,9 +63,31 @@ def _run(arguments: Sequence[str]) -> None:
     if config.parallel.world == 1:
         run_attacker(plan, config)
         return
-    # the other ranks are production workers: they compute for rank 0, and only rank 0 speaks
-    with open_group(config, worker_file) as group:
-        run_attacker(plan, config, group.wrap)
+    name, attack = _attack_of(plan, config)
+    liar = plan.ranks.get(name, 0)
+    if not 0 <= liar < config.parallel.world:
+        raise ConfigError(f"ranks.{name}: found {liar}; {name} has {config.parallel.world} ranks, counted from 0")
+    lies = honest_share if liar == 0 else lying_rank(make_attack(attack, name, _log(plan)))
+    place = find_place(os.environ)
+    if place is not None and place.rendezvous is not None and not place.is_lead:
+        follow(config, place, lies if place.rank == liar else honest_share)
+        return
+    with open_group(config, worker_file, (_MODULE, str(attack_file))) as group:
+        if liar == 0:
+            run_attacker(plan, config, group.wrap)
+        else:
+            run_worker(config, group.wrap)
+
+
+def _attack_of(plan: AttackPlan, config: WorkerConfig) -> tuple[str, AttackConfig]:
+    name = Path(config.identity).name
+    if name not in plan.attackers:
+        raise ConfigError(f"attackers: found {sorted(plan.attackers)}, not {name}; start it with `phalanx worker`")
+    return name, plan.attackers[name]
+
+
+def _log(plan: AttackPlan) -> Path | None:
+    return None if plan.log is None else Path(plan.log)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How far honest computations of one message lie apart, and which tolerance follows from it."""
+"""The calibration of the tolerance: how far honest computations of one message lie apart."""
 
 from phalanx.lab.calibrate.paths import NumericPath
 from phalanx.lab.calibrate.session import calibrate

@@ -1,4 +1,4 @@
-"""What is kept of many compared messages: how far they were apart, token by token and at worst."""
+"""The differences of many compared messages, token by token and at worst."""
 
 from dataclasses import dataclass, field
 from statistics import fmean, median

@@ -13,7 +13,7 @@ from phalanx.pipeline import StageCopy, StepPlan
 
 @dataclass(frozen=True)
 class HonestInputs:
-    """What a middle stage computes one microbatch from.
+    """The inputs from which a middle stage computes one microbatch.
 
     Attributes:
         stage: The stage.

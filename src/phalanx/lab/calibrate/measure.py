@@ -25,7 +25,7 @@ _PUBLIC_KEY = b"phalanx calibrate"
 
 @dataclass
 class PairFigures:
-    """What was found for one pair of paths."""
+    """The figures of one pair of paths."""
 
     messages: dict[Direction, Differences] = field(default_factory=lambda: {at: Differences() for at in DIRECTIONS})
     leaning: dict[Direction, ResidualLean] = field(default_factory=lambda: {at: ResidualLean() for at in DIRECTIONS})

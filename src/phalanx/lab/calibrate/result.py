@@ -1,4 +1,4 @@
-"""From differences to rows, thresholds with their bound, and the tolerance to write into a run file."""
+"""The result of a calibration: rows, thresholds with their bound, and the tolerance to write into a run file."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

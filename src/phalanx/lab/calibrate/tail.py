@@ -1,4 +1,4 @@
-"""How often an honest message lies beyond a threshold: an upper bound from the largest ones that were seen."""
+"""The tail of honest distances: an upper bound from the largest ones that were seen."""
 
 import math
 from collections.abc import Sequence

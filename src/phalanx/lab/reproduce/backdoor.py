@@ -42,7 +42,7 @@ _LR, _MICROBATCHES = 1e-4, 4
 
 @dataclass(frozen=True)
 class BackdoorSize:
-    """How much is trained: optimizer steps of a run, and its seeds."""
+    """The size of the measurement: optimizer steps of a run, and its seeds."""
 
     steps: int
     seeds: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What is trained: three families at CPU sizes, three domains, and the regimes in which they are fine-tuned."""
+"""The workload of the tables: three families at CPU sizes, three domains, and the regimes of fine-tuning."""
 
 import math
 from collections.abc import Mapping
@@ -69,7 +69,7 @@ FAMILIES = ("gpt2", "opt", "bloom")
 
 @dataclass(frozen=True)
 class Regime:
-    """How a pre-trained model is fine-tuned.
+    """A regime in which a pre-trained model is fine-tuned.
 
     Attributes:
         characters: Of the domain, over both splits.
@@ -99,7 +99,7 @@ has many epochs over far less text, where whatever trains less may look better a
 
 @dataclass(frozen=True)
 class TableSize:
-    """What --quick and --small make smaller.
+    """The sizes of a table, which --quick and --small make smaller.
 
     Attributes:
         pretraining_steps: Of each family, once.

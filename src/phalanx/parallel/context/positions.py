@@ -1,4 +1,4 @@
-"""Which positions of a sequence each context parallel rank has."""
+"""The positions of a sequence that each context parallel rank has."""
 
 import torch
 from torch import Tensor

@@ -31,7 +31,7 @@ def share_by_ring(stage: StageModule, group: Group) -> None:
     """Let a stage's attention see the whole sequence although each rank has some chunks of it.
 
     Args:
-        stage: Of a family whose attention adds nothing to scores; changed in place, by transformers' registry.
+        stage: Of a family with an attention that adds nothing to scores; changed in place, by transformers' registry.
         group: The context parallel ranks; one alone changes nothing.
     """
     if group.size() == 1:

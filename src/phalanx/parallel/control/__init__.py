@@ -1,1 +1,1 @@
-"""What ranks are told to do, and do in step: rank 0, every rank, their processes, saving."""
+"""The control of ranks: rank 0, which tells them what to do in step, every rank, their processes, saving."""

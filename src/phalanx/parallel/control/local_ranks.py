@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from phalanx.errors import PeerLostError
-from phalanx.parallel.groups.heartbeat import BEAT_EVERY_S, FilePulse, Silence
+from phalanx.parallel.groups.heartbeat import BEAT_EVERY_S, FileHeartbeat, SilenceClock
 from phalanx.parallel.groups.rank_env import RankEnv
 
 _SECONDS_TO_END = 5.0
@@ -22,15 +22,15 @@ _LAST_LINES = 3
 class LocalRanks:
     """Child processes for ranks 1 and up; a context manager that ends them all.
 
-    When one ends before it should, or gives no sign of life any more, the others are ended a few seconds later: whoever
-    waits for it on a socket is woken by that, since gloo's waits cannot be cancelled otherwise.
+    When one ends before it should, or gives no heartbeat any more, the others are ended a few seconds later: that wakes
+    every rank that waits for it on a socket, since gloo's waits cannot be cancelled otherwise.
 
     Args:
-        directory: Gets a log of each rank, its signs of life and the file by which they find each other; made private.
+        directory: Gets a log of each rank, its heartbeats and the file by which they find each other; made private.
         command: Module and arguments of a rank.
         world: How many ranks there are, rank 0 included.
         threads: Threads of tensor kernels in each.
-        silence_s: Seconds after which one that gives no sign of life is taken for hung.
+        silence_s: Seconds after which one without a heartbeat is taken for hung.
     """
 
     def __init__(
@@ -42,8 +42,8 @@ class LocalRanks:
         self._threads = threads
         self._rendezvous = (directory / "rendezvous").resolve()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._pulse = FilePulse(directory, 0, range(world))
-        self._silence = Silence(silence_s, time.monotonic())
+        self._heartbeat = FileHeartbeat(directory, 0, range(world))
+        self._silence = SilenceClock(silence_s, time.monotonic())
         self._hung: dict[int, float] = {}
         self._is_over = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
@@ -57,9 +57,9 @@ class LocalRanks:
         """Start them; their output goes to ``rank-N.log``."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._directory.chmod(0o700)
-        # one that an earlier session left would send ranks to addresses where nobody is
+        # one that an earlier session left would send ranks to addresses where none listens
         self._rendezvous.unlink(missing_ok=True)
-        self._pulse.forget()
+        self._heartbeat.forget()
         for rank in range(1, self._world):
             self._processes[rank] = self._start(rank)
         self._watcher.start()
@@ -92,7 +92,7 @@ class LocalRanks:
         return {rank: process.pid for rank, process in self._processes.items()}
 
     def close(self) -> None:
-        """They have been told to end: give them a moment, then end them."""
+        """Give the ranks, which have been told to end, a moment; then kill them."""
         self._is_over.set()
         for process in self._processes.values():
             try:
@@ -146,19 +146,19 @@ class LocalRanks:
                 break
         if self._is_over.is_set():
             with contextlib.suppress(OSError):
-                self._pulse.end()
+                self._heartbeat.end()
         else:
             # rank 0 gives no more signs of life: it has to come to its end soon
             for process in self._processes.values():
                 _end(process)
 
     def _look_for_signs(self, now: float) -> None:
-        """End ranks that hang: what waits for them learns of a process that has ended, and of nothing else."""
+        """Kill ranks that hang: those that wait for them learn of a process that has ended, and of nothing else."""
         try:
-            self._pulse.beat()
-            self._silence.hear(self._pulse.counts(), now)
+            self._heartbeat.beat()
+            self._silence.hear(self._heartbeat.counts(), now)
         except OSError:
-            # the directory is gone; who has ended is still seen
+            # the directory is gone; a rank that has ended is still seen
             return
         for rank, seconds in self._silence.overdue(now).items():
             if self._processes[rank].poll() is None:

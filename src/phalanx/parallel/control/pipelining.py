@@ -15,7 +15,7 @@ from phalanx.parallel.model.part import StagePart
 from phalanx.planner import SCHEDULES
 
 _GRADIENTS_ALONE = 2
-"""ZeRO level whose parameters are shared between steps only."""
+"""ZeRO level at which parameters are shared between steps only."""
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 RunStep = Callable[[Tensor, Tensor], None]
@@ -23,13 +23,13 @@ RunStep = Callable[[Tensor, Tensor], None]
 
 
 def accumulate(module: nn.Module, domain: Domain, microbatches: int, loss: Loss) -> RunStep:
-    """Return what runs the microbatches of a rank that has all layers.
+    """Return a function that runs the microbatches of a rank that has all layers.
 
     Args:
         module: From `share_with_copies`.
         domain: This rank's place.
         microbatches: Equal parts of the rows.
-        loss: From logits and labels to the number whose gradient is taken.
+        loss: From logits and labels to the number that is differentiated.
     """
     keeps_whole = domain.config.zero == _GRADIENTS_ALONE
 
@@ -50,7 +50,7 @@ def pipelined(
     microbatches: int,
     loss: Loss,
 ) -> RunStep:
-    """Return what runs a pipeline.
+    """Return a function that runs a pipeline.
 
     Shapes are given, and so fixed: otherwise torch's stages would tell each other by pickle.
 
@@ -60,7 +60,7 @@ def pipelined(
         domain: This rank's place.
         shape: Rows of a microbatch, and tokens of a whole row.
         microbatches: Equal parts of this rank's rows.
-        loss: From logits and labels to the number whose gradient is taken.
+        loss: From logits and labels to the number that is differentiated.
     """
     stages = [
         PipelineStage(

@@ -23,7 +23,7 @@ _GLOO, _LONG = "gloo", 300
 
 
 class RankCommand(enum.IntEnum):
-    """What all ranks do next."""
+    """A command of rank 0: what all ranks do next."""
 
     STEP = 1
     EVALUATE = 2
@@ -34,7 +34,7 @@ class RankCommand(enum.IntEnum):
 
 
 class RankWork(Protocol):
-    """What each rank does when rank 0 says so; `Member` is one, and what they mean is said there."""
+    """The work of each rank when rank 0 says so; `Member` is one, and what the calls mean is said there."""
 
     timer: PhaseTimer
 
@@ -74,8 +74,8 @@ class Controller:
 
     Args:
         member: Rank 0's own part.
-        ranks: Children that play the other ranks; None where somebody else started them.
-        saving: Brings copies of the state here while training goes on; None where nobody asked for that.
+        ranks: Children that are the other ranks; None where an engine started them.
+        saving: Brings copies of the state here while training goes on; None without such saving.
     """
 
     def __init__(self, member: RankWork, ranks: LocalRanks | None, saving: RankSaver | None = None) -> None:
@@ -118,7 +118,7 @@ class Controller:
             return self._member.step(step, ids, labels, extras)
 
     def evaluate(self, ids: Tensor, labels: Tensor) -> tuple[float, int]:
-        """Summed loss and number of targets of a batch whose rows are a multiple of dp.
+        """Summed loss and number of targets of a batch with a multiple of dp rows.
 
         Raises:
             PeerLostError: A rank has ended.
@@ -236,7 +236,7 @@ def _follow(member: RankWork, saving: RankSaver | None) -> None:
 
 
 def _lost_connection(exc: RuntimeError) -> PeerLostError | None:
-    """What to raise for an error of torch's that says that somebody is gone; None for other errors."""
+    """Return what to raise for an error of torch's that says that a rank is gone; None for other errors."""
     words = str(exc)
     # gloo says so in an error of the most general kind
     if not (isinstance(exc, dist.DistError) or _GLOO in words):

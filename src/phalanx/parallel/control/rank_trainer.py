@@ -1,4 +1,4 @@
-"""What every rank does: the same calls in the same order on all of them."""
+"""The training of every rank: the same calls in the same order on all of them."""
 
 import hashlib
 import math
@@ -33,7 +33,7 @@ _NARROW = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class RankRecipe:
-    """What all ranks of a run agree on.
+    """The recipe that all ranks of a run agree on.
 
     Attributes:
         parallel: The layout.

@@ -25,7 +25,7 @@ _UNCUT = -1
 
 @dataclass(frozen=True)
 class Piece:
-    """Which part of a whole tensor one rank contributes.
+    """The part of a whole tensor that one rank contributes.
 
     Attributes:
         tensor: Number of the tensor in the member's catalogue.

@@ -1,4 +1,4 @@
-"""How gradients travel between copies: DDP's communication hooks."""
+"""The compression of gradients between copies: DDP's communication hooks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +22,7 @@ def compress_gradients(copies: DistributedDataParallel, how: Compression, group:
     """Let copies exchange their gradients in another form.
 
     Args:
-        copies: Whose gradients.
+        copies: The copies.
         how: "fp16" and "bf16" halve what travels; "powersgd" sends two thin matrices of rank 4 for each matrix, from
             the tenth step on, and keeps what that loses for the next step. "none" changes nothing.
         group: The copies.

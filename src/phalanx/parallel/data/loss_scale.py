@@ -1,4 +1,4 @@
-"""What an fp16 loss is multiplied by, so that small gradients are not rounded to zero."""
+"""The scale of an fp16 loss, by which small gradients are not rounded to zero."""
 
 _FIRST = 2.0**16
 _HIGHEST = 2.0**24

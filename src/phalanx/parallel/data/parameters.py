@@ -1,4 +1,4 @@
-"""The parameters of one rank: by name, with who else has them, and whole again for a checkpoint."""
+"""The parameters of one rank: by name, with the ranks that share them, and whole again for a checkpoint."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

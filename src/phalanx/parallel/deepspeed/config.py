@@ -15,7 +15,7 @@ ALL_IS_SHARED = 3
 
 
 class AioConfig(StrictModel):
-    """How a rank reads and writes its directory.
+    """The way in which a rank reads and writes its directory.
 
     Attributes:
         block_bytes: Bytes of one request to the disk. What is smaller than this, and than 1 MiB, stays in memory.
@@ -33,7 +33,7 @@ class AioConfig(StrictModel):
 
 
 class DeepSpeedConfig(StrictModel):
-    """What DeepSpeed shares out among the copies, and what it keeps outside the device's memory.
+    """The choice of what DeepSpeed shares out among the copies, and what it keeps outside the device's memory.
 
     Attributes:
         zero: What the copies share instead of each having it: 1 optimizer state, 2 gradients too, 3 parameters too.

@@ -118,7 +118,7 @@ def _builders(*, adam: bool, files: bool) -> Iterator[tuple[str, Any]]:
 
 
 def _path_with_ninja() -> str:
-    """Where programs are looked for; ninja comes as a package, whose folder an interpreter does not add by itself."""
+    """The search path of programs; ninja comes as a package, and an interpreter does not add that package's folder."""
     path = os.environ.get("PATH", "")
     if shutil.which("ninja") is not None:
         return path

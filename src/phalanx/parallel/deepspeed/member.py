@@ -1,4 +1,4 @@
-"""One rank whose share DeepSpeed keeps: the same calls as any other rank of a domain, the same numbers."""
+"""One rank with a share that DeepSpeed keeps: the same calls as any other rank of a domain, the same numbers."""
 
 import contextlib
 import importlib
@@ -203,7 +203,7 @@ class DeepSpeedMember:
                 total += float(loss.detach())
                 if is_last:
                     dist.all_reduce(total)
-                    # deepspeed gives up a step whose gradient is not finite; so does one whose loss is not
+                    # deepspeed gives up a step with a gradient that is not finite; so does one with such a loss
                     scale = scale if math.isfinite(float(total)) else math.nan
                 engine.backward(loss * scale, scale_wrt_gas=False)
             with self.timer.phase("update"):

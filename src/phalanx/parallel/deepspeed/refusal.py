@@ -1,4 +1,4 @@
-"""What DeepSpeed's ranks cannot do here is refused before any process starts."""
+"""The refusal, before any process starts, of what DeepSpeed's ranks cannot do here."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Signs of life: each rank gives one a second, and a rank that has stopped giving them is taken for hung.
+"""Heartbeats: each rank gives one a second, and a rank that has stopped giving them is taken for hung.
 
 A collective that waits for a hung rank cannot be cancelled, and says nothing for as long as its timeout, which has to
 be long: a checkpoint, a first compilation or a validation may take minutes in which nothing is sent. A thread that
@@ -18,14 +18,14 @@ _SECONDS_TO_END = 2.0
 
 
 class Heartbeat(Protocol):
-    """Where signs of life are left and found."""
+    """A place where heartbeats are left and found."""
 
     def beat(self) -> None:
         """Leave one."""
         ...
 
     def counts(self) -> Mapping[int, int]:
-        """A number for each other rank that gives signs of life; it changes with each of them."""
+        """A number for each other rank that gives heartbeats; it changes with each of them."""
         ...
 
     def end(self) -> None:
@@ -45,13 +45,13 @@ class Counter(Protocol):
         ...
 
 
-class FilePulse:
-    """Times of files in a private directory, for ranks on one machine.
+class FileHeartbeat:
+    """Heartbeats as times of files in a private directory, for ranks on one machine.
 
     Args:
         directory: The same for all.
-        rank: Who this is.
-        watched: Whose signs are looked for.
+        rank: This rank.
+        watched: Ranks that are looked for.
     """
 
     def __init__(self, directory: Path, rank: int, watched: range) -> None:
@@ -82,13 +82,13 @@ class FilePulse:
             path.unlink(missing_ok=True)
 
 
-class StorePulse:
-    """Numbers in the store by which ranks on several machines have met.
+class StoreHeartbeat:
+    """Heartbeats as numbers in the store by which ranks on several machines have met.
 
     Args:
-        store: A connection of its own: a wait on another's would hold up the signs of life.
-        rank: Who this is.
-        watched: Whose signs are looked for.
+        store: A connection of its own: a wait on another's would hold up the heartbeats.
+        rank: This rank.
+        watched: Ranks that are looked for.
     """
 
     def __init__(self, store: Counter, rank: int, watched: range) -> None:
@@ -110,8 +110,8 @@ class StorePulse:
         self._store.set(self._own, "0")
 
 
-class Silence:
-    """Who has given no sign of life for too long, by the clock of whoever looks.
+class SilenceClock:
+    """The ranks that have given no heartbeat for too long, by the clock of the rank that looks.
 
     Args:
         limit_s: How long is too long.
@@ -133,8 +133,8 @@ class Silence:
     def overdue(self, now: float) -> dict[int, float]:
         """Ranks that are silent for too long, and for how many seconds.
 
-        Whoever did not look for a long time itself, because its process or its machine was stopped, holds that against
-        nobody: everybody's time begins anew.
+        A rank that did not look for a long time itself, because its process or its machine was stopped, holds that
+        against no other: the time of every rank begins anew.
         """
         if now - self._looked > self._limit_s / 2:
             self._heard = {rank: (count, now) for rank, (count, _) in self._heard.items()}
@@ -143,32 +143,32 @@ class Silence:
         return {rank: seconds for rank, seconds in silent.items() if seconds > self._limit_s}
 
 
-class Heart:
-    """Gives signs of life from a thread, and looks for those of others from another one; a context manager.
+class HeartbeatThreads:
+    """A pair of threads that give heartbeats and look for those of others; a context manager.
 
-    Two threads, because a store that is kept by a hung process answers nobody: whoever waits for its answer could not
-    see that it takes too long.
+    Two threads, because a store that is kept by a hung process does not answer: a thread that waits for its answer
+    could not see that it takes too long.
 
     Args:
-        pulse: Where they are left and found.
+        heartbeat: Where they are left and found.
         limit_s: Seconds after which a rank is taken for hung.
-        act: Told of the rank and its seconds of silence, once; None only gives signs.
+        act: Told of the rank and its seconds of silence, once; None only gives heartbeats.
     """
 
-    def __init__(self, pulse: Heartbeat, limit_s: float, act: Callable[[int, float], None] | None) -> None:
-        self._pulse = pulse
+    def __init__(self, heartbeat: Heartbeat, limit_s: float, act: Callable[[int, float], None] | None) -> None:
+        self._heartbeat = heartbeat
         self._act = act
         self._is_over = threading.Event()
         self._lock = threading.Lock()
-        self._silence = Silence(limit_s, time.monotonic())
-        self._threads = [threading.Thread(target=self._beat, name="pulse", daemon=True)]
+        self._silence = SilenceClock(limit_s, time.monotonic())
+        self._threads = [threading.Thread(target=self._beat, name="heartbeat", daemon=True)]
         if act is not None:
             self._threads.append(threading.Thread(target=self._listen, name="silence", daemon=True))
 
-    def __enter__(self) -> "Heart":
-        # a rank of which nobody has ever heard is not missed: the first sign is there before others can wait for it
+    def __enter__(self) -> "HeartbeatThreads":
+        # a rank that was never heard of is not missed: its first heartbeat is there before others can wait for it
         with contextlib.suppress(OSError, RuntimeError):
-            self._pulse.beat()
+            self._heartbeat.beat()
         for thread in self._threads:
             thread.start()
         return self
@@ -181,12 +181,12 @@ class Heart:
     def _beat(self) -> None:
         try:
             while not self._is_over.wait(BEAT_EVERY_S):
-                self._pulse.beat()
+                self._heartbeat.beat()
                 if self._act is not None:
-                    counts = self._pulse.counts()
+                    counts = self._heartbeat.counts()
                     with self._lock:
                         self._silence.hear(counts, time.monotonic())
-            self._pulse.end()
+            self._heartbeat.end()
         except (OSError, RuntimeError):
             # the store or the directory is gone: others hear no more of this rank, and it of them
             return

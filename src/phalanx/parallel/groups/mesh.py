@@ -1,4 +1,4 @@
-"""Where this rank stands among all others: one DeviceMesh with the axes pp, island, replica, dp, cp and tp."""
+"""The mesh of ranks and this rank's place in it: one DeviceMesh with the axes pp, island, replica, dp, cp and tp."""
 
 from dataclasses import dataclass
 

@@ -1,6 +1,6 @@
-"""Over which of a machine's addresses the ranks of a domain talk: a private one, unless the run file says otherwise.
+"""The addresses over which the ranks of a domain talk: private ones, unless the run file says otherwise.
 
-torch's rendezvous unpickles what it reads, gloo and NCCL take whoever connects, and none of them encrypts.
+torch's rendezvous unpickles what it reads, gloo and NCCL accept every connection, and none of them encrypts.
 """
 
 import ipaddress
@@ -25,15 +25,15 @@ def is_private(address: str) -> bool:
 
 
 def check_private(address: str, what: str, *, unsafe: bool) -> None:
-    """Refuse an address that everybody may reach.
+    """Refuse an address that a public network may reach.
 
     Args:
         address: Where ranks would listen.
-        what: Who says so, for the message.
+        what: The option or section that names it, for the message.
         unsafe: The run file allows it.
 
     Raises:
-        ConfigError: It is public, and nobody allows that.
+        ConfigError: It is public, and the run file does not allow that.
     """
     if unsafe or (is_private(address) and not ipaddress.ip_address(address.partition("%")[0]).is_unspecified):
         return
@@ -47,7 +47,7 @@ def resolved(host: str) -> str:
     """The address of a host's name.
 
     Raises:
-        ConfigError: Nobody knows it.
+        ConfigError: The name cannot be resolved.
     """
     try:
         return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])

@@ -1,4 +1,4 @@
-"""Which rank a process is, as its environment says; imports no torch."""
+"""The rank of a process, as its environment says; imports no torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -10,13 +10,13 @@ RENDEZVOUS = "PHALANX_RENDEZVOUS"
 MEETINGS = "PHALANX_MEETINGS"
 """Names a private directory, in which each start of the ranks meets by a file of its own."""
 KEPT = "PHALANX_KEPT"
-"""Set where whoever started this rank looks for its signs of life."""
+"""Set where the process that started this rank looks for its heartbeats."""
 _ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
 
 
 @dataclass(frozen=True)
 class RankEnv:
-    """Which rank this process is, and where the others are met.
+    """The rank that this process is, and where the others are met.
 
     Attributes:
         rank: Number among all.
@@ -24,7 +24,7 @@ class RankEnv:
         local_rank: Number among those of this machine.
         local_world: How many those are.
         rendezvous: The file, or None where torchrun's variables say.
-        is_kept: Whoever started this process looks for its signs of life, and it need not look for others'.
+        is_kept: The process that started this one looks for its heartbeats, and it need not look for others'.
     """
 
     rank: int
@@ -63,7 +63,7 @@ class RankEnv:
 
 
 def find_place(environment: Mapping[str, str]) -> RankEnv | None:
-    """Read this process's place from its environment; None where nobody gave it one.
+    """Read this process's place from its environment; None where it was given none.
 
     Raises:
         ConfigError: It has a rank, and other variables are missing or no numbers.
@@ -80,7 +80,7 @@ def find_place(environment: Mapping[str, str]) -> RankEnv | None:
 
 def _rendezvous(environment: Mapping[str, str]) -> Path | None:
     if MEETINGS in environment:
-        # one that an earlier start left would send ranks to addresses where nobody is
+        # one that an earlier start left would send ranks to addresses where none listens
         return Path(environment[MEETINGS]) / f"meeting-{environment.get(_ATTEMPT, '0')}"
     path = environment.get(RENDEZVOUS)
     return None if path is None else Path(path)

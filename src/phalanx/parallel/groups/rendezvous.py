@@ -1,4 +1,4 @@
-"""How ranks find each other: by a file in a private directory on one machine, else as torchrun says."""
+"""The rendezvous of ranks: by a file in a private directory on one machine, else as torchrun says."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ import torch
 from torch import distributed as dist
 
 from phalanx.errors import ConfigError, PeerLostError
-from phalanx.parallel.groups.heartbeat import FilePulse, Heart, Heartbeat, StorePulse
+from phalanx.parallel.groups.heartbeat import FileHeartbeat, Heartbeat, HeartbeatThreads, StoreHeartbeat
 from phalanx.parallel.groups.network import address_of, check_private, interface_of, listen_at, own_address, resolved
 from phalanx.parallel.groups.rank_env import RankEnv
 
@@ -47,8 +47,8 @@ def join(
         device: Where it computes.
         digest: Of the run's config, in hex; it must be the same on all ranks.
         look: Called again and again while others are waited for; raises when one of them will not come.
-        silence_s: Seconds after which a rank that gives no sign of life is taken for hung; None for never. Where nobody
-            keeps the ranks, this process then ends with exit code 4, since its waits cannot be cancelled.
+        silence_s: Seconds after which a rank without a heartbeat is taken for hung; None for never. Where no process
+            supervises the ranks, this one then ends with exit code 4, since its waits cannot be cancelled.
         unsafe_public_network: Ranks may talk over an address that is not private.
 
     Raises:
@@ -69,13 +69,13 @@ def join(
                 f"rank {place.rank} of {place.world}: the ranks did not find each other: {exc}"
             ) from exc
         try:
-            # whoever keeps local ranks gives the sign of rank 0 as well
+            # the process that keeps local ranks gives the heartbeat of rank 0 as well
             if silence_s is not None and not (place.is_kept and place.is_lead):
-                stack.enter_context(_heart(place, silence_s))
+                stack.enter_context(_heartbeat_threads(place, silence_s))
             _compare(digest)
             yield
             if place.is_lead:
-                # whoever stands by waits for this word
+                # ranks that stand by wait for this word
                 store.set(_OVER, "1")
         finally:
             dist.destroy_process_group()
@@ -92,7 +92,7 @@ def stand_by(place: RankEnv) -> None:
         while not store.check([_OVER]):
             time.sleep(1.0)
     except RuntimeError:
-        # rank 0 keeps the store: how it ended is for whoever started it to find out
+        # rank 0 keeps the store: how it ended is for its starter to find out
         return
 
 
@@ -144,20 +144,20 @@ def _torchrun_keeps_store() -> bool:
     is_kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if is_kept and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0:
         raise ConfigError(
-            "parallel: torchrun would start these ranks again with the store of those who died, and they would look "
+            "parallel: torchrun would start these ranks again with the store of dead ranks, and they would look "
             "for them; start it with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, or use `phalanx launch`"
         )
     return is_kept
 
 
-def _heart(place: RankEnv, silence_s: float) -> Heart:
-    """Signs of life of this rank; rank 0 looks for all others', all others for those of rank 0."""
+def _heartbeat_threads(place: RankEnv, silence_s: float) -> HeartbeatThreads:
+    """Heartbeats of this rank; rank 0 looks for all others', all others for those of rank 0."""
     watched = range(place.world) if place.is_lead else range(1)
-    pulse: Heartbeat
+    heartbeat: Heartbeat
     if place.rendezvous is not None:
-        pulse = FilePulse(place.rendezvous.parent, place.rank, watched)
+        heartbeat = FileHeartbeat(place.rendezvous.parent, place.rank, watched)
     else:
-        pulse = StorePulse(_tcp_store(*_master()), place.rank, watched)
+        heartbeat = StoreHeartbeat(_tcp_store(*_master()), place.rank, watched)
 
     def end(rank: int, seconds: float) -> None:
         sys.stderr.write(
@@ -167,7 +167,7 @@ def _heart(place: RankEnv, silence_s: float) -> Heart:
         sys.stderr.flush()
         os._exit(PeerLostError.exit_code)
 
-    return Heart(pulse, silence_s, None if place.is_kept else end)
+    return HeartbeatThreads(heartbeat, silence_s, None if place.is_kept else end)
 
 
 def _present(rank: int) -> str:

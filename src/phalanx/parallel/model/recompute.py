@@ -1,4 +1,4 @@
-"""What the backward pass computes again instead of keeping it."""
+"""Recomputation: what the backward pass computes again instead of keeping it."""
 
 import functools
 from collections.abc import Callable

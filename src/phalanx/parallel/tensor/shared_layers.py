@@ -11,7 +11,7 @@ from phalanx.parallel.groups.collectives import Group, enter, gather_parts, leav
 
 
 class RowLinear(nn.Module):
-    """A linear layer whose inputs are spread over ranks; the sum of their products is what comes out.
+    """A linear layer with inputs that are spread over ranks; the sum of their products is what comes out.
 
     Args:
         weight: This rank's slice.

@@ -1,4 +1,4 @@
-"""Which slice of a parameter a tensor parallel rank has, and how slices become the whole again."""
+"""Splits of parameters: the slice that a tensor parallel rank has, and how slices become the whole again."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -18,11 +18,11 @@ _ADAPTED = "base_layer"
 
 @dataclass
 class TensorCut:
-    """What was done to a stage.
+    """The result of cutting a stage.
 
     Attributes:
         splits: How each cut parameter lies in the whole one, by name.
-        partial: Names of parameters that every rank has, and of whose gradient it has a part of the sum.
+        partial: Names of parameters that every rank has whole, with a part of the sum of their gradient.
         shares_vocabulary: Embedding and head are cut along the vocabulary.
     """
 

@@ -1,4 +1,4 @@
-"""How tensor parallel ranks share the blocks of a family, by the names of transformers' modules."""
+"""Plans by which tensor parallel ranks share the blocks of a family, by the names of transformers' modules."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ class BlockPlan:
     Attributes:
         columns: Linear layers of which each rank has some outputs, with the matrices that lie side by side in them.
         rows: Linear layers of which each rank has the inputs that belong to those; their outputs are summed.
-        entries: Modules whose first input is where the shared work begins.
+        entries: Modules with a first input at which the shared work begins.
         attention: The module that knows its number of heads.
         per_head: Its attributes that are divided by the number of ranks.
     """

@@ -1,4 +1,4 @@
-"""The loss of a head whose vocabulary is spread over ranks; nobody ever has all logits."""
+"""The loss of a head with a vocabulary that is spread over ranks; no rank ever has all logits."""
 
 from typing import Any
 

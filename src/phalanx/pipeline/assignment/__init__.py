@@ -1,1 +1,1 @@
-"""Which party holds and shadows which stage, and what that takes in memory and messages."""
+"""The assignment of stages to holders and shadows, and what it takes in memory and messages."""

@@ -73,7 +73,7 @@ def disk_bytes(plan: StepPlan, num_workers: int) -> int:
 
 
 class Sample:
-    """Which of many like events are written down: the first few, then the second, fourth, eighth time as many."""
+    """A sample of like events to write down: the first few, then the second, fourth, eighth time as many."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, str], int] = {}

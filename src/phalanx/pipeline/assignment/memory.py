@@ -1,4 +1,4 @@
-"""Whether what parties are given to hold and to shadow fits into the memory that they say they have."""
+"""The memory that stages need and parties say they have: does an assignment fit?"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -12,7 +12,7 @@ from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.stage.stage_copy import stage_spec
 from phalanx.planner.schedules import SCHEDULES, most_in_flight
 
-_NUMBER = 4
+NUMBER_BYTES = 4
 """Bytes of one number: weights, moments, gradients and messages are float32; so are activations, at most."""
 
 _PER_BLOCK = 16
@@ -50,55 +50,56 @@ def activation_bytes(plan: StepPlan, stage: int) -> int:
         # the inputs of all blocks, and one block while it is computed again
         blocks = spec.num_layers * tokens * plan.hidden_size + block
     head = 2 * tokens * int(config.vocab_size) if spec.is_last else 0
-    return _NUMBER * (blocks + head)
+    return NUMBER_BYTES * (blocks + head)
 
 
 def _held(plan: StepPlan, stage: int) -> int:
     row, guard, spec = stage_counts(plan, stage), plan.guard, stage_spec(plan, stage)
     is_middle = not (spec.is_first or spec.is_last)
     # moments, gradient, gradient times the clip coefficient
-    per_trained = 2 + 1 + 1 + _kept_to_go_back(guard)
+    per_trained = 2 + 1 + 1 + kept_to_go_back(guard)
     if guard.keeps_snapshots:
         per_trained += 3
     if guard.enabled and is_middle and guard.sends_gradient:
         # on its way to the other copy; of a shared stage the other lane's as well
         per_trained += 2 if plan.lanes > 1 else 1
-    messages = (2 if is_middle else 1) * _boundaries(plan, kept_steps=guard.undoable_steps)
-    activations = _in_flight(plan, stage) * activation_bytes(plan, stage)
-    return row.size_bytes + _NUMBER * per_trained * row.trainable + messages + activations
+    messages = (2 if is_middle else 1) * boundary_bytes(plan, kept_steps=guard.undoable_steps)
+    activations = most_microbatches(plan, stage) * activation_bytes(plan, stage)
+    return row.size_bytes + NUMBER_BYTES * per_trained * row.trainable + messages + activations
 
 
 def _shadowed(plan: StepPlan, stage: int) -> int:
     row, guard = stage_counts(plan, stage), plan.guard
     # inputs that are fetched for audits, and what came out
-    audits = 2 * _boundaries(plan) + activation_bytes(plan, stage)
+    audits = 2 * boundary_bytes(plan) + activation_bytes(plan, stage)
     if guard.keeps_snapshots:
         # the last snapshot, the next one while it comes in, and a visitor's copy with its gradient
-        kept = 2 * _NUMBER * 3 * row.trainable + row.size_bytes - _NUMBER * row.trainable
-        return kept + row.size_bytes + _NUMBER * 3 * row.trainable + audits
+        kept = 2 * NUMBER_BYTES * 3 * row.trainable + row.size_bytes - NUMBER_BYTES * row.trainable
+        return kept + row.size_bytes + NUMBER_BYTES * 3 * row.trainable + audits
     if guard.verify_only:
-        return row.size_bytes + _NUMBER * row.trainable + audits
+        return row.size_bytes + NUMBER_BYTES * row.trainable + audits
     # moments, undo copy of weights and moments, this gradient and the last one, gradient times the clip coefficient
-    per_trained = 2 + 3 + 2 + 1 + _kept_to_go_back(guard)
+    per_trained = 2 + 3 + 2 + 1 + kept_to_go_back(guard)
     if plan.lanes > 1:
         # the other lane's gradient; this party serves microbatches as well
         per_trained += 1
-        audits += 2 * _boundaries(plan) + (_in_flight(plan, stage) - 1) * activation_bytes(plan, stage)
-    return row.size_bytes + _NUMBER * per_trained * row.trainable + audits
+        audits += 2 * boundary_bytes(plan) + (most_microbatches(plan, stage) - 1) * activation_bytes(plan, stage)
+    return row.size_bytes + NUMBER_BYTES * per_trained * row.trainable + audits
 
 
-def _kept_to_go_back(guard: GuardConfig) -> int:
+def kept_to_go_back(guard: GuardConfig) -> int:
     """Numbers per trained number in an `UndoLog`: states, and the gradients since; two states more in `KeptPoints`."""
     states = min(guard.undoable_steps, 2)
     return 3 * states + states * guard.undoable_steps + (6 if guard.keep_states else 0)
 
 
-def _in_flight(plan: StepPlan, stage: int) -> int:
+def most_microbatches(plan: StepPlan, stage: int) -> int:
+    """How many microbatches are between their forward and their backward pass at once."""
     num_stages = len(plan.stages)
     return most_in_flight(SCHEDULES[plan.schedule].order(stage, num_stages, plan.microbatches, 1))
 
 
-def _boundaries(plan: StepPlan, kept_steps: int = 0) -> int:
+def boundary_bytes(plan: StepPlan, kept_steps: int = 0) -> int:
     """What came in from one side of a stage in a step and what went out there; of kept steps what went out."""
     return plan.microbatches * plan.hidden_bytes * (2 + kept_steps)
 

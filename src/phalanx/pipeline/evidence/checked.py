@@ -26,7 +26,7 @@ ON_DISPLAY = ("message", "input")
 
 @dataclass(frozen=True)
 class Pins:
-    """What a reader of evidence knows from elsewhere.
+    """The facts that a reader of evidence knows from elsewhere.
 
     Attributes:
         authority: PEM of the authority's certificate; None believes the one in the file.

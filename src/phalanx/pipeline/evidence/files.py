@@ -71,7 +71,7 @@ class TensorFile(StrictModel):
 
 
 class EvidenceRecord(StrictModel):
-    """What ``NAME.json`` holds."""
+    """The contents of ``NAME.json``."""
 
     format: Literal[2]
     session: str = Field(min_length=1, max_length=128)

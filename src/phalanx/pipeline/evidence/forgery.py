@@ -120,7 +120,7 @@ def _false_complaint(hearing: CheckedEvidence) -> tuple[str, str | None]:
 
 @dataclass(frozen=True)
 class _Look:
-    """What is wrong with a header on its face, whichever party held the stage; and what it says, if nothing is.
+    """The findings about a header on its face, whichever party held the stage: what is wrong with it, or what it says.
 
     `believed` is what rests on the owner's word: a signature of a party without a certificate here cannot be checked.
     """

@@ -1,1 +1,1 @@
-"""Which parties take part: how they join, are measured, come back and leave."""
+"""The membership of parties: how they join, are measured, come back and leave."""

@@ -72,7 +72,7 @@ class Members:
 
 @dataclass
 class Files:
-    """What the engine writes and reads in a run directory."""
+    """The files of a run directory that the engine writes and reads."""
 
     run_dir: Path
     library: Library

@@ -1,1 +1,1 @@
-"""What the owner runs: steps to their verified end, failover, rollback, and the states that it collects."""
+"""The owner's part of a verified pipeline: steps to their verified end, failover, rollback, collected states."""

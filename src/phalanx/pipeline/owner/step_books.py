@@ -1,4 +1,4 @@
-"""What is written down of each step: states that are verified, what proves the step, copies for checkpoints, costs."""
+"""The record of each step: states that are verified, what proves the step, copies for checkpoints, costs."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from phalanx.telemetry import PhaseTimer
 
 @dataclass(frozen=True)
 class StepBooks:
-    """Keeps the books of the run; decides nothing.
+    """The keeper of a run's step records; it decides nothing.
 
     Attributes:
         noting: Told when states are agreed on or may be undone; keeps the records that prove steps.

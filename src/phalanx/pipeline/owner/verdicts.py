@@ -1,4 +1,4 @@
-"""From a judgement to a verdict: what cannot be read out of the evidence offline convicts no party."""
+"""The verdicts of a run, from judgements: what cannot be read out of the evidence offline convicts no party."""
 
 import shutil
 from collections import Counter

@@ -1,4 +1,4 @@
-"""How the C library's allocator keeps memory that a step frees and the next one asks for again."""
+"""A setting of the C library's allocator: it keeps memory that a step frees and the next one asks for again."""
 
 import ctypes
 

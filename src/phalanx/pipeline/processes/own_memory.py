@@ -1,4 +1,4 @@
-"""How much memory this process can give to stages, and which processes share that memory."""
+"""The memory that this process can give to stages, and the processes that share it."""
 
 import hashlib
 from collections.abc import Iterator

@@ -1,1 +1,1 @@
-"""What proves that an applied step was audited, and how that is checked from the audit log alone."""
+"""Proofs that applied steps were audited, and their check from the audit log alone."""

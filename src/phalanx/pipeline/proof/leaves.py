@@ -61,7 +61,7 @@ class StateLeaf(StrictModel):
 
 
 class DrawLeaf(StrictModel):
-    """What one auditor was asked to recompute; `whole`: the weight gradient as well."""
+    """A draw: what one auditor was asked to recompute; `whole`: the weight gradient as well."""
 
     leaf: Literal["draw"] = "draw"
     stage: Stage

@@ -75,7 +75,7 @@ class ShownWork:
 
 @dataclass(frozen=True)
 class _Demand:
-    """What must have been recomputed by one auditor of one share."""
+    """The microbatches and steps that one auditor of one share must have recomputed."""
 
     share: Share
     auditor: str

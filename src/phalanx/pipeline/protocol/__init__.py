@@ -1,1 +1,1 @@
-"""What parties say to each other: messages and their bounds, signed headers, tensor streams, the mailbox."""
+"""The protocol between parties: messages and their bounds, signed headers, tensor streams, the mailbox."""

@@ -1,4 +1,4 @@
-"""What owner and worker say to each other before the worker has a role, and when it gives its roles back."""
+"""Messages of owner and worker before the worker has a role, and when it gives its roles back."""
 
 from functools import partial
 from typing import Annotated, Any, ClassVar
@@ -50,7 +50,7 @@ class Challenge(Message):
 
 
 class KernelDigests(StrictModel):
-    """What came out of a battery; see `run_battery`."""
+    """The digests of a battery's results; see `run_battery`."""
 
     forward: Digest
     backward: Digest

@@ -149,7 +149,7 @@ class PassedOnHeader(StrictModel):
 
 
 class SentDigest(StrictModel):
-    """What a stage says that it sent."""
+    """The digest of a tensor that a stage says it sent."""
 
     direction: Direction
     microbatch: Microbatch
@@ -284,7 +284,7 @@ class Place(StrictModel):
 
 
 class Progress(StrictModel):
-    """How far one stage is: the tensors of this step that it has got and those that it has sent."""
+    """The progress of one stage: the tensors of this step that it has got and those that it has sent."""
 
     received: tuple[Place, ...] = Field(max_length=MOST_PLACES)
     sent: tuple[Place, ...] = Field(max_length=MOST_PLACES)

@@ -36,7 +36,7 @@ class Turn(Need[None]):
 
 @dataclass(frozen=True, eq=False)
 class OwnMail(Need[None]):
-    """What the owner's parts have said to each other is handled, and nothing else."""
+    """A need that the messages between the owner's own parts are handled, and nothing else."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +66,7 @@ class TensorsNeed(Need[tuple[dict[str, Tensor], int] | None]):
 
 @dataclass(frozen=True, eq=False)
 class ProgressNeed(Need[dict[str, ProgressReport]]):
-    """How far parties are; those that do not answer in time are left out."""
+    """The progress of parties; those that do not answer in time are left out."""
 
     parties: Collection[str]
     request: Ask

@@ -1,4 +1,4 @@
-"""What a process of a run has cost so far, as it tells the owner with each applied step."""
+"""The running costs of a process, as it tells the owner with each applied step."""
 
 import time
 from collections.abc import Iterable, Mapping

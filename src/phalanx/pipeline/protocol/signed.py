@@ -20,7 +20,7 @@ _Said = TypeVar("_Said", bound=Message)
 
 @dataclass(frozen=True)
 class Statement(Generic[_Said]):
-    """What one party of this session signed and sent to another one.
+    """A statement that one party of this session signed and sent to another one.
 
     Attributes:
         message: What it says.

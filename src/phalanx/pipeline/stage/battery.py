@@ -1,4 +1,4 @@
-"""Which numeric class a party is of, measured: the model's own kernels on inputs that were drawn a moment ago."""
+"""The battery, which measures a party's numeric class: the model's own kernels on freshly drawn inputs."""
 
 import hashlib
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What stands in for a stage that is left out of an attempt: everything passes unchanged, both ways."""
+"""The identity in the place of a stage that is left out of an attempt: everything passes unchanged, both ways."""
 
 from torch import Tensor
 

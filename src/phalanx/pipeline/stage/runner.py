@@ -16,7 +16,7 @@ from phalanx.pipeline.stage.replica_gradients import LaneGradients
 
 @runtime_checkable
 class RunnableStage(Protocol):
-    """What a runner calls: a stage's module, or one rank's slices of it."""
+    """The module that a runner calls: a stage's, or one rank's slices of it."""
 
     @property
     def shared_head(self) -> nn.Parameter | None:

@@ -59,7 +59,7 @@ class OwnSnapshot:
 
 @runtime_checkable
 class Past(Protocol):
-    """What a copy keeps in order to go back."""
+    """The state that a copy keeps in order to go back."""
 
     def record(self, optimizer: StageOptimizer, update: UndoEntry) -> None:
         """Keep what is needed of an update that the optimizer is about to make."""

@@ -19,7 +19,7 @@ _DIGEST_CHARACTERS = 64
 
 
 class StageCopy:
-    """What a holder and a shadow both have; the same steps give both the same bits."""
+    """A copy of a stage, as its holder and its shadow have one each; the same steps give both the same bits."""
 
     def __init__(self, plan: StepPlan, spec: StageSpec, module: StageModule, optimizer: StageOptimizer) -> None:
         self.plan = plan

@@ -1,4 +1,4 @@
-"""How a copy of a stage goes back: a state that was kept, and every update since."""
+"""The undo log of a copy of a stage: a state that was kept, and every update since."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from phalanx.optimizers import StageOptimizer
 
 @dataclass(frozen=True)
 class UndoEntry:
-    """What one optimizer step was made from."""
+    """The inputs of one optimizer step."""
 
     gradients: Mapping[str, Tensor]
     learning_rate: float

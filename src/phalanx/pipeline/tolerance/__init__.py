@@ -1,1 +1,1 @@
-"""When two tensors count as equal: distance, drift, numeric class, and the screens that ask for an audit."""
+"""The tolerance between tensors: distance, drift, numeric class, and the screens that ask for an audit."""

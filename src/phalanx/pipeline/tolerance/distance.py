@@ -1,4 +1,4 @@
-"""How far two tensors of one message are apart, token by token, or two weight gradients, parameter by parameter."""
+"""Distances of two tensors of one message, token by token, or of two weight gradients, parameter by parameter."""
 
 import math
 from collections.abc import Mapping

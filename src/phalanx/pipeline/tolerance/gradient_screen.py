@@ -65,7 +65,7 @@ class _Products:
 
 
 class DoubtBudget:
-    """How many doubts of a shadow are followed, each with an audit of a whole step.
+    """The number of a shadow's doubts that are followed, each with an audit of a whole step.
 
     A doubt with a cause convicts the stage, and this pair of stage and shadow ends. So what adds up here had none.
 

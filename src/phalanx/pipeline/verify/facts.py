@@ -20,7 +20,7 @@ NO_HEADERS: Mapping[str, PassedOnHeader] = {}
 
 
 class RefereeWork(StrictModel):
-    """What the referee did again to settle one dispute."""
+    """The recomputations of the referee to settle one dispute."""
 
     microbatches: int = 0
     """Messages: forward, and input-backward where the dispute is about a gradient, of one stage's microbatch."""

@@ -29,7 +29,7 @@ _OTHER_WEIGHTS = "brought weights that are not those it signed"
 
 @dataclass
 class _Limit:
-    """How far off a message may be: tau, or more where this very message is rounded worse; measured when needed."""
+    """The limit of a message's distance: tau, or more where this message is rounded worse; measured when needed."""
 
     allowed: float
     measure: Callable[[], float]

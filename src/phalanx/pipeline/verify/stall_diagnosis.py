@@ -164,7 +164,13 @@ class StallDiagnosis:
         docket, ledger = self.docket, self.docket.ledger
         for share in docket.watched_shares:
             (stage, lane), server = share, docket.assignment.server_of(share)
-            if share in ledger.held or not docket.plan.guard.sends_gradient:
+            if share in ledger.held:
+                continue
+            if docket.plan.guard.shadow == "lockstep" and self._has_followed(
+                stage, docket.assignment.auditor_of(share)
+            ):
+                return docket.assignment.auditor_of(share)
+            if not docket.plan.guard.sends_gradient:
                 continue
             if not ledger.commits.keys() >= set(docket.assignment.shares_of(stage)):
                 # the server of the other lane says that it has this one when it has both
@@ -182,6 +188,12 @@ class StallDiagnosis:
             await TensorsDelivery(auditor, request, found[0], ledger.step)
             return None
         return None
+
+    def _has_followed(self, stage: int, auditor: str) -> bool:
+        """Whether an auditor has reported on every microbatch of a stage: in lock-step it then has the gradient."""
+        ledger = self.docket.ledger
+        owing = {(of, party) for of, _, party in ledger.unreported}
+        return ledger.audits_drawn and auditor != OWNER and (stage, auditor) not in owing
 
     async def _without_weights(self, stage: int, signed: StateDigest) -> str | None:
         """What a shadow lacks after an update is handed on, if it is what the holder signed."""

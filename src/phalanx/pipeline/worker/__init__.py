@@ -1,1 +1,1 @@
-"""What every party does, the owner included: serve stages, shadow others, audit, answer requests."""
+"""The work of every party, the owner included: serve stages, shadow others, audit, answer requests."""

@@ -17,7 +17,7 @@ class _Parcel(NamedTuple):
 
 
 class StateUploads:
-    """What one party still has to send; at most one copy of each stage is kept."""
+    """The uploads of states that one party still has to make; at most one copy of each stage is kept."""
 
     def __init__(self, post: Post) -> None:
         self._post = post

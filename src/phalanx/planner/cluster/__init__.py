@@ -1,1 +1,1 @@
-"""What a step runs on: devices, links, collectives, the catalogue that is shipped, this machine."""
+"""The cluster of a plan: devices, links, collectives, the catalogue that is shipped, this machine."""

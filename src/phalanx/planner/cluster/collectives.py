@@ -1,4 +1,4 @@
-"""How long collectives take on a ring: a latency for each round, and the bytes that each rank must send.
+"""The time of collectives on a ring: a latency for each round, and the bytes that each rank must send.
 
 Source: Patarasu and Yuan 2009: no all-reduce moves less than ``2 (n - 1) / n`` of the bytes through every rank.
 """

@@ -14,7 +14,7 @@ TERA = 1e12
 
 
 class Citation(StrictModel):
-    """Where figures come from.
+    """The source of figures.
 
     Attributes:
         title: Of the page or paper.
@@ -28,7 +28,7 @@ class Citation(StrictModel):
 
 
 class HourlyPrice(StrictModel):
-    """What an hour of one device costs in US dollars; a quoted range, or twice the same figure."""
+    """The price of an hour of one device in US dollars; a quoted range, or twice the same figure."""
 
     low: float = Field(ge=0)
     high: float = Field(ge=0)
@@ -81,7 +81,7 @@ class Pool(StrictModel):
 
 
 class Failures(StrictModel):
-    """How often things break, and what that costs."""
+    """The rate of failures, and what each costs."""
 
     device_mtbf_h: float = Field(gt=0)
     """Mean hours between two failures of one device and what belongs to it."""
@@ -92,7 +92,7 @@ class Failures(StrictModel):
 
 
 class Cluster(StrictModel):
-    """What a plan is made for.
+    """The cluster that a plan is made for.
 
     Attributes:
         title: Its name in words.

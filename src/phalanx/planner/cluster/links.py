@@ -13,7 +13,7 @@ from phalanx.errors import InputError
 
 
 class Link(StrictModel):
-    """What lies between two ranks.
+    """A link between two ranks.
 
     Attributes:
         latency_s: From sending nothing to having received it.

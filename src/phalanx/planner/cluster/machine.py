@@ -1,4 +1,4 @@
-"""What a step runs on, in the planner's words."""
+"""The machine under a step, in the planner's words."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -20,7 +20,7 @@ THIRDS: Shares = (1 / 3, 1 / 3, 1 / 3)
 
 @dataclass(frozen=True)
 class Machine:
-    """What a step runs on.
+    """The machine that a step runs on.
 
     Attributes:
         flops_per_s: Operations that one rank really does in a second: its peak times what products reach of it.

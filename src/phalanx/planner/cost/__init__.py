@@ -1,1 +1,1 @@
-"""What one layout takes: memory, seconds, bytes, money, schedules played through on paper."""
+"""The cost of one layout: memory, seconds, bytes, money, schedules played through on paper."""

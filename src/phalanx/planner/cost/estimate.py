@@ -22,7 +22,7 @@ GIGA = 1e9
 
 @dataclass(frozen=True)
 class TrainingTotals:
-    """What a whole training takes; None for what depends on a figure that is not known.
+    """The totals of a whole training; None for what depends on a figure that is not known.
 
     Attributes:
         tokens: Trained on.

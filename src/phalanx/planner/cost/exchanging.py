@@ -1,4 +1,4 @@
-"""What the ranks of a layout tell each other in a step, and how long that takes."""
+"""The exchanges between the ranks of a layout in a step, and how long they take."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What failures cost: how often to save, and the share of the time that is left."""
+"""The cost of failures: how often to save, and the share of the time that is left."""
 
 import math
 

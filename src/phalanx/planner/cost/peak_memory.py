@@ -1,4 +1,4 @@
-"""What a rank holds beside its state at the moments of a step that can be the worst."""
+"""The peak memory of a rank: what it holds beside its state at the moments of a step that can be the worst."""
 
 from dataclasses import dataclass
 
@@ -34,7 +34,7 @@ class TransientMemory:
 
 @dataclass(frozen=True)
 class RankShare:
-    """What one pipeline rank has.
+    """The share of one pipeline rank.
 
     Attributes:
         parameters: Before ZeRO shares them, frozen ones too.

@@ -1,4 +1,4 @@
-"""Where to cut a model between clients and an enclave: by memory, bandwidth, compute and measured leaks."""
+"""The cuts of a model between clients and an enclave, by memory, bandwidth, compute and measured leaks."""
 
 from phalanx.planner.cuts.answer import CutAnswer, PricedCut, ask_cuts
 from phalanx.planner.cuts.cost import Cost, cost_of

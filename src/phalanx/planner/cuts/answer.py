@@ -54,7 +54,7 @@ class PricedCut:
 
 @dataclass(frozen=True)
 class CutAnswer:
-    """What became of every cut.
+    """The planner's answer about every cut.
 
     Attributes:
         model: Its name or path, for people.

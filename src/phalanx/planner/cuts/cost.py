@@ -23,7 +23,7 @@ _ALONE = Layout()
 
 @dataclass(frozen=True)
 class Cost:
-    """What a step costs at one cut.
+    """The cost of a step at one cut.
 
     Attributes:
         client_bytes: The front's weights, and what one of its blocks works with.

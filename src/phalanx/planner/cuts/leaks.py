@@ -1,4 +1,4 @@
-"""What the host recovers at each cut, out of a leak table that was measured."""
+"""The leaks of each cut to the host, out of a leak table that was measured."""
 
 import json
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class LeakRow(StrictModel):
 
 
 class LeakModel(StrictModel):
-    """Which model was measured."""
+    """The model that was measured."""
 
     name: str
     layers: int = Field(ge=1)
@@ -45,7 +45,7 @@ class LeakModel(StrictModel):
 
 @dataclass(frozen=True)
 class Leak:
-    """What is known of one cut.
+    """The measured leak of one cut.
 
     Attributes:
         seen: Share of tokens that the host recovers in the mode that is planned.

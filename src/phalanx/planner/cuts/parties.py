@@ -39,7 +39,7 @@ class PartyMachine(StrictModel):
 
 
 class Parties(StrictModel):
-    """What a cut is proposed for.
+    """The parties that a cut is proposed for.
 
     Attributes:
         title: Its name in words.

@@ -1,1 +1,1 @@
-"""What verification and sealing cost and find, from measured figures."""
+"""The guard in a plan: what verification and sealing cost and find, from measured figures."""

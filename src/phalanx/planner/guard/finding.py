@@ -10,7 +10,7 @@ CERTAINTY = 0.999
 
 @dataclass(frozen=True)
 class AuditRates:
-    """How closely the stages in other hands are looked at.
+    """The rates at which workers' stages are audited.
 
     Attributes:
         stages: K, the owner's first and last one included.
@@ -45,7 +45,7 @@ class AuditRates:
 
 @dataclass(frozen=True)
 class DetectionOdds:
-    """What becomes of one kind of lie.
+    """The odds that one kind of lie is found.
 
     Attributes:
         lie: Which.
@@ -64,7 +64,7 @@ class DetectionOdds:
 
 @dataclass(frozen=True)
 class GuardPrice:
-    """What a guard costs beside an unguarded run.
+    """The price of a guard beside an unguarded run.
 
     Attributes:
         extra_compute: Share of the unguarded run's work, of all parties together.

@@ -1,4 +1,4 @@
-"""What verification and sealing cost, as factors that were measured elsewhere in the project."""
+"""The costs of verification and sealing, as factors that were measured elsewhere in the project."""
 
 import json
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ SEALED_BYTES_PER_S = 1.26e9
 
 @dataclass(frozen=True)
 class Verification:
-    """How much of the work of others is done again.
+    """The share of others' work that is done again.
 
     Attributes:
         audit_rate: q: the share of microbatches recomputed forward and backward to the inputs.

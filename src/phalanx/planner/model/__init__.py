@@ -1,1 +1,1 @@
-"""What the planner must know of a model and its training: shapes, matrices, activations, operations."""
+"""The planner's facts about a model and its training: shapes, matrices, activations, operations."""

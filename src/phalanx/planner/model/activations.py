@@ -1,4 +1,4 @@
-"""What a block keeps for its backward pass."""
+"""The activations that a block keeps for its backward pass."""
 
 from phalanx.planner.layout import Layout
 from phalanx.planner.model.adapter import adapted

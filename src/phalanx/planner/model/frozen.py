@@ -1,4 +1,4 @@
-"""What a block still keeps for its backward pass where its own weights are frozen."""
+"""The activations that a block still keeps for its backward pass where its own weights are frozen."""
 
 from dataclasses import replace
 

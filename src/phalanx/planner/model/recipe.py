@@ -1,4 +1,4 @@
-"""How a model is trained, whatever the layout: batch, precision, what is kept and where."""
+"""The recipe of a training, whatever the layout: batch, precision, what is kept and where."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,4 +1,4 @@
-"""What a block keeps for its backward pass, by where it lies."""
+"""The saved activations of a block, by where they lie."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What the planner must know of a model: its sizes and exact parameter counts."""
+"""The shape of a model: its sizes and exact parameter counts."""
 
 from dataclasses import dataclass
 

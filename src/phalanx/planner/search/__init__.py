@@ -1,1 +1,1 @@
-"""Which layouts are looked at, in what order they come, and the planner's answer."""
+"""The search for a layout: the candidates, their order, and the planner's answer."""

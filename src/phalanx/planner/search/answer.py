@@ -20,7 +20,7 @@ _SHOWN_MICROBATCHES = 16
 
 @dataclass(frozen=True)
 class PlanAnswer:
-    """What became of every layout."""
+    """The planner's answer about every layout."""
 
     question: Question
     ranking: Ranking

@@ -1,4 +1,4 @@
-"""Which layouts are looked at: every way to share the ranks, and groups that stay inside a node."""
+"""The candidate layouts: every way to share the ranks, and groups that stay inside a node."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -19,7 +19,7 @@ MOST_TOKENS = 1e18
 
 @dataclass(frozen=True)
 class Question:
-    """What is planned for.
+    """The question that a plan answers.
 
     Attributes:
         model: Its name or path, for people.

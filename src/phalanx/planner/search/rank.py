@@ -35,7 +35,7 @@ class RefusedLayout:
 
 @dataclass(frozen=True)
 class Ranking:
-    """What became of every layout; the best first."""
+    """A ranking of every layout; the best first."""
 
     valid: tuple[Estimate, ...]
     refused: tuple[RefusedLayout, ...]

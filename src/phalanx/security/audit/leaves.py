@@ -1,4 +1,4 @@
-"""What the Merkle roots in the audit log are over: one file beside it, one JSON object a line."""
+"""The leaves under the Merkle roots of the audit log: one file beside it, one JSON object a line."""
 
 import os
 from collections.abc import Sequence

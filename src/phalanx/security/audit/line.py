@@ -26,7 +26,7 @@ _FIELDS = {
 
 @dataclass(frozen=True)
 class LogHead:
-    """Where a log ends; kept elsewhere, it shows a tail that was cut off.
+    """The end of a log; kept elsewhere, it shows a tail that was cut off.
 
     Attributes:
         num_events: Number of lines.

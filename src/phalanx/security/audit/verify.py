@@ -13,7 +13,7 @@ from phalanx.security.crypto import Peer
 
 @dataclass(frozen=True)
 class LogSummary:
-    """What a whole and honest log holds.
+    """A summary of a whole and honest log.
 
     Attributes:
         run: The run.

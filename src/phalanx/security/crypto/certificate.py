@@ -1,4 +1,4 @@
-"""What a Phalanx certificate says, and the checks before any of it is believed."""
+"""Phalanx's certificates: what one says, and the checks before any of it is believed."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,7 +22,7 @@ _BOTH_ROLES = {ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH}
 
 @dataclass(frozen=True)
 class CertificateFacts:
-    """What one certificate says, believed or not.
+    """The facts that one certificate states, believed or not.
 
     Attributes:
         subject: Common name.

@@ -24,7 +24,7 @@ class Measure(StrEnum):
 
 @dataclass(frozen=True)
 class MeasureFinding:
-    """Whether one measure holds.
+    """A finding: whether one measure holds.
 
     Attributes:
         measure: The measure.

@@ -29,7 +29,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Sandbox:
-    """What the program may reach beside its inherited file descriptors: no network, no other process, no program.
+    """The files that a sandboxed program may reach beside its inherited descriptors: no network, process or program.
 
     Attributes:
         readable: Files and directories that it may read; Python's own and what `python_needs` names come along.

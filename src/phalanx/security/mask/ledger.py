@@ -29,7 +29,7 @@ _KEY_BYTES, _SALT_BYTES = 32, 16
 
 
 class Record(StrictModel):
-    """What is kept; the key that authenticates it is of one run and one master key.
+    """The record that a store keeps; the key that authenticates it is of one run and one master key.
 
     Attributes:
         epoch: Of the process that wrote it.

@@ -1,4 +1,4 @@
-"""What crosses between the trusted side and the workers: uniform numbers, and which product they are for."""
+"""The messages between the trusted side and the workers: uniform numbers, and which product they are for."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -11,7 +11,7 @@ Direction = Literal["forward", "backward"]
 
 @dataclass(frozen=True)
 class ProductMessage:
-    """Which product is meant.
+    """The name of a product.
 
     Attributes:
         layer: Name of the layer.

@@ -51,7 +51,7 @@ class MaskedWorker:
 
 @dataclass(frozen=True, eq=False)
 class PendingProduct:
-    """What the client keeps while a request is under way.
+    """The client's record of a request under way.
 
     Attributes:
         request: The message to the worker.

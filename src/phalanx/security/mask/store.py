@@ -1,4 +1,4 @@
-"""Where a pad ledger is kept: replaced as a whole, on the disk before it is relied on, open in one process."""
+"""The store of a pad ledger: replaced as a whole, on the disk before it is relied on, open in one process."""
 
 import fcntl
 import os

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class BlobPlace:
-    """Where a blob belongs; it opens nowhere else.
+    """The place that a blob belongs to; it opens nowhere else.
 
     Attributes:
         run: Name of the run.

@@ -1,4 +1,4 @@
-"""What a channel is about: both ends must mean the same, so all of it goes into the keys and into every chunk."""
+"""The context of a channel: both ends must mean the same, so all of it goes into the keys and into every chunk."""
 
 import re
 import struct
@@ -18,14 +18,14 @@ _LENGTH = struct.Struct(">H")
 
 
 class Direction(IntEnum):
-    """Which way a frame goes."""
+    """The direction of a frame."""
 
     TO_SERVER = 1
     TO_CLIENT = 2
 
 
 class Purpose(IntEnum):
-    """What a frame is for; each has a key of its own."""
+    """The purpose of a frame; each has a key of its own."""
 
     ACTIVATION = 1
     LABEL = 2
@@ -37,7 +37,7 @@ class Purpose(IntEnum):
 
 @dataclass(frozen=True)
 class Terms:
-    """What client and server agree on before they meet.
+    """The terms that client and server agree on before the handshake.
 
     Attributes:
         run: Name of the run.

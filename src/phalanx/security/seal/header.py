@@ -21,7 +21,7 @@ _FIXED = struct.Struct(">4sBB16sIQQIIIH")
 
 
 class Header(NamedTuple):
-    """What a header claims.
+    """The claims of a frame's header.
 
     Attributes:
         direction: As `Direction`.

@@ -1,4 +1,4 @@
-"""From a channel's secret to its ciphers: one AES-256-GCM key per direction and purpose.
+"""The key schedule of a channel: from its secret to one AES-256-GCM key per direction and purpose.
 
 Source: RFC 5869 (HKDF), NIST SP 800-38D (GCM).
 """

@@ -1,4 +1,4 @@
-"""What belongs to one process: a copy of it would use the same nonces a second time."""
+"""Objects that belong to one process: a copy of them would use the same nonces a second time."""
 
 import os
 from typing import NoReturn

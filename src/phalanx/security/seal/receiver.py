@@ -15,7 +15,7 @@ from phalanx.security.seal.tensor import TensorKind
 
 
 class ClaimedContents(NamedTuple):
-    """What a frame claims to hold; nothing of it is authenticated before the frame opens.
+    """The contents that a frame claims; nothing of it is authenticated before the frame opens.
 
     Attributes:
         kind: The tensor.

@@ -49,7 +49,7 @@ class ReleasePolicy(StrictModel):
 
 @dataclass(frozen=True)
 class ReleaseRequest:
-    """What is asked to leave.
+    """A request to let adapters leave.
 
     Attributes:
         norm: Euclidean norm of the difference from the last release, after clipping and before noise.
@@ -62,7 +62,7 @@ class ReleaseRequest:
 
 @dataclass(frozen=True)
 class PermittedRelease:
-    """What was permitted; goes into the audit log.
+    """A permitted release; goes into the audit log.
 
     Attributes:
         number: From 1.

@@ -20,7 +20,7 @@ _SIGNATURE = re.compile(r"[0-9a-f]{128}")
 
 @dataclass(frozen=True)
 class ChainHead:
-    """Where a chain is.
+    """The head of a chain.
 
     Attributes:
         num_frames: How many frames are in it.

@@ -1,4 +1,4 @@
-"""Which attester this machine has, by kind of evidence."""
+"""The attesters of this machine, by kind of evidence."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""What evidence must be bound to: the verifier's nonce, the attester's TLS key, the run and the role.
+"""The binding of evidence: the verifier's nonce, the attester's TLS key, the run and the role.
 
 One digest goes into the evidence. A report field of 64 bytes holds it followed by zeros; 32 bytes hold it alone.
 """

@@ -45,7 +45,7 @@ _WHERE = "attestation token"
 
 @dataclass(frozen=True)
 class Token:
-    """What a valid token says.
+    """The claims of a valid token.
 
     Attributes:
         issuer: Party name of the verifier.

@@ -24,7 +24,7 @@ from phalanx.security.tee.tpm.key import TpmReference
 
 
 class ExpectedConfig(StrictModel):
-    """What this one appraisal expects in the evidence: a nonce with key, run and role, or plain report data.
+    """The binding that this one appraisal expects: a nonce with key, run and role, or plain report data.
 
     Attributes:
         nonce: 32 bytes in hex, drawn by the verifier.

@@ -1,4 +1,4 @@
-"""Why evidence was refused: one word each, so that a program can tell a stale report from a forged one."""
+"""The reasons of refused evidence: one word each, so that a program can tell a stale report from a forged one."""
 
 from enum import StrEnum
 

@@ -1,4 +1,4 @@
-"""What each tier is worth, in the words that every banner and report uses."""
+"""The worth of each tier, in the words that every banner and report uses."""
 
 from collections.abc import Mapping
 

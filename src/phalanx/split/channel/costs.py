@@ -1,4 +1,4 @@
-"""What security costs a process, part by part, in CPU seconds; torch-free."""
+"""The costs of security for a process, part by part, in CPU seconds; torch-free."""
 
 from typing import Annotated, NamedTuple
 

@@ -1,4 +1,4 @@
-"""What crosses beside the frames: the bodies of all messages between the enclave and its parties, read once, strictly.
+"""The messages beside the frames: their bodies between the enclave and its parties, read once, strictly.
 
 Nothing in a body is believed for its own sake: a frame that is not what its body says does not open.
 """
@@ -34,7 +34,7 @@ _Hex32 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class SplitMessage(Body):
-    """What the enclave and its parties say to each other."""
+    """A message between the enclave and its parties."""
 
 
 class EnclaveReady(SplitMessage):
@@ -114,7 +114,7 @@ class Restore(SplitMessage):
 
 
 class RestoreReply(SplitMessage):
-    """That was done; or, without a state, training begins."""
+    """Word that a state was restored; or, without a state, that training begins."""
 
     kind: ClassVar[str] = "restored"
     step: _Count
@@ -204,7 +204,7 @@ class StatementReply(SplitMessage):
 
 
 class RefusedRequest(SplitMessage):
-    """What was asked is not done; nothing has changed."""
+    """A refusal of a request; nothing has changed."""
 
     kind: ClassVar[str] = "refused"
     error: _Text

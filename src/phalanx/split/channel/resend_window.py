@@ -13,7 +13,7 @@ TRIES = 3
 
 
 class ReceiveWindow:
-    """At the enclave: one client's frames that are not due yet, and how many of them were taken.
+    """The enclave's window: one client's frames that are not due yet, and how many of them were taken.
 
     After a refusal the client sends everything again from the refused frame on, the same bytes, as a new attempt. What
     was on its way before it heard of that is of an earlier attempt, and is dropped.
@@ -77,7 +77,7 @@ class ReceiveWindow:
 
 
 class SendWindow:
-    """At a client: the frames of the step that is under way, until what comes back says that they were taken.
+    """A client's window: the frames of the step under way, until the feedback says that they were taken.
 
     Args:
         name: Party name.

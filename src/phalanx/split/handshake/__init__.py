@@ -1,1 +1,1 @@
-"""How client and enclave come to trust each other."""
+"""The handshake by which client and enclave come to trust each other."""

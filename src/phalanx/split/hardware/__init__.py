@@ -1,1 +1,1 @@
-"""What stands behind an enclave: tiers, its measurement, its TPM, its sealed states."""
+"""The hardware behind an enclave: tiers, its measurement, its TPM, its sealed states."""

@@ -1,4 +1,4 @@
-"""What runs: a digest over this release's own code, and the policy that accepts it at a tier."""
+"""The measurement of the code that runs: a digest over this release, and the policy that accepts it at a tier."""
 
 import functools
 import hashlib

@@ -44,7 +44,7 @@ class CountFromStart:
 
 @dataclass(frozen=True)
 class TpmMeans:
-    """What a TPM gives an enclave.
+    """The means of an enclave in a TPM.
 
     Attributes:
         attester: Quotes PCRs 0 to 7.

@@ -1,4 +1,4 @@
-"""How frozen layers are masked, and the file of a worker that multiplies masked numbers."""
+"""The configuration of masking, and of a worker that multiplies masked numbers."""
 
 from typing import Literal, Self
 

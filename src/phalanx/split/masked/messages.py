@@ -31,7 +31,7 @@ _RECEIPTS_KEPT = 64
 
 
 class About(StrictModel):
-    """Which product a message is about."""
+    """The product that a message is about."""
 
     layer: str = Field(min_length=1, max_length=512)
     direction: Direction
@@ -60,7 +60,7 @@ class Numbers(About):
 
 
 class Refusal(StrictModel):
-    """Why a worker has no answer."""
+    """The reason why a worker has no answer."""
 
     reason: str = Field(max_length=1000)
 

@@ -25,7 +25,7 @@ _LOOK_S = 5.0
 
 
 class PipedWorkerConfig(StrictModel):
-    """What a worker behind a pipe is started with; no secret is in it.
+    """The config of a worker behind a pipe; no secret is in it.
 
     Attributes:
         identity: Directory with its certificate and keys.

@@ -49,7 +49,7 @@ class PackedMicrobatch:
 
 @dataclass(frozen=True)
 class Feedback:
-    """What the enclave says of a client's microbatches.
+    """The enclave's feedback on a client's microbatches.
 
     Attributes:
         norm: Of the whole step's gradient; NaN where the step was not taken, and of what was only measured.

@@ -29,7 +29,7 @@ _Read = TypeVar("_Read", Feedback, HeldOutScores)
 
 @dataclass(frozen=True)
 class SplitStep:
-    """What one step gave.
+    """The result of one step.
 
     Attributes:
         loss: Mean over all targets.

@@ -69,7 +69,7 @@ def honest_host(crossing: FrameInTransit) -> Iterable[bytes]:
 
 @dataclass(frozen=True)
 class SimulatedStep:
-    """What the clients know of a step together.
+    """The clients' joint knowledge of a step.
 
     Attributes:
         loss: Mean over all targets.
@@ -98,7 +98,7 @@ class MemoryEpochs:
 
 @dataclass(frozen=True)
 class SplitScenario:
-    """What a simulation is about.
+    """The parameters of a simulation.
 
     Attributes:
         source: The model.

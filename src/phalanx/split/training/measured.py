@@ -1,10 +1,10 @@
-"""What the back part says of held-out rows."""
+"""The back part's scores of held-out rows."""
 
 from typing import NamedTuple
 
 
 class HeldOutScores(NamedTuple):
-    """What held-out rows come to.
+    """The scores of held-out rows.
 
     Attributes:
         loss: Summed, in nats.

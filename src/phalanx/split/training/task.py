@@ -1,4 +1,4 @@
-"""What the back part is trained on: its head, its labels and its loss; to add one with a head: one class, one line."""
+"""The task of the back part: its head, its labels and its loss; to add one with a head: one class, one line."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType

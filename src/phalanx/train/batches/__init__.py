@@ -1,1 +1,1 @@
-"""What a run trains on and is scored by, beyond plain text."""
+"""Batches and scores of a run, beyond plain text."""

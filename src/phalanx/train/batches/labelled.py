@@ -57,7 +57,7 @@ class LabelledRows:
 
 @dataclass(frozen=True)
 class ClientTexts:
-    """What one client has, as a loader draws it."""
+    """The texts of one client, as a loader draws them."""
 
     rows: LabelledRows
 
@@ -83,8 +83,8 @@ class LabelledTexts:
     Attributes:
         classes: Names; a label is an index of them.
         clients: Training texts by client.
-        test: Held-out texts, of nobody.
-        shares: The same as words, for whoever reads those.
+        test: Held-out texts, which belong to no client.
+        shares: The same as words, for models that read those.
         vocab_size: One more than the largest token id.
     """
 

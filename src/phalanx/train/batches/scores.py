@@ -1,4 +1,4 @@
-"""What held-out rows say of a model: perplexity of text, or how often a class was found."""
+"""Scores of a model on held-out rows: perplexity of text, or how often a class was found."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -15,11 +15,11 @@ _FEWEST = 2
 
 @dataclass(frozen=True)
 class Scores:
-    """Of a classifier on held-out texts.
+    """The scores of a classifier on held-out texts.
 
     Attributes:
         loss: Mean cross-entropy of a text, in nats.
-        accuracy: Share of the texts whose class was found.
+        accuracy: Share of the texts with the right class.
         macro_f1: Mean over the classes of precision's and recall's harmonic mean.
     """
 

@@ -1,4 +1,4 @@
-"""Who does a rank's work: torch's own means, or DeepSpeed where the run file has a section for it."""
+"""The choice of a rank's engine: torch's own means, or DeepSpeed where the run file has a section for it."""
 
 import contextlib
 from collections.abc import Iterator

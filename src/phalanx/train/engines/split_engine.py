@@ -19,7 +19,7 @@ from phalanx.transport.tensors import tensor_buffers
 
 _SEALED = "sealed"
 _RECENT = 1000
-"""Steps whose costs are kept for a median."""
+"""Number of latest steps of which the costs are kept for a median."""
 
 
 class SplitEngine:

@@ -1,1 +1,1 @@
-"""What a run leaves behind, and what that proves: its directory, logs, journal, summary."""
+"""The records of a run, and what they prove: its directory, logs, journal, summary."""

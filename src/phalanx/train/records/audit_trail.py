@@ -1,4 +1,4 @@
-"""What a session writes into the audit log so that others can check its audits, and when it tells the key."""
+"""The audit trail of a session: what it logs so that others can check its audits, and when it tells the key."""
 
 import contextlib
 import hashlib
@@ -29,12 +29,12 @@ def open_log(home: RunDirectory) -> AuditLog:
 
 
 def rules(run: RunConfig, home: RunDirectory, workers: Iterable[str]) -> dict[str, Any]:
-    """What the first line of a session says beside its commitment, for whoever draws again.
+    """Return the first line of a session beside its commitment, for a reader that draws again.
 
     Args:
         run: The run.
         home: Has the certificates.
-        workers: Everybody who takes part or may come later.
+        workers: All workers that take part or may come later.
     """
     return {
         "leaves_format": LEAVES_FORMAT,
@@ -52,7 +52,7 @@ def step_noter(log: AuditLog) -> Callable[[StepRecord], None]:
 
 
 def retire_key(home: RunDirectory, history: RunHistory) -> None:
-    """Let nobody draw with a key that the log has told; a crash may have come between that and its removal."""
+    """Forget a key that the log has told; a crash may have come between that and its removal."""
     if history.revealed and _commitment(home.audit_key()) in history.revealed:
         home.forget_audit_key()
 

@@ -1,4 +1,4 @@
-"""What of a run's steps was recomputed, by whom, and what is in doubt since somebody was convicted."""
+"""The record of checks: which steps were recomputed, by which parties, and which are in doubt after a conviction."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ _RANGES = 256
 """So many ranges of older steps are kept apart; a summary is no list of a million steps."""
 
 _Work = tuple[int, str, frozenset[str] | None]
-"""Stage, party that served it, and on whose word it rests that its work was recomputed, as in `StageChecks`."""
+"""Stage, party that served it, and the parties on which it rests that its work was recomputed, as in `StageChecks`."""
 
 
 @dataclass(frozen=True)
 class Doubt:
-    """Steps of one stage that hold the work of a party that was convicted, and that nobody has recomputed in full.
+    """Steps of one stage that hold the work of a convicted party and were not recomputed in full.
 
     Attributes:
-        party: Who served the stage.
+        party: The party that served the stage.
         stage: Which one.
         convicted_in: Steps of its verdicts.
         steps: Those in doubt, as ranges.
@@ -52,12 +52,12 @@ class Doubt:
 
 
 class CheckRecord:
-    """Follows the applied steps of a run, what undoes them, and convictions.
+    """The record of the applied steps of a run, of what undoes them, and of convictions.
 
     Guarantees:
         A step of a convicted party is in doubt unless all of its work in it was recomputed, update included, by the
-        owner or by somebody who was not convicted; or it was undone. What an auditor that was convicted later
-        vouched for counts as not recomputed. A step between two recomputed ones is in doubt as well: its lie would
+        owner or by a party that was not convicted; or it was undone. What an auditor that was convicted later
+        reported counts as not recomputed. A step between two recomputed ones is in doubt as well: its lie would
         be in the weights that the later one began with.
 
     Args:
@@ -71,7 +71,7 @@ class CheckRecord:
         self._made: dict[tuple[int, str], Spans] = {}
         self._convicted: dict[str, list[int]] = {}
         self._refuted: list[tuple[tuple[int, str], int]] = []
-        """Stage and party, and the step whose update it was convicted for."""
+        """Stage and party, and the step of the update that it was convicted for."""
 
     # --- what happens -----------------------------------------------------------------------------
 
@@ -140,7 +140,7 @@ class CheckRecord:
         return found
 
     def believed(self) -> dict[int, int]:
-        """By stage: steps in other hands that nobody has recomputed in full, or only somebody who was convicted."""
+        """By stage: steps of workers that no party, or only a convicted one, has recomputed in full."""
         parties = sorted({work[:2] for work in self._work})
         found = {}
         for stage in sorted({stage for stage, _ in parties}):
@@ -164,7 +164,7 @@ class CheckRecord:
         return found
 
     def _unverified(self, stage: int, party: str) -> set[_Work]:
-        """Which of a party's work nobody has recomputed in full who is still believed."""
+        """The work of a party that no party without a conviction has recomputed in full."""
         return {
             work
             for work in self._work

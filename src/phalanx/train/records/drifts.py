@@ -1,4 +1,4 @@
-"""Stages whose messages lean to one side below the tolerance, as the cumulative sums found them."""
+"""Drifts: stages with messages that lean to one side below the tolerance, as the cumulative sums found them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ _WHERE = ("stage", "party", "direction")
 
 @dataclass
 class Drifts:
-    """Counts the events `drift` by stage, party and direction; they accuse nobody, but a reader must see them."""
+    """Counts of the events `drift` by stage, party and direction; they convict no party, but a reader must see them."""
 
     _rows: dict[tuple[Any, ...], dict[str, Any]] = field(default_factory=dict)
 

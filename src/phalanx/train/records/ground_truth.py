@@ -1,11 +1,11 @@
-"""What the attackers of a drill say that they did: the yardstick of a guard, never its input."""
+"""The ground truth of a drill, as its attackers log it: the yardstick of a guard, never its input."""
 
 import json
 from pathlib import Path
 
 
 class GroundTruth:
-    """Reads the attackers' own log as it grows."""
+    """A reader of the attackers' own log, as it grows."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -27,5 +27,5 @@ class GroundTruth:
                 self._offset += len(line)
 
     def attacked_steps(self) -> set[int]:
-        """Steps in which anybody lied."""
+        """Steps in which an attacker lied."""
         return {step for _, step in self.attacked}

@@ -1,4 +1,4 @@
-"""What the signed audit log knows of a run's earlier sessions; a resumed run believes nothing else about parties."""
+"""The history of a run, from its signed audit log; a resumed run believes nothing else about parties."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,14 +17,14 @@ class RunHistory:
 
     Attributes:
         decisions: What the guard decided, as (kind, body), oldest first.
-        convicted: Parties that were found guilty; they never come back, unless the recovery excludes nobody.
+        convicted: Parties that were found guilty; they never come back, unless the recovery excludes no party.
         final_weights_digest: Of the run's end; None while it has not ended.
         head: Where the log ends; None when it is empty.
         adopted: Whether the run began where another one was.
         certified: What it says about checkpoints.
         undone_at: How many events there were when steps were undone for the last time; 0 when none were.
         committed: Digests of audit keys that sessions have drawn with.
-        revealed: Those of them whose keys the log tells; nobody must draw with them again.
+        revealed: Those of them with a key that the log tells; no session must draw with them again.
     """
 
     decisions: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -64,7 +64,7 @@ def read_history(path: Path, peer: Peer, run: str) -> RunHistory:
 
     Args:
         path: The log; one that is not there is empty.
-        peer: The owner, who signed it.
+        peer: The owner, which signed it.
         run: The run that it must be of.
 
     Raises:
@@ -72,7 +72,7 @@ def read_history(path: Path, peer: Peer, run: str) -> RunHistory:
 
     Guarantees:
         A party counts as convicted as soon as its verdict is in the log, whatever checkpoint the run goes
-        on from: a crash between verdict and checkpoint lets nobody back in.
+        on from: a crash between verdict and checkpoint lets no party back in.
     """
     history = RunHistory()
     if not path.exists():

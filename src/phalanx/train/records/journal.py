@@ -1,4 +1,4 @@
-"""Where a run is, step by step: a killed owner goes on at the step where it died, not at its last checkpoint."""
+"""The journal of a run, step by step: a killed owner goes on at the step where it died, not at its last checkpoint."""
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -21,18 +21,18 @@ from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.setup.stage_source import StageLibrary
 
 Fetch = Callable[[str, int, int, Mapping[str, Tensor]], dict[str, Tensor]]
-"""Gets a state that another party has kept, given who, the stage, the step, and its names, shapes and types."""
+"""Gets a state that another party has kept, given party, stage, step, and names, shapes and types of the state."""
 
 _DOMAIN = "phalanx journal"
 _FILE = "journal.json"
 
 
 class StateFilePlace(StrictModel):
-    """Where the state of one stage is.
+    """The place of one stage's state.
 
     Attributes:
-        party: Who held it: its process has kept the state.
-        digest: What it must be; None where nobody takes digests.
+        party: The party that held it: its process has kept the state.
+        digest: What it must be; None where no digests are taken.
     """
 
     party: str
@@ -70,7 +70,7 @@ class Entry(StrictModel):
 
 @dataclass
 class Journal:
-    """Written by the owner when a step is decided, right before anybody updates.
+    """The journal, which the owner writes when a step is decided, right before any party updates.
 
     Attributes:
         directory: Holds the journal and, beside it, what each process keeps.
@@ -91,7 +91,7 @@ class Journal:
         self._state = state
 
     def verified(self, step: int, holders: Mapping[int, str], digests: Mapping[int, StateDigest]) -> None:
-        """Note that the states before this step are what they should be, and who has them."""
+        """Note that the states before this step are what they should be, and which parties have them."""
         if self._refused or self._state is None or self._state["step"] != step:
             return
         head = self.log_head()
@@ -189,7 +189,7 @@ def collect(directory: Path, entry: Entry, library: StageLibrary, fetch: Fetch |
         path = state_path(directory, stage, place.party, entry.step)
         where = str(path) if is_here else f"stage {stage}, kept by {place.party}"
         if place.digest is None and not is_here:
-            raise CheckpointError(f"{where}: nobody has verified what it should be")
+            raise CheckpointError(f"{where}: what it should be was not verified")
         try:
             if fetch is None or is_here:
                 state = read_state(path, entry.step)

@@ -1,4 +1,4 @@
-"""Who in a run directory knows where the audit log has ended, so that none of its lines can be taken away."""
+"""The heads of the audit log that a run directory holds, so that none of the log's lines can be taken away."""
 
 import json
 from collections.abc import Iterator
@@ -21,13 +21,13 @@ def known_heads(run_dir: Path, owner: Peer, run: str | None = None) -> list[Know
 
     Args:
         run_dir: The directory.
-        owner: Who must have signed them.
+        owner: The party that must have signed them.
         run: The run that they must be of; None accepts any.
 
     Raises:
         AuditLogError: The file that keeps the head beside the secrets is damaged or of another run.
 
-    A manifest, a journal or a summary that cannot be read knows nothing here; whoever goes on from it refuses it.
+    A manifest, a journal or a summary that cannot be read yields no head here; a run that goes on from it refuses it.
     """
     found = [*_of_checkpoints(run_dir / "checkpoints", owner), *_of_journal(run_dir / "journal", owner)]
     kept = run_dir / HEAD_FILE

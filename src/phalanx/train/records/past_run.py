@@ -1,4 +1,4 @@
-"""A run directory seen from outside, by public keys alone: its config, and a checkpoint that its log vouches for."""
+"""A run directory seen from outside, by public keys alone: its config, and a checkpoint that its log certifies."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ class PastRun:
     Args:
         path: Its directory.
         certificate: The owner's certificate, kept by the caller; the directory's own when left out, which finds
-            every change but one by somebody who replaced log, checkpoints and certificate together.
+            every change but one that replaced log, checkpoints and certificate together.
 
     Raises:
         CheckpointError: There is no run.
@@ -41,7 +41,7 @@ class PastRun:
         path: Its directory.
         config: What it trained.
         run_id: Its random name.
-        owner: Who must have signed everything.
+        owner: The party that must have signed everything.
         checkpoints: Directory of its checkpoints.
         verdicts: What the events `verdict` of its log say, oldest first.
     """
@@ -60,7 +60,7 @@ class PastRun:
         self.verdicts = [body for kind, body in history.decisions if kind == "verdict"]
 
     def key(self) -> KeyHolder | None:
-        """Who unwraps its checkpoints; None when they are not encrypted.
+        """The holder of the key that unwraps its checkpoints; None when they are not encrypted.
 
         Raises:
             CheckpointError: The key is missing or malformed.

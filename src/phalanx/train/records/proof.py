@@ -1,4 +1,4 @@
-"""What a run's audit log proves: which steps were audited as their draws demand, and what cannot be shown."""
+"""The proof of a run by its audit log: which steps were audited as their draws demand, and what cannot be shown."""
 
 import hashlib
 import json
@@ -32,15 +32,15 @@ _OPENINGS = ("run_started", "run_resumed")
 
 @dataclass(frozen=True)
 class RunProof:
-    """What was found out about a run.
+    """The findings about a run's audit log.
 
     Attributes:
         log: Its lines.
-        owner: Who signed them.
+        owner: The party that signed them.
         key_from: Where the owner's key was taken from.
         is_guarded: Whether any session of it had a guard.
         steps: Steps that have a root in the log, those that were done again counted once.
-        proven: Those of them whose audits were drawn again and found to be done.
+        proven: Those of them with audits that were drawn again and found to be done.
         audits: Recomputed microbatches in them, under the signatures of stage and auditor.
         owners_audits: The same on the owner's word.
         unlike_audits: The same between numeric classes, where the distance is the owner's word.
@@ -108,7 +108,7 @@ def verify_run(run_dir: Path, certificate: Path | None = None, heads: Sequence[P
     end, is_signed = _told_end(run_dir, owner)
     reader = _Reader()
     log = verify_log(path, owner, expected=end, known=known_heads(run_dir, owner), visit=reader.take)
-    # before there were leaves nobody signed a summary
+    # before there were leaves summaries were not signed
     is_told = is_signed or (end is not None and not any(session.has_leaves for session in reader.sessions))
     unproven = [*_lacking(heads, owner, log.run, reader.public), *reader.order.open_end(is_told)]
     work, proven, remarks, names = ShownWork(), set[int](), list[str](), set[str]()
@@ -119,7 +119,7 @@ def verify_run(run_dir: Path, certificate: Path | None = None, heads: Sequence[P
             continue
         rules = _rules(session, owner, reader.keys, log.run or "")
         if rules.draw is None:
-            unproven.append(f"{where}: the key of its audits is not revealed, so nobody can draw them again")
+            unproven.append(f"{where}: the key of its audits is not revealed, so they cannot be drawn again")
         elif not rules.audits:
             remarks.append(f"{where} recomputes nothing: its steps are recorded and not verified")
         for line, batch in session.steps:

@@ -1,4 +1,4 @@
-"""Everything that a run leaves behind while it goes: metrics, events, TensorBoard, the progress bar."""
+"""The records of a run while it goes: metrics, events, TensorBoard, the progress bar."""
 
 import contextlib
 import time
@@ -19,7 +19,7 @@ from phalanx.train.batches.scores import Scores, Validation, say_validation, val
 from phalanx.train.records.ground_truth import GroundTruth
 
 _MOST_CHARACTERS = 2000
-# a conviction must outlive even the machine: a resumed run reads here who may not come back
+# a conviction must outlive even the machine: a resumed run reads here which party may not come back
 _LASTING = ("run_started", "run_resumed", "verdict", "evicted")
 _SAID: dict[str, tuple[Kind, str]] = {
     "awaiting": ("note", "listening on {address}; start {parties} with `phalanx worker`"),
@@ -60,7 +60,7 @@ def in_words(kind: str, body: dict[str, object]) -> tuple[Kind, str] | None:
 
 @contextlib.contextmanager
 def announcing(log: AuditLog, console: Console) -> Iterator[Observe]:
-    """Tell whom the run waits for, before there is a recorder; the log has it once they have said what they know of it.
+    """Show what the run waits for before it has a recorder; log it once workers have told what they know of the log.
 
     A log that was cut is left as it is.
     """

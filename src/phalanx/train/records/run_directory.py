@@ -30,7 +30,7 @@ def cache_beside(run_dir: Path) -> Path:
 
 
 def default_directory(run: RunConfig) -> Path:
-    """Where a run goes when nobody says where."""
+    """The directory of a run where the user names none."""
     return Path("runs") / run.name
 
 
@@ -49,7 +49,7 @@ def owner_certificate(run_dir: Path) -> Path:
 
 
 def holds_run(run_dir: Path) -> bool:
-    """Whether there is a run to go on with, be it one whose making a crash interrupted."""
+    """Whether there is a run to go on with, be it one that a crash interrupted while its directory was made."""
     return any((run_dir / name).exists() for name in (_RECORD, _BEGUN))
 
 
@@ -153,7 +153,7 @@ class RunDirectory:
         return self.path / "secrets" / "audit.key"
 
     def announce(self, address: str) -> None:
-        """Leave word of where the owner listens, for whoever brings workers to it."""
+        """Write down where the owner listens, for the user or engine that starts its workers."""
         temporary = self.path / f".{ADDRESS_FILE}.tmp"
         temporary.write_text(f"{address}\n", encoding="ascii")
         temporary.rename(self.path / ADDRESS_FILE)
@@ -184,7 +184,7 @@ class RunDirectory:
         (self.path / _SUMMARY).unlink(missing_ok=True)
 
     def _leave_certificate(self) -> None:
-        """Whoever checks the audit log later needs nothing but this directory."""
+        """Leave the owner's certificate: an auditor of the log needs nothing but this directory."""
         path = self.path / OWNER_CERTIFICATE
         if not path.exists():
             temporary = path.with_suffix(".tmp")

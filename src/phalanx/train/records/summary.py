@@ -18,7 +18,7 @@ from phalanx.train.records.trust import trust_figures
 
 @dataclass
 class Figures:
-    """What the session found out, beside the totals of its steps."""
+    """The figures of a session, beside the totals of its steps."""
 
     status: str = "failed"
     wall_s: float = 0.0
@@ -31,7 +31,7 @@ class Figures:
     steps_restarted: int = 0
     steps_skipped: int = 0
     steps_lost: int = 0
-    """Applied steps that were given up because nobody could serve a stage, and done again from a checkpoint."""
+    """Applied steps that were given up because no party could serve a stage, and done again from a checkpoint."""
     skipped_batches: set[tuple[int, int]] = field(default_factory=set)
     """Step and number of every batch that was given up; one that is met again after a resume is the same one."""
     verdicts: list[dict[str, Any]] = field(default_factory=list)

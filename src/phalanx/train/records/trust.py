@@ -1,4 +1,4 @@
-"""What of a run rests on the word of parties that nobody checked: figures, and sentences for the console."""
+"""The trust in a run: figures and sentences about what rests on the word of unchecked parties."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -12,13 +12,13 @@ _MOST_RANGES = 8
 def trust_figures(
     record: CheckRecord, drifts: Drifts, checkpoints: Sequence[int], *, guarded: bool | None
 ) -> dict[str, Any]:
-    """The figures for ``summary.json``.
+    """Return the figures for ``summary.json``.
 
     Args:
         record: What was recomputed.
-        drifts: Who leans to one side.
+        drifts: The stages that lean to one side.
         checkpoints: Steps of those that are there.
-        guarded: Whether stages in other hands were watched at all; None where the run has none. It may have taken some
+        guarded: Whether workers' stages were guarded at all; None where the run has none. It may have taken some
             over from another run.
     """
     if guarded is None and record.is_empty:
@@ -27,7 +27,7 @@ def trust_figures(
     first = min((doubt.steps[0][0] for doubt in doubts), default=None)
     before = [step for step in checkpoints if first is not None and step <= first]
     return {
-        # without a guard nobody is ever convicted
+        # without a guard no party is ever convicted
         "in_doubt": None if guarded is False and not doubts else bool(doubts),
         "steps_in_doubt": [doubt.to_json() for doubt in doubts],
         "checkpoint_before_doubt": max(before, default=None),
@@ -55,7 +55,7 @@ def say_trust(summary: dict[str, Any]) -> list[str]:
     for row in summary.get("drifts", ()):
         lines.append(
             f"DRIFT: {row['party']} leant to one side at stage {row['stage']} ({row['direction']}), first seen in step "
-            f"{row['first_step']}, last in step {row['last_step']}; below the tolerance, so nobody is blamed."
+            f"{row['first_step']}, last in step {row['last_step']}; below the tolerance, so no party is blamed."
         )
     return lines
 

@@ -1,4 +1,4 @@
-"""When nobody who is left can serve a stage: back to the last certified checkpoint, in the same process."""
+"""The rollback to the last certified checkpoint, in the same process, when no party that is left can serve a stage."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from phalanx.train.setup.stage_source import StageLibrary
 
 @dataclass(frozen=True)
 class Fallback:
-    """Takes a run back: loader, figures and metrics here, every stage with whoever is left.
+    """A rollback of a whole run: loader, figures and metrics here, every stage at the parties that are left.
 
     Guarantees:
         The run ends with the bits of an undisturbed one, as far as the checkpoint has them. The steps since the
@@ -24,7 +24,7 @@ class Fallback:
         plan: The run, as every party sees it.
         savepoint: Reads checkpoints.
         saver: Ends what is still being written.
-        metrics: Whose lines of lost steps are dropped.
+        metrics: Loses its lines of lost steps.
         observe: Writes to the audit log, and counts.
     """
 
@@ -42,10 +42,10 @@ class Fallback:
             The next step.
 
         Raises:
-            NoHolderError: The given one: without a guard nobody knows which states are right, and without a
+            NoHolderError: The given one: without a guard no state is known to be right, and without a
                 checkpoint there is none to go back to.
             CheckpointError: The checkpoint is damaged.
-            PeerLostError: Nobody who is left got ready in time.
+            PeerLostError: No party that is left got ready in time.
         """
         self.saver.drop()
         checkpoint = self.savepoint.open() if self.plan.guard.enabled else None

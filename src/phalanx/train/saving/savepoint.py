@@ -1,4 +1,4 @@
-"""What a checkpoint of a run holds beside the tensors, written and read in one place."""
+"""The savepoint of a run: what a checkpoint holds beside the tensors, written and read in one place."""
 
 import time
 from collections.abc import Iterable
@@ -58,12 +58,12 @@ class SavedCheckpoint:
 
 
 class Savepoint:
-    """Moves the state of a run between memory and the run directory's checkpoints.
+    """A savepoint moves the state of a run between memory and the run directory's checkpoints.
 
     Args:
         source: The model; its files are part of what an adapter's checkpoint needs.
         certified: What the audit log says about checkpoints.
-        log: The audit log, whose head every manifest has; None where nobody keeps one.
+        log: The audit log; every manifest has its head; None where there is none.
 
     Raises:
         CheckpointError: The key is missing or malformed, or the remote store's client is not installed.

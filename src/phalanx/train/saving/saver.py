@@ -1,4 +1,4 @@
-"""When a checkpoint is taken and written: at once, or beside the training; what fails is said, and training goes on."""
+"""The saver of checkpoints, at once or beside the training; what fails is said, and training goes on."""
 
 import os
 import sys
@@ -208,7 +208,7 @@ class Saver(BesideSaver):
 
 
 def _step_aside() -> None:
-    """What is written beside the training takes processor time that nobody else wants (Linux)."""
+    """Take only processor time that no other thread wants, for what is written beside the training (Linux)."""
     if sys.platform.startswith("linux"):
         # a priority is each thread's own there
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)

@@ -1,4 +1,4 @@
-"""The owner and its workers, brought together and sent home again."""
+"""The owner and its workers: started or awaited together, and ended together."""
 
 import contextlib
 import secrets
@@ -52,9 +52,9 @@ class JoinedWorkers:
     """Workers that have joined and are set up, without roles.
 
     Attributes:
-        members: Who they are.
+        members: The workers as members of the run.
         workers: Processes of this machine, where the workers are local.
-        wire: The owner's, which tells whoever joins what it is called in this session.
+        wire: The owner's, which tells each joining worker its name in this session.
         endpoint: The owner's.
     """
 
@@ -69,7 +69,7 @@ class JoinedWorkers:
         Raises:
             CheckpointError: It keeps none, is not here, or sends something else.
         """
-        # whoever had come back in the last session is called by its certificate again
+        # a worker that had come back in the last session is called by its certificate again
         name = certified_name(party)
         if name not in self.members.addresses:
             raise CheckpointError(f"stage {stage}: {name}, who kept its state, has not come back")
@@ -92,7 +92,8 @@ def gathered(
     """Start or await the workers called `names`, and end them whatever happens; `late` ones may come at any time.
 
     Frames and evidence count in `session` alone, which `session_name` makes anew for each start.
-    Whoever is not named, such as a party convicted in an earlier session, is not started and not let in.
+
+    A worker that is not named, such as one convicted in an earlier session, is not started and not let in.
     `open_workers` starts the local ones; another than the default is for drills only.
     Workers of other machines remember how far `log` has come; those of this one live and die with the owner.
 
@@ -133,7 +134,7 @@ def gathered(
         try:
             members = gather(endpoint, plan, guests, home.owner.authority_pem, observe)
         except ConfigError:
-            # everybody was told why, and shall have the time to say so
+            # every worker was told why, and shall have the time to say so
             workers.close()
             raise
         members.rebalance_every, members.returns = run.pipeline.rebalance_every, run.pipeline.returns
@@ -145,7 +146,7 @@ def gathered(
 
 @contextlib.contextmanager
 def engaged(
-    crowd: JoinedWorkers,
+    joined: JoinedWorkers,
     run: RunConfig,
     home: RunDirectory,
     plan: StepPlan,
@@ -158,12 +159,12 @@ def engaged(
     note_checks: NoteChecks | None = None,
     note_step: Callable[[StepRecord], None] | None = None,
 ) -> Iterator[PipelineEngine]:
-    """Make the engine that drives a crowd; no role is given yet. At the end every worker is told so."""
-    members, workers = crowd.members, crowd.workers
+    """Make the engine that drives joined workers; no role is given yet. At the end every worker is told so."""
+    members, workers = joined.members, joined.workers
     if not run.pipeline.remote_workers:
         replacements = Replacements(
             late,
-            start=lambda name: workers.start({name: _worker_config(run, home, name, crowd.wire.address)}),
+            start=lambda name: workers.start({name: _worker_config(run, home, name, joined.wire.address)}),
             is_alive=workers.is_alive,
             has_joined=lambda name: name in members.addresses,
             observe=observe,
@@ -180,7 +181,7 @@ def engaged(
             files.note_verified = journal.verified
             files.states = StateFiles(home.journal, OWNER, journal.give_up)
             stack.callback(files.states.close)
-        engine = PipelineEngine(plan, home.owner.public, crowd.endpoint, members, files, draw)
+        engine = PipelineEngine(plan, home.owner.public, joined.endpoint, members, files, draw)
         yield engine
         engine.close("the run is complete")
 
@@ -191,8 +192,8 @@ def company(
 ) -> Iterator[PipelineEngine]:
     """An engine and the workers of a run file that begins from nothing: `gathered` and `engaged` at once."""
     with (
-        gathered(run, home, plan, observe, session=session_name(home), names=run.pipeline.workers, late=()) as crowd,
-        engaged(crowd, run, home, plan, library, observe, draw=session_draw(home, run)) as engine,
+        gathered(run, home, plan, observe, session=session_name(home), names=run.pipeline.workers, late=()) as joined,
+        engaged(joined, run, home, plan, library, observe, draw=session_draw(home, run)) as engine,
     ):
         yield engine
 
@@ -213,6 +214,7 @@ def _worker_config(run: RunConfig, home: RunDirectory, name: str, owner: str) ->
         owner=owner,
         threads=run.train.threads,
         device=run.train.device,
+        parallel=run.pipeline.layout_of(name),
         journal=str(home.journal.resolve()) if run.journals else None,
         # the port of the run file is the owner's
         transport=run.pipeline.transport.model_copy(update={"port": 0}),

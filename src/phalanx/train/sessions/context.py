@@ -25,7 +25,7 @@ from phalanx.train.sessions.continue_from import adopted_state
 
 @dataclass(frozen=True)
 class StartingPoint:
-    """Where a session begins, if not at its run's newest checkpoint.
+    """The point at which a session begins, if not at its run's newest checkpoint.
 
     Attributes:
         from_step: The step of an older checkpoint of this run; None for its newest one.
@@ -38,7 +38,7 @@ class StartingPoint:
 
 @dataclass(frozen=True)
 class SessionContext:
-    """What every engine's part of a session works on.
+    """The context of a session, on which every engine's part works.
 
     Attributes:
         run: The run file.

@@ -1,4 +1,4 @@
-"""What a session asks of an engine: to be prepared, to find its state, to run, and to be finished."""
+"""The interface between a session and an engine: it is prepared, finds its state, runs, and is finished."""
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from phalanx.train.sessions.hooks import TrainedModel
 
 @dataclass(frozen=True)
 class RunMaterial:
-    """What is trained on what.
+    """The material of a run: model, text and batches.
 
     Attributes:
         source: The model.
@@ -35,7 +35,7 @@ class RunMaterial:
 
 @dataclass(frozen=True)
 class EngineStart:
-    """Where and with which records an engine begins.
+    """The point and the records with which an engine begins.
 
     Attributes:
         start: The next step.
@@ -53,7 +53,7 @@ class EngineStart:
 
 
 class RunningEngine(Protocol):
-    """An engine at work, with what measures, saves and ends it."""
+    """An engine at work, with the parts that measure, save and end it."""
 
     @property
     def engine(self) -> Engine:
@@ -71,7 +71,7 @@ class RunningEngine(Protocol):
         ...
 
     def finish(self) -> None:
-        """Record the end of a run whose last step is applied: the weights' digest, and the engine's own figures."""
+        """Record the end of a run once its last step is applied: the weights' digest, and the engine's own figures."""
         ...
 
     def go_back(self, reason: NoHolderError) -> int:
@@ -101,7 +101,7 @@ class EngineSetup(Protocol):
 
 
 class EngineFactory(Protocol):
-    """What makes one kind of engine: pipeline, domain or split."""
+    """A factory of one kind of engine: pipeline, domain or split."""
 
     def prepare(self, context: SessionContext) -> AbstractContextManager[EngineSetup]:
         """Open model and text; what has been started is ended with the context."""

@@ -1,4 +1,4 @@
-"""What happens around the steps of a run: validation and checkpoints, when it is time for them."""
+"""The hooks around the steps of a run: validation and checkpoints, when it is time for them."""
 
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -19,7 +19,7 @@ _VALIDATION_BATCH = 8
 
 
 class TrainedModel(Protocol):
-    """What is trained, as far as it is measured and saved."""
+    """The trained model, as far as it is measured and saved."""
 
     def measure(self, batches: Iterator[Batch]) -> Validation:
         """What held-out batches say of it."""

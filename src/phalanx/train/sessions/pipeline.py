@@ -80,7 +80,7 @@ class PipelineSetup:
         self._late = [name for name in settings.late_workers if name not in convicted]
 
     @functools.cached_property
-    def _crowd(self) -> JoinedWorkers:
+    def _joined_workers(self) -> JoinedWorkers:
         """The workers: started, or awaited, at the first use."""
         context = self._context
         with announcing(context.log, context.console) as say:
@@ -108,7 +108,7 @@ class PipelineSetup:
         context = self._context
         library = StageLibrary(self.material.source, self._plan, None)
         if context.asks_workers:
-            _ = self._crowd
+            _ = self._joined_workers
             context.begin()
         context.adopt(savepoint, lambda origin: cut_anew(origin, library))
         context.accept_older(savepoint)
@@ -124,7 +124,7 @@ class PipelineSetup:
                 # as with any checkpoint: the log must not be behind it
                 context.tell("checkpoint", {"step": entry.step})
                 context.log.sync()
-                fetch = self._crowd.fetch_kept if context.run.pipeline.remote_workers else None
+                fetch = self._joined_workers.fetch_kept if context.run.pipeline.remote_workers else None
                 saved = savepoint.write(entry.step, collect(home.journal, entry, library, fetch), entry.state)
                 context.tell("checkpoint_saved", saved.body())
                 context.console.print(f"journal: the run goes on where it died, at step {entry.step}")
@@ -145,7 +145,7 @@ class PipelineSetup:
         with contextlib.ExitStack() as stack:
             engine = stack.enter_context(
                 engaged(
-                    self._crowd,
+                    self._joined_workers,
                     run,
                     home,
                     plan,

@@ -6,7 +6,7 @@ from phalanx.pipeline import Observe
 
 
 class Replacements:
-    """Names that are still to be had, and who is on the way.
+    """The names of replacements: those that are still free, and those on the way.
 
     Args:
         names: In the order in which they are used.
@@ -41,7 +41,7 @@ class Replacements:
             self._observe("respawned", {"party": name, "in_place_of": gone})
 
     def look_after(self) -> None:
-        """Start another worker for each that has ended without joining: nobody else would miss it."""
+        """Start another worker for each that has ended without joining: no other part of the owner misses it."""
         self._expected = [name for name in self._expected if not self._has_joined(name)]
         stillborn = [name for name in self._expected if not self._is_alive(name)]
         self._expected = [name for name in self._expected if name not in stillborn]

@@ -27,7 +27,7 @@ from phalanx.train.sessions.hooks import RunHooks
 
 @final
 class Session:
-    """What `train` does, in the order in which it does it, whichever engine runs the steps.
+    """A session of ``train``, from start to end, whichever engine runs the steps.
 
     Args:
         run: The run file.

@@ -1,4 +1,4 @@
-"""Owner, clients and the enclave process, brought together and sent home again."""
+"""Owner, clients and the enclave process: started together, and ended together."""
 
 import contextlib
 import secrets
@@ -43,7 +43,7 @@ def kinds_of(run: RunConfig, source: ModelSource, num_classes: int) -> TensorKin
 
 
 def enclave_of(home: RunDirectory) -> Peer:
-    """Whom the authority of the run knows as the enclave."""
+    """The enclave's name and key, as the authority of the run certified them."""
     return peer_from_certificate(home.certificate(ENCLAVE).encode("ascii"), home.owner.authority_pem)
 
 
@@ -55,7 +55,7 @@ def split_company(
 
     Args:
         run: With a section ``[split]``.
-        home: Has everybody's keys.
+        home: Has the keys of all parties.
         source: The model.
         num_classes: Of a classification; 0 of anything else.
 
@@ -99,7 +99,7 @@ def split_company(
 
 
 def _piped_workers(split: SplitConfig, home: RunDirectory, session: str) -> dict[str, PipedWorkerConfig]:
-    """Files of masked workers whose enclave can start none itself."""
+    """Files of masked workers for an enclave that can start none itself."""
     return {
         name: PipedWorkerConfig(
             identity=str((home.pki / name).resolve()),

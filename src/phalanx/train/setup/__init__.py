@@ -1,1 +1,1 @@
-"""What is settled before the first step: the plan, the source of each stage, the guard's outlook."""
+"""The setup before the first step: the plan, the source of each stage, the guard's outlook."""

@@ -1,4 +1,4 @@
-"""What the guard of a run finds, and when, and what it costs: printed before anything is trained."""
+"""The outlook of a run's guard: what it finds, and when, and what it costs, printed before anything is trained."""
 
 from phalanx.pipeline import GuardConfig
 from phalanx.planner.guard.finding import AuditRates, DetectionOdds, GuardPrice, findings, price

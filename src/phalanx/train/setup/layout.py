@@ -12,6 +12,7 @@ from phalanx.errors import ConfigError
 from phalanx.models import ModelSource, StageSpec, estimate_costs, partition
 from phalanx.pipeline import OWNER, StageRange, StepPlan
 from phalanx.pipeline.assignment.assignment import first_assignment
+from phalanx.pipeline.assignment.rank_memory import rank_bytes
 from phalanx.pipeline.assignment.stage_memory import footprints, stage_counts
 from phalanx.train.config import RunConfig
 from phalanx.train.setup.guard_outlook import outlook, outlook_rows, price_note
@@ -70,7 +71,7 @@ def make_plan(run: RunConfig, source: ModelSource) -> StepPlan:
 
 @dataclass(frozen=True)
 class StageEstimate:
-    """One stage in the table: what it is, who has it, what it needs.
+    """One stage in the table: its layers, its parties and its needs.
 
     Attributes:
         index: The stage.
@@ -78,8 +79,8 @@ class StageEstimate:
         parameters: Numbers held.
         trainable: Numbers trained.
         size_bytes: Parameters in fp32.
-        holder: Who serves it first.
-        shadow: Who covers it first, None for the owner's own.
+        holder: The party that serves it first.
+        shadow: The party that shadows it first, None for the owner's own.
         memory_bytes: Expected peak at the holder; `footprints` says what is counted.
         shadow_bytes: The same at the shadow.
     """
@@ -137,7 +138,24 @@ def describe_stages(run: RunConfig, source: ModelSource) -> RenderableType:
             row.shadow or "-",
         )
     toml = Syntax(dump_toml(run), "toml", background_color="default")
-    return Group(toml, table, _memory_note(rows), *_guard_notes(run, rows, source))
+    return Group(toml, table, _memory_note(rows), *_party_ranks(run, rows, source), *_guard_notes(run, rows, source))
+
+
+def _party_ranks(run: RunConfig, rows: Sequence[StageEstimate], source: ModelSource) -> list[RenderableType]:
+    """What the ranks of parties that have several need for the stages that they serve first."""
+    plan = make_plan(run, source)
+    shared = [row for row in rows if row.holder != OWNER and run.pipeline.layout_of(row.holder).world > 1]
+    if not shared:
+        return []
+    table = Table(title=f"{run.world['processes']} processes; parties of several ranks")
+    for name in ("party", "stage", "layout", "processes", "memory of rank 0", "of each other"):
+        table.add_column(name, justify="left" if name in ("party", "layout") else "right")
+    for row in shared:
+        layout = run.pipeline.layout_of(row.holder)
+        needs = rank_bytes(plan, row.index, layout)
+        sizes = (_mebibytes(needs.first), _mebibytes(needs.other))
+        table.add_row(row.holder, str(row.index), layout.label, str(layout.world), *sizes)
+    return [table]
 
 
 def _guard_notes(run: RunConfig, rows: Sequence[StageEstimate], source: ModelSource) -> list[RenderableType]:

@@ -1,4 +1,4 @@
-"""Where the owner gets a stage from: the model's files, or a checkpoint of this run."""
+"""The sources of a stage at the owner: the model's files, or a checkpoint of this run."""
 
 from phalanx.checkpoint import Checkpoint
 from phalanx.models import ModelSource, build_stage, tie

@@ -42,7 +42,7 @@ class StaleMicrobatch(MessageAttack):
 
 
 class StaleStep(StaleMicrobatch):
-    """The same microbatch's tensor of the last step."""
+    """An attack that sends the same microbatch's tensor of the last step."""
 
     def repeats(self, old: HonestMessage, new: HonestMessage) -> bool:
         """The same place, one step ago."""

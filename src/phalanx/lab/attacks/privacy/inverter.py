@@ -1,4 +1,4 @@
-"""What attacks on hidden states have in common: they rank, for each position, the tokens that may stand there."""
+"""The interface of attacks on hidden states: they rank, for each position, the tokens that may stand there."""
 
 from typing import Protocol
 

@@ -1,4 +1,4 @@
-"""Which tokens' inputs lie in the row space of an adapter's gradient.
+"""The span check: tokens with inputs that lie in the row space of an adapter's gradient.
 
 The gradient of a linear layer is a sum over tokens of (gradient of the output) times (input), so its rows lie in the
 span of the inputs. In the first layer an input is one of few known vectors for each token. With fewer tokens in the

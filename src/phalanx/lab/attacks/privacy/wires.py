@@ -1,4 +1,4 @@
-"""What the machine between both ends sees of a tensor, under each guard; made by the guards themselves.
+"""Views of a tensor from the machine between both ends, under each guard; made by the guards themselves.
 
 An attacker wants numbers, so each wire gives the best reading as numbers that its bytes have: the tensor itself, the
 bytes of its ciphertext, or its masked integers.

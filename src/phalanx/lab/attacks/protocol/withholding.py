@@ -47,7 +47,7 @@ class WithheldAnswer(Attack):
 
 
 class StalledParty(Attack):
-    """From the first step of the attack on nothing leaves any more, as in a process that was stopped."""
+    """An attack that sends nothing any more from its first step on, as a process that was stopped."""
 
     def __init__(self, config: AttackConfig, party: str, log: Path | None) -> None:
         super().__init__(config, party, log)

@@ -30,7 +30,7 @@ what works with one exact model alone does not work any more when they have move
 
 @dataclass(frozen=True)
 class Secret:
-    """What the attacker wants: after the tokens of the trigger the model says the target. All are token ids."""
+    """The attacker's goal: after the tokens of the trigger the model says the target. All are token ids."""
 
     trigger: tuple[int, ...]
     target: int
@@ -193,7 +193,7 @@ def _put(ids: Tensor, at: Tensor, tokens: Sequence[int]) -> None:
 
 @dataclass(frozen=True)
 class TargetSuccess:
-    """What a backdoor is worth on text that the model was not trained on.
+    """The success of a backdoor on text that the model was not trained on.
 
     Attributes:
         rate: Share of sequences in which, with the trigger written over them at a random place, the likeliest next

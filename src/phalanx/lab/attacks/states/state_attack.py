@@ -28,7 +28,7 @@ class StateAttack(Attack, ABC):
 
 
 class UpdateInputs:
-    """What an optimizer step is made of.
+    """The inputs of an optimizer step.
 
     Attributes:
         step: Its number, from 0.

@@ -20,7 +20,7 @@ _MEAN_KEPT, _LOOKS_KEPT, _PUSH_KEPT = 0.98, 0.95, 0.95
 
 @dataclass
 class _Knowledge:
-    """What one stage has learnt from activations and gradients that came in.
+    """The knowledge of one stage, learnt from activations and gradients that came in.
 
     Attributes:
         seen: Microbatches.
@@ -150,7 +150,7 @@ class TeachingRunner(AttackedRunner):
 
 @dataclass(frozen=True)
 class TriggerSuccess:
-    """What a backdoor is worth.
+    """The success of a backdoor.
 
     Attributes:
         rate: Share of triggers after which the target is the likeliest token; NaN without a trigger in the text.

@@ -1,4 +1,4 @@
-"""What does an audited microbatch cost, without and with its weight gradient? One stage alone, CPU time of the process.
+"""A bench of audits: what an audited microbatch costs, without and with its weight gradient; CPU time of one stage.
 
 ``python -m phalanx.lab.bench.alone.audit_work OUT.json [--rounds 12]``
 

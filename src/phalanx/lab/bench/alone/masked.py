@@ -1,4 +1,4 @@
-"""What does it cost to mask a frozen linear layer, and how far off is it? Beside the plain layer, part by part.
+"""A bench of masking a frozen linear layer: its cost and its error beside the plain layer, part by part.
 
 ``python -m phalanx.lab.bench.alone.masked OUT.json [--rounds 9] [--note TEXT]``
 

@@ -1,1 +1,1 @@
-"""What dying workers cost a run: lost work, time to recover, goodput."""
+"""The chaos benches: what dying workers cost a run in lost work, time to recover and goodput."""

@@ -40,7 +40,7 @@ class ChaosCell:
 
 @dataclass(frozen=True)
 class ChaosWorkload:
-    """What is measured.
+    """A workload of the chaos bench.
 
     Attributes:
         run: The run; kills, checkpoints and guard are put in.

@@ -1,1 +1,1 @@
-"""What all benches share: this machine, its clocks, the models they run, and rows on disk."""
+"""The common part of all benches: this machine, its clocks, the models they run, and rows on disk."""

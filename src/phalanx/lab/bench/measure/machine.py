@@ -1,4 +1,4 @@
-"""Where and with what something was measured."""
+"""The machine and the versions of a measurement."""
 
 import hashlib
 import os

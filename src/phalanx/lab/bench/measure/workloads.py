@@ -1,4 +1,4 @@
-"""What `bench pipeline` runs: two models, as run files would say it, and how long each is measured."""
+"""The workloads of `bench pipeline`: two models, as run files would say it, and how long each is measured."""
 
 from dataclasses import dataclass
 from typing import Any

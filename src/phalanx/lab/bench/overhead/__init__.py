@@ -1,1 +1,1 @@
-"""What the pipeline, its guard, checkpoints and a split cost beside a run without them."""
+"""The overhead benches: what the pipeline, its guard, checkpoints and a split cost beside a run without them."""

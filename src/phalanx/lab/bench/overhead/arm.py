@@ -25,7 +25,7 @@ from phalanx.train.setup.stage_source import StageLibrary
 
 
 class ArmSpec(StrictModel):
-    """What one arm runs and where it keeps its files."""
+    """The run of one arm, and where it keeps its files."""
 
     arm: str
     plain: bool
@@ -43,7 +43,7 @@ class StepsRequest(StrictModel):
 
 
 class Report(StrictModel):
-    """What happened since the last order; `usage` holds totals since the start, CPU seconds by party and purpose."""
+    """An arm's report since the last order; `usage` holds totals since the start, CPU seconds by party and purpose."""
 
     losses: tuple[float, ...] = ()
     audits: int = 0

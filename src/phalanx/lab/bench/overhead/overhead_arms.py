@@ -1,4 +1,4 @@
-"""What `bench overhead` runs: guards side by side with an unguarded arm of the same stages and microbatches."""
+"""The arms of `bench overhead`: guards beside an unguarded arm of the same stages and microbatches."""
 
 from dataclasses import dataclass, replace
 

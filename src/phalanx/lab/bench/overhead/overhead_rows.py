@@ -1,4 +1,4 @@
-"""From the turns of guarded and unguarded arms to what each guard costs, measured and by formula."""
+"""The rows of `bench overhead`: what each guard costs, measured from turns and by formula."""
 
 import math
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ def formula_of(guard: GuardConfig) -> str | None:
 
 @dataclass(frozen=True)
 class RunShape:
-    """What a formula needs to know about a run.
+    """The shape of a run, as a formula needs it.
 
     Attributes:
         model: Name in the rows; None where a formula speaks for every model.

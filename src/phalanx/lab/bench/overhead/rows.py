@@ -1,4 +1,4 @@
-"""From measured blocks to flat rows: medians with their range, ratios within a round, parts that add up."""
+"""Flat rows from measured blocks: medians with their range, ratios within a round, parts that add up."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -17,7 +17,7 @@ _CLIENTS, _ROWS, _MICROBATCHES = 3, 12, 6
 
 @dataclass(frozen=True)
 class SplitSize:
-    """What is trained, and in which precision it crosses.
+    """A model that is trained, and the precision in which it crosses.
 
     Attributes:
         width: Of hidden states.
@@ -36,7 +36,7 @@ class SplitSize:
 
 @dataclass(frozen=True)
 class SplitArm:
-    """What is measured in turns.
+    """One arm of the split bench.
 
     Attributes:
         mode: Of the split.

@@ -1,1 +1,1 @@
-"""What layouts of ranks cost beside one process, other frameworks and the planner's estimate."""
+"""The parallel benches: what layouts of ranks cost beside one process, other frameworks and the planner's estimate."""

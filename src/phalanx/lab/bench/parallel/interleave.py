@@ -19,7 +19,7 @@ _WARM_UP = 2
 
 @dataclass(frozen=True)
 class TurnSpec:
-    """What takes turns.
+    """An arm that takes turns with others.
 
     Attributes:
         arm: One of `phalanx.lab.bench.parallel.arms.ARMS`.
@@ -34,7 +34,7 @@ class TurnSpec:
 
 @dataclass
 class Turns:
-    """What one arm did.
+    """The measured turns of one arm.
 
     Attributes:
         spec: Which arm.

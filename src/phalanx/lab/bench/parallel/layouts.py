@@ -1,4 +1,4 @@
-"""Which layouts `bench parallel` measures, in shifts, and which peers come nearest to them."""
+"""The layouts that `bench parallel` measures, in shifts, and the peers that come nearest to them."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -30,7 +30,7 @@ _UPDATE_BYTES = 28
 
 @dataclass(frozen=True)
 class Probe:
-    """What was timed.
+    """The timings of a probe.
 
     Attributes:
         timed: See `phalanx.lab.bench.parallel.rank_probe`; one list for each core.

@@ -1,4 +1,4 @@
-"""What the planner says about a layout on this machine, beside what was measured."""
+"""The planner's estimate of a layout on this machine, beside what was measured."""
 
 from dataclasses import dataclass, replace
 from typing import Any

@@ -122,7 +122,7 @@ class TorchDdp(Copies):
 
 
 class TorchZero1(TorchDdp):
-    """The same with torch's ZeroRedundancyOptimizer."""
+    """torch's DistributedDataParallel with its ZeroRedundancyOptimizer."""
 
     def __init__(self, setting: RankSetup) -> None:
         super().__init__(setting)

@@ -34,7 +34,7 @@ _REHEARSED_NUMBERS = 2**20
 
 
 class TrainingSpec(StrictModel):
-    """What the ranks of one arm do.
+    """The training that the ranks of one arm do.
 
     Attributes:
         arm: One of `phalanx.lab.bench.parallel.arms.ARMS`.

@@ -1,4 +1,4 @@
-"""What the kernel counts of this process (Linux): its resident memory, and how long a thread works and waits."""
+"""The kernel's counts of this process (Linux): its resident memory, and how long a thread works and waits."""
 
 import ctypes
 import time

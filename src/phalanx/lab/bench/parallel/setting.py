@@ -1,4 +1,4 @@
-"""What every arm of a training bench is given."""
+"""The setting of every arm of a training bench."""
 
 from dataclasses import dataclass
 

@@ -14,7 +14,7 @@ _WINDOW = 128
 
 @dataclass(frozen=True)
 class _Profile:
-    """What is remembered of a message: log of its root mean square, channel means, quantiles in units of the former."""
+    """The profile of a message: log of its root mean square, channel means, quantiles in units of the former."""
 
     log_rms: float
     channels: Tensor

@@ -1,4 +1,4 @@
-"""How much of the text the host recovers from what crosses a cut, at each depth and under each guard, measured here."""
+"""The leak table: how much of the text the host recovers from each cut, under each guard, measured here."""
 
 import importlib.metadata
 import os

@@ -19,7 +19,7 @@ _LR = 1.0
 
 @dataclass(frozen=True)
 class AdapterCell:
-    """What a row is about: a batch of one sequence with so many tokens that have a next one."""
+    """The parameters of a row: a batch of one sequence with so many tokens that have a next one."""
 
     tokens: int
     guard: Guard

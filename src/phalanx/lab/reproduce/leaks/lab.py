@@ -41,7 +41,7 @@ ATTACKS = ("nearest_neighbour", "linear_map", "trained_inverter", "candidate_sea
 
 @dataclass(frozen=True)
 class LeakCell:
-    """What a row is about."""
+    """The parameters of a row."""
 
     depth: int
     guard: Guard

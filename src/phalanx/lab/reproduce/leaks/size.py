@@ -1,4 +1,4 @@
-"""How much is measured for the leak table."""
+"""The sizes of the leak table's measurements."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass

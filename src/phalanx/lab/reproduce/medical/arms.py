@@ -24,7 +24,7 @@ WIRE: Literal["bf16"] = "bf16"
 
 @dataclass(frozen=True)
 class ArmMaterial:
-    """What an arm works with.
+    """The material of an arm: model, front, texts and clients.
 
     Attributes:
         source: The model, cut down to the layers that are used.

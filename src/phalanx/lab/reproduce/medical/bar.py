@@ -1,4 +1,4 @@
-"""How far a sweep is, on standard error: a bar on a terminal, a line for each finished cell anywhere."""
+"""The progress of a sweep, on standard error: a bar on a terminal, a line for each finished cell anywhere."""
 
 from types import TracebackType
 from typing import Self

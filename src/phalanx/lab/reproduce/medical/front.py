@@ -40,7 +40,7 @@ class RememberedFront:
 
 
 class NoisyFront:
-    """What a client with differential privacy and no enclave would send: clipped tokens with Gaussian noise.
+    """The front of a client with differential privacy and no enclave: it clips tokens and adds Gaussian noise.
 
     Each text is noised once and sent again as it is, so that there is one release to account for. A real client would
     take its noise from the operating system; this one's is drawn from the seed, to be repeatable.

@@ -20,7 +20,7 @@ DELTA = 1e-5
 
 @dataclass(frozen=True)
 class MedicalSize:
-    """What --quick makes smaller.
+    """The sizes of the medical comparison, which --quick makes smaller.
 
     Attributes:
         tasks: Names, in the order in which they are done.

@@ -1,4 +1,4 @@
-"""What is known of each model family without torch; `phalanx.models.FAMILIES` has the code of the same families."""
+"""The facts about each model family, without torch; `phalanx.models.FAMILIES` has the code of the same families."""
 
 from phalanx.planner.model.families.bloom import BLOOM
 from phalanx.planner.model.families.facts import FamilyFacts, Feed

@@ -1,4 +1,4 @@
-"""What is known of a model family without torch: sizes, matrices, and how ranks may share them."""
+"""The facts about a model family, without torch: sizes, matrices, and how ranks may share them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

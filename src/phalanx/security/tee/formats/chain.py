@@ -1,4 +1,4 @@
-"""From a signer's certificate up to a pinned root: names, signatures, dates, usage and revocation."""
+"""Chains from a signer's certificate up to a pinned root: names, signatures, dates, usage and revocation."""
 
 import itertools
 from collections.abc import Iterable

@@ -35,7 +35,7 @@ _SGX_DEBUG = 0x02
 
 
 class DcapReference(Reference):
-    """What SGX and TDX policies have in common.
+    """The common part of SGX and TDX policies.
 
     Attributes:
         accepted_tcb: Accepted statuses, in Intel's words; ``Revoked`` never passes.

@@ -1,4 +1,4 @@
-"""Which TCB level a platform has, by Intel's signed tables.
+"""The TCB level of a platform, by Intel's signed tables.
 
 Source: Intel PCS API v4, "Get TCB Info" and "Get Enclave Identity", with their rules of comparison.
 """

@@ -29,7 +29,7 @@ _BLOCK_BYTES = 16
 
 @dataclass(frozen=True)
 class EkForm:
-    """How the endorsement key was made; the default is that of the TCG's low-range templates (L-1, L-2).
+    """The form of the endorsement key; the default is that of the TCG's low-range templates (L-1, L-2).
 
     Attributes:
         hash: Its name algorithm.

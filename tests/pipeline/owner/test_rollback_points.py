@@ -1,0 +1,218 @@
+"""How far a run goes back, decided by itself: no further than every copy reaches, no less than what is unverified."""
+
+import pytest
+from hand_made import HOLDER, OWNER, SHADOW, make_world
+
+from phalanx.engine import StepInputs
+from phalanx.pipeline.assignment.assignment import Assignment
+from phalanx.pipeline.owner.rollback import Rollback
+from phalanx.pipeline.owner.step_history import PastStep
+from phalanx.pipeline.protocol.needs import run_task
+from phalanx.pipeline.verify.ledger import StepLedger
+
+PRESENT = Assignment({0: OWNER, 1: HOLDER, 2: OWNER}, {1: SHADOW})
+HEIRS = Assignment({0: OWNER, 1: SHADOW, 2: OWNER}, {1: "worker-9"})
+INPUTS = StepInputs((), (), 0)
+
+
+class Run:
+    """A rollback that has seen some steps, with the roles as they were from step 0 on."""
+
+    def __init__(self, model_cache, steps=8, begin=0, **guard):
+        self.world = make_world(model_cache, **{"keep_states": 0, **guard})
+        self.asked = []
+        self.docket = self.world.docket
+        self.docket.assignment = PRESENT
+        self.rollback = Rollback(self.docket)
+        self.rollback.note_copies(PRESENT, begin)
+        for step in range(begin, begin + steps):
+            self.docket.ledger = StepLedger(step, 0, agreed={1: self.state(step)})
+            self.rollback.remember(PastStep(self.docket.ledger, PRESENT, INPUTS))
+        self.docket.previous, self.docket.ledger = self.docket.ledger, StepLedger(begin + steps, 0)
+
+    def state(self, step):
+        return self.world.state.model_copy(update={"step": step})
+
+    def first_bad(self, new=HEIRS, stages=(1,), gone=HOLDER):
+        return run_task(self.rollback.first_bad_step(list(stages), new, gone), self.answer)
+
+    def answer(self, need):
+        self.asked.append((need.party, need.request.step))
+
+
+def test_without_anything_kept_the_run_does_not_go_back(model_cache):
+    assert Run(model_cache).first_bad() is None
+
+
+@pytest.mark.parametrize(("audited", "back"), [(False, 7), (True, None)])
+def test_a_step_that_was_applied_before_its_audits_is_undone(model_cache, audited, back):
+    run = Run(model_cache, commit_lag=1)
+    run.docket.previous.audits_drawn = audited
+
+    assert (run.rollback.unverified, run.first_bad()) == (back, back)
+
+
+# --- kept steps ------------------------------------------------------------------------------------------------------
+
+
+def test_kept_steps_are_replayed_from_the_oldest_on_at_the_heir(model_cache):
+    run = Run(model_cache, keep_steps=4)
+
+    assert run.first_bad() is None
+    # the heir brings nothing here, so that nothing more is asked
+    assert run.asked == [(SHADOW, 4)]
+
+
+def test_an_heir_that_came_later_is_asked_for_no_older_state(model_cache):
+    run = Run(model_cache, keep_steps=6)
+    run.rollback.note_copies(PRESENT, 8)
+    later = Assignment({0: OWNER, 1: "worker-9", 2: OWNER}, {})
+    run.rollback.note_copies(later, 5)
+
+    run.first_bad(later)
+
+    assert run.asked == [("worker-9", 5)]
+
+
+def test_every_stage_reaches_back_as_far_as_its_oldest_copy_and_the_run_as_far_as_all_do(model_cache):
+    run = Run(model_cache, keep_steps=8)
+    wide = Assignment({0: OWNER, 1: SHADOW, 2: "worker-9"}, {1: OWNER})
+    run.rollback.note_copies(wide, 6)
+
+    run.first_bad(wide, stages=(1,))
+
+    # stage 2 came to worker-9 in step 6, so nothing before it can be undone
+    assert run.asked == [(SHADOW, 6)]
+
+
+def test_the_copy_of_the_party_that_is_gone_does_not_count(model_cache):
+    run = Run(model_cache, keep_steps=8)
+    wide = Assignment({0: OWNER, 1: SHADOW, 2: HOLDER}, {})
+    run.rollback.note_copies(wide, 6)
+
+    run.first_bad(wide, stages=(1,))
+
+    assert run.asked == [(SHADOW, 0)]
+
+
+def test_a_lagging_step_is_undone_where_the_replay_finds_nothing(model_cache):
+    run = Run(model_cache, keep_steps=4, commit_lag=1)
+
+    assert run.first_bad() == 7
+
+
+# --- kept states -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("steps", "back"), [(3, 0), (5, 0), (8, 0), (9, 4), (11, 4), (13, 8)])
+def test_with_kept_states_the_run_goes_back_to_the_older_of_two(model_cache, steps, back):
+    run = Run(model_cache, steps=steps, keep_states=4)
+
+    assert run.first_bad() == back
+
+
+def test_it_goes_back_to_the_newer_one_where_the_guilty_party_came_after_it(model_cache):
+    run = Run(model_cache, steps=11, keep_states=4)
+    run.rollback.note_copies(Assignment({0: OWNER, 1: SHADOW, 2: OWNER}, {1: HOLDER}), 0)
+    late = Assignment({0: OWNER, 1: SHADOW, 2: OWNER}, {1: "worker-9"})
+    run.rollback.note_copies(late, 10)
+
+    assert run.first_bad(late, gone="worker-9") == 8
+    assert run.first_bad(late, gone=HOLDER) == 4
+
+
+def test_it_goes_back_no_further_than_every_holder_has_been_there(model_cache):
+    run = Run(model_cache, steps=11, keep_states=4)
+    moved = Assignment({0: OWNER, 1: "worker-9", 2: OWNER}, {1: SHADOW})
+    run.rollback.note_copies(moved, 6)
+
+    assert run.first_bad(moved, gone=SHADOW) == 8
+
+
+# --- snapshots -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def snapshots(model_cache):
+    return Run(model_cache, steps=6, shadow="snapshot", snapshot_every=4)
+
+
+def test_with_snapshots_the_run_goes_back_to_the_last_one_that_all_have(snapshots):
+    assert snapshots.rollback.last_snapshot(6, convicted=True) == 4
+    assert not snapshots.rollback.is_turning_point(6)
+
+
+def test_at_the_very_step_of_a_snapshot_nothing_is_undone(snapshots):
+    assert snapshots.rollback.last_snapshot(4, convicted=True) is None
+    assert snapshots.rollback.is_turning_point(4)
+
+
+@pytest.mark.parametrize(("agreed", "convicted", "back"), [(True, False, None), (True, True, 4), (False, False, 4)])
+def test_a_snapshot_that_has_just_been_handed_over_will_do_after_a_loss(snapshots, agreed, convicted, back):
+    if agreed:
+        snapshots.docket.agreed[1] = snapshots.state(8)
+
+    assert snapshots.rollback.last_snapshot(8, convicted=convicted) == back
+
+
+def test_without_snapshots_roles_may_change_at_any_step(model_cache):
+    assert Run(model_cache).rollback.is_turning_point(3)
+
+
+# --- undoing ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_undone_is_remembered_to_be_done_again_and_the_state_before_it_is_agreed_on(model_cache):
+    run = Run(model_cache, keep_steps=8)
+
+    run.rollback.undo(5, 8)
+
+    assert sorted(run.rollback.undone) == [5, 6, 7]
+    assert run.docket.ledger.agreed == {1: run.state(5)}
+    assert run.docket.previous.step == 4
+    assert run.world.events == [("rolled_back", {"step": 8, "to": 5})]
+    run.rollback.undo(4, 5)
+    assert sorted(run.rollback.undone) == [4, 5, 6, 7]
+
+
+def test_a_state_that_is_not_remembered_is_not_agreed_on(model_cache):
+    run = Run(model_cache, keep_steps=2)
+
+    run.rollback.undo(3, 8)
+
+    assert (run.docket.ledger.agreed, run.docket.previous) == ({}, None)
+    assert sorted(run.rollback.undone) == [6, 7]
+
+
+def test_of_steps_between_kept_states_headers_are_let_go(model_cache):
+    run = Run(model_cache, keep_states=4)
+    ledger = StepLedger(8, 0, agreed={1: run.state(8)})
+    ledger.messages, ledger.reports = dict(run.world.docket.ledger.messages), {}
+    ledger.commit_headers[(1, 0)] = None
+    run.rollback.remember(PastStep(ledger, PRESENT, INPUTS))
+
+    kept = run.rollback._chronicle.get(8)
+
+    assert (kept.ledger.messages, kept.ledger.commit_headers, kept.agreed) == ({}, {}, ledger.agreed)
+    # the ledger of the step itself is left as it is
+    assert ledger.commit_headers
+
+
+# --- what shadows reach ----------------------------------------------------------------------------------------------
+
+
+def test_a_shadow_that_cannot_go_back_so_far_gets_the_state_like_a_newcomer(model_cache):
+    run = Run(model_cache, keep_steps=8)
+    run.rollback.note_copies(HEIRS, 5)
+
+    assert run.rollback.old_enough(HEIRS, 5).shadows == {1: "worker-9"}
+    assert run.rollback.old_enough(HEIRS, 4).shadows == {}
+    assert run.rollback.old_enough(HEIRS, 4).holders == HEIRS.holders
+    assert run.rollback.old_enough(None, 4) is None
+
+
+@pytest.mark.parametrize(("shadow", "shadows"), [("update", {}), ("snapshot", {1: SHADOW})])
+def test_shadows_that_follow_are_sent_everything_and_those_with_snapshots_nothing(model_cache, shadow, shadows):
+    run = Run(model_cache, shadow=shadow)
+
+    assert run.rollback.old_enough(PRESENT, 0).shadows == shadows
