@@ -48,7 +48,7 @@ def excluded_by(written: Collection[str]) -> set[str]:
 
 @dataclass(frozen=True)
 class ValueExclusion:
-    """One key whose values an engine does not have all of.
+    """One key of which an engine does not have all values.
 
     Attributes:
         engine: The section of the engine.
