@@ -1,7 +1,10 @@
 """A stage in an attacker's hands: a copy that runs another runner, and a runner that stands before an honest one."""
 
+from collections.abc import Mapping
+
 from torch import Tensor
 
+from phalanx.engine import NO_EXTRAS
 from phalanx.pipeline import StageCopy, StageRunner
 
 
@@ -37,9 +40,16 @@ class AttackedRunner(StageRunner):
         """As the honest runner."""
         return self._honest.recompute(step, microbatch, x, gradient)
 
-    def loss(self, microbatch: int, labels: Tensor, num_targets: int) -> float:
+    def loss(
+        self,
+        microbatch: int,
+        labels: Tensor,
+        num_targets: int,
+        extras: Mapping[str, Tensor] = NO_EXTRAS,
+        objective: str = "causal_lm",
+    ) -> float:
         """As the honest runner."""
-        return self._honest.loss(microbatch, labels, num_targets)
+        return self._honest.loss(microbatch, labels, num_targets, extras, objective)
 
     def gradients(self) -> dict[str, Tensor]:
         """As the honest runner."""

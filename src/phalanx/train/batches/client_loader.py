@@ -53,6 +53,7 @@ class ClientLoader:
             torch.cat([one.input_ids for one in ordered]),
             torch.cat([one.labels for one in ordered]),
             tuple(index for one in ordered for index in one.indices),
+            {name: torch.cat([one.extras[name] for one in ordered]) for name in ordered[0].extras},
         )
 
     def state(self) -> dict[str, Any]:
