@@ -41,8 +41,14 @@ def test_the_states_that_are_kept_are_those_of_the_last_two_points(step, begin, 
     assert points_before(step, begin, every) == kept
 
 
-@pytest.mark.parametrize("lag", [0, 1])
-@pytest.mark.parametrize(("found", "to"), [(3, 0), (6, 0), (11, 4), (13, 8)])
+def places_of_a_conviction():
+    """(found in, back to, lag): two are quick, and `test_rollback_points.py` asks of all of them where they go back to."""
+    every = [(found, to, lag) for found, to in ((3, 0), (6, 0), (11, 4), (13, 8)) for lag in (0, 1)]
+    quick = {(6, 0, 1), (11, 4, 0)}
+    return [pytest.param(*place, marks=() if place in quick else pytest.mark.slow) for place in every]
+
+
+@pytest.mark.parametrize(("found", "to", "lag"), places_of_a_conviction())
 def test_a_conviction_takes_the_run_back_to_the_older_state(make_company, honest_digest, lag, found, to):
     run = tiny_run(guard=GuardConfig(keep_states=4, commit_lag=lag, **NO_COIN))
     liar = actor(AttackConfig(kind="gradient_sign", from_step=to + 2), "worker-1")

@@ -232,7 +232,8 @@ def everybody_doubts(monkeypatch):
     monkeypatch.setattr("phalanx.pipeline.worker.shadow.doubt_about", lambda *found: "direction")
 
 
-@pytest.mark.parametrize("lag", [0, 1])
+# without a lag the shadow above that doubts every step goes on as well
+@pytest.mark.parametrize("lag", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_an_honest_shadow_whose_doubt_is_not_followed_goes_on(make_company, honest_digest, everybody_doubts, lag):
     run = tiny_run(guard=GuardConfig(commit_lag=lag, **NO_COIN))
     company = draws_in_turn(make_company(run))
