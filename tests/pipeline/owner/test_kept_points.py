@@ -42,7 +42,7 @@ def test_the_states_that_are_kept_are_those_of_the_last_two_points(step, begin, 
 
 
 def places_of_a_conviction():
-    """(found in, back to, lag): two are quick, and `test_rollback_points.py` asks of all of them where they go back to."""
+    """(found in, back to, lag): two are quick; `test_rollback_points.py` asks of all where they go back to."""
     every = [(found, to, lag) for found, to in ((3, 0), (6, 0), (11, 4), (13, 8)) for lag in (0, 1)]
     quick = {(6, 0, 1), (11, 4, 0)}
     return [pytest.param(*place, marks=() if place in quick else pytest.mark.slow) for place in every]
