@@ -107,8 +107,12 @@ def test_another_class_is_refused_at_the_door_and_everybody_is_told_why(place, c
 
 @pytest.mark.parametrize(
     "lie",
-    # one on other kernels and one that only claims them; a small one is quick in `test_two_numeric_classes.py`
-    [{"spoils": (-1.0, 7)}, pytest.param({"spoils": (1.01, 3)}, marks=pytest.mark.slow), WRONG_UPDATE],
+    # really on other kernels; lies of parties that only claim another class are quick in `test_two_numeric_classes.py`
+    [
+        pytest.param({"spoils": (-1.0, 7)}, marks=pytest.mark.slow),
+        pytest.param({"spoils": (1.01, 3)}, marks=pytest.mark.slow),
+        WRONG_UPDATE,
+    ],
     ids=["negated after the last update", "scaled in the middle", "a wrong learning rate on two threads"],
 )
 def test_in_a_mixed_fleet_it_is_named_and_nobody_else_is(place, company, lie):

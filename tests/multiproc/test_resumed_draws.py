@@ -22,6 +22,8 @@ def resumed(place):
     return process
 
 
+# in one process `test_session_draws.py` has the draws and `test_log_heads.py` the nonces of two sessions quickly
+@pytest.mark.slow
 def test_each_session_logs_a_nonce_of_its_own_under_one_commitment_and_says_so(place, resumed):
     (_, started), (_, again) = events(place, "run_started", "run_resumed")
 
