@@ -111,6 +111,15 @@ def test_with_kept_states_the_run_goes_back_to_the_older_of_two(model_cache, ste
     assert run.first_bad() == back
 
 
+@pytest.mark.parametrize(("steps", "back"), [(3, 2), (9, 4), (12, 8)])
+def test_kept_states_begin_where_the_session_does(model_cache, steps, back):
+    run = Run(model_cache, steps=steps, begin=2, keep_states=4)
+    # roles that change later do not move the beginning
+    run.rollback.note_copies(PRESENT, 2 + steps)
+
+    assert run.first_bad() == back
+
+
 def test_it_goes_back_to_the_newer_one_where_the_guilty_party_came_after_it(model_cache):
     run = Run(model_cache, steps=11, keep_states=4)
     run.rollback.note_copies(Assignment({0: OWNER, 1: SHADOW, 2: OWNER}, {1: HOLDER}), 0)
@@ -147,12 +156,15 @@ def test_at_the_very_step_of_a_snapshot_nothing_is_undone(snapshots):
     assert snapshots.rollback.is_turning_point(4)
 
 
-@pytest.mark.parametrize(("agreed", "convicted", "back"), [(True, False, None), (True, True, 4), (False, False, 4)])
-def test_a_snapshot_that_has_just_been_handed_over_will_do_after_a_loss(snapshots, agreed, convicted, back):
+@pytest.mark.parametrize(
+    ("step", "agreed", "convicted", "back"),
+    [(8, True, False, None), (8, True, True, 4), (8, False, False, 4), (7, True, False, 4)],
+)
+def test_a_snapshot_that_has_just_been_handed_over_will_do_after_a_loss(snapshots, step, agreed, convicted, back):
     if agreed:
-        snapshots.facts.agreed[1] = snapshots.state(8)
+        snapshots.facts.agreed[1] = snapshots.state(step)
 
-    assert snapshots.rollback.last_snapshot(8, convicted=convicted) == back
+    assert snapshots.rollback.last_snapshot(step, convicted=convicted) == back
 
 
 def test_without_snapshots_roles_may_change_at_any_step(model_cache):

@@ -9,7 +9,7 @@ from phalanx.pipeline import StageCopy, StageRunner
 
 
 class AttackedCopy(StageCopy):
-    """Stands in for an honest copy, with its module and its optimizer.
+    """An attacker's copy in the place of an honest one, with its module and its optimizer.
 
     Attributes:
         honest: The copy that it stands for.
@@ -22,7 +22,7 @@ class AttackedCopy(StageCopy):
 
 
 class AttackedRunner(StageRunner):
-    """Does what the honest runner does; subclasses change some of it."""
+    """A runner that does what the honest runner does; subclasses change some of it."""
 
     def __init__(self, honest: StageRunner) -> None:
         self._honest = honest

@@ -25,7 +25,7 @@ from phalanx.pipeline.verify.state_judgement import StateJudgement
 
 
 class Coordinator:
-    """Collects what parties commit to; `advance` says what follows from it.
+    """The coordinator collects what parties commit to; `advance` says what follows from it.
 
     Attributes:
         facts: Assignment, commitments and agreed states.

@@ -42,7 +42,7 @@ from phalanx.transport import Endpoint
 
 
 class PipelineEngine:
-    """Drives stages that may lie, die or stall, and answers each batch with one verified step.
+    """The engine drives stages that may lie, die or stall, and answers each batch with one verified step.
 
     Args:
         plan: The run.

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass
 class EventLoop:
-    """Runs the owner's tasks; between two looks at what has arrived, the owner works.
+    """The owner's one loop runs its tasks, and handles messages between them.
 
     Guarantees:
         No task runs while a message is handled, and no message is handled while a task runs, but where the task awaits
@@ -149,7 +149,7 @@ class EventLoop:
 
     def _refuse(self, item: ReceivedMessage, error: PhalanxError) -> None:
         if self.requests.was_asked(item):
-            # an answer that comes after it was given up is nobody's fault
+            # an answer that comes after it was given up is no party's fault
             return
         facts = self.coordinator.facts
         self.succession.links.mail.refused(item)

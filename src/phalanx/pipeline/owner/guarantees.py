@@ -51,7 +51,7 @@ def guarantee_of(facts: StepFacts, assignment: Assignment, stage: int) -> str:
 
 
 class Guarantees:
-    """Tells the guarantee of every stage at the start, and whenever roles have changed it.
+    """The announcer of every stage's guarantee, at the start and whenever roles have changed it.
 
     Attributes:
         present: By stage, as roles are now.

@@ -12,7 +12,7 @@ from phalanx.pipeline.verify.facts import StepFacts
 
 
 class Rollback:
-    """Knows which copies reach how far back, and remembers what is needed to go there.
+    """The rollback knows how far back each copy reaches, and remembers what is needed to go there.
 
     Attributes:
         undone: Batches of steps that were undone and are to be done again, by step.

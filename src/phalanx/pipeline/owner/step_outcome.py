@@ -9,7 +9,7 @@ from phalanx.pipeline.worker.party import Party
 
 
 class Outcome:
-    """Reads what the owner's last stage and the commitments say.
+    """The outcome of a step, read from the owner's last stage and the commitments.
 
     Args:
         facts: Has the norms that were committed to.

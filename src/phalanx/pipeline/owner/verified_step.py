@@ -20,7 +20,7 @@ from phalanx.pipeline.worker.party import Party
 
 
 class VerifiedStep:
-    """Attempts, recovers, applies.
+    """A step on its way to the verified end: it is attempted, recovered, applied.
 
     Attributes:
         facts: The present step and assignment.

@@ -40,7 +40,7 @@ class StageRunner:
         self, module: RunnableStage, spec: StageSpec, *, seed: int, precision: str, device: str, lanes: int = 1
     ) -> None:
         """`lanes`: into how many sums the weight gradients of microbatches go, in turn; they are added at the end."""
-        # who reads it has a whole stage; of slices a runner needs no more than is promised
+        # its readers have a whole stage; of slices a runner needs no more than is promised
         self.module = cast("StageModule", module)
         self.spec = spec
         self.seed = seed

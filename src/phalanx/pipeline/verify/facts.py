@@ -42,7 +42,7 @@ class Judgement:
 
 @dataclass
 class StepFacts:
-    """Facts that every comparison needs.
+    """The facts about a step that every comparison needs.
 
     Attributes:
         plan: The run.

@@ -54,7 +54,7 @@ class FaultReports:
             shown = facts.statements.open(fault.evidence, Activation, fault.epoch, {}, between)
         except (FrameError, SignatureError) as exc:
             if received.header is None:
-                # the owner's own word needs no signature, and convicts nobody of anything
+                # the owner's own word needs no signature, and convicts no party
                 return None
             reason = f"{sender} complained of a message that {fault.about} did not send it: {exc}"
             stage = next(iter(facts.assignment.copies_of(sender)), 0)

@@ -37,7 +37,7 @@ _MAX_DIGITS = 6
 
 
 class ClaimRecorder:
-    """Takes messages to the coordinator; conclusions are drawn elsewhere.
+    """A recorder of messages to the coordinator; conclusions are drawn elsewhere.
 
     Attributes:
         ready: Parties that have taken their roles of this epoch.

@@ -16,7 +16,7 @@ from phalanx.security.crypto import digest_hex
 
 
 class SentState:
-    """Compares what a stage signed with what its shadow was sent.
+    """A comparison of what a stage signed with what its shadow was sent.
 
     Guarantees:
         A stage that sends other weights, or another snapshot, than it signs the digest of is named, by its own

@@ -20,7 +20,7 @@ class Unready:
 
 
 class StateAgreement:
-    """Compares the states that parties got ready with.
+    """A comparison of the states that parties got ready with.
 
     Attributes:
         to_weigh: States that were not agreed on before the interruption, by stage and party; they are

@@ -16,7 +16,7 @@ from phalanx.pipeline.verify.sent_state import SentState
 
 
 class StateJudgement:
-    """Compares what holder and shadow say; where they differ, the referee redoes what they dispute."""
+    """A comparison of holder and shadow; where they differ, the referee redoes what they dispute."""
 
     def __init__(self, facts: StepFacts, referee: Referee, bounds: GradientBounds) -> None:
         self._facts = facts

@@ -51,7 +51,7 @@ _MOST_EARLY = 4096
 
 
 class Party:
-    """Stages and shadows of one process, driven by messages.
+    """A party: the stages and shadows of one process, driven by messages.
 
     Args:
         name: This party's name.

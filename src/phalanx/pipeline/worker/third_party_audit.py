@@ -28,7 +28,7 @@ class _FetchedStage:
 
 
 class ThirdPartyAudits:
-    """Weights under way, for stages that the owner asked this party to audit."""
+    """The weights under way for stages that the owner asked this party to audit."""
 
     def __init__(self, context: PartyContext) -> None:
         self._context = context

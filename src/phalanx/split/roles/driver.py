@@ -43,7 +43,7 @@ class SplitStep:
 
 
 class SplitDriver:
-    """Drives clients and owner.
+    """The driver of clients and owner.
 
     Args:
         split: The section of the run file.

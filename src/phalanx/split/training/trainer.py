@@ -22,7 +22,7 @@ from phalanx.split.training.task import SplitTask
 
 
 class BackTrainer:
-    """Trains adapters and head; the same microbatches in the same order give the same bits.
+    """The trainer of adapters and head; the same microbatches in the same order give the same bits.
 
     Args:
         back: From `build_back`.

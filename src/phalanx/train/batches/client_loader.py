@@ -12,7 +12,7 @@ from phalanx.split import microbatches_of
 
 
 class ClientLoader:
-    """Puts together what every client draws for its own microbatches, in the order of the microbatches.
+    """A loader that joins the draws of all clients, in the order of the microbatches.
 
     Args:
         corpus: Shared out: client k of n has every nth sequence from the kth on; or what each client has, by name.

@@ -16,7 +16,7 @@ _WEIGHT = "weight/"
 
 
 class DomainEngine:
-    """Turns what the loop has and wants into what ranks understand.
+    """The loop's engine over the ranks of a domain.
 
     Args:
         lead: All ranks.

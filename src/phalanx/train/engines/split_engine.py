@@ -23,7 +23,7 @@ _RECENT = 1000
 
 
 class SplitEngine:
-    """Turns what the loop has and wants into what clients and enclave understand.
+    """The loop's engine over clients and an enclave.
 
     Args:
         lead: All parties outside the enclave.

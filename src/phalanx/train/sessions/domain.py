@@ -117,7 +117,7 @@ def describe_domain(run: RunConfig, source: ModelSource) -> RenderableType:
 
 
 class DomainFactory:
-    """Makes the ranks of one domain, of which this process is rank 0.
+    """A factory of the ranks of one domain, of which this process is rank 0.
 
     Args:
         ranks: How many to start here; None for as many as the run file says.
