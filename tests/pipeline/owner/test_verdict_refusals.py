@@ -1,4 +1,4 @@
-"""What follows where a judgement is refused: first nothing, then the party whose word did not hold is replaced."""
+"""What follows where a judgement is refused: first nothing, then the accuser is replaced, for its word did not hold."""
 
 import pytest
 from hand_made import HOLDER, OWNER, SHADOW, STAGE, make_world
