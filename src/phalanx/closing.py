@@ -6,7 +6,7 @@ from typing import Self
 
 
 class Closeable(ABC):
-    """Gives a class with `close` its ``with`` statement."""
+    """A base that gives a class with `close` its ``with`` statement."""
 
     @abstractmethod
     def close(self) -> None:

@@ -49,7 +49,7 @@ class PhalanxError(Exception):
 
 
 class ReasonedError(PhalanxError):
-    """Has one word for programs beside the text for people; mixed into errors that others go by.
+    """An error with one word for programs beside the text for people; mixed into errors of other kinds.
 
     Attributes:
         reason: One word, a member of the enumeration that the class names.

@@ -21,9 +21,10 @@ from phalanx.lab.bench.detection.drills import list_attacks
 from phalanx.lab.bench.detection.honest import honest_cells
 from phalanx.models import FAMILIES, LoraConfig, ModelConfig, StageSpec, build_stage, open_model
 from phalanx.models.llama import Llama
-from phalanx.objectives import OBJECTIVES, causal_lm
+from phalanx.objectives import OBJECTIVES, Objective, causal_lm
 from phalanx.optimizers import OptimizerConfig
-from phalanx.parallel import ParallelConfig
+from phalanx.parallel import ParallelConfig, RankRecipe
+from phalanx.parallel.control.rank_trainer import check_objective
 from phalanx.parallel.data.update import torch_optimizer
 from phalanx.parallel.tensor.tensor_plans import plan_of
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
@@ -181,19 +182,28 @@ def smoothed(logits, labels, /):
     return (total + even) / 2, targets
 
 
-def test_an_objective_is_trained_where_any_but_the_models_own_can_be_and_refused_elsewhere(monkeypatch):
-    with pytest.raises(ValidationError, match="Input should be 'causal_lm' or 'classification'"):
+def test_an_objective_over_the_models_own_head_is_learned_by_every_engine(tmp_path, monkeypatch):
+    with pytest.raises(ValidationError, match="Input should be 'causal_lm', 'classification' or 'weighted_causal_lm'"):
         TrainConfig(steps=1, batch_size=8, objective="smoothed")
 
-    monkeypatch.setitem(OBJECTIVES, "smoothed", smoothed)
+    monkeypatch.setitem(OBJECTIVES, "smoothed", Objective(smoothed))
 
-    train = TrainConfig(steps=1, batch_size=8, objective="smoothed")
+    assert TrainConfig(steps=1, batch_size=8, objective="smoothed").objective == "smoothed"
     logits = torch.zeros(1, 2, 4)
     loss, targets = task_of("smoothed", 0).loss(torch.nn.Identity(), logits, torch.tensor([[1, 2]]))
     assert (float(loss), targets) == (pytest.approx(2 * torch.tensor(4.0).log().item()), 2)
     run = tiny_run()
-    with pytest.raises(ValidationError, match=r'train\.objective = "smoothed" is for runs with \[split\]'):
-        type(run)(**{name: getattr(run, name) for name in run.model_fields_set} | {"train": train})
+    smooth = run.train.model_copy(update={"objective": "smoothed"})
+    run = type(run)(**{name: getattr(run, name) for name in run.model_fields_set} | {"train": smooth})
+    with MemoryCompany(run, tmp_path / "smoothed") as company:
+        losses = [result.loss for result in company.run(2)]
+        assert company.verdicts == []
+    with MemoryCompany(tiny_run(), tmp_path / "plain") as company:
+        assert all(mine > theirs.loss for mine, theirs in zip(losses, company.run(2), strict=True))
+    recipe = RankRecipe(ParallelConfig(dp=2), OptimizerConfig(lr=1e-3), 8, 4, 16, 1, objective="smoothed")
+    check_objective(recipe)
+    with pytest.raises(ConfigError, match=r"tp=2 shares the vocabulary.*not smoothed"):
+        check_objective(replace(recipe, parallel=ParallelConfig(tp=2)))
 
 
 class CountingConfig(SourceSettings):

@@ -21,7 +21,7 @@ from phalanx.security.seal import ReleasePolicy
 from phalanx.split import SplitConfig
 from phalanx.split.masked import MaskedConfig, MaskedWorkerConfig
 from phalanx.train import RunConfig, TrainConfig
-from phalanx.train.exclusions import EXCLUSIONS
+from phalanx.train.exclusions import EXCLUSIONS, value_exclusions
 from phalanx.transport import TransportConfig
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
@@ -106,3 +106,10 @@ def test_the_sections_that_exclude_each_other_are_on_the_page_with_the_reason():
     rows = re.findall(r"^\| `\[(\w+)\]` \| `\[(\w+)\]` \| (.+) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
 
     assert {(one, other): reason for one, other, reason in rows} == EXCLUSIONS
+
+
+def test_the_values_that_an_engine_has_not_are_on_the_page_with_reason_and_advice():
+    rows = re.findall(r"^\| `\[(\w+)\]` \| `([a-z_.]+)` \| (.+) \| (.+) \| (.+) \|$", PAGE.read_text(), re.MULTILINE)
+
+    lines = [(line.engine, line.key, line.values, line.reason, line.instead) for line in value_exclusions()]
+    assert rows == lines

@@ -111,7 +111,7 @@ MUTANTS = (
     Mutant(
         "L3 the owner's audit before a batch is given up",
         "pipeline/owner/coordinator.py",
-        "ledger.owners_audits |= set(docket.watched) - ledger.owner_audited",
+        "ledger.owners_audits |= set(facts.watched) - ledger.owner_audited",
         "ledger.owners_audits |= set()",
         PIPELINE + "owner/test_failed_batches.py::test_a_stage_that_would_have_batches_given_up_is_convicted",
     ),
@@ -260,8 +260,8 @@ MUTANTS = (
     Mutant(
         "L2 accomplices of what a third party proves",
         "pipeline/verify/accomplices.py",
-        "    if auditor in (OWNER, verdict.accuser) or not vouched(docket, stage, microbatch, direction):",
-        "    if auditor in (OWNER, verdict.accuser) or vouched(docket, stage, microbatch, direction):",
+        "    if auditor in (OWNER, verdict.accuser) or not vouched(facts, stage, microbatch, direction):",
+        "    if auditor in (OWNER, verdict.accuser) or vouched(facts, stage, microbatch, direction):",
         PIPELINE + "verify/test_third_party_audits.py::test_a_third_party_finds_a_league_and_both_members_are_named",
     ),
     Mutant(
@@ -274,8 +274,8 @@ MUTANTS = (
     Mutant(
         "L2 weights of a third party",
         "pipeline/worker/third_party_audit.py",
-        "if visit.copy.weights_digest() != visit.state.weights:",
-        "if visit.copy.weights_digest() == '':",
+        "if fetched.copy.weights_digest() != fetched.state.weights:",
+        "if fetched.copy.weights_digest() == '':",
         PIPELINE + "verify/test_third_party_audits.py::test_other_weights_than_the_agreed_ones_are_not_used",
     ),
     Mutant(
@@ -304,7 +304,7 @@ MUTANTS = (
     Mutant(
         "L3 weight gradients across classes",
         "pipeline/verify/gradient_bounds.py",
-        "return gradient_distance(claimed, audited) <= self._docket.plan.guard.tolerance",
+        "return gradient_distance(claimed, audited) <= self._facts.plan.guard.tolerance",
         "return True",
         PIPELINE + "tolerance/test_mixed_fleets.py::test_a_claimed_class_does_not_hide_a_made_up_weight_gradient",
     ),
@@ -325,8 +325,8 @@ MUTANTS = (
     Mutant(
         "L3 gradients that no upkeep sends",
         "pipeline/worker/shadowing.py",
-        "awaited = desk.plan.guard.sends_gradient and shadow is not None",
-        "awaited = shadow is not None",
+        "context.plan.guard.sends_gradient and shadow is not None and share",
+        "shadow is not None and share",
         PIPELINE + "worker/test_upkeeps.py::"
         "test_a_shadow_in_lockstep_vouches_for_what_it_computed_and_not_for_what_it_was_sent",
     ),
@@ -354,22 +354,22 @@ MUTANTS = (
     Mutant(
         "L2 audits of the second lane",
         "pipeline/verify/audit_requests.py",
-        "if docket.assignment.server_of(share) == OWNER:",
-        "if lane or docket.assignment.server_of(share) == OWNER:",
+        "if facts.assignment.server_of(share) == OWNER:",
+        "if lane or facts.assignment.server_of(share) == OWNER:",
         PIPELINE + "test_replicas.py::test_each_lane_is_audited_in_each_step",
     ),
     Mutant(
         "L2 verdicts that are two steps late",
         "pipeline/owner/coordinator.py",
-        "and docket.lagging is None",
-        "and docket.ledger is not None",
+        "and facts.lagging is None",
+        "and facts.ledger is not None",
         PIPELINE + "owner/test_commit_lag.py::test_the_next_step_is_not_decided_before_the_audits_of_the_last_one",
     ),
     Mutant(
         "L2 steps whose audits must not lag",
         "pipeline/verify/audit_requests.py",
-        "docket.plan.guard.commit_lag > 0 and only_shadows and not ledger.owners_audits",
-        "docket.plan.guard.commit_lag > 0",
+        "facts.plan.guard.commit_lag > 0 and only_shadows and not ledger.owners_audits",
+        "facts.plan.guard.commit_lag > 0",
         PIPELINE + "owner/test_commit_lag.py::test_a_step_that_others_than_shadows_audit_does_not_lag",
     ),
     Mutant(
@@ -398,8 +398,8 @@ MUTANTS = (
     Mutant(
         "L3 checkpoints of verified steps alone",
         "pipeline/owner/verified_step.py",
-        "(set(docket.watched) - docket.agreed.keys() or docket.lagging is not None)",
-        "(set(docket.watched) - docket.agreed.keys())",
+        "(set(facts.watched) - facts.agreed.keys() or facts.lagging is not None)",
+        "(set(facts.watched) - facts.agreed.keys())",
         PIPELINE + "owner/test_commit_lag.py::test_a_checkpoint_never_holds_a_step_that_is_not_verified",
     ),
     Mutant(
@@ -524,8 +524,8 @@ MUTANTS = (
     Mutant(
         "L3 a snapshot is everybody's before the next update",
         "pipeline/verify/state_judgement.py",
-        "if docket.plan.guard.keeps_snapshots and not docket.plan.guard.hands_on(docket.ledger.step):",
-        "if docket.plan.guard.keeps_snapshots:",
+        "if facts.plan.guard.keeps_snapshots and not facts.plan.guard.hands_on(facts.ledger.step):",
+        "if facts.plan.guard.keeps_snapshots:",
         PIPELINE + "worker/test_handed_snapshots.py::test_a_false_snapshot_convicts_its_sender_by_its_own_signatures",
     ),
     Mutant(

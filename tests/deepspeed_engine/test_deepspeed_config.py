@@ -89,7 +89,7 @@ def test_sections_that_contradict_each_other_are_refused(make_run, sections, wor
 
 @pytest.mark.parametrize(
     ("override", "words"),
-    [("optimizer.kind=sgd", 'is "adamw"; take that'), ("train.precision=fp16", 'take "bf16" or "fp32"')],
+    [("optimizer.kind=sgd", 'for adamw alone; take "adamw"'), ("train.precision=fp16", 'take "bf16" or "fp32"')],
 )
 def test_what_deepspeed_has_not_here_is_refused(make_run, override, words):
     with pytest.raises(ConfigError, match=words):

@@ -132,6 +132,8 @@ def test_headers_of_an_earlier_run_convict_the_worker_that_shows_them(insiders):
     assert str(facts["conclusion"]).startswith("holds: south")
 
 
+# with headers of inputs it is quick above, and with parts of a gradient in one process in `test_foreign_sessions.py`
+@pytest.mark.slow
 def test_a_gradient_of_an_earlier_run_after_a_resume_convicts_the_shadow_that_shows_it(insiders):
     summary_of(insiders, None, "remember", *ALWAYS, "train.seed=5", run_dir="before")
     workers = [insiders.worker("north"), insiders.worker("south")]
@@ -147,6 +149,8 @@ def test_a_gradient_of_an_earlier_run_after_a_resume_convicts_the_shadow_that_sh
     assert [body["offence"] for _, body in events(insiders.place, "verdict")] == ["gradient"]
 
 
+# in one process `test_session_draws.py` is the quick one of this kind
+@pytest.mark.slow
 def test_who_knows_the_draws_of_the_session_that_was_killed_is_met_in_the_resumed_one(insiders):
     settings = ONCE
     workers = [insiders.worker("north"), insiders.worker("south", "remember")]

@@ -9,6 +9,8 @@ from real_runs import FORWARD_LIAR, worker_pid
 LAG = ("guard.commit_lag=1", "guard.screen=false")
 
 
+# in one process `test_a_lie_that_was_applied_is_undone_and_its_author_named` is the quick one of this kind
+@pytest.mark.slow
 def test_a_liar_whose_step_may_have_been_applied_leaves_no_trace_in_the_weights(place, clean):
     summary = place.finish(*FORWARD_LIAR, *LAG)
 

@@ -46,6 +46,8 @@ def test_the_same_run_twice_has_the_same_bits(place, clean):
     assert again["audits"] == clean["audits"] > 0
 
 
+# in one process `test_lying_stages.py` has the quick one of this kind
+@pytest.mark.slow
 def test_without_a_guard_the_lie_goes_into_the_weights(place, clean):
     summary = place.finish(*FORWARD_LIAR, "guard.mode='off'")
 

@@ -84,7 +84,10 @@ def kernels(request):
 
 @pytest.mark.parametrize(
     ("lie", "other"),
-    [({"spoils": (-1.0, 7)}, "device another build instead of"), (WRONG_UPDATE, "threads 2 instead of 1")],
+    [
+        ({"spoils": (-1.0, 7)}, "device another build instead of"),
+        pytest.param(WRONG_UPDATE, "threads 2 instead of 1", marks=pytest.mark.slow),
+    ],
     ids=["a claimed class", "two threads"],
 )
 def test_another_class_is_refused_at_the_door_and_everybody_is_told_why(place, company, lie, other):
@@ -104,7 +107,8 @@ def test_another_class_is_refused_at_the_door_and_everybody_is_told_why(place, c
 
 @pytest.mark.parametrize(
     "lie",
-    [{"spoils": (-1.0, 7)}, {"spoils": (1.01, 3)}, WRONG_UPDATE],
+    # one on other kernels and one that only claims them; a small one is quick in `test_two_numeric_classes.py`
+    [{"spoils": (-1.0, 7)}, pytest.param({"spoils": (1.01, 3)}, marks=pytest.mark.slow), WRONG_UPDATE],
     ids=["negated after the last update", "scaled in the middle", "a wrong learning rate on two threads"],
 )
 def test_in_a_mixed_fleet_it_is_named_and_nobody_else_is(place, company, lie):

@@ -161,9 +161,11 @@ def test_every_objective_is_a_sum_over_its_targets(name):
     if name == "classification":
         labels = mark_classes([0, 6, 3], [1, 5, 2], labels.shape[1])
 
-    loss, num_tokens = objective(logits, labels)
-    first, first_tokens = objective(logits[:1], labels[:1])
-    rest, rest_tokens = objective(logits[1:], labels[1:])
+    extras = {key: torch.linspace(-1, 2, labels.numel()).view_as(labels) for key in objective.extras}
+
+    loss, num_tokens = objective(logits, labels, extras)
+    first, first_tokens = objective(logits[:1], labels[:1], {key: rows[:1] for key, rows in extras.items()})
+    rest, rest_tokens = objective(logits[1:], labels[1:], {key: rows[1:] for key, rows in extras.items()})
 
     assert loss.shape == ()
     assert num_tokens == first_tokens + rest_tokens

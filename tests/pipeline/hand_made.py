@@ -75,20 +75,20 @@ class World:
     events: list = field(default_factory=list)
 
     def __post_init__(self):
-        self.docket = StepFacts(
+        self.facts = StepFacts(
             self.plan, Statements(SESSION, peer), lambda kind, body: self.events.append((kind, body)), ASSIGNMENT
         )
-        self.docket.classes = dict.fromkeys((OWNER, HOLDER, SHADOW), "one class")
+        self.facts.classes = dict.fromkeys((OWNER, HOLDER, SHADOW), "one class")
         self.copy = self.build()
         self.state = self.copy.digest()
-        self.docket.ledger = StepLedger(STEP, EPOCH, agreed={1: self.state})
+        self.facts.ledger = StepLedger(STEP, EPOCH, agreed={1: self.state})
         self.gradients = self._honest_step()
 
     def _honest_step(self):
         """One step of the stage, as every honest party computes it; its messages go into the ledger."""
         generator = torch.Generator().manual_seed(1)
         shape = self.plan.hidden_shape
-        messages = self.docket.ledger.messages
+        messages = self.facts.ledger.messages
         for m in range(self.plan.microbatches):
             x, gradient = (torch.randn(shape, generator=generator) for _ in range(2))
             y = self.copy.runner.forward(STEP, m, x)
@@ -106,7 +106,7 @@ class World:
                 for party in (sender, receiver):
                     self.tensors[(party, *key, False)] = tensor
         gradients = self.copy.runner.gradients()
-        self.docket.ledger.commits[SHARE] = Commit(
+        self.facts.ledger.commits[SHARE] = Commit(
             epoch=EPOCH,
             step=STEP,
             stage=STAGE,
@@ -148,7 +148,7 @@ class World:
         """Let the stage have sent another tensor than it computed."""
         key, receiver = (STAGE, direction, microbatch), SHADOW if direction == "forward" else OWNER
         header = self.header(key, tensor, HOLDER, receiver)
-        self.docket.ledger.messages[key] = CommittedMessage(digest_of(tensor), header, receiver)
+        self.facts.ledger.messages[key] = CommittedMessage(digest_of(tensor), header, receiver)
         for party in (HOLDER, receiver):
             self.tensors[(party, *key, False)] = tensor
 
@@ -159,7 +159,7 @@ class World:
         digests = {direction: digest_of(tensor) for direction, tensor in (honest | told).items()}
         for direction, tensor in (honest | told).items():
             self.tensors[(SHADOW, STAGE, direction, microbatch, True)] = tensor
-        messages = self.docket.ledger.messages
+        messages = self.facts.ledger.messages
         seen = (messages[(0, "forward", microbatch)].header, messages[(2, "backward", microbatch)].header)
         return AuditReport(
             epoch=EPOCH,
@@ -190,7 +190,7 @@ class World:
                 if tensor is None:
                     return None
                 place = request.model_dump(exclude={"permit"})
-                known = self.docket.ledger.messages.get(key)
+                known = self.facts.ledger.messages.get(key)
                 shown = self.evidence.get((need.party, *key), None if known is None else known.header)
                 message = FetchReply(**place, evidence=None if request.claim else shown)
                 payload = tensor if isinstance(tensor, memoryview) else bytes_of(tensor)
@@ -219,7 +219,7 @@ class World:
 
     def whole_step(self):
         """Let every stage have committed, and every message have been shown by its receiver; returns the keys."""
-        ledger, assignment = self.docket.ledger, self.docket.assignment
+        ledger, assignment = self.facts.ledger, self.facts.assignment
         keys = []
         for source, direction, target in STEPS_OF_A_MICROBATCH:
             for m in range(self.plan.microbatches):

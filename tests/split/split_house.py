@@ -5,6 +5,7 @@ from contextlib import ExitStack
 
 from split_scene import SEQ, batch_of, make_scene
 
+from phalanx.engine import StepInputs
 from phalanx.models import ModelConfig
 from phalanx.optimizers import OptimizerConfig
 from phalanx.security.crypto import Identity
@@ -95,7 +96,9 @@ class Session:
             handshake = ClientHandshake(house.identities[party], terms_of_run, MemoryEpochs(), lambda: policy_of(split))
             parties.append(EnclavePeer(house.identities[party], line, None if split.mode == "plaintext" else handshake))
         task = task_of(house.objective, house.classes)
-        kinds = TensorKinds(1, SEQ, house.source.hidden_size, split.wire, task.label_shape, task.num_answers)
+        kinds = TensorKinds(
+            1, SEQ, house.source.hidden_size, split.wire, task.label_shape, task.num_answers, task.extras
+        )
         front = FrontPart(house.source, split.cut, wire=split.wire)
         self.lead = SplitDriver(split, parties[0], parties[1:], front, kinds, 4)
         self.thread.start()
@@ -104,7 +107,7 @@ class Session:
 
     def step(self, number, batch=None):
         batch = batch or batch_of(number)
-        found = self.lead.step(number, [ids for ids, _ in batch], [labels for _, labels in batch])
+        found = self.lead.step(number, StepInputs(*(tuple(column) for column in zip(*batch, strict=True)), 0))
         return (found.loss, found.norm)
 
     def die(self):

@@ -1,11 +1,12 @@
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from forked_workers import forked_workers
 from phalanx.lab.attacks import attackers_of
 from phalanx.train import RunConfig, load_run, train
 from tiny_run_file import tiny_run_file
@@ -27,6 +28,13 @@ MakeRun = Callable[..., RunConfig]
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Fork the workers of all runs here from one server."""
+    with forked_workers(tmp_path_factory.mktemp("fork_server")):
+        yield
 
 
 @pytest.fixture(autouse=True)

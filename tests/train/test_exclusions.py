@@ -7,7 +7,7 @@ from phalanx.errors import ConfigError
 from phalanx.lab.bench.detection.drill_plan import Drill, drill_scenes
 from phalanx.pipeline import GuardConfig
 from phalanx.train import load_run
-from phalanx.train.exclusions import EXCLUSIONS
+from phalanx.train.exclusions import EXCLUSIONS, value_exclusions
 from tiny_run_file import tiny_run_file
 
 # each as one would write it who relies on the defaults and says so
@@ -84,3 +84,40 @@ def test_only_what_repeats_an_excluded_section_is_refused_and_the_engine_alone_i
 def test_a_drill_of_a_run_without_stages_is_refused(load):
     with pytest.raises(ConfigError, match=r"\[parallel\] and \[attack\] exclude each other"):
         drill_scenes(load(ENGINES["parallel"]), Drill(kinds=("zero",)))
+
+
+ENGINE = {name: text for name, text in ENGINES.items() if name != "pipeline"} | {"pipeline": ""}
+LABELLED = "data={labelled={task='medquad'},tokenizer={kind='bpe',vocab_size=300},sequence_length=16}"
+WANTED = {
+    "optimizer.kind": "'sgd'",
+    "train.precision": "'fp16'",
+    "train.device": "'cuda'",
+    "model.layers": "2",
+    "model.activation_checkpointing": "true",
+    "checkpoint.journal": "true",
+    "checkpoint.asynchronous": "true",
+}
+
+
+@pytest.mark.parametrize("line", list(value_exclusions()), ids=lambda line: f"{line.engine} {line.key} {line.values}")
+def test_a_value_that_an_engine_has_not_is_refused_with_the_reason(load, line):
+    value = f"'{line.never[0]}'" if line.never else WANTED[line.key]
+    override = f"model.adapter={{kind={value}}}" if line.key == "model.adapter.kind" else f"{line.key}={value}"
+    more = (LABELLED,) if line.never == ("classification",) else ()
+
+    with pytest.raises(ConfigError) as refusal:
+        load(ENGINE[line.engine], override, *more)
+
+    said = f"[{line.engine}] has no {line.key} = "
+    assert said in str(refusal.value)
+    assert f": {line.reason}; {line.instead}" in str(refusal.value)
+
+
+@pytest.mark.parametrize("engine", ENGINE)
+def test_an_engine_has_every_value_that_no_line_takes_from_it(load, engine):
+    sections = {engine, "parallel"} if engine == "deepspeed" else {engine}
+    taken = {line.key for line in value_exclusions() if line.engine in sections}
+    for key, value in WANTED.items():
+        if key not in taken and key != "train.device":
+            more = ("optimizer.betas=[0.9,0.95]",) if key == "optimizer.kind" else ()
+            load(ENGINE[engine], f"{key}={value}", *more)

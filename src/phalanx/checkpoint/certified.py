@@ -9,7 +9,7 @@ from phalanx.errors import CheckpointError
 
 @dataclass
 class CertifiedCheckpoints:
-    """Follows the events of a run, in order; of the whole log on resume, then of the present session.
+    """The checkpoints that a run's events certify: those of the whole log on resume, then those of the present session.
 
     Attributes:
         saved: Digest of the signed manifest of every checkpoint that is on disk according to the log, by step.

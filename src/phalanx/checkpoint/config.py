@@ -38,7 +38,7 @@ class CheckpointConfig(StrictModel):
     @field_validator("key")
     @classmethod
     def _check_key(cls, value: str | None) -> str | None:
-        # the value is not repeated: somebody may have put the key itself here
+        # the value is not repeated: it may be the key itself
         if value is not None and _KEY.fullmatch(value) is None:
             raise ValueError(
                 'says where the key is, "file:PATH", "env:NAME" or "command:PROGRAM"; never the key itself'

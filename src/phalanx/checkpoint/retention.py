@@ -15,7 +15,7 @@ REMOVING = ".removing-"
 
 @dataclass(frozen=True)
 class Retention:
-    """Keeps the newest ones, and those of certain steps for good.
+    """A rule of retention: the newest checkpoints stay, and those of certain steps for good.
 
     Attributes:
         keep: Newest ones, at least 1.

@@ -108,7 +108,7 @@ def save_checkpoint(
 
 
 class _Files:
-    """Writes the files of one checkpoint, encrypted or not, and remembers what the manifest says about them."""
+    """A writer of the files of one checkpoint, encrypted or not, that notes what the manifest says about them."""
 
     def __init__(self, target: Path, run: str, step: int, key: KeyHolder | None) -> None:
         self.entries: dict[str, FileEntry] = {}

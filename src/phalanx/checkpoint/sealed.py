@@ -35,7 +35,7 @@ class FilePlace:
 
 
 class FileSealer:
-    """Seals and opens the files of one checkpoint.
+    """A sealer of the files of one checkpoint, which it also opens.
 
     Each file has a key of its own, by HKDF-SHA256 from the checkpoint's data key, which is drawn anew for every
     checkpoint: so counting nonces never repeat under one key.

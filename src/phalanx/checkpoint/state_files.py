@@ -24,7 +24,7 @@ def state_path(directory: Path, stage: int, party: str, step: int) -> Path:
 
 
 class StateFiles:
-    """Keeps the last two states of each stage, in two files that are written in turn.
+    """The last two states of each stage, in two files that are written in turn.
 
     Guarantees:
         Whatever kills the process at whatever moment, the older of the two states is whole, and a file that is not

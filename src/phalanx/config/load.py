@@ -63,7 +63,7 @@ def parse_override(text: str) -> tuple[list[str], Any]:
         parsed = tomllib.loads(f"value = {raw}")
     except (ValueError, RecursionError):
         return keys, raw.strip()
-    # a line break in the value would smuggle in further keys, which nobody would read
+    # a line break in the value would smuggle in further keys, which would not be seen
     return keys, parsed["value"] if len(parsed) == 1 else raw.strip()
 
 

@@ -1,10 +1,11 @@
 """The batch of one step."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 
-from phalanx.errors import ConfigError
+from phalanx.errors import ConfigError, DataError
 
 IGNORE = -100
 
@@ -18,11 +19,24 @@ class Batch:
         labels: int64 ``[batch, seq]``, already shifted: ``labels[b, t]`` is the token after
             ``input_ids[b, t]``, or IGNORE where ``input_ids[b, t]`` ends a document.
         indices: Which sequence of the corpus each row is.
+        extras: More rows beside tokens and labels, by name: masks, weights, advantages; ``[batch, ...]`` each.
+
+    Raises:
+        DataError: An extra tensor has not a row for each sequence.
     """
 
     input_ids: torch.Tensor
     labels: torch.Tensor
     indices: tuple[int, ...]
+    extras: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, rows in self.extras.items():
+            if rows.ndim < 1 or rows.shape[0] != len(self.indices):
+                raise DataError(
+                    f"extras.{name}: has shape {list(rows.shape)}, the batch {len(self.indices)} sequences; "
+                    "give one row for each"
+                )
 
     @property
     def num_targets(self) -> int:
@@ -43,6 +57,11 @@ class Batch:
             )
         size = rows // num_microbatches
         return [
-            Batch(self.input_ids[at : at + size], self.labels[at : at + size], self.indices[at : at + size])
+            Batch(
+                self.input_ids[at : at + size],
+                self.labels[at : at + size],
+                self.indices[at : at + size],
+                {name: whole[at : at + size] for name, whole in self.extras.items()},
+            )
             for at in range(0, rows, size)
         ]

@@ -1,13 +1,20 @@
 """One optimizer step as every engine sees it: its inputs, its result, and the one call between them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 from torch import Tensor
 
+from phalanx.config import canonical_json
 from phalanx.engine.verdict import Verdict
+from phalanx.errors import DataError
 from phalanx.security.crypto import digest_hex
 from phalanx.transport.tensors import tensor_buffers
+
+NO_EXTRAS: Mapping[str, Tensor] = MappingProxyType({})
+"""The named rows of a microbatch that has none."""
 
 
 @dataclass(frozen=True)
@@ -18,15 +25,55 @@ class StepInputs:
         ids: Tokens, int64 ``[rows, seq]``.
         labels: Their targets, int64 ``[rows, seq]``.
         num_targets: Labels that count, over all microbatches.
+        extras: Named rows beside them, ``[rows, ...]``, for an objective that reads them; empty where there are none.
+
+    Raises:
+        DataError: The extra rows are not those of the microbatches.
     """
 
     ids: tuple[Tensor, ...]
     labels: tuple[Tensor, ...]
     num_targets: int
+    extras: tuple[Mapping[str, Tensor], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.extras:
+            return
+        if len(self.extras) != len(self.ids):
+            raise DataError(f"extras: are of {len(self.extras)} microbatches, the step has {len(self.ids)}")
+        names = sorted(self.extras[0])
+        for number, (ids, named) in enumerate(zip(self.ids, self.extras, strict=True)):
+            if sorted(named) != names:
+                raise DataError(f"extras: microbatch {number} has {sorted(named)}, the first one {names}")
+            for name, rows in named.items():
+                if rows.ndim < 1 or rows.shape[0] != ids.shape[0]:
+                    raise DataError(
+                        f"extras.{name}: microbatch {number} has shape {list(rows.shape)} and {ids.shape[0]} rows of "
+                        "tokens; give one row for each"
+                    )
+
+    def extras_of(self, microbatch: int) -> Mapping[str, Tensor]:
+        """The named rows of a microbatch."""
+        return self.extras[microbatch] if self.extras else NO_EXTRAS
 
     def digest(self) -> str:
-        """BLAKE3 over tokens and labels, 32 hex characters: the same batch in the same order has the same one."""
-        return digest_hex(*(tensor_buffers(tensor.contiguous()) for tensor in (*self.ids, *self.labels)))[:32]
+        """Digest of tokens, labels and extra rows: the same batch in the same order has the same one.
+
+        Returns:
+            The first 32 hex characters of BLAKE3 over tokens and labels. Where there are extra rows: of BLAKE3 over
+            those 32 characters, then canonical JSON of name, type and shapes of each extra in the order of the names,
+            then their bytes in that order.
+        """
+        plain = digest_hex(*(tensor_buffers(tensor.contiguous()) for tensor in (*self.ids, *self.labels)))[:32]
+        if not (self.extras and self.extras[0]):
+            return plain
+        columns = [(name, [named[name] for named in self.extras]) for name in sorted(self.extras[0])]
+        shapes = [
+            [name, str(rows[0].dtype).removeprefix("torch."), [list(one.shape) for one in rows]]
+            for name, rows in columns
+        ]
+        buffers = [tensor_buffers(one.contiguous()) for _, rows in columns for one in rows]
+        return digest_hex(plain.encode("ascii"), canonical_json(shapes), *buffers)[:32]
 
 
 @dataclass(frozen=True)
@@ -67,7 +114,7 @@ class StepResult:
         gradient_norm: Of the whole gradient, before it was clipped.
         phases: Seconds by phase, at the process that reports.
         bytes_by_link: What crossed, by ``sender>receiver``; empty where no link is counted.
-        batch: Digest of the tokens and labels that the step was applied with.
+        batch: Digest of the batch that the step was applied with.
         guard: What a guard did; None of an engine that has none.
         claimed_links: Of `bytes_by_link`: those between two workers, of which their senders alone have figures.
     """

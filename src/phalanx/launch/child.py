@@ -65,7 +65,7 @@ class Child:
 
 
 class TerminationNotice:
-    """Remembers that this process was told to end.
+    """A notice that this process was told to end.
 
     Attributes:
         given: How often.

@@ -15,7 +15,7 @@ def is_worth_another(code: int) -> bool:
 
 
 class OwnerProcess(Child):
-    """Runs ``phalanx train``; started again, it goes on from the last checkpoint."""
+    """The process of ``phalanx train``; started again, it goes on from the last checkpoint."""
 
     def __init__(self, launch: Launch, machine: str | None = None) -> None:
         """`machine` is what an engine calls this machine; None for what it calls itself."""

@@ -69,7 +69,7 @@ def _keep_owner(owner: OwnerProcess, rendezvous: Rendezvous, notice: Termination
         return 0 if rendezvous.end(code) else code
     finally:
         owner.kill()
-        # workers that are told to end now have nobody to hand over to
+        # workers that are told to end now have no owner to hand over to
         rendezvous.publish(None)
 
 

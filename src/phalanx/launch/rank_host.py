@@ -23,7 +23,7 @@ class ActorMachine:
 
 
 class RankHost:
-    """Starts, watches and ends the process of one rank."""
+    """A host that starts, watches and ends the process of one rank."""
 
     def __init__(self) -> None:
         self._child = Child()

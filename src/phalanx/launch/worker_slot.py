@@ -10,12 +10,12 @@ from phalanx.pipeline import WorkerConfig
 
 
 class LocalWorkerHost:
-    """Runs ``phalanx worker`` under one name after the other; keys are read here and sent nowhere."""
+    """A host that runs ``phalanx worker`` under one name after the other; keys are read here and sent nowhere."""
 
     def __init__(self) -> None:
         self._child = Child()
         self._name: str | None = None
-        # a directory that nobody else can enter; a worker file holds no secret, but says where one is
+        # a directory that no other user can enter; a worker file holds no secret, but says where one is
         self._directory = tempfile.TemporaryDirectory(prefix="phalanx-worker-")
 
     def start(self, name: str, config: WorkerConfig) -> None:

@@ -153,7 +153,7 @@ def trained_shapes(hub_config: Any, adapter: AdapterConfig | None) -> dict[str, 
 
 
 class _Undrawn(TorchFunctionMode):
-    """Passes over the drawing of first values: on the meta device there are none, and most of the time goes there."""
+    """A mode that skips the drawing of first values: on the meta device there are none, and it takes most time."""
 
     def __torch_function__(
         self,

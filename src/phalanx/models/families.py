@@ -30,7 +30,7 @@ TRANSFORMERS_REFUSALS = (
     ValueError,
 )
 
-# where a config was once loaded from is nobody else's business
+# where a config was once loaded from is private
 _LOCAL_KEYS = ("_name_or_path", "_model_name_or_path")
 
 

@@ -55,7 +55,7 @@ def open_packaged(name: str, cache_dir: Path) -> Path:
 
 
 def _find(name: str, package: _Package) -> Path:
-    # find_spec does not run the package, whose own imports are not needed here
+    # find_spec does not run the package, so its own imports are not needed here
     spec = importlib.util.find_spec(package.module)
     if spec is None or spec.origin is None:
         raise ModelError(

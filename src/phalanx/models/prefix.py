@@ -14,7 +14,7 @@ _STANDARD_DEVIATION = 0.02
 
 
 class Prefix(nn.Module):
-    """Stands where a block expects a cache of keys and values of tokens that came before.
+    """A trained prefix in the place of a block's cache of keys and values of earlier tokens.
 
     Args:
         heads: Of keys and values.

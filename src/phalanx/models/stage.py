@@ -15,7 +15,7 @@ PREFIX = "prefix"
 
 
 class AbsentPart(nn.Module):
-    """Keeps the place, and so the names, of a part that another stage holds; cannot be called."""
+    """A placeholder with the name of a part that another stage holds; it cannot be called."""
 
 
 class StageModule(nn.Module):

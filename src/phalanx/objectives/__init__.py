@@ -1,33 +1,27 @@
-"""Pure losses; to add an objective: one file, one line of the table."""
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Protocol
+"""Pure losses of logits, labels and extra rows; to add an objective: one file, one line of the table."""
 
 from phalanx.objectives.causal_lm import IGNORE, causal_lm
 from phalanx.objectives.classification import Confusion, classification, mark_classes, pooled_logits
+from phalanx.objectives.objective import ExtraRows, LossFunction, LossWithExtras, Objective
+from phalanx.objectives.weighted_causal_lm import weighted_causal_lm
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-
-class Objective(Protocol):
-    """A loss over one microbatch, as a sum over its targets."""
-
-    def __call__(self, logits: Tensor, labels: Tensor, /) -> tuple[Tensor, int]:
-        """``[batch, seq, vocab or classes]`` and ``[batch, seq]`` to the summed float32 loss and its targets."""
-        ...
-
-
-OBJECTIVES: dict[str, Objective] = {"causal_lm": causal_lm, "classification": classification}
+OBJECTIVES: dict[str, Objective] = {
+    "causal_lm": Objective(causal_lm),
+    "classification": Objective(classification, own_head=True),
+    "weighted_causal_lm": Objective(with_extras=weighted_causal_lm, extras={"weights": ExtraRows()}),
+}
 
 __all__ = [
     "IGNORE",
     "OBJECTIVES",
     "Confusion",
+    "ExtraRows",
+    "LossFunction",
+    "LossWithExtras",
     "Objective",
     "causal_lm",
     "classification",
     "mark_classes",
     "pooled_logits",
+    "weighted_causal_lm",
 ]

@@ -36,18 +36,9 @@ def causal_lm(
         DataError: The shapes do not fit, the labels are not int64, or a label is neither IGNORE nor a token
             of the vocabulary.
     """
-    if logits.ndim != 3 or logits.shape[:2] != labels.shape or labels.dtype != torch.int64:
-        raise DataError(
-            f"causal_lm: logits {list(logits.shape)} and labels {labels.dtype} {list(labels.shape)}; "
-            "expected [batch, seq, vocab] and int64 [batch, seq]"
-        )
+    check_labels("causal_lm", logits, labels)
     counted = labels != IGNORE
     vocab_size = logits.shape[2]
-    if bool((counted & ((labels < 0) | (labels >= vocab_size))).any()):
-        raise DataError(
-            f"causal_lm: a label is outside 0 .. {vocab_size - 1}, the model's vocabulary; "
-            "use the tokenizer that belongs to the model"
-        )
     loss = functional.cross_entropy(
         logits.to(torch.float32).reshape(-1, vocab_size),
         labels.reshape(-1),
@@ -55,3 +46,22 @@ def causal_lm(
         reduction="sum",
     )
     return loss, int(counted.sum())
+
+
+def check_labels(name: str, logits: Tensor, labels: Tensor) -> None:
+    """Return where labels are int64 tokens of the vocabulary, or IGNORE, one for each position of the logits.
+
+    Raises:
+        DataError: They are not.
+    """
+    if logits.ndim != 3 or logits.shape[:2] != labels.shape or labels.dtype != torch.int64:
+        raise DataError(
+            f"{name}: logits {list(logits.shape)} and labels {labels.dtype} {list(labels.shape)}; "
+            "expected [batch, seq, vocab] and int64 [batch, seq]"
+        )
+    vocab_size = logits.shape[2]
+    if bool(((labels != IGNORE) & ((labels < 0) | (labels >= vocab_size))).any()):
+        raise DataError(
+            f"{name}: a label is outside 0 .. {vocab_size - 1}, the model's vocabulary; "
+            "use the tokenizer that belongs to the model"
+        )

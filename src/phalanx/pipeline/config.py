@@ -32,11 +32,9 @@ class PipelineConfig(StrictModel):
     """How many local workers may be started anew in the place of such that are gone."""
     returns: int = Field(default=3, ge=0, le=1000)
     """How often a remote worker that was lost or has left may come back in one session of the owner, as a newcomer with
-    the same certificate; a convicted one never does.
-    """
+    the same certificate; a convicted one never does."""
     layout: PartyLayout | None = None
-    """How many processes each local worker is, and how they share its stages; left out, one. A remote one's file says
-    it."""
+    """The processes of each local worker, and how they share its stages; left out, one. Remote ones have a file."""
     layouts: dict[str, PartyLayout] | None = None
     """Layouts of single local workers, by name, in the place of `layout`."""
     rebalance_every: int = Field(default=20, ge=0)
@@ -49,8 +47,7 @@ class PipelineConfig(StrictModel):
     patience_s: float = Field(default=30.0, gt=0)
     """How long nothing may arrive in a guarded step before the owner asks which party is silent, hands on what was
     withheld, and at last replaces a party that does not answer; the longest silence of the last hundred honest steps
-    counts four times, up to four times this.
-    """
+    counts four times, up to four times this."""
     transport: TransportConfig = TransportConfig()
 
     @model_validator(mode="after")
@@ -130,8 +127,7 @@ class GuardConfig(StrictModel):
     """What decides the rates, what is kept and the screen of gradients; "standard" where none of it is written out."""
     recovery: Literal["takeover", "restart", "skip_layer"] = "takeover"
     """After a verdict: exclude the guilty party; or, in mode `paper` only and as the paper does, exclude none and run
-    the step again (`restart`), or run it without the suspect and its accuser and with three stages frozen.
-    """
+    the step again (`restart`), or run it without the suspect and its accuser and with three stages frozen."""
     audit_rate: float = Field(default=0.125, gt=0, le=1)
     """q: the share of each stage's microbatches that is recomputed before the optimizer steps."""
     step_audit_rate: float = Field(default=1 / 32, ge=0, le=1)
@@ -149,8 +145,7 @@ class GuardConfig(StrictModel):
     goes back to the older one, or to the last one of before the guilty party came, and does all steps since again."""
     commit_lag: int = Field(default=0, ge=0, le=1)
     """How many steps the verdicts may be behind the optimizers. 1: the shadows' audits of a step run in the idle time
-    of the next one, which waits for them before it is applied; every copy keeps what it takes to undo one step.
-    """
+    of the next one, which waits for them before it is applied; every copy keeps what it takes to undo one step."""
     snapshot_every: int = Field(default=10, ge=1, le=10_000)
     """Steps from one snapshot to the next, with `shadow = "snapshot"`: so many at most are done again after a loss."""
     shadow: Literal["gradient", "lockstep", "adapters", "update", "replica", "snapshot"] = "gradient"
@@ -380,8 +375,7 @@ class WorkerConfig(StrictModel):
     journal: str | None = None
     """Directory in which the last states of this worker's stages are kept (`checkpoint.journal`)."""
     log_heads: str | None = None
-    """Directory in which this worker remembers how far the audit log of each run has come; left out, `log_heads` in
-    that of its identity."""
+    """Directory for the newest head of each run's audit log; left out, `log_heads` in the directory of `identity`."""
     transport: TransportConfig = TransportConfig()
 
     @model_validator(mode="before")

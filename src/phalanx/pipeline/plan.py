@@ -1,19 +1,23 @@
 """Everything a party must know to build and run a stage; the owner sends it to every worker that joins."""
 
 import math
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import ValidationError
+from pydantic import ValidationError, model_serializer
 
 from phalanx.config import StrictModel, canonical_json, one_of
 from phalanx.errors import FrameError
 from phalanx.models import Attention, LoraConfig
+from phalanx.objectives import OBJECTIVES
 from phalanx.optimizers import OptimizerConfig
 from phalanx.pipeline.config import GuardConfig
 from phalanx.planner.schedules import verifiable_schedules
 
 Precision = Literal["fp32", "bf16"]
+
+DEFAULT_OBJECTIVE = "causal_lm"
 
 BOUNDARY_DTYPE = torch.float32
 """Type of every tensor that crosses a boundary: under bf16 autocast the residual stream stays in fp32."""
@@ -46,6 +50,12 @@ class StepPlan(StrictModel):
     adapter: LoraConfig | None
     optimizer: OptimizerConfig
     guard: GuardConfig
+    objective: Annotated[str, one_of(OBJECTIVES)] = DEFAULT_OBJECTIVE
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        """Leave the usual objective out: parties of the version before know no such key."""
+        return {name: value for name, value in write(self).items() if (name, value) != ("objective", DEFAULT_OBJECTIVE)}
 
     @property
     def lanes(self) -> int:

@@ -38,7 +38,7 @@ _FINEST = 1e-300
 
 
 class AxisScale:
-    """Maps values to positions, linearly or by logarithm.
+    """A scale that maps values to positions, linearly or by logarithm.
 
     Args:
         low: Smallest value; finite.

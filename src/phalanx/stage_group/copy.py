@@ -12,7 +12,7 @@ from phalanx.stage_group.orders import Deed, GroupCommand, cargo_of
 
 
 class Workers(Protocol):
-    """What a copy needs of its group."""
+    """The part of a group that a copy needs."""
 
     @property
     def shares_state(self) -> bool:
@@ -29,7 +29,7 @@ class Workers(Protocol):
 
 
 class GroupLink:
-    """What rank 0 has its group do with one copy.
+    """The link between rank 0 and its group for one copy.
 
     Args:
         plain: The copy; its parameters are those that the ranks work with.
@@ -67,7 +67,7 @@ class GroupLink:
 
 
 class GroupCopy(StageCopy):
-    """Stands in for a plain copy, with its module.
+    """A copy that a group holds in shares, in the place of a plain copy, with its module.
 
     Weights are whole here, and what is asked of moments and of earlier states is whole, so digests, upkeep and takeover
     are those of any copy. Ranks get their slices anew whenever a weight was written since they last worked.
@@ -89,7 +89,7 @@ class GroupCopy(StageCopy):
 
 
 class GroupRunner(StageRunner):
-    """Has the ranks of a group run microbatches through a stage."""
+    """A runner that has the ranks of a group run microbatches through a stage."""
 
     def __init__(self, copy: StageCopy, link: GroupLink) -> None:
         self.module, self.spec = copy.module, copy.spec

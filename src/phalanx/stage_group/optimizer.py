@@ -17,7 +17,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class GroupOrders(Protocol):
-    """What an optimizer needs of its copy's link to the group."""
+    """The part of a copy's link to the group that an optimizer needs."""
 
     def order(self, command: GroupCommand, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Have something done with this copy."""
@@ -30,7 +30,7 @@ class GroupOrders(Protocol):
 
 
 class GroupOptimizer(StageOptimizer):
-    """Has whole weights and no moments: those come from the ranks when they are asked for.
+    """An optimizer with whole weights and no moments: those come from the ranks when they are asked for.
 
     Args:
         plain: The copy that the group stands in for; its state is taken over.
@@ -137,7 +137,7 @@ class GroupOptimizer(StageOptimizer):
 
 
 class GroupHistory:
-    """What the ranks of a group keep together in order to go back; stands where others keep an `UndoLog`."""
+    """The state that the ranks of a group keep together in order to go back; used in place of an `UndoLog`."""
 
     def __init__(self, optimizer: GroupOptimizer) -> None:
         self._own = optimizer
@@ -178,7 +178,7 @@ class _DistributedState(Mapping[str, Tensor]):
 
 
 class Collect(Protocol):
-    """How tensors of the state come from the ranks."""
+    """A way in which tensors of the state come from the ranks."""
 
     def __call__(self, names: tuple[str, ...]) -> dict[str, Tensor]:
         """Bring the named ones to rank 0."""

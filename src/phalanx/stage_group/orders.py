@@ -1,4 +1,4 @@
-"""What rank 0 tells the other ranks of its group to do next; JSON over a pipe, tensors over the group."""
+"""Orders of rank 0 to the other ranks of its group; JSON over a pipe, tensors over the group."""
 
 from typing import Annotated, Any, Literal
 

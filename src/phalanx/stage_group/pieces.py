@@ -1,4 +1,4 @@
-"""Which part of a hidden tensor each rank of a group has, and the whole again at rank 0."""
+"""Pieces of a hidden tensor: the part that each rank of a group has, and the whole again at rank 0."""
 
 import torch
 from torch import Tensor

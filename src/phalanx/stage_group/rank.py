@@ -1,4 +1,4 @@
-"""What ranks 1 and up of a stage's group do: one deed after the other, as rank 0 says."""
+"""The work of ranks 1 and up of a stage's group: one order after the other, as rank 0 says."""
 
 import contextlib
 from collections.abc import Callable

@@ -33,7 +33,7 @@ class SlicedStage(StagePart):
 
 
 class Share:
-    """What every rank of a group has of one copy; all ranks are given the same orders.
+    """The share that every rank of a group has of one copy; all ranks are given the same orders.
 
     Args:
         plan: The run's.

@@ -16,7 +16,7 @@ Slices = Mapping[str, Tensor]
 
 
 class WeightGradients(Protocol):
-    """How the ranks of a group add up the weight gradients of a stage."""
+    """The sum of a stage's weight gradients over the ranks of a group."""
 
     def hand_back(self) -> None:
         """Put the sums that are kept here where a runner looks for them."""

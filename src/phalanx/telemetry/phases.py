@@ -7,7 +7,7 @@ from types import TracebackType
 
 
 class PhaseTimer:
-    """Adds up seconds by phase name until they are taken.
+    """A timer that adds up seconds by phase name until they are taken.
 
     Phases may nest: the time of an inner phase is not counted in the outer one, so the phases of one
     thread add up to at most the step. Threads may time phases at once; then wall seconds of different

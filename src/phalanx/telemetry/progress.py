@@ -54,7 +54,7 @@ class StepReading:
 
 
 class ProgressDisplay:
-    """Shows step, loss, tokens/s, audits, alarms and time left while a run goes on.
+    """The display of step, loss, tokens/s, audits, alarms and time left while a run goes on.
 
     Args:
         total_steps: Steps of the whole run.

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class TensorBoardWriter(Closeable):
-    """Writes scalar curves to an event file in `directory`.
+    """A writer of scalar curves to an event file in `directory`.
 
     Without the extra, or when the event file cannot be made, nothing is written, `note` says so in one
     line and the line is logged as a warning: a missing picture is no reason to stop a run.

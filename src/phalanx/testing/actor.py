@@ -49,7 +49,7 @@ _Body = TypeVar("_Body", bound=Message)
 
 
 class WorkerCrash(Exception):  # noqa: N818 - an event, and no error of Phalanx: nothing may handle it
-    """Ends a simulated worker at once, as SIGKILL ends a process."""
+    """The end of a simulated worker at once, as SIGKILL ends a process."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ __all__ = [
 
 
 class _Callable(ModuleType):
-    """Lets ``phalanx.train(run)`` work although ``phalanx.train`` is this package as well."""
+    """A module type that lets ``phalanx.train(run)`` work although ``phalanx.train`` is this package as well."""
 
     def __call__(
         self,

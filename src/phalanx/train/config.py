@@ -9,20 +9,17 @@ from pydantic import Field, PrivateAttr, SerializerFunctionWrapHandler, model_se
 from phalanx.checkpoint import CheckpointConfig
 from phalanx.config import StrictModel, load_config, one_of
 from phalanx.data import DataConfig
-from phalanx.models import LoraConfig, ModelConfig
+from phalanx.models import ModelConfig
 from phalanx.objectives import OBJECTIVES
 from phalanx.optimizers import OptimizerConfig
 from phalanx.parallel import ParallelConfig
 from phalanx.parallel.deepspeed import DeepSpeedConfig, contradictions
 from phalanx.pipeline.config import AttackConfig, GuardConfig, PipelineConfig
 from phalanx.split import ENCLAVE, SplitConfig
-from phalanx.train.exclusions import contradiction, excluded_by
+from phalanx.train.exclusions import contradiction, excluded_by, refused_value
 
 _THIRD_PARTY = 3
 """Workers at least, for one of them to be neither a stage's holder nor its shadow."""
-
-WHOLE_MODEL_OBJECTIVE = "causal_lm"
-"""What stages and ranks train."""
 
 
 class TrainConfig(StrictModel):
@@ -40,7 +37,7 @@ class TrainConfig(StrictModel):
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """What matrix products are computed in while training; weights, moments and messages are in fp32 either way."""
     objective: Annotated[str, one_of(OBJECTIVES)] = "causal_lm"
-    """What is learned: the next token; or the class of a text of `data.labelled`, which only a split does."""
+    """What is learned: the next token; or the class of a text of `data.labelled`. Not all engines learn all of them."""
     validate_every: int = Field(default=0, ge=0)
     """Steps between validations; 0 validates before the first step and after the last one only."""
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
@@ -83,18 +80,7 @@ class RunConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check_domain(self) -> Self:
-        if self.parallel is None:
-            self._check_stages()
-            return self
-        if self.model.activation_checkpointing:
-            raise ValueError('model.activation_checkpointing: set parallel.activation_checkpointing = "full" instead')
-        refused = {
-            "checkpoint.journal": bool(self.checkpoint.journal),
-        }
-        for name, is_set in refused.items():
-            if is_set:
-                raise ValueError(f"[parallel] has no {name}; leave it out")
-        if self.parallel.outer is not None:
+        if self.parallel is not None and self.parallel.outer is not None:
             self._check_islands(self.parallel.outer.every)
         return self
 
@@ -106,33 +92,7 @@ class RunConfig(StrictModel):
             raise ValueError("[deepspeed] is what the ranks of [parallel] share by, and there are none; add [parallel]")
         for reason in contradictions(self.deepspeed, self.parallel):
             raise ValueError(f"[deepspeed] with {reason}")
-        if self.optimizer.kind != "adamw":
-            raise ValueError(
-                f'[deepspeed] with optimizer.kind = "{self.optimizer.kind}": what it has a kernel for on the host, and '
-                'keeps on disk, is "adamw"; take that'
-            )
-        if self.train.precision == "fp16":
-            raise ValueError(
-                '[deepspeed] with train.precision = "fp16": its own loss scale would skip steps and not do them again; '
-                'take "bf16" or "fp32"'
-            )
-        if self.checkpoint.asynchronous:
-            raise ValueError(
-                "[deepspeed] has no checkpoint.asynchronous: a copy of a state that is on disk; leave it out"
-            )
         return self
-
-    def _check_stages(self) -> None:
-        if self.optimizer.kind != "adamw":
-            raise ValueError(
-                f'optimizer.kind = "{self.optimizer.kind}" is for [parallel]; stages have "adamw": what shadows '
-                "follow, audits replay and rollbacks undo are its two moments"
-            )
-        if self.train.precision == "fp16":
-            raise ValueError(
-                'train.precision = "fp16" is for [parallel]: its loss scale depends on every stage, and an audit would '
-                'have to know it; take "bf16"'
-            )
 
     def _check_islands(self, every: int) -> None:
         """Between outer steps islands have different weights, and there is no one model to measure or save."""
@@ -161,10 +121,6 @@ class RunConfig(StrictModel):
                 f'data.labelled is for train.objective = "classification", which is "{self.train.objective}"; change '
                 "one of them"
             )
-        is_other = self.train.objective != WHOLE_MODEL_OBJECTIVE
-        if self.split is None and (is_other or self.model.layers is not None):
-            what = f'train.objective = "{self.train.objective}"' if is_other else "model.layers"
-            raise ValueError(f"{what} is for runs with [split]: stages and ranks train a whole language model")
         return self
 
     @model_validator(mode="after")
@@ -178,15 +134,13 @@ class RunConfig(StrictModel):
                 f"split.clients = {self.split.clients} take turns with train.microbatches = {self.train.microbatches}, "
                 "so some would never have one; raise microbatches"
             )
-        refused = {
-            'train.precision = "bf16"': self.train.precision != "fp32",
-            f'train.device = "{self.train.device}"': self.train.device != "cpu",
-            "checkpoint.journal": bool(self.checkpoint.journal),
-            "checkpoint.asynchronous": self.checkpoint.asynchronous,
-        }
-        for name, is_set in refused.items():
-            if is_set:
-                raise ValueError(f"[split] has no {name}; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _check_values(self) -> Self:
+        found = refused_value(self)
+        if found is not None:
+            raise ValueError(found)
         return self
 
     @model_validator(mode="after")
@@ -238,21 +192,6 @@ class RunConfig(StrictModel):
                 f"train.steps = {self.train.steps}; lower it"
             )
         return self
-
-    @model_validator(mode="after")
-    def _check_adapter(self) -> Self:
-        adapter = self.model.adapter
-        if adapter is None or isinstance(adapter, LoraConfig) or self.split is not None:
-            return self
-        why = {
-            "spf": "which heads and rows are trained follows from the model's weights, and a stage in other hands is "
-            "counted, placed and made before it has any",
-            "ptuning": "nothing shows yet that stages with virtual tokens are audited and taken over bit for bit",
-        }[adapter.kind]
-        raise ValueError(
-            f'model.adapter.kind = "{adapter.kind}": [pipeline] and [parallel] have no such adapter yet: {why}; set '
-            'kind = "lora"'
-        )
 
     @model_serializer(mode="wrap")
     def _without_the_other(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -1,6 +1,14 @@
-"""The sections of a run file that exclude each other, and why: what was written is kept or refused, never dropped."""
+"""What a run file cannot have together, and why: what was written is kept or refused, never dropped."""
 
-from collections.abc import Collection
+import json
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from phalanx.objectives import OBJECTIVES
+
+WHOLE_MODEL_OBJECTIVE = "causal_lm"
+"""What every engine learns."""
 
 _TRUST = "the ranks of a domain trust each other, and there are no stages in other hands"
 _ENCLAVE = "an enclave and its clients take the place of stages"
@@ -36,3 +44,139 @@ def contradiction(written: Collection[str]) -> str | None:
 def excluded_by(written: Collection[str]) -> set[str]:
     """The sections that a run with these has no use for."""
     return {other for pair in EXCLUSIONS for one, other in (pair, pair[::-1]) if one in written}
+
+
+@dataclass(frozen=True)
+class ValueExclusion:
+    """One key of which an engine does not have all values.
+
+    Attributes:
+        engine: The section of the engine.
+        key: The key, with its section.
+        only: The values that there are; empty where `never` says which are not.
+        never: The values that there are not.
+        reason: Why.
+        instead: What to do.
+    """
+
+    engine: str
+    key: str
+    reason: str
+    instead: str = "leave it out"
+    only: tuple[object, ...] = ()
+    never: tuple[object, ...] = ()
+
+    @property
+    def values(self) -> str:
+        """The values that there are not, in words."""
+        if self.never:
+            return " or ".join(f"`{json.dumps(one)}`" for one in self.never)
+        if None in self.only:
+            return "`true`" if False in self.only else "any"
+        return "`true`" if self.only == (False,) else f"all but `{json.dumps(self.only[0])}`"
+
+    def refusal(self, run: object) -> str | None:
+        """What is wrong with a run of this engine; None where nothing is."""
+        value: Any = run
+        for name in self.key.split("."):
+            value = getattr(value, name, None)
+        if value in self.only or (self.never and value not in self.never):
+            return None
+        return f"[{self.engine}] has no {self.key} = {json.dumps(value)}: {self.reason}; {self.instead}"
+
+
+_NO_CUT = "it trains the whole language model"
+_ADAMW = "what is saved, sealed or checked of an optimizer are the two moments of adamw"
+_CHOSEN = "which heads and rows are trained follows from the model's weights, and stages are made without any"
+_VIRTUAL = "nothing shows yet that stages with virtual tokens are audited and taken over bit for bit"
+_SET_LORA, _SET_ADAMW, _SET_BF16 = 'set kind = "lora"', 'take "adamw"', 'take "bf16" or "fp32"'
+_LOSS_SCALE = "its loss scale depends on every stage, and an audit would have to know it"
+
+VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
+    ValueExclusion("pipeline", "optimizer.kind", _ADAMW, _SET_ADAMW, only=("adamw",)),
+    ValueExclusion("pipeline", "train.precision", _LOSS_SCALE, _SET_BF16, never=("fp16",)),
+    ValueExclusion("pipeline", "model.layers", _NO_CUT, only=(None,)),
+    ValueExclusion("pipeline", "model.adapter.kind", _CHOSEN, _SET_LORA, never=("spf",)),
+    ValueExclusion("pipeline", "model.adapter.kind", _VIRTUAL, _SET_LORA, never=("ptuning",)),
+    ValueExclusion(
+        "parallel",
+        "model.activation_checkpointing",
+        "ranks have a key of their own for it",
+        'set parallel.activation_checkpointing = "full"',
+        only=(False,),
+    ),
+    ValueExclusion(
+        "parallel",
+        "checkpoint.journal",
+        "ranks start again together, from a checkpoint, and none keeps a state of its own",
+        only=(None, False),
+    ),
+    ValueExclusion("parallel", "model.layers", _NO_CUT, only=(None,)),
+    ValueExclusion("parallel", "model.adapter.kind", _CHOSEN, _SET_LORA, never=("spf",)),
+    ValueExclusion("parallel", "model.adapter.kind", _VIRTUAL, _SET_LORA, never=("ptuning",)),
+    ValueExclusion(
+        "deepspeed", "optimizer.kind", "it has a kernel on the host for adamw alone", _SET_ADAMW, only=("adamw",)
+    ),
+    ValueExclusion(
+        "deepspeed",
+        "train.precision",
+        "its own loss scale would skip steps and not do them again",
+        _SET_BF16,
+        never=("fp16",),
+    ),
+    ValueExclusion(
+        "deepspeed",
+        "checkpoint.asynchronous",
+        "it would take a copy of a state that may be on disk",
+        only=(False,),
+    ),
+    ValueExclusion("split", "optimizer.kind", _ADAMW, _SET_ADAMW, only=("adamw",)),
+    ValueExclusion("split", "train.precision", "both parts compute in float32", only=("fp32",)),
+    ValueExclusion("split", "train.device", "no enclave here has an accelerator", only=("cpu",)),
+    ValueExclusion(
+        "split",
+        "checkpoint.journal",
+        "a journal is of stages; an enclave keeps its newest state sealed",
+        only=(None, False),
+    ),
+    ValueExclusion(
+        "split",
+        "checkpoint.asynchronous",
+        "an enclave numbers its states and has one that is not settled yet",
+        only=(False,),
+    ),
+)
+"""What an engine has not, apart from objectives."""
+
+
+def value_exclusions() -> Iterator[ValueExclusion]:
+    """Every line that says what an engine has not: what follows of `OBJECTIVES`, and those of `VALUE_EXCLUSIONS`."""
+    key = "train.objective"
+    for name, objective in OBJECTIVES.items():
+        if objective.extras:
+            rows = ", ".join(sorted(objective.extras))
+            reason = f"it reads extra rows ({rows}), and no data source of a run file has any"
+            for engine in ("pipeline", "parallel", "split"):
+                yield ValueExclusion(engine, key, reason, "call the engine from Python", never=(name,))
+        elif objective.own_head:
+            for engine in ("pipeline", "parallel"):
+                reason = "it trains a head of its own, and stages and ranks have the language model's"
+                yield ValueExclusion(engine, key, reason, "take [split]", never=(name,))
+        elif name != WHOLE_MODEL_OBJECTIVE:
+            yield ValueExclusion(
+                "deepspeed", key, f"it learns {WHOLE_MODEL_OBJECTIVE} alone", "leave [deepspeed] out", never=(name,)
+            )
+    yield from VALUE_EXCLUSIONS
+
+
+def engines_of(run: object) -> tuple[str, ...]:
+    """The sections of the engine that a run has; a run with none of the others is a pipeline."""
+    found = tuple(name for name in ("parallel", "deepspeed", "split") if getattr(run, name) is not None)
+    return found or ("pipeline",)
+
+
+def refused_value(run: object) -> str | None:
+    """What is wrong with the first value that a run's engine has not; None where all is well."""
+    engines = engines_of(run)
+    refusals = (line.refusal(run) for line in value_exclusions() if line.engine in engines)
+    return next((said for said in refusals if said is not None), None)

@@ -106,4 +106,5 @@ def step_inputs(batch: Batch, num_microbatches: int) -> StepInputs:
         ids=tuple(part.input_ids for part in parts),
         labels=tuple(part.labels for part in parts),
         num_targets=batch.num_targets,
+        extras=tuple(part.extras for part in parts) if batch.extras else (),
     )

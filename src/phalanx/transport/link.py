@@ -9,7 +9,7 @@ from phalanx.transport.frame import HeaderFields, Receipt, SignedHeader, frame_s
 
 
 class SendingChain:
-    """Numbers, chains and signs what one party says to another; not safe for several threads at once."""
+    """The sender's chain: it numbers, chains and signs headers; not safe for several threads at once."""
 
     def __init__(self, identity: Identity, run: str, receiver: str, limits: TransportConfig) -> None:
         self._identity, self._run, self._receiver, self._limits = identity, run, receiver, limits
@@ -45,7 +45,7 @@ class SendingChain:
 
 
 class ReceivingChain:
-    """Accepts headers in the one order in which they were sealed; not safe for several threads at once."""
+    """The receiver's chain: it accepts headers in the order in which they were sealed; not safe for several threads."""
 
     def __init__(self, run: str, sender: str, receiver: str) -> None:
         self._sender = sender

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class Meter:
-    """Adds up the CPU time of the threads that measure with it; waiting costs nothing."""
+    """A meter that adds up the CPU time of the threads that measure with it; waiting costs nothing."""
 
     def __init__(self) -> None:
         self._seconds: Counter[str] = Counter()

@@ -56,7 +56,7 @@ class DeliveredFrame:
 
 
 class Outbox:
-    """Seals frames for one receiver and delivers them one after another.
+    """An outbox that seals frames for one receiver and delivers them one after another.
 
     Args:
         chain: Of this link; owned by the outbox from now on.

@@ -16,7 +16,7 @@ def world(model_cache):
 
 
 def collect(world, purpose="state"):
-    return world.judge(collect_agreed(world.docket, STAGE, purpose))
+    return world.judge(collect_agreed(world.facts, STAGE, purpose))
 
 
 def altered(tensors):
@@ -62,7 +62,7 @@ def test_a_copy_that_has_no_moments_is_not_asked_for_them(model_cache):
 
 
 def test_a_stage_without_a_shadow_has_its_holder_alone(world):
-    world.docket.assignment = Assignment({0: OWNER, 1: HOLDER, 2: SHADOW, 3: OWNER}, {})
+    world.facts.assignment = Assignment({0: OWNER, 1: HOLDER, 2: SHADOW, 3: OWNER}, {})
     world.bulks[(HOLDER, "state")] = None
 
     with pytest.raises(PeerLostError):
@@ -70,7 +70,7 @@ def test_a_stage_without_a_shadow_has_its_holder_alone(world):
 
 
 def test_where_nothing_is_signed_what_comes_is_used(world):
-    world.docket.agreed.clear()
+    world.facts.agreed.clear()
     world.bulks[(HOLDER, "state")] = (altered(world.copy.state()), STEP)
 
     assert collect(world).digest() != world.state

@@ -63,7 +63,7 @@ def test_shadow_and_stage_are_of_one_class_where_there_are_two_of_it(make_compan
     other = Actor(kernels=eager, description="another kernel")
     company = make_company(run, {1: other, 3: other})
 
-    classes = company.engine._docket.classes
+    classes = company.engine._facts.classes
     pairs = [
         (holder, company.engine.shadows[stage])
         for stage, holder in company.engine.holders.items()

@@ -25,7 +25,7 @@ class Past:
     """Some steps of stage 1, all kept; the holder was convicted afterwards, and its shadow has taken over."""
 
     def __init__(self, world):
-        self.world, self.docket, self.plan = world, world.docket, world.plan
+        self.world, self.facts, self.plan = world, world.facts, world.plan
         self.history = StepHistory(STEPS)
         self.tensors, self.states, self.asked = {}, [], []
         generator = torch.Generator().manual_seed(3)
@@ -44,15 +44,15 @@ class Past:
                 }
                 for (source, direction), tensor in found.items():
                     self.tensors[(step, source, direction, m)] = tensor
-                    header = world.docket.ledger.messages[(0, "forward", 0)].header
+                    header = world.facts.ledger.messages[(0, "forward", 0)].header
                     ledger.messages[(source, direction, m)] = CommittedMessage(digest_of(tensor), header, HOLDER)
             gradients = copy.runner.gradients()
-            known = world.docket.ledger.commits[SHARE]
+            known = world.facts.ledger.commits[SHARE]
             ledger.commits[SHARE] = known.model_copy(update={"step": step, "gradient": transfer_digest(gradients)})
             self.history.add(PastStep(ledger, ASSIGNMENT, INPUTS))
             copy.apply(step, gradients, 0.9)
-        self.docket.ledger = StepLedger(STEPS, EPOCH + 1, agreed={STAGE: copy.digest()})
-        self.docket.assignment = Assignment({0: OWNER, 1: HEIR, 2: HEIR, 3: OWNER}, {})
+        self.facts.ledger = StepLedger(STEPS, EPOCH + 1, agreed={STAGE: copy.digest()})
+        self.facts.assignment = Assignment({0: OWNER, 1: HEIR, 2: HEIR, 3: OWNER}, {})
 
     def ledger(self, step):
         return self.history.get(step).ledger
@@ -73,7 +73,7 @@ class Past:
         raise TypeError(need)
 
     def find(self, since=0, gone=HOLDER, heir=HEIR):
-        replay = Replay(self.docket, self.history)
+        replay = Replay(self.facts, self.history)
         return run_task(replay.first_bad_step(STAGE, heir, since, gone), self.answer)
 
     def events(self):
@@ -117,13 +117,13 @@ def test_a_state_that_both_agreed_on_and_no_update_leads_to_is_the_step_before(p
 
 
 def test_the_last_update_is_compared_with_what_is_agreed_on_now(past):
-    past.docket.agreed[STAGE] = past.docket.agreed[STAGE].model_copy(update={"moments": "ee" * 32})
+    past.facts.agreed[STAGE] = past.facts.agreed[STAGE].model_copy(update={"moments": "ee" * 32})
 
     assert past.find() == STEPS - 1
 
 
 def test_before_a_state_is_agreed_on_the_last_update_has_nothing_to_compare_with(past):
-    past.docket.agreed.clear()
+    past.facts.agreed.clear()
 
     assert past.find() is None
 
@@ -194,7 +194,7 @@ def test_the_convicted_party_is_asked_nothing(past):
 
 
 def test_a_party_that_is_gone_is_asked_nothing(past):
-    past.docket.assignment = Assignment({0: OWNER, 1: OWNER, 2: OWNER, 3: OWNER}, {})
+    past.facts.assignment = Assignment({0: OWNER, 1: OWNER, 2: OWNER, 3: OWNER}, {})
 
     assert past.find() == 0
     assert {need.party for need in past.asked if isinstance(need, MessageNeed)} == {OWNER}

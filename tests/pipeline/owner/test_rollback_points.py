@@ -21,14 +21,14 @@ class Run:
     def __init__(self, model_cache, steps=8, begin=0, **guard):
         self.world = make_world(model_cache, **{"keep_states": 0, **guard})
         self.asked = []
-        self.docket = self.world.docket
-        self.docket.assignment = PRESENT
-        self.rollback = Rollback(self.docket)
+        self.facts = self.world.facts
+        self.facts.assignment = PRESENT
+        self.rollback = Rollback(self.facts)
         self.rollback.note_copies(PRESENT, begin)
         for step in range(begin, begin + steps):
-            self.docket.ledger = StepLedger(step, 0, agreed={1: self.state(step)})
-            self.rollback.remember(PastStep(self.docket.ledger, PRESENT, INPUTS))
-        self.docket.previous, self.docket.ledger = self.docket.ledger, StepLedger(begin + steps, 0)
+            self.facts.ledger = StepLedger(step, 0, agreed={1: self.state(step)})
+            self.rollback.remember(PastStep(self.facts.ledger, PRESENT, INPUTS))
+        self.facts.previous, self.facts.ledger = self.facts.ledger, StepLedger(begin + steps, 0)
 
     def state(self, step):
         return self.world.state.model_copy(update={"step": step})
@@ -47,7 +47,7 @@ def test_without_anything_kept_the_run_does_not_go_back(model_cache):
 @pytest.mark.parametrize(("audited", "back"), [(False, 7), (True, None)])
 def test_a_step_that_was_applied_before_its_audits_is_undone(model_cache, audited, back):
     run = Run(model_cache, commit_lag=1)
-    run.docket.previous.audits_drawn = audited
+    run.facts.previous.audits_drawn = audited
 
     assert (run.rollback.unverified, run.first_bad()) == (back, back)
 
@@ -111,6 +111,15 @@ def test_with_kept_states_the_run_goes_back_to_the_older_of_two(model_cache, ste
     assert run.first_bad() == back
 
 
+@pytest.mark.parametrize(("steps", "back"), [(3, 2), (9, 4), (12, 8)])
+def test_kept_states_begin_where_the_session_does(model_cache, steps, back):
+    run = Run(model_cache, steps=steps, begin=2, keep_states=4)
+    # roles that change later do not move the beginning
+    run.rollback.note_copies(PRESENT, 2 + steps)
+
+    assert run.first_bad() == back
+
+
 def test_it_goes_back_to_the_newer_one_where_the_guilty_party_came_after_it(model_cache):
     run = Run(model_cache, steps=11, keep_states=4)
     run.rollback.note_copies(Assignment({0: OWNER, 1: SHADOW, 2: OWNER}, {1: HOLDER}), 0)
@@ -147,12 +156,15 @@ def test_at_the_very_step_of_a_snapshot_nothing_is_undone(snapshots):
     assert snapshots.rollback.is_turning_point(4)
 
 
-@pytest.mark.parametrize(("agreed", "convicted", "back"), [(True, False, None), (True, True, 4), (False, False, 4)])
-def test_a_snapshot_that_has_just_been_handed_over_will_do_after_a_loss(snapshots, agreed, convicted, back):
+@pytest.mark.parametrize(
+    ("step", "agreed", "convicted", "back"),
+    [(8, True, False, None), (8, True, True, 4), (8, False, False, 4), (7, True, False, 4)],
+)
+def test_a_snapshot_that_has_just_been_handed_over_will_do_after_a_loss(snapshots, step, agreed, convicted, back):
     if agreed:
-        snapshots.docket.agreed[1] = snapshots.state(8)
+        snapshots.facts.agreed[1] = snapshots.state(step)
 
-    assert snapshots.rollback.last_snapshot(8, convicted=convicted) == back
+    assert snapshots.rollback.last_snapshot(step, convicted=convicted) == back
 
 
 def test_without_snapshots_roles_may_change_at_any_step(model_cache):
@@ -168,8 +180,8 @@ def test_what_is_undone_is_remembered_to_be_done_again_and_the_state_before_it_i
     run.rollback.undo(5, 8)
 
     assert sorted(run.rollback.undone) == [5, 6, 7]
-    assert run.docket.ledger.agreed == {1: run.state(5)}
-    assert run.docket.previous.step == 4
+    assert run.facts.ledger.agreed == {1: run.state(5)}
+    assert run.facts.previous.step == 4
     assert run.world.events == [("rolled_back", {"step": 8, "to": 5})]
     run.rollback.undo(4, 5)
     assert sorted(run.rollback.undone) == [4, 5, 6, 7]
@@ -180,14 +192,14 @@ def test_a_state_that_is_not_remembered_is_not_agreed_on(model_cache):
 
     run.rollback.undo(3, 8)
 
-    assert (run.docket.ledger.agreed, run.docket.previous) == ({}, None)
+    assert (run.facts.ledger.agreed, run.facts.previous) == ({}, None)
     assert sorted(run.rollback.undone) == [6, 7]
 
 
 def test_of_steps_between_kept_states_headers_are_let_go(model_cache):
     run = Run(model_cache, keep_states=4)
     ledger = StepLedger(8, 0, agreed={1: run.state(8)})
-    ledger.messages, ledger.reports = dict(run.world.docket.ledger.messages), {}
+    ledger.messages, ledger.reports = dict(run.world.facts.ledger.messages), {}
     ledger.commit_headers[(1, 0)] = None
     run.rollback.remember(PastStep(ledger, PRESENT, INPUTS))
 

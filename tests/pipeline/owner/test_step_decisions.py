@@ -18,12 +18,12 @@ class Step:
 
     def __init__(self, model_cache, *, owner_rate=0.0, **guard):
         self.world = make_world(model_cache, **guard)
-        self.docket, self.posted = self.world.docket, []
+        self.facts, self.posted = self.world.facts, []
         self.world.whole_step()
-        self.docket.agreed[2] = self.world.state
+        self.facts.agreed[2] = self.world.state
         draw = AuditDraw(b"k" * 32, b"n" * 32, 1.0, owner_rate=owner_rate)
-        self.coordinator = Coordinator(self.docket, self._post, draw)
-        self.ledger = self.docket.ledger
+        self.coordinator = Coordinator(self.facts, self._post, draw)
+        self.ledger = self.facts.ledger
         self.ledger.audits_drawn = True
         self.ledger.gradients_agreed = {SHARE, OTHER}
 
@@ -64,7 +64,7 @@ def without_gradient(step):
 
 
 def without_state(step):
-    del step.docket.agreed[STAGE]
+    del step.facts.agreed[STAGE]
 
 
 def without_step_audit(step):
@@ -101,7 +101,7 @@ def test_what_is_missing_is_said(step, how):
 
 def test_without_a_guard_commitments_are_enough(model_cache):
     step = Step(model_cache, mode="off")
-    step.docket.agreed.clear()
+    step.facts.agreed.clear()
     step.ledger.audits_drawn = False
     assert step.decided()
 
@@ -123,10 +123,10 @@ def test_audits_may_lag_where_shadows_alone_were_asked_and_nothing_speaks_agains
 
 def test_the_next_step_waits_for_the_audits_of_the_one_that_lags(model_cache):
     step = Step(model_cache, commit_lag=1)
-    step.docket.previous = StepLedger(STEP - 1 if STEP else 0, EPOCH, audits_drawn=True)
+    step.facts.previous = StepLedger(STEP - 1 if STEP else 0, EPOCH, audits_drawn=True)
     assert step.decided()
 
-    step.docket.previous.awaited_audits.add((STAGE, 0, SHADOW))
+    step.facts.previous.awaited_audits.add((STAGE, 0, SHADOW))
     assert not step.decided()
     assert "audits of the last step" in step.coordinator.waiting_for()
 
@@ -171,7 +171,7 @@ def test_audits_are_drawn_when_every_stage_has_committed_and_not_before(step):
 
 def test_nothing_is_drawn_before_the_states_are_agreed_on(step):
     step.ledger.audits_drawn = False
-    del step.docket.agreed[2]
+    del step.facts.agreed[2]
 
     step.advance()
 
@@ -201,7 +201,7 @@ def test_without_news_nothing_is_looked_at(step):
 
 def test_the_owner_audits_last_and_each_stage_once(model_cache):
     step = Step(model_cache, owner_rate=1.0)
-    step.docket.assignment = Assignment(step.docket.assignment.holders, {STAGE: SHADOW})
+    step.facts.assignment = Assignment(step.facts.assignment.holders, {STAGE: SHADOW})
     step.ledger.owners_audits.add(STAGE)
     without_report(step)
     step.advance()
@@ -216,45 +216,45 @@ def test_the_owner_audits_last_and_each_stage_once(model_cache):
 
 
 def test_what_was_proved_together_with_something_else_is_judged_next_if_its_party_is_still_there(step):
-    gone = step.docket.judgement("collusion", "worker-7", STAGE, "made up")
-    here = step.docket.judgement("collusion", SHADOW, STAGE, "made up")
-    step.docket.proved += [gone, here]
+    gone = step.facts.judgement("collusion", "worker-7", STAGE, "made up")
+    here = step.facts.judgement("collusion", SHADOW, STAGE, "made up")
+    step.facts.proved += [gone, here]
 
     assert step.advance() is here
-    assert step.docket.proved == []
+    assert step.facts.proved == []
 
 
 def test_at_a_return_to_a_checkpoint_what_is_proved_is_handed_out_once_for_each_party_that_is_left(step):
-    judgements = [step.docket.judgement("collusion", name, STAGE, "made up") for name in (SHADOW, SHADOW, "worker-7")]
-    step.docket.proved += judgements
+    judgements = [step.facts.judgement("collusion", name, STAGE, "made up") for name in (SHADOW, SHADOW, "worker-7")]
+    step.facts.proved += judgements
 
     assert step.coordinator.take_proved([HOLDER, SHADOW]) == [judgements[0]]
-    assert step.docket.proved == []
+    assert step.facts.proved == []
 
 
 # --- roles -----------------------------------------------------------------------------------------------------------
 
 
 def test_an_attempt_that_leaves_stages_out_has_them_rest_and_freezes_their_neighbours(step):
-    roles = step.docket.assignment
+    roles = step.facts.assignment
 
     step.coordinator.open_epoch(EPOCH + 1, STEP, roles, skipping(1, 4))
 
-    assert step.docket.assignment.holders == {0: OWNER, 1: OWNER, 2: OWNER, 3: OWNER}
-    assert step.docket.resting.holders == {1: HOLDER, 2: SHADOW}
-    assert step.docket.ledger.frozen == {0, 1, 2}
+    assert step.facts.assignment.holders == {0: OWNER, 1: OWNER, 2: OWNER, 3: OWNER}
+    assert step.facts.resting.holders == {1: HOLDER, 2: SHADOW}
+    assert step.facts.ledger.frozen == {0, 1, 2}
     # what was agreed about states stays, what was committed to does not
-    assert step.docket.agreed[STAGE] == step.world.state
-    assert step.docket.ledger.commits == {}
+    assert step.facts.agreed[STAGE] == step.world.state
+    assert step.facts.ledger.commits == {}
 
 
 def test_a_new_step_forgets_what_was_said_and_keeps_the_step_before(step):
     step.coordinator.said_ready(STAGE, {HOLDER: step.world.state, SHADOW: None})
-    step.docket.unanswered.add(SHADOW)
+    step.facts.unanswered.add(SHADOW)
     assert step.coordinator.progress[3] == 1
 
     step.coordinator.open_step(STEP + 1, EPOCH)
 
-    assert (step.docket.previous, step.docket.ledger.step) == (step.ledger, STEP + 1)
-    assert (step.docket.agreed, step.docket.unanswered) == ({}, set())
+    assert (step.facts.previous, step.facts.ledger.step) == (step.ledger, STEP + 1)
+    assert (step.facts.agreed, step.facts.unanswered) == ({}, set())
     assert step.coordinator.progress[3] == 0

@@ -15,8 +15,8 @@ ZEROS = bytes(2 * 8 * 16 * 4)
 
 def find(company, *judgements):
     """Have the owner come to these judgements in the next step."""
-    docket = company.engine._docket
-    docket.proved += [docket.judgement(*found[:-1], "made up", accuser=found[-1]) for found in judgements]
+    facts = company.engine._facts
+    facts.proved += [facts.judgement(*found[:-1], "made up", accuser=found[-1]) for found in judgements]
 
 
 @pytest.mark.parametrize("offence", ["equivocation", "forgery", "shape", "message", "accusation", "gradient"])

@@ -78,7 +78,7 @@ def test_machines_that_agree_when_they_are_measured_and_later_differ_by_a_roundi
     make_company, wrap_all
 ):
     company = make_company(mixed(4), {1: rounds_once_in_a_while(wrap_all)})
-    assert set(company.engine._docket.classes.values()) == {company.engine._docket.classes["owner"]}
+    assert set(company.engine._facts.classes.values()) == {company.engine._facts.classes["owner"]}
 
     company.run(3)
 

@@ -7,7 +7,7 @@ from hand_made import HOLDER, OWNER, SHADOW, STAGE, make_world
 from phalanx.models import open_model
 from phalanx.pipeline import GuardConfig
 from phalanx.pipeline.assignment.assignment import Assignment
-from phalanx.pipeline.evidence.files import Exhibit
+from phalanx.pipeline.evidence.files import ComparedTensors
 from phalanx.pipeline.protocol.messages import Commit, GradientHeld, StepAudited
 from phalanx.pipeline.protocol.signed import Statements
 from phalanx.pipeline.verify.accomplices import accomplice, vouched_for_gradient
@@ -20,7 +20,7 @@ SHARE = (1, 0)
 
 
 @pytest.fixture
-def docket(model_cache):
+def facts(model_cache):
     """Stage 1 of worker-1, shadowed by worker-2, has committed to a gradient that turned out to be made up."""
     run = tiny_run(guard=GuardConfig())
     plan = make_plan(run, open_model(run.model, model_cache, run.train.seed))
@@ -32,25 +32,25 @@ def docket(model_cache):
     return found
 
 
-def audited(docket, gradient, norm_squared):
-    docket.ledger.step_audits[(1, "worker-2")] = StepAudited(**PLACE, gradient=gradient, norm_squared=norm_squared)
-    return vouched_for_gradient(docket, SHARE)
+def audited(facts, gradient, norm_squared):
+    facts.ledger.step_audits[(1, "worker-2")] = StepAudited(**PLACE, gradient=gradient, norm_squared=norm_squared)
+    return vouched_for_gradient(facts, SHARE)
 
 
-def test_who_vouches_for_a_made_up_gradient_is_named(docket):
-    judgement = audited(docket, "aa" * 32, 4.0)
+def test_who_vouches_for_a_made_up_gradient_is_named(facts):
+    judgement = audited(facts, "aa" * 32, 4.0)
 
     assert (judgement.verdict.party, judgement.verdict.offence) == ("worker-2", "collusion")
 
 
 @pytest.mark.parametrize(("gradient", "norm_squared"), [("bb" * 32, 4.0), ("aa" * 32, 1.0), ("aa" * 32, None)])
-def test_who_found_another_gradient_or_norm_is_not(docket, gradient, norm_squared):
+def test_who_found_another_gradient_or_norm_is_not(facts, gradient, norm_squared):
     # the stage lied about the norm alone: an auditor that reports the true one has found it out
-    assert audited(docket, gradient, norm_squared) is None
+    assert audited(facts, gradient, norm_squared) is None
 
 
-def test_who_has_not_been_asked_is_not(docket):
-    assert vouched_for_gradient(docket, SHARE) is None
+def test_who_has_not_been_asked_is_not(facts):
+    assert vouched_for_gradient(facts, SHARE) is None
 
 
 # --- messages --------------------------------------------------------------------------------------------------------
@@ -61,27 +61,27 @@ def found(model_cache):
     """A message of stage 1 was judged wrong; returns the world and the judgement of its author."""
     world = make_world(model_cache)
     world.lie(-world.truth("forward"))
-    judgement = world.docket.judgement("message", HOLDER, STAGE, "made up", accuser=OWNER)
+    judgement = world.facts.judgement("message", HOLDER, STAGE, "made up", accuser=OWNER)
     judgement.verdict = judgement.verdict.model_copy(update={"microbatch": 0, "direction": "forward"})
-    judgement.exhibit = Exhibit({"claimed": -world.truth("forward"), "recomputed": world.truth("forward")})
+    judgement.compared = ComparedTensors({"claimed": -world.truth("forward"), "recomputed": world.truth("forward")})
     return world, judgement
 
 
 def reported(world, digest, auditor=SHADOW, microbatch=0):
     report = world.report(microbatch).model_copy(update={"digests": {"forward": digest}})
-    world.docket.ledger.reports[(STAGE, microbatch, auditor)] = report
+    world.facts.ledger.reports[(STAGE, microbatch, auditor)] = report
 
 
 def test_an_auditor_that_reported_the_very_bytes_of_the_lie_is_named_with_them(found):
     world, judgement = found
-    reported(world, world.docket.ledger.messages[(STAGE, "forward", 0)].digest)
+    reported(world, world.facts.ledger.messages[(STAGE, "forward", 0)].digest)
 
-    second = accomplice(world.docket, judgement)
+    second = accomplice(world.facts, judgement)
 
     assert (second.verdict.party, second.verdict.offence, second.verdict.microbatch) == (SHADOW, "collusion", 0)
-    assert torch.equal(second.exhibit.tensors["accuser"], second.exhibit.tensors["claimed"])
-    # the culprit's own exhibit stays as it was
-    assert "accuser" not in judgement.exhibit.tensors
+    assert torch.equal(second.compared.tensors["accuser"], second.compared.tensors["claimed"])
+    # the culprit's own tensors stay as they were
+    assert "accuser" not in judgement.compared.tensors
 
 
 def another_digest(world, judgement):
@@ -89,32 +89,32 @@ def another_digest(world, judgement):
 
 
 def another_party(world, judgement):
-    reported(world, world.docket.ledger.messages[(STAGE, "forward", 0)].digest, "worker-9")
+    reported(world, world.facts.ledger.messages[(STAGE, "forward", 0)].digest, "worker-9")
 
 
 def another_microbatch(world, judgement):
-    reported(world, world.docket.ledger.messages[(STAGE, "forward", 0)].digest, microbatch=1)
+    reported(world, world.facts.ledger.messages[(STAGE, "forward", 0)].digest, microbatch=1)
 
 
 def it_accused(world, judgement):
     another_digest(world, judgement)
-    reported(world, world.docket.ledger.messages[(STAGE, "forward", 0)].digest)
+    reported(world, world.facts.ledger.messages[(STAGE, "forward", 0)].digest)
     judgement.verdict = judgement.verdict.model_copy(update={"accuser": SHADOW})
 
 
 def it_is_the_owner(world, judgement):
-    assignment = world.docket.assignment
-    world.docket.assignment = type(assignment)(assignment.holders, {STAGE: OWNER})
-    reported(world, world.docket.ledger.messages[(STAGE, "forward", 0)].digest, OWNER)
+    assignment = world.facts.assignment
+    world.facts.assignment = type(assignment)(assignment.holders, {STAGE: OWNER})
+    reported(world, world.facts.ledger.messages[(STAGE, "forward", 0)].digest, OWNER)
 
 
 def another_offence(world, judgement):
-    reported(world, world.docket.ledger.messages[(STAGE, "forward", 0)].digest)
+    reported(world, world.facts.ledger.messages[(STAGE, "forward", 0)].digest)
     judgement.verdict = judgement.verdict.model_copy(update={"offence": "accusation"})
 
 
 def no_microbatch(world, judgement):
-    reported(world, world.docket.ledger.messages[(STAGE, "forward", 0)].digest)
+    reported(world, world.facts.ledger.messages[(STAGE, "forward", 0)].digest)
     judgement.verdict = judgement.verdict.model_copy(update={"microbatch": None})
 
 
@@ -130,17 +130,17 @@ def test_an_auditor_that_did_not_vouch_for_the_lie_is_no_accomplice(found, how):
     world, judgement = found
     how(world, judgement)
 
-    assert accomplice(world.docket, judgement) is None
+    assert accomplice(world.facts, judgement) is None
 
 
 @pytest.mark.parametrize("shadow", ["gradient", "lockstep"])
 def test_in_lockstep_what_the_shadow_holds_is_what_it_computed(model_cache, shadow):
     world = make_world(model_cache, shadow=shadow)
-    commit = world.docket.ledger.commits[SHARE]
+    commit = world.facts.ledger.commits[SHARE]
     said = {"gradient": commit.gradient, "norm_squared": commit.norm_squared}
-    world.docket.ledger.held[SHARE] = GradientHeld(epoch=2, step=0, stage=1, **said, parts=())
+    world.facts.ledger.held[SHARE] = GradientHeld(epoch=2, step=0, stage=1, **said, parts=())
 
-    judgement = vouched_for_gradient(world.docket, SHARE)
+    judgement = vouched_for_gradient(world.facts, SHARE)
 
     # what it was sent, it has not vouched for
     assert (judgement and judgement.verdict.party) == (SHADOW if shadow == "lockstep" else None)
@@ -148,10 +148,10 @@ def test_in_lockstep_what_the_shadow_holds_is_what_it_computed(model_cache, shad
 
 def test_an_owner_that_audits_is_no_accomplice(model_cache):
     world = make_world(model_cache, shadow="lockstep")
-    assignment = world.docket.assignment
-    world.docket.assignment = type(assignment)(assignment.holders, {STAGE: OWNER})
-    commit = world.docket.ledger.commits[SHARE]
+    assignment = world.facts.assignment
+    world.facts.assignment = type(assignment)(assignment.holders, {STAGE: OWNER})
+    commit = world.facts.ledger.commits[SHARE]
     said = {"gradient": commit.gradient, "norm_squared": commit.norm_squared}
-    world.docket.ledger.held[SHARE] = GradientHeld(epoch=2, step=0, stage=1, **said, parts=())
+    world.facts.ledger.held[SHARE] = GradientHeld(epoch=2, step=0, stage=1, **said, parts=())
 
-    assert vouched_for_gradient(world.docket, SHARE) is None
+    assert vouched_for_gradient(world.facts, SHARE) is None

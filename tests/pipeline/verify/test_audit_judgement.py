@@ -18,11 +18,11 @@ def world(model_cache):
 
 
 def judge_of(world):
-    return AuditJudgement(world.docket, Referee(world.plan, world.docket.bits_decide), DriftWatch(b"k" * 32))
+    return AuditJudgement(world.facts, Referee(world.plan, world.facts.bits_decide), DriftWatch(b"k" * 32))
 
 
 def weighed(world, report, judge=None):
-    known = world.docket.ledger.messages
+    known = world.facts.ledger.messages
     return world.judge((judge or judge_of(world)).weigh(SHADOW, report, known, BOTH))
 
 
@@ -45,7 +45,7 @@ def test_a_report_that_differs_names_the_stage_that_lied(world, direction):
         direction,
         SHADOW,
     )
-    assert judgement.headers["output"] == world.docket.ledger.messages[(STAGE, direction, 0)].header
+    assert judgement.headers["output"] == world.facts.ledger.messages[(STAGE, direction, 0)].header
     assert [kind for kind, _ in world.events] == ["alarm"]
 
 
@@ -92,7 +92,7 @@ def test_an_input_that_no_neighbour_sent_here_and_now_names_the_auditor_that_sho
 
 
 def test_an_input_whose_signature_is_another_ones_names_the_auditor(world):
-    genuine = world.docket.ledger.messages[(0, "forward", 0)].header
+    genuine = world.facts.ledger.messages[(0, "forward", 0)].header
     forged = genuine.model_copy(update={"signature": "00" * 64})
 
     judgement = weighed(world, world.report(inputs=(forged,)))
@@ -109,13 +109,13 @@ def test_a_sender_that_signed_two_tensors_for_one_message_is_named_by_both(world
 
     verdict = judgement.verdict
     assert (verdict.party, verdict.offence, verdict.stage) == (SHADOW, "equivocation", 2)
-    known = world.docket.ledger.messages[(2, "backward", 0)].header
+    known = world.facts.ledger.messages[(2, "backward", 0)].header
     assert judgement.headers == {"told_stage": known, "told_auditor": told}
 
 
 def test_without_an_input_that_the_stage_never_showed_nothing_is_decided(world):
     world.lie(-world.truth("forward"))
-    known = {key: said for key, said in world.docket.ledger.messages.items() if key[0] == STAGE}
+    known = {key: said for key, said in world.facts.ledger.messages.items() if key[0] == STAGE}
     report, judge = world.report(), judge_of(world)
     for party in (OWNER, HOLDER):
         world.tensors[(party, 0, "forward", 0, False)] = None
@@ -133,7 +133,7 @@ def test_without_an_input_that_the_stage_never_showed_nothing_is_decided(world):
 @pytest.fixture
 def mixed(model_cache):
     world = make_world(model_cache, classes="mixed")
-    world.docket.classes = {OWNER: "a", HOLDER: "a", SHADOW: "b"}
+    world.facts.classes = {OWNER: "a", HOLDER: "a", SHADOW: "b"}
     return world
 
 

@@ -19,12 +19,12 @@ class Office:
 
     def __init__(self, model_cache, rate=0.25, guard=None, **rates):
         self.world = make_world(model_cache, **(guard or {}))
-        self.docket = self.world.docket
+        self.facts = self.world.facts
         self.world.whole_step()
-        self.docket.agreed[2] = self.world.state
+        self.facts.agreed[2] = self.world.state
         self.posted = []
         self.draw = AuditDraw(b"k" * 32, b"n" * 32, rate, **rates)
-        self.requests = AuditRequests(self.docket, self._post, self.draw)
+        self.requests = AuditRequests(self.facts, self._post, self.draw)
 
     def _post(self, party, message, payload):
         self.posted.append((party, message))
@@ -47,7 +47,7 @@ def test_every_stage_in_other_hands_is_audited_at_the_rate_by_its_shadow(office)
     office.requests.draw(())
 
     assert office.asked() == [(SHADOW, 1, drawn_of(office, 1), False), (HOLDER, 2, drawn_of(office, 2), False)]
-    ledger = office.docket.ledger
+    ledger = office.facts.ledger
     assert ledger.awaited_audits == {(1, m, SHADOW) for m in drawn_of(office, 1)} | {
         (2, m, HOLDER) for m in drawn_of(office, 2)
     }
@@ -68,7 +68,7 @@ def test_a_step_that_is_audited_as_a_whole_has_its_weight_gradient_recomputed(mo
     office.requests.draw(())
 
     assert office.asked() == [(SHADOW, 1, ALL, True), (HOLDER, 2, ALL, True)]
-    assert office.docket.ledger.awaited_step_audits == {(1, SHADOW), (2, HOLDER)}
+    assert office.facts.ledger.awaited_step_audits == {(1, SHADOW), (2, HOLDER)}
 
 
 def test_in_lockstep_everything_is_recomputed_and_no_gradient_asked_for(model_cache):
@@ -77,17 +77,17 @@ def test_in_lockstep_everything_is_recomputed_and_no_gradient_asked_for(model_ca
     office.requests.draw(())
 
     assert office.asked() == [(SHADOW, 1, ALL, False), (HOLDER, 2, ALL, False)]
-    assert office.docket.ledger.awaited_step_audits == set()
+    assert office.facts.ledger.awaited_step_audits == set()
 
 
 def test_the_owner_redoes_what_the_coin_says(model_cache):
     office = Office(model_cache, owner_rate=1.0)
     office.requests.draw(())
-    assert office.docket.ledger.owners_audits == {1, 2}
+    assert office.facts.ledger.owners_audits == {1, 2}
 
     office = Office(model_cache, owner_rate=0.0)
     office.requests.draw(())
-    assert office.docket.ledger.owners_audits == set()
+    assert office.facts.ledger.owners_audits == set()
 
 
 def test_nothing_is_drawn_where_nothing_is_recomputed(model_cache):
@@ -95,12 +95,12 @@ def test_nothing_is_drawn_where_nothing_is_recomputed(model_cache):
 
     office.requests.draw(())
 
-    assert (office.posted, office.docket.ledger.audits_drawn) == ([], True)
-    assert office.docket.ledger.owners_audits == set()
+    assert (office.posted, office.facts.ledger.audits_drawn) == ([], True)
+    assert office.facts.ledger.owners_audits == set()
 
 
 def test_what_the_owner_serves_is_not_audited(office):
-    office.docket.assignment = Assignment({0: OWNER, 1: HOLDER, 2: OWNER, 3: OWNER}, {1: SHADOW, 2: HOLDER})
+    office.facts.assignment = Assignment({0: OWNER, 1: HOLDER, 2: OWNER, 3: OWNER}, {1: SHADOW, 2: HOLDER})
 
     office.requests.draw(())
 
@@ -109,9 +109,9 @@ def test_what_the_owner_serves_is_not_audited(office):
 
 def test_a_shared_stage_is_audited_by_lane_each_by_the_other_server(model_cache):
     office = Office(model_cache, rate=1.0, guard={"shadow": "replica"})
-    docket = office.docket
-    docket.assignment = Assignment({0: OWNER, 1: HOLDER, 2: OWNER, 3: OWNER}, {1: SHADOW}, lanes=2)
-    docket.ledger.commits[(1, 1)] = docket.ledger.commits[(1, 0)].model_copy(update={"lane": 1})
+    facts = office.facts
+    facts.assignment = Assignment({0: OWNER, 1: HOLDER, 2: OWNER, 3: OWNER}, {1: SHADOW}, lanes=2)
+    facts.ledger.commits[(1, 1)] = facts.ledger.commits[(1, 0)].model_copy(update={"lane": 1})
 
     office.requests.draw(())
 
@@ -123,16 +123,16 @@ def test_a_shared_stage_is_audited_by_lane_each_by_the_other_server(model_cache)
 
 def test_a_third_party_that_takes_part_redoes_the_step_and_is_told_the_agreed_state(model_cache):
     office = Office(model_cache, third_party_rate=1.0)
-    docket = office.docket
-    docket.assignment = Assignment(docket.assignment.holders | {3: "worker-9"}, {1: SHADOW})
+    facts = office.facts
+    facts.assignment = Assignment(facts.assignment.holders | {3: "worker-9"}, {1: SHADOW})
 
     office.requests.draw(())
 
     assert ("worker-9", 1, ALL, True) in office.asked()
     (audit,) = [audit for party, audit in office.posted if party == "worker-9"]
     assert audit.state == office.world.state
-    assert (1, "worker-9") in docket.ledger.awaited_step_audits
-    assert {m for stage, m, who in docket.ledger.awaited_audits if who == "worker-9"} == {0, 1, 2, 3}
+    assert (1, "worker-9") in facts.ledger.awaited_step_audits
+    assert {m for stage, m, who in facts.ledger.awaited_audits if who == "worker-9"} == {0, 1, 2, 3}
 
 
 def test_neither_copy_nor_owner_is_a_third_party(model_cache):
@@ -141,7 +141,7 @@ def test_neither_copy_nor_owner_is_a_third_party(model_cache):
     office.requests.draw(())
 
     assert {party for party, *_ in office.asked()} == {SHADOW, HOLDER}
-    assert office.docket.ledger.awaited_step_audits == set()
+    assert office.facts.ledger.awaited_step_audits == set()
 
 
 # --- a lagging step, a single optimizer ------------------------------------------------------------------------------
@@ -157,42 +157,42 @@ def test_a_step_may_lag_where_shadows_alone_audit_it(model_cache, lag, rates, ma
 
     office.requests.draw(())
 
-    assert office.docket.ledger.may_lag is may
+    assert office.facts.ledger.may_lag is may
 
 
 def test_a_step_that_a_third_party_audits_does_not_lag(model_cache):
     office = Office(model_cache, guard={"commit_lag": 1}, third_party_rate=1.0)
-    docket = office.docket
-    docket.assignment = Assignment(docket.assignment.holders | {3: "worker-9"}, {1: SHADOW})
+    facts = office.facts
+    facts.assignment = Assignment(facts.assignment.holders | {3: "worker-9"}, {1: SHADOW})
 
     office.requests.draw(())
 
-    assert docket.ledger.may_lag is False
+    assert facts.ledger.may_lag is False
 
 
 @pytest.mark.parametrize("norm", [None, 1.0, 100.0])
 def test_a_norm_that_nobody_else_can_check_and_that_the_owner_does_not_know_has_it_redo_the_step(model_cache, norm):
     office = Office(model_cache, guard={"shadow": "update"})
-    commits = office.docket.ledger.commits
+    commits = office.facts.ledger.commits
     commits[(1, 0)] = commits[(1, 0)].model_copy(update={"norm_squared": norm})
     commits[(2, 0)] = commits[(2, 0)].model_copy(update={"norm_squared": 1.0})
-    office.docket.norms.note(1, 1.0)
-    office.docket.norms.note(2, 1.0)
+    office.facts.norms.note(1, 1.0)
+    office.facts.norms.note(2, 1.0)
 
     office.requests.draw(())
 
-    assert office.docket.ledger.owners_audits == (set() if norm == 1.0 else {1})
+    assert office.facts.ledger.owners_audits == (set() if norm == 1.0 else {1})
 
 
 def test_where_nothing_is_clipped_an_odd_norm_bends_nothing(model_cache):
     office = Office(model_cache, guard={"shadow": "update"})
-    plan = office.docket.plan
+    plan = office.facts.plan
     unclipped = OptimizerConfig(**plan.optimizer.model_dump() | {"clip_norm": None})
-    office.docket.plan = plan.model_copy(update={"optimizer": unclipped})
+    office.facts.plan = plan.model_copy(update={"optimizer": unclipped})
 
     office.requests.draw(())
 
-    assert office.docket.ledger.owners_audits == set()
+    assert office.facts.ledger.owners_audits == set()
 
 
 def test_where_a_shadow_keeps_snapshots_all_of_a_step_is_drawn_or_nothing_and_its_state_is_told(model_cache):
@@ -237,7 +237,7 @@ def screening(model_cache):
 
 
 def doubt(office, stage=STAGE, auditor=SHADOW, ledger=None):
-    office.requests.look_closer(ledger or office.docket.ledger, stage, auditor, "size")
+    office.requests.look_closer(ledger or office.facts.ledger, stage, auditor, "size")
 
 
 def test_a_doubt_has_its_author_recompute_the_whole_step_once(screening):
@@ -245,14 +245,14 @@ def test_a_doubt_has_its_author_recompute_the_whole_step_once(screening):
     doubt(screening)
 
     assert screening.asked() == [(SHADOW, 1, ALL, True)]
-    ledger = screening.docket.ledger
+    ledger = screening.facts.ledger
     assert (ledger.doubted, ledger.num_audits) == ({(1, 0): "size"}, 4)
     assert ledger.awaited_step_audits == {(1, SHADOW)}
     assert [kind for kind, _ in screening.world.events] == ["gradient_doubted"]
 
 
 def test_what_was_reported_before_a_doubt_is_to_be_reported_again(screening):
-    ledger = screening.docket.ledger
+    ledger = screening.facts.ledger
     ledger.awaited_audits.add((1, 0, SHADOW))
     ledger.reports[(1, 0, SHADOW)] = screening.world.report()
 
@@ -262,7 +262,7 @@ def test_what_was_reported_before_a_doubt_is_to_be_reported_again(screening):
 
 
 def asked_already(office):
-    office.docket.ledger.awaited_step_audits.add((1, SHADOW))
+    office.facts.ledger.awaited_step_audits.add((1, SHADOW))
     doubt(office)
 
 
@@ -274,7 +274,7 @@ def by_another(office):
 def test_a_doubt_about_a_step_that_is_redone_anyway_or_of_another_party_is_not_followed(screening, how):
     how(screening)
 
-    assert (screening.posted, screening.docket.ledger.doubted) == ([], {})
+    assert (screening.posted, screening.facts.ledger.doubted) == ([], {})
 
 
 def test_a_doubt_where_no_gradient_is_screened_is_not_followed(model_cache):

@@ -20,18 +20,18 @@ class Office:
 
     def __init__(self, model_cache, auditors=(SHADOW,), **guard):
         self.world = make_world(model_cache, **guard)
-        self.docket = self.world.docket
+        self.facts = self.world.facts
         # one stage in other hands is enough, and a worker beside it that can be a third party
-        self.docket.assignment = Assignment(self.docket.assignment.holders | {3: THIRD}, {STAGE: SHADOW})
-        self.docket.classes = dict.fromkeys((OWNER, HOLDER, SHADOW, THIRD), "one class")
+        self.facts.assignment = Assignment(self.facts.assignment.holders | {3: THIRD}, {STAGE: SHADOW})
+        self.facts.classes = dict.fromkeys((OWNER, HOLDER, SHADOW, THIRD), "one class")
         self.world.whole_step()
-        self.ledger = self.docket.ledger
+        self.ledger = self.facts.ledger
         self.ledger.awaited_audits |= {(STAGE, m, auditor) for m in range(4) for auditor in auditors}
         self.posted = []
-        referee = Referee(self.docket.plan, self.docket.bits_decide)
+        referee = Referee(self.facts.plan, self.facts.bits_decide)
         referee.epoch = EPOCH
         draw = AuditDraw(b"k" * 32, b"n" * 32, 1.0)
-        self.audits = Audits(self.docket, self._post, referee, draw)
+        self.audits = Audits(self.facts, self._post, referee, draw)
 
     def _post(self, party, message, payload):
         self.posted.append((party, message.kind))
@@ -84,13 +84,13 @@ def test_a_report_counts_once_before_and_after_it_is_weighed(office):
 
 
 def test_before_the_weights_are_agreed_on_a_report_waits(office):
-    state = office.docket.agreed.pop(STAGE)
+    state = office.facts.agreed.pop(STAGE)
     office.report()
     assert office.weigh() is None
     assert office.audits.said == {(STEP, (STAGE, 0, SHADOW))}
     assert office.ledger.reports == {}
 
-    office.docket.agreed[STAGE] = state
+    office.facts.agreed[STAGE] = state
 
     assert office.weigh() is None
     assert (office.audits.said, list(office.ledger.reports)) == (set(), [(STAGE, 0, SHADOW)])
@@ -122,15 +122,15 @@ def test_another_attempt_forgets_what_was_said_and_found_odd(office):
 
 def test_what_was_said_of_a_step_that_lags_outlives_the_next_attempt(model_cache):
     office = Office(model_cache, commit_lag=1)
-    del office.docket.agreed[STAGE]
+    del office.facts.agreed[STAGE]
     office.report()
-    office.docket.previous, office.docket.ledger = office.ledger, StepLedger(STEP + 1, EPOCH)
+    office.facts.previous, office.facts.ledger = office.ledger, StepLedger(STEP + 1, EPOCH)
 
     office.audits.reset()
     assert office.audits.said == {(STEP, (STAGE, 0, SHADOW))}
 
     # once the audits of that step are done, nothing of it is kept
-    office.docket.previous = None
+    office.facts.previous = None
     office.audits.reset()
     assert office.audits.said == set()
 
@@ -185,7 +185,7 @@ def test_a_third_party_finds_a_stage_and_the_shadow_that_vouches_for_it(league):
     judgement = league.weigh()
 
     assert (judgement.verdict.party, judgement.verdict.accuser) == (HOLDER, THIRD)
-    assert [(found.verdict.party, found.verdict.offence) for found in league.docket.proved] == [(SHADOW, "collusion")]
+    assert [(found.verdict.party, found.verdict.offence) for found in league.facts.proved] == [(SHADOW, "collusion")]
 
 
 def test_of_several_reports_those_on_what_the_shadow_vouched_for_come_first(league):
@@ -236,7 +236,7 @@ def test_an_odd_message_that_is_a_lie_is_not_released(office):
 
 
 def test_an_odd_message_that_could_not_be_judged_is_not_released(office):
-    office.world.lie(torch.zeros(office.docket.plan.hidden_shape))
+    office.world.lie(torch.zeros(office.facts.plan.hidden_shape))
     office.audits.ask_urgently(hit())
     report = office.world.report()
     office.audits.add(
@@ -267,19 +267,19 @@ def test_an_urgent_report_is_the_auditors_alone_and_of_this_step(office):
     with pytest.raises(FrameError, match="not asked for"):
         office.report(auditor=THIRD, urgent=True)
     report = office.world.report().model_copy(update={"urgent": True})
-    office.docket.ledger = StepLedger(STEP + 1, EPOCH)
+    office.facts.ledger = StepLedger(STEP + 1, EPOCH)
     with pytest.raises(FrameError, match="not asked for"):
         office.audits.add(SHADOW, report)
 
 
 def test_where_the_auditor_must_fetch_weights_the_odd_message_waits_until_they_are_agreed_on(model_cache):
     office = Office(model_cache, shadow="snapshot")
-    state = office.docket.agreed.pop(STAGE)
+    state = office.facts.agreed.pop(STAGE)
     office.audits.ask_urgently(hit())
     office.weigh()
     assert office.posted == []
 
-    office.docket.agreed[STAGE] = state
+    office.facts.agreed[STAGE] = state
     office.weigh()
 
     assert office.posted == [(SHADOW, "audit")]

@@ -23,7 +23,7 @@ def weighed(world, evidence=None, *, by=SHADOW, about=HOLDER, epoch=EPOCH, heade
     """What comes of a complaint that a party makes to the owner."""
     fault = Fault(epoch=epoch, about=about, error="FrameError", reason="its shape is wrong", evidence=evidence)
     item = received(fault, by) if header else ReceivedMessage(by, fault, memoryview(b""), None)
-    reports = FaultReports(world.docket)
+    reports = FaultReports(world.facts)
     reports.add(item, fault)
     return reports.weigh()
 
@@ -141,13 +141,13 @@ def test_a_value_that_nothing_can_have_under_the_owners_signature_convicts_nobod
 
 
 def test_nonsense_of_a_party_that_is_gone_convicts_nobody(world):
-    world.docket.assignment = type(world.docket.assignment)({0: OWNER, 1: SHADOW, 2: SHADOW, 3: OWNER}, {})
+    world.facts.assignment = type(world.facts.assignment)({0: OWNER, 1: SHADOW, 2: SHADOW, 3: OWNER}, {})
 
     assert weighed(world, impossible()) is None
 
 
 def test_the_first_complaint_that_proves_something_ends_it_and_the_others_wait(world):
-    reports = FaultReports(world.docket)
+    reports = FaultReports(world.facts)
     bad = world.header(KEY, WRONG_SHAPE, HOLDER, SHADOW)
     for evidence in (None, bad, bad):
         fault = Fault(epoch=EPOCH, about=HOLDER, error="FrameError", reason="odd", evidence=evidence)
@@ -163,4 +163,4 @@ def test_the_first_complaint_that_proves_something_ends_it_and_the_others_wait(w
 def test_complaints_are_counted_by_the_one_that_makes_them_and_the_owners_by_what_they_are_about(world, by, counted):
     weighed(world, by=by, header=by != OWNER)
 
-    assert world.docket.sample.number("fault", counted) == 2
+    assert world.facts.sample.number("fault", counted) == 2

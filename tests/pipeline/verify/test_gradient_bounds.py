@@ -14,15 +14,15 @@ from phalanx.pipeline.verify.referee import Referee
 def world(model_cache):
     """Stage and auditor compute with other kernels than the owner."""
     found = make_world(model_cache, classes="mixed")
-    found.docket.classes = {OWNER: "a", HOLDER: "b", SHADOW: "c"}
+    found.facts.classes = {OWNER: "a", HOLDER: "b", SHADOW: "c"}
     return found
 
 
 @pytest.fixture
 def bounds(world):
-    referee = Referee(world.plan, world.docket.bits_decide)
+    referee = Referee(world.plan, world.facts.bits_decide)
     referee.epoch = EPOCH
-    return GradientBounds(world.docket, referee)
+    return GradientBounds(world.facts, referee)
 
 
 def scaled(gradients, factor):
@@ -31,7 +31,7 @@ def scaled(gradients, factor):
 
 def commit(world, gradients):
     """Let the stage have committed to this gradient, which both copies bring."""
-    ledger = world.docket.ledger
+    ledger = world.facts.ledger
     ledger.commits[SHARE] = ledger.commits[SHARE].model_copy(update={"gradient": transfer_digest(gradients)})
     for party in (HOLDER, SHADOW):
         world.bulks[(party, "gradient")] = (gradients, STEP)
@@ -41,7 +41,7 @@ def audit(world, gradients):
     """Let the auditor have recomputed this gradient."""
     place = {"epoch": EPOCH, "step": STEP, "stage": STAGE, "lane": 0}
     said = StepAudited(**place, norm_squared=1.0, gradient=transfer_digest(gradients))
-    world.docket.ledger.step_audits[(STAGE, SHADOW)] = said
+    world.facts.ledger.step_audits[(STAGE, SHADOW)] = said
     world.bulks[(SHADOW, "audited")] = (gradients, STEP)
 
 
@@ -49,7 +49,7 @@ def audit(world, gradients):
 
 
 def test_what_a_stage_committed_to_is_asked_of_the_other_copy_first(world, bounds):
-    found = world.judge(bounds.claimed(world.docket.ledger, SHARE))
+    found = world.judge(bounds.claimed(world.facts.ledger, SHARE))
 
     assert transfer_digest(found) == transfer_digest(world.gradients)
     assert [(need.party, need.request.purpose) for need in world.asked] == [(SHADOW, "gradient")]
@@ -59,7 +59,7 @@ def test_what_a_stage_committed_to_is_asked_of_the_other_copy_first(world, bound
 def test_where_the_other_copy_does_not_bring_it_the_stage_is_asked(world, bounds, brings):
     world.bulks[(SHADOW, "gradient")] = (scaled(world.gradients, 2.0), STEP) if brings else None
 
-    assert world.judge(bounds.claimed(world.docket.ledger, SHARE)) is not None
+    assert world.judge(bounds.claimed(world.facts.ledger, SHARE)) is not None
     assert [need.party for need in world.asked] == [SHADOW, HOLDER]
 
 
@@ -67,7 +67,7 @@ def test_a_gradient_with_another_digest_than_the_committed_one_is_none(world, bo
     for party in (HOLDER, SHADOW):
         world.bulks[(party, "gradient")] = (scaled(world.gradients, 1 + 1e-6), STEP)
 
-    assert world.judge(bounds.claimed(world.docket.ledger, SHARE)) is None
+    assert world.judge(bounds.claimed(world.facts.ledger, SHARE)) is None
 
 
 # --- two that differ -------------------------------------------------------------------------------------------------
@@ -77,7 +77,7 @@ def test_a_gradient_with_another_digest_than_the_committed_one_is_none(world, bo
 def test_two_gradients_are_close_within_the_tolerance_alone(world, bounds, factor, close):
     audit(world, scaled(world.gradients, factor))
 
-    assert world.judge(bounds.are_close(world.docket.ledger, SHARE, SHADOW)) is close
+    assert world.judge(bounds.are_close(world.facts.ledger, SHARE, SHADOW)) is close
 
 
 @pytest.mark.parametrize("missing", ["gradient", "audited"])
@@ -86,18 +86,18 @@ def test_what_is_not_brought_is_not_close(world, bounds, missing):
     for party in (HOLDER, SHADOW):
         world.bulks[(party, missing)] = None
 
-    assert world.judge(bounds.are_close(world.docket.ledger, SHARE, SHADOW)) is False
+    assert world.judge(bounds.are_close(world.facts.ledger, SHARE, SHADOW)) is False
 
 
 def test_an_auditor_that_has_said_nothing_is_not_close(world, bounds):
-    assert world.judge(bounds.are_close(world.docket.ledger, SHARE, SHADOW)) is False
+    assert world.judge(bounds.are_close(world.facts.ledger, SHARE, SHADOW)) is False
 
 
 # --- which one is off ------------------------------------------------------------------------------------------------
 
 
 def judged(world, bounds):
-    return world.judge(bounds.judge(world.docket.ledger, SHARE, SHADOW))
+    return world.judge(bounds.judge(world.facts.ledger, SHARE, SHADOW))
 
 
 def test_two_that_differ_by_rounding_are_both_acquitted(world, bounds):
@@ -168,8 +168,8 @@ def test_a_stage_whose_inputs_nobody_brings_is_named(world, bounds):
 def test_rounding_is_a_lie_where_bits_decide(model_cache, class_of_stage, guilty):
     # with one class in the run, the stage of the owner's own class is held to its bits
     world = make_world(model_cache, classes="one")
-    world.docket.classes = {OWNER: "a", HOLDER: class_of_stage, SHADOW: "c"}
-    bounds = GradientBounds(world.docket, Referee(world.plan, world.docket.bits_decide))
+    world.facts.classes = {OWNER: "a", HOLDER: class_of_stage, SHADOW: "c"}
+    bounds = GradientBounds(world.facts, Referee(world.plan, world.facts.bits_decide))
     commit(world, scaled(world.gradients, 1 + 1e-6))
     audit(world, world.gradients)
 
@@ -178,8 +178,8 @@ def test_rounding_is_a_lie_where_bits_decide(model_cache, class_of_stage, guilty
 
 def test_an_auditor_of_the_owners_class_is_held_to_its_bits(model_cache):
     world = make_world(model_cache, classes="one")
-    world.docket.classes = {OWNER: "a", HOLDER: "b", SHADOW: "a"}
-    bounds = GradientBounds(world.docket, Referee(world.plan, world.docket.bits_decide))
+    world.facts.classes = {OWNER: "a", HOLDER: "b", SHADOW: "a"}
+    bounds = GradientBounds(world.facts, Referee(world.plan, world.facts.bits_decide))
     audit(world, scaled(world.gradients, 1 + 1e-6))
 
     assert judged(world, bounds) == SHADOW
@@ -189,7 +189,7 @@ def test_an_auditor_of_the_owners_class_is_held_to_its_bits(model_cache):
 
 
 def allowed(world, bounds, claimed, truth):
-    return world.judge(bounds.allows(world.build(), world.docket.ledger, SHARE, claimed, truth))
+    return world.judge(bounds.allows(world.build(), world.facts.ledger, SHARE, claimed, truth))
 
 
 def test_beyond_the_tolerance_a_gradient_may_be_off_as_far_as_the_owners_own_rounding(world, bounds):
@@ -213,6 +213,6 @@ def test_where_honest_numbers_overflow_nothing_is_a_lie(world, bounds):
 
 
 def test_a_step_that_is_redone_has_the_bits_of_an_honest_stage(world, bounds):
-    found = world.judge(bounds.redo(world.build().runner, world.docket.ledger, SHARE))
+    found = world.judge(bounds.redo(world.build().runner, world.facts.ledger, SHARE))
 
     assert transfer_digest(found) == transfer_digest(world.gradients)

@@ -20,44 +20,44 @@ def world(model_cache):
 
 
 def say_sent(world, source, sent):
-    commits = world.docket.ledger.commits
+    commits = world.facts.ledger.commits
     commits[(source, 0)] = commits[(source, 0)].model_copy(update={"sent": tuple(sent)})
 
 
 def test_where_both_ends_say_the_same_nobody_is_named(world):
-    assert compare_links(world.docket) is None
+    assert compare_links(world.facts) is None
 
 
 @pytest.mark.parametrize("microbatch", [0, 3])
 @pytest.mark.parametrize(("source", "direction", "target"), STEPS_OF_A_MICROBATCH)
 def test_a_sender_that_commits_to_another_tensor_than_it_sent_is_named(world, source, direction, target, microbatch):
     place = {"direction": direction, "microbatch": microbatch}
-    honest = world.docket.ledger.commits[(source, 0)].sent
+    honest = world.facts.ledger.commits[(source, 0)].sent
     lie = [
         SentDigest(**place, digest="ee" * 32) if said.model_dump().items() >= place.items() else said for said in honest
     ]
     say_sent(world, source, lie)
 
-    judgement = compare_links(world.docket)
+    judgement = compare_links(world.facts)
 
     verdict = judgement.verdict
     assert (verdict.party, verdict.offence, verdict.stage) == (PARTIES[source], "equivocation", source)
     assert verdict.accuser == PARTIES[target]
     # the sender's own signature under what it sent is what proves the other story
-    assert judgement.headers == {"message": world.docket.ledger.messages[(source, direction, microbatch)].header}
+    assert judgement.headers == {"message": world.facts.ledger.messages[(source, direction, microbatch)].header}
 
 
 def test_a_sender_that_leaves_a_message_out_of_its_commitment_is_named(world):
-    say_sent(world, 1, world.docket.ledger.commits[(1, 0)].sent[:-1])
+    say_sent(world, 1, world.facts.ledger.commits[(1, 0)].sent[:-1])
 
-    assert compare_links(world.docket).verdict.party == HOLDER
+    assert compare_links(world.facts).verdict.party == HOLDER
 
 
 @pytest.mark.parametrize(("source", "direction", "target"), STEPS_OF_A_MICROBATCH)
 def test_a_receiver_that_shows_no_input_is_named_and_not_its_sender(world, source, direction, target):
-    del world.docket.ledger.messages[(source, direction, 2)]
+    del world.facts.ledger.messages[(source, direction, 2)]
 
-    judgement = compare_links(world.docket)
+    judgement = compare_links(world.facts)
 
     assert (judgement.verdict.party, judgement.verdict.offence) == (PARTIES[target], "forgery")
     assert judgement.headers == {}
@@ -65,32 +65,32 @@ def test_a_receiver_that_shows_no_input_is_named_and_not_its_sender(world, sourc
 
 def test_a_digest_that_the_sender_once_committed_to_in_another_place_does_not_count_here(world):
     # what it sent of microbatch 0, committed to as what it sent of microbatch 1
-    first, second, *others = world.docket.ledger.commits[(1, 0)].sent
+    first, second, *others = world.facts.ledger.commits[(1, 0)].sent
     say_sent(world, 1, [first, second.model_copy(update={"digest": first.digest}), *others])
 
-    assert compare_links(world.docket).verdict.party == HOLDER
+    assert compare_links(world.facts).verdict.party == HOLDER
 
 
 def test_between_two_stages_of_the_owner_nothing_is_compared(world):
-    world.docket.assignment = Assignment(dict.fromkeys(range(4), OWNER), {})
-    world.docket.ledger.messages.clear()
+    world.facts.assignment = Assignment(dict.fromkeys(range(4), OWNER), {})
+    world.facts.ledger.messages.clear()
 
-    assert compare_links(world.docket) is None
+    assert compare_links(world.facts) is None
 
 
 @pytest.mark.parametrize(("microbatch", "guilty"), [(0, HOLDER), (1, SHADOW)])
 def test_of_a_shared_stage_the_server_of_that_lane_is_named(world, microbatch, guilty):
-    docket = world.docket
-    docket.assignment = Assignment({0: OWNER, 1: HOLDER, 2: OWNER, 3: OWNER}, {1: SHADOW}, lanes=2)
+    facts = world.facts
+    facts.assignment = Assignment({0: OWNER, 1: HOLDER, 2: OWNER, 3: OWNER}, {1: SHADOW}, lanes=2)
     tensor = torch.zeros(world.plan.hidden_shape)
     header = world.header((1, "forward", microbatch), tensor, guilty, OWNER)
-    whole = docket.ledger.commits[(1, 0)]
+    whole = facts.ledger.commits[(1, 0)]
     for lane in (0, 1):
         sent = tuple(said for said in whole.sent if said.microbatch % 2 == lane)
-        docket.ledger.commits[(1, lane)] = whole.model_copy(update={"lane": lane, "sent": sent})
-    assert compare_links(docket) is None
+        facts.ledger.commits[(1, lane)] = whole.model_copy(update={"lane": lane, "sent": sent})
+    assert compare_links(facts) is None
 
-    docket.ledger.messages[(1, "forward", microbatch)] = CommittedMessage("ee" * 32, header, OWNER)
+    facts.ledger.messages[(1, "forward", microbatch)] = CommittedMessage("ee" * 32, header, OWNER)
 
-    judgement = compare_links(docket)
+    judgement = compare_links(facts)
     assert (judgement.verdict.party, judgement.lane) == (guilty, microbatch)

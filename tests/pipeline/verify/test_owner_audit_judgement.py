@@ -18,9 +18,9 @@ BOTH = ("forward", "backward")
 
 
 def audits_of(world):
-    referee = Referee(world.plan, world.docket.bits_decide)
+    referee = Referee(world.plan, world.facts.bits_decide)
     referee.epoch = EPOCH
-    return OwnerAudits(world.docket, referee, GradientBounds(world.docket, referee))
+    return OwnerAudits(world.facts, referee, GradientBounds(world.facts, referee))
 
 
 @pytest.fixture
@@ -39,14 +39,14 @@ def named(judgements):
 
 def vouch(world, microbatch=0):
     """Let the shadow have reported the very digests that the stage committed to."""
-    messages = world.docket.ledger.messages
+    messages = world.facts.ledger.messages
     digests = {direction: messages[(STAGE, direction, microbatch)].digest for direction in BOTH}
     report = AuditReport(**PLACE, microbatch=microbatch, inputs=(), digests=digests, urgent=False)
-    world.docket.ledger.reports[(STAGE, microbatch, SHADOW)] = report
+    world.facts.ledger.reports[(STAGE, microbatch, SHADOW)] = report
 
 
 def commit(world, **changes):
-    commits = world.docket.ledger.commits
+    commits = world.facts.ledger.commits
     commits[SHARE] = commits[SHARE].model_copy(update=changes)
 
 
@@ -78,7 +78,7 @@ def test_a_message_that_the_step_does_not_lead_to_names_the_stage(world, audits,
     verdict = found.verdict
     assert (verdict.party, verdict.offence, verdict.accuser) == (HOLDER, "message", OWNER)
     assert (verdict.direction, verdict.microbatch) == (direction, microbatch)
-    assert found.headers["output"] == world.docket.ledger.messages[(STAGE, direction, microbatch)].header
+    assert found.headers["output"] == world.facts.ledger.messages[(STAGE, direction, microbatch)].header
     assert found.work.microbatches >= 1
 
 
@@ -161,19 +161,19 @@ def test_a_gradient_or_norm_that_the_step_does_not_lead_to_names_the_stage(world
 
 def test_an_auditor_that_claims_to_have_computed_the_made_up_gradient_is_named_too(world, audits):
     commit(world, gradient="bb" * 32)
-    said = StepAudited(**PLACE, gradient="bb" * 32, norm_squared=world.docket.ledger.commits[SHARE].norm_squared)
-    world.docket.ledger.step_audits[(STAGE, SHADOW)] = said
+    said = StepAudited(**PLACE, gradient="bb" * 32, norm_squared=world.facts.ledger.commits[SHARE].norm_squared)
+    world.facts.ledger.step_audits[(STAGE, SHADOW)] = said
 
     assert named(world.judge(audits.run(STAGE))) == [(HOLDER, "gradient"), (SHADOW, "collusion")]
 
 
 def test_of_a_step_that_was_right_the_owner_knows_the_norm(world, audits):
     norm = finite_norm_squared(world.gradients)
-    assert world.docket.norms.is_odd(STAGE, norm)
+    assert world.facts.norms.is_odd(STAGE, norm)
 
     world.judge(audits.run(STAGE))
 
-    assert not world.docket.norms.is_odd(STAGE, norm)
+    assert not world.facts.norms.is_odd(STAGE, norm)
 
 
 def test_of_a_step_that_was_wrong_no_norm_is_known(world, audits):
@@ -181,8 +181,8 @@ def test_of_a_step_that_was_wrong_no_norm_is_known(world, audits):
 
     world.judge(audits.run(STAGE))
 
-    assert world.docket.norms.is_odd(STAGE, 7.0)
-    assert world.docket.norms.is_odd(STAGE, finite_norm_squared(world.gradients))
+    assert world.facts.norms.is_odd(STAGE, 7.0)
+    assert world.facts.norms.is_odd(STAGE, finite_norm_squared(world.gradients))
 
 
 # --- the state after the update --------------------------------------------------------------------------------------
@@ -192,9 +192,9 @@ def after_the_update(world, clip=0.5):
     """The next step begins, in which both copies agree on the state that the update honestly leads to; returns it."""
     copy = world.build()
     copy.apply(STEP, world.gradients, clip)
-    docket = world.docket
-    docket.ledger.clip_coefficient = clip
-    docket.previous, docket.ledger = docket.ledger, StepLedger(STEP + 1, EPOCH, agreed={STAGE: copy.digest()})
+    facts = world.facts
+    facts.ledger.clip_coefficient = clip
+    facts.previous, facts.ledger = facts.ledger, StepLedger(STEP + 1, EPOCH, agreed={STAGE: copy.digest()})
     return copy.digest()
 
 
@@ -209,8 +209,8 @@ def test_the_state_that_the_redone_step_leads_to_names_nobody(world, audits):
 def test_another_state_names_both_that_agreed_on_it(world, audits, change):
     world.judge(audits.run(STAGE))
     honest = after_the_update(world)
-    world.docket.agreed[STAGE] = honest.model_copy(update=change)
-    world.docket.ledger.audits_drawn = True
+    world.facts.agreed[STAGE] = honest.model_copy(update=change)
+    world.facts.ledger.audits_drawn = True
 
     assert named(audits.weigh_states()) == [(HOLDER, "state"), (SHADOW, "state")]
     assert audits.weigh_states() == []
@@ -219,7 +219,7 @@ def test_another_state_names_both_that_agreed_on_it(world, audits, change):
 def test_the_state_before_the_step_repeated_names_both(world, audits):
     world.judge(audits.run(STAGE))
     after_the_update(world)
-    world.docket.agreed[STAGE] = world.state
+    world.facts.agreed[STAGE] = world.state
 
     assert named(audits.weigh_states()) == [(HOLDER, "state"), (SHADOW, "state")]
 
@@ -227,66 +227,66 @@ def test_the_state_before_the_step_repeated_names_both(world, audits):
 def test_an_update_with_another_clip_coefficient_names_both(world, audits):
     world.judge(audits.run(STAGE))
     after_the_update(world, clip=1.0)
-    world.docket.previous.clip_coefficient = 0.5
+    world.facts.previous.clip_coefficient = 0.5
 
     assert named(audits.weigh_states()) == [(HOLDER, "state"), (SHADOW, "state")]
 
 
 def test_where_the_owner_shadows_only_the_holder_is_named(model_cache):
     world = make_world(model_cache)
-    docket = world.docket
-    docket.assignment = Assignment(docket.assignment.holders, {STAGE: OWNER})
+    facts = world.facts
+    facts.assignment = Assignment(facts.assignment.holders, {STAGE: OWNER})
     world.bulks[(OWNER, "state")] = world.bulks[(SHADOW, "state")]
     audits = audits_of(world)
     world.judge(audits.run(STAGE))
     honest = after_the_update(world)
-    docket.agreed[STAGE] = honest.model_copy(update={"moments": "cc" * 32})
+    facts.agreed[STAGE] = honest.model_copy(update={"moments": "cc" * 32})
 
     assert named(audits.weigh_states()) == [(HOLDER, "state")]
 
 
 def test_before_the_update_and_before_a_state_is_agreed_on_the_redone_step_waits(world, audits):
     world.judge(audits.run(STAGE))
-    world.docket.ledger.audits_drawn = True
+    world.facts.ledger.audits_drawn = True
     assert audits.weigh_states() == []
 
     honest = after_the_update(world)
-    del world.docket.agreed[STAGE]
+    del world.facts.agreed[STAGE]
     assert audits.weigh_states() == []
 
-    world.docket.agreed[STAGE] = honest.model_copy(update={"moments": "cc" * 32})
+    world.facts.agreed[STAGE] = honest.model_copy(update={"moments": "cc" * 32})
     assert len(audits.weigh_states()) == 2
 
 
-def stale(audits, docket):
-    docket.previous, docket.ledger = docket.ledger, StepLedger(STEP + 2, EPOCH, agreed=docket.ledger.agreed)
+def stale(audits, facts):
+    facts.previous, facts.ledger = facts.ledger, StepLedger(STEP + 2, EPOCH, agreed=facts.ledger.agreed)
 
 
-def forgotten(audits, docket):
+def forgotten(audits, facts):
     audits.forget()
 
 
-def in_other_hands(audits, docket):
-    docket.assignment = Assignment(docket.assignment.holders, {STAGE: OWNER, 2: HOLDER})
+def in_other_hands(audits, facts):
+    facts.assignment = Assignment(facts.assignment.holders, {STAGE: OWNER, 2: HOLDER})
 
 
 @pytest.mark.parametrize("meanwhile", [stale, forgotten, in_other_hands])
 def test_what_was_redone_of_another_step_or_of_other_parties_names_nobody(world, audits, meanwhile):
     world.judge(audits.run(STAGE))
     honest = after_the_update(world)
-    world.docket.agreed[STAGE] = honest.model_copy(update={"moments": "cc" * 32})
-    meanwhile(audits, world.docket)
+    world.facts.agreed[STAGE] = honest.model_copy(update={"moments": "cc" * 32})
+    meanwhile(audits, world.facts)
 
     assert audits.weigh_states() == []
 
 
 def test_a_step_that_is_attempted_again_leaves_nothing_to_compare(world, audits):
     world.judge(audits.run(STAGE))
-    world.docket.ledger = StepLedger(STEP, EPOCH + 1, agreed=world.docket.agreed, commits=world.docket.ledger.commits)
+    world.facts.ledger = StepLedger(STEP, EPOCH + 1, agreed=world.facts.agreed, commits=world.facts.ledger.commits)
     assert audits.weigh_states() == []
 
     honest = after_the_update(world)
-    world.docket.agreed[STAGE] = honest.model_copy(update={"moments": "cc" * 32})
+    world.facts.agreed[STAGE] = honest.model_copy(update={"moments": "cc" * 32})
     assert audits.weigh_states() == []
 
 
@@ -294,7 +294,7 @@ def test_a_wrong_step_leaves_no_state_to_compare(world, audits):
     commit(world, gradient="bb" * 32)
     world.judge(audits.run(STAGE))
     honest = after_the_update(world)
-    world.docket.agreed[STAGE] = honest.model_copy(update={"moments": "cc" * 32})
+    world.facts.agreed[STAGE] = honest.model_copy(update={"moments": "cc" * 32})
 
     assert audits.weigh_states() == []
 
@@ -309,7 +309,7 @@ def test_a_shadow_without_an_optimizer_is_not_asked_and_not_named(model_cache):
     assert {need.party for need in world.asked if need.request.kind == "fetch_bulk"} == {HOLDER}
 
     honest = after_the_update(world)
-    world.docket.agreed[STAGE] = honest.model_copy(update={"moments": "cc" * 32})
+    world.facts.agreed[STAGE] = honest.model_copy(update={"moments": "cc" * 32})
 
     assert named(audits.weigh_states()) == [(HOLDER, "state")]
 
@@ -317,7 +317,7 @@ def test_a_shadow_without_an_optimizer_is_not_asked_and_not_named(model_cache):
 @pytest.fixture
 def mixed(model_cache):
     world = make_world(model_cache, classes="mixed")
-    world.docket.classes = {OWNER: "a", HOLDER: "b", SHADOW: "b"}
+    world.facts.classes = {OWNER: "a", HOLDER: "b", SHADOW: "b"}
     return world
 
 
@@ -383,5 +383,5 @@ def test_across_classes_a_gradient_that_nobody_brings_names_the_stage_and_leaves
         mixed.bulks[(party, "gradient")] = None
     assert named(mixed.judge(audits.run(STAGE))) == [(HOLDER, "gradient")]
 
-    mixed.docket.agreed[STAGE] = after_the_update(mixed).model_copy(update={"moments": "cc" * 32})
+    mixed.facts.agreed[STAGE] = after_the_update(mixed).model_copy(update={"moments": "cc" * 32})
     assert audits.weigh_states() == []

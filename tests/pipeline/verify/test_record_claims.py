@@ -32,88 +32,86 @@ PLACE = {"epoch": EPOCH, "step": STEP, "stage": STAGE}
 GRADIENT = {"gradient": "ab" * 32, "norm_squared": 1.0}
 
 
-class Desk:
+class RecorderWorld:
     """A recorder with all that it hands messages on to."""
 
     def __init__(self, world):
-        self.world, self.docket = world, world.docket
+        self.world, self.facts = world, world.facts
         self.posted = []
-        docket, referee = world.docket, Referee(world.plan, world.docket.bits_decide)
+        facts, referee = world.facts, Referee(world.plan, world.facts.bits_decide)
         draw = AuditDraw(b"k" * 32, b"n" * 32, 1.0)
-        self.audits = Audits(
-            docket, lambda party, message, payload: self.posted.append((party, message)), referee, draw
-        )
-        self.updates = StateJudgement(docket, referee, GradientBounds(docket, referee))
-        self.faults = FaultReports(docket)
-        self.recorder = ClaimRecorder(docket, self.audits, self.updates, self.faults)
-        self.ledger = docket.ledger = StepLedger(STEP, EPOCH, agreed=docket.agreed, messages=docket.ledger.messages)
+        self.audits = Audits(facts, lambda party, message, payload: self.posted.append((party, message)), referee, draw)
+        self.updates = StateJudgement(facts, referee, GradientBounds(facts, referee))
+        self.faults = FaultReports(facts)
+        self.recorder = ClaimRecorder(facts, self.audits, self.updates, self.faults)
+        self.ledger = facts.ledger = StepLedger(STEP, EPOCH, agreed=facts.agreed, messages=facts.ledger.messages)
 
     def take(self, message, sender):
         return self.recorder.handle(received(message, sender))
 
 
 @pytest.fixture
-def desk(model_cache):
-    return Desk(make_world(model_cache))
+def recorder(model_cache):
+    return RecorderWorld(make_world(model_cache))
 
 
-def make_desk(model_cache, **guard):
-    return Desk(make_world(model_cache, **guard))
+def make_recorder(model_cache, **guard):
+    return RecorderWorld(make_world(model_cache, **guard))
 
 
-def test_a_message_that_is_for_another_part_is_left_alone(desk):
-    assert desk.take(Shutdown(epoch=EPOCH, reason="the end"), HOLDER) is False
+def test_a_message_that_is_for_another_part_is_left_alone(recorder):
+    assert recorder.take(Shutdown(epoch=EPOCH, reason="the end"), HOLDER) is False
 
 
 # --- commitments -----------------------------------------------------------------------------------------------------
 
 
-def committed(desk, inputs=None, **changes):
-    known = desk.docket.ledger.messages
+def committed(recorder, inputs=None, **changes):
+    known = recorder.facts.ledger.messages
     shown = [known[(0, "forward", m)].header for m in range(4)] + [known[(2, "backward", m)].header for m in range(4)]
-    desk.docket.ledger.messages = {}
+    recorder.facts.ledger.messages = {}
     return Commit(**{**PLACE, **GRADIENT, "received": tuple(inputs or shown), "sent": (), **changes})
 
 
-def test_a_commitment_is_taken_down_with_every_input_that_it_shows(desk):
-    commit = committed(desk)
+def test_a_commitment_is_taken_down_with_every_input_that_it_shows(recorder):
+    commit = committed(recorder)
 
-    assert desk.take(commit, HOLDER)
+    assert recorder.take(commit, HOLDER)
 
-    assert desk.ledger.commits == {SHARE: commit}
-    assert {(key, said.shown_by) for key, said in desk.ledger.messages.items()} == {
+    assert recorder.ledger.commits == {SHARE: commit}
+    assert {(key, said.shown_by) for key, said in recorder.ledger.messages.items()} == {
         (key, HOLDER) for m in range(4) for key in ((0, "forward", m), (2, "backward", m))
     }
-    assert desk.ledger.commit_headers[SHARE].fields.sender == HOLDER
-    assert desk.recorder.convictions == []
+    assert recorder.ledger.commit_headers[SHARE].fields.sender == HOLDER
+    assert recorder.recorder.convictions == []
 
 
 @pytest.mark.parametrize("sender", [SHADOW, OWNER, "worker-9"])
-def test_a_commitment_to_a_stage_that_its_sender_does_not_serve_is_refused(desk, sender):
+def test_a_commitment_to_a_stage_that_its_sender_does_not_serve_is_refused(recorder, sender):
     with pytest.raises(FrameError, match="expected it from 'worker-1'"):
-        desk.take(committed(desk), sender)
-    assert desk.ledger.commits == {}
+        recorder.take(committed(recorder), sender)
+    assert recorder.ledger.commits == {}
 
 
 @pytest.mark.parametrize("place", [{"stage": 40}, {"lane": 1}])
-def test_a_commitment_to_a_share_that_there_is_not_is_refused(desk, place):
+def test_a_commitment_to_a_share_that_there_is_not_is_refused(recorder, place):
     with pytest.raises(FrameError, match="expected it from None"):
-        desk.take(committed(desk, **place), HOLDER)
+        recorder.take(committed(recorder, **place), HOLDER)
 
 
-def test_a_second_commitment_is_refused_and_the_first_one_stays(desk):
-    first = committed(desk)
-    desk.take(first, HOLDER)
+def test_a_second_commitment_is_refused_and_the_first_one_stays(recorder):
+    first = committed(recorder)
+    recorder.take(first, HOLDER)
 
     with pytest.raises(FrameError, match="twice"):
-        desk.take(first.model_copy(update={"norm_squared": 9.0}), HOLDER)
-    assert desk.ledger.commits[SHARE] == first
+        recorder.take(first.model_copy(update={"norm_squared": 9.0}), HOLDER)
+    assert recorder.ledger.commits[SHARE] == first
 
 
 @pytest.mark.parametrize("place", [{"epoch": EPOCH - 1}, {"step": STEP + 1}, {"epoch": EPOCH + 1}])
-def test_a_commitment_of_another_attempt_or_step_is_let_go(desk, place):
-    assert desk.take(committed(desk, **place), HOLDER)
-    assert desk.ledger.commits == {}
+def test_a_commitment_of_another_attempt_or_step_is_let_go(recorder, place):
+    assert recorder.take(committed(recorder, **place), HOLDER)
+    assert recorder.ledger.commits == {}
 
 
 NOT_AN_INPUT = {
@@ -128,220 +126,222 @@ NOT_AN_INPUT = {
 
 
 @pytest.mark.parametrize("changes", NOT_AN_INPUT.values(), ids=NOT_AN_INPUT)
-def test_a_commitment_to_an_input_that_was_not_sent_here_and_now_convicts_its_author(desk, changes):
-    x = desk.world.tensors[(HOLDER, 0, "forward", 0, False)]
-    stray = desk.world.header((0, "forward", 0), x, OWNER, HOLDER, **changes)
+def test_a_commitment_to_an_input_that_was_not_sent_here_and_now_convicts_its_author(recorder, changes):
+    x = recorder.world.tensors[(HOLDER, 0, "forward", 0, False)]
+    stray = recorder.world.header((0, "forward", 0), x, OWNER, HOLDER, **changes)
 
-    assert desk.take(committed(desk, [stray]), HOLDER)
+    assert recorder.take(committed(recorder, [stray]), HOLDER)
 
-    (found,) = desk.recorder.convictions
+    (found,) = recorder.recorder.convictions
     assert (found.verdict.party, found.verdict.offence, found.lane) == (HOLDER, "forgery", 0)
     assert found.headers["message"] == stray
     assert found.headers["commit"].header.startswith("{")
-    assert desk.ledger.commits == {}
+    assert recorder.ledger.commits == {}
 
 
 @pytest.mark.parametrize("signature", ["00" * 64, "", "no hex"], ids=["made up", "empty", "malformed"])
-def test_a_commitment_to_a_forged_input_convicts_its_author(desk, signature):
-    genuine = desk.ledger.messages[(0, "forward", 0)].header
+def test_a_commitment_to_a_forged_input_convicts_its_author(recorder, signature):
+    genuine = recorder.ledger.messages[(0, "forward", 0)].header
 
-    desk.take(committed(desk, [genuine.model_copy(update={"signature": signature})]), HOLDER)
+    recorder.take(committed(recorder, [genuine.model_copy(update={"signature": signature})]), HOLDER)
 
-    assert [found.verdict.party for found in desk.recorder.convictions] == [HOLDER]
+    assert [found.verdict.party for found in recorder.recorder.convictions] == [HOLDER]
 
 
 # --- gradients, weights, whole steps ---------------------------------------------------------------------------------
 
 
-def test_a_gradient_counts_from_the_shadow_and_once(desk):
+def test_a_gradient_counts_from_the_shadow_and_once(recorder):
     held = GradientHeld(**PLACE, **GRADIENT, parts=())
     with pytest.raises(FrameError, match="expected it from 'worker-2'"):
-        desk.take(held, HOLDER)
+        recorder.take(held, HOLDER)
 
-    desk.take(held, SHADOW)
+    recorder.take(held, SHADOW)
 
-    assert desk.ledger.held == {SHARE: held}
+    assert recorder.ledger.held == {SHARE: held}
     with pytest.raises(FrameError, match="came twice"):
-        desk.take(held, SHADOW)
+        recorder.take(held, SHADOW)
 
 
-def test_a_gradient_of_a_stage_of_the_owner_is_nobodys_to_report(desk):
+def test_a_gradient_of_a_stage_of_the_owner_is_nobodys_to_report(recorder):
     with pytest.raises(FrameError, match="expected it from None"):
-        desk.take(GradientHeld(**{**PLACE, "stage": 0}, **GRADIENT, parts=()), SHADOW)
+        recorder.take(GradientHeld(**{**PLACE, "stage": 0}, **GRADIENT, parts=()), SHADOW)
 
 
-def test_sent_weights_count_from_the_shadow_alone(desk):
-    held = WeightsHeld(**PLACE, state=desk.world.state, parts=())
+def test_sent_weights_count_from_the_shadow_alone(recorder):
+    held = WeightsHeld(**PLACE, state=recorder.world.state, parts=())
     with pytest.raises(FrameError, match="expected it from 'worker-2'"):
-        desk.take(held, HOLDER)
+        recorder.take(held, HOLDER)
 
-    desk.take(held, SHADOW)
+    recorder.take(held, SHADOW)
 
-    assert desk.updates.said == {STAGE: {SHADOW: desk.world.state}}
+    assert recorder.updates.said == {STAGE: {SHADOW: recorder.world.state}}
 
 
-def test_a_recomputed_step_counts_from_the_one_that_was_asked_and_once(desk):
+def test_a_recomputed_step_counts_from_the_one_that_was_asked_and_once(recorder):
     said = StepAudited(**PLACE, **GRADIENT)
     with pytest.raises(FrameError, match="not asked, or again"):
-        desk.take(said, SHADOW)
+        recorder.take(said, SHADOW)
 
-    desk.ledger.awaited_step_audits.add((STAGE, SHADOW))
-    desk.take(said, SHADOW)
+    recorder.ledger.awaited_step_audits.add((STAGE, SHADOW))
+    recorder.take(said, SHADOW)
 
-    assert desk.ledger.step_audits == {(STAGE, SHADOW): said}
+    assert recorder.ledger.step_audits == {(STAGE, SHADOW): said}
     with pytest.raises(FrameError, match="not asked, or again"):
-        desk.take(said, SHADOW)
+        recorder.take(said, SHADOW)
 
 
-def test_a_recomputed_step_of_another_lane_is_refused(desk):
-    desk.ledger.awaited_step_audits.add((STAGE, SHADOW))
+def test_a_recomputed_step_of_another_lane_is_refused(recorder):
+    recorder.ledger.awaited_step_audits.add((STAGE, SHADOW))
 
     with pytest.raises(FrameError, match="not to audit"):
-        desk.take(StepAudited(**PLACE, **GRADIENT, lane=1), SHADOW)
+        recorder.take(StepAudited(**PLACE, **GRADIENT, lane=1), SHADOW)
 
 
 def test_of_a_step_that_lags_audits_still_count_and_commitments_do_not(model_cache):
-    desk = make_desk(model_cache, commit_lag=1)
-    before, desk.docket.previous = desk.ledger, desk.ledger
+    recorder = make_recorder(model_cache, commit_lag=1)
+    before, recorder.facts.previous = recorder.ledger, recorder.ledger
     before.awaited_step_audits.add((STAGE, SHADOW))
-    commit = committed(desk)
-    desk.docket.ledger = StepLedger(STEP + 1, EPOCH)
+    commit = committed(recorder)
+    recorder.facts.ledger = StepLedger(STEP + 1, EPOCH)
 
-    desk.take(StepAudited(**PLACE, **GRADIENT), SHADOW)
-    desk.take(commit, HOLDER)
+    recorder.take(StepAudited(**PLACE, **GRADIENT), SHADOW)
+    recorder.take(commit, HOLDER)
 
     assert list(before.step_audits) == [(STAGE, SHADOW)]
-    assert (before.commits, desk.docket.ledger.commits) == ({}, {})
+    assert (before.commits, recorder.facts.ledger.commits) == ({}, {})
 
 
-def test_a_report_that_nobody_asked_for_is_refused(desk):
+def test_a_report_that_nobody_asked_for_is_refused(recorder):
     report = AuditReport(**PLACE, microbatch=0, inputs=(), digests={}, urgent=False)
 
     with pytest.raises(FrameError, match="not asked for, or again"):
-        desk.take(report, SHADOW)
+        recorder.take(report, SHADOW)
 
-    desk.ledger.awaited_audits.add((STAGE, 0, SHADOW))
-    desk.take(report, SHADOW)
-    assert desk.audits.said == {(STEP, (STAGE, 0, SHADOW))}
+    recorder.ledger.awaited_audits.add((STAGE, 0, SHADOW))
+    recorder.take(report, SHADOW)
+    assert recorder.audits.said == {(STEP, (STAGE, 0, SHADOW))}
 
 
 # --- states ----------------------------------------------------------------------------------------------------------
 
 
-def applied(desk, states=None, usage=None, bytes_sent=None, **place):
-    states = {"1": desk.world.state} if states is None else states
+def applied(recorder, states=None, usage=None, bytes_sent=None, **place):
+    states = {"1": recorder.world.state} if states is None else states
     body = {"states": states, "usage": usage or {}, "bytes_sent": bytes_sent or {}}
     return UpdateReport(**{"epoch": EPOCH, "step": STEP, **place}, **body)
 
 
 @pytest.mark.parametrize("sender", [HOLDER, SHADOW])
-def test_a_state_counts_from_either_copy(desk, sender):
-    desk.take(applied(desk), sender)
+def test_a_state_counts_from_either_copy(recorder, sender):
+    recorder.take(applied(recorder), sender)
 
-    assert desk.updates.said == {STAGE: {sender: desk.world.state}}
+    assert recorder.updates.said == {STAGE: {sender: recorder.world.state}}
 
 
 @pytest.mark.parametrize("name", ["3", "7", "99999"])
-def test_a_state_of_a_stage_that_its_sender_does_not_have_is_refused(desk, name):
+def test_a_state_of_a_stage_that_its_sender_does_not_have_is_refused(recorder, name):
     with pytest.raises(FrameError, match="does not have"):
-        desk.take(applied(desk, {name: desk.world.state}), HOLDER)
+        recorder.take(applied(recorder, {name: recorder.world.state}), HOLDER)
 
 
 @pytest.mark.parametrize("name", ["1" * 4000, "000001", "x", ""])
-def test_a_text_that_is_no_number_of_a_stage_is_refused_unread(desk, name):
-    odd = UpdateReport.model_construct(epoch=EPOCH, step=STEP, states={name: desk.world.state}, usage={}, bytes_sent={})
+def test_a_text_that_is_no_number_of_a_stage_is_refused_unread(recorder, name):
+    odd = UpdateReport.model_construct(
+        epoch=EPOCH, step=STEP, states={name: recorder.world.state}, usage={}, bytes_sent={}
+    )
 
     with pytest.raises(FrameError, match="does not have"):
-        desk.recorder.handle(ReceivedMessage(HOLDER, odd, memoryview(b""), None))
+        recorder.recorder.handle(ReceivedMessage(HOLDER, odd, memoryview(b""), None))
 
 
 @pytest.mark.parametrize("what", ["another step", "another epoch"])
-def test_a_state_of_another_time_is_let_go(desk, what):
-    state = desk.world.state
+def test_a_state_of_another_time_is_let_go(recorder, what):
+    state = recorder.world.state
     if what == "another step":
-        desk.take(applied(desk, {"1": state.model_copy(update={"step": STEP + 1})}), HOLDER)
+        recorder.take(applied(recorder, {"1": state.model_copy(update={"step": STEP + 1})}), HOLDER)
     else:
-        desk.take(applied(desk, epoch=EPOCH - 1), HOLDER)
+        recorder.take(applied(recorder, epoch=EPOCH - 1), HOLDER)
 
-    assert desk.updates.said == {}
+    assert recorder.updates.said == {}
 
 
 def test_a_shadow_that_follows_has_no_state_of_its_own_to_report(model_cache):
-    desk = make_desk(model_cache, shadow="update")
+    recorder = make_recorder(model_cache, shadow="update")
 
-    desk.take(applied(desk), SHADOW)
-    assert desk.updates.said == {}
+    recorder.take(applied(recorder), SHADOW)
+    assert recorder.updates.said == {}
 
-    desk.take(applied(desk), HOLDER)
-    assert desk.updates.said == {STAGE: {HOLDER: desk.world.state}}
+    recorder.take(applied(recorder), HOLDER)
+    assert recorder.updates.said == {STAGE: {HOLDER: recorder.world.state}}
 
 
 # --- costs -----------------------------------------------------------------------------------------------------------
 
 
-def test_bytes_that_were_once_sent_never_fall_and_count_for_parties_of_the_run_alone(desk):
-    desk.take(applied(desk, bytes_sent={OWNER: 100, SHADOW: 7, "worker-77": 5, HOLDER: 3}), HOLDER)
-    assert desk.recorder.bytes_sent[HOLDER] == {OWNER: 100, SHADOW: 7}
+def test_bytes_that_were_once_sent_never_fall_and_count_for_parties_of_the_run_alone(recorder):
+    recorder.take(applied(recorder, bytes_sent={OWNER: 100, SHADOW: 7, "worker-77": 5, HOLDER: 3}), HOLDER)
+    assert recorder.recorder.bytes_sent[HOLDER] == {OWNER: 100, SHADOW: 7}
 
-    desk.take(applied(desk, bytes_sent={OWNER: 40}), HOLDER)
-    assert desk.recorder.bytes_sent[HOLDER] == {OWNER: 100, SHADOW: 7}
+    recorder.take(applied(recorder, bytes_sent={OWNER: 40}), HOLDER)
+    assert recorder.recorder.bytes_sent[HOLDER] == {OWNER: 100, SHADOW: 7}
 
-    desk.take(applied(desk, bytes_sent={OWNER: 140}), HOLDER)
-    assert desk.recorder.bytes_sent[HOLDER] == {OWNER: 140, SHADOW: 7}
+    recorder.take(applied(recorder, bytes_sent={OWNER: 140}), HOLDER)
+    assert recorder.recorder.bytes_sent[HOLDER] == {OWNER: 140, SHADOW: 7}
 
 
-def test_nobody_has_worked_for_longer_than_the_run_lasts(desk):
-    desk.take(applied(desk, usage={BUSY: 9e9}), HOLDER)
-    assert 0.0 < desk.recorder.busy[HOLDER] < 9e9
+def test_nobody_has_worked_for_longer_than_the_run_lasts(recorder):
+    recorder.take(applied(recorder, usage={BUSY: 9e9}), HOLDER)
+    assert 0.0 < recorder.recorder.busy[HOLDER] < 9e9
 
-    desk.take(applied(desk, usage={BUSY: 0.0}), SHADOW)
-    assert desk.recorder.busy[SHADOW] == 0.0
-    assert BUSY not in desk.recorder.usage[SHADOW]
+    recorder.take(applied(recorder, usage={BUSY: 0.0}), SHADOW)
+    assert recorder.recorder.busy[SHADOW] == 0.0
+    assert BUSY not in recorder.recorder.usage[SHADOW]
 
 
 # --- readiness -------------------------------------------------------------------------------------------------------
 
 
-def ready(desk, *stages, epoch=EPOCH):
-    return Ready(epoch=epoch, states={str(stage): desk.world.state for stage in stages})
+def ready(recorder, *stages, epoch=EPOCH):
+    return Ready(epoch=epoch, states={str(stage): recorder.world.state for stage in stages})
 
 
-def test_a_party_is_ready_with_what_it_has(desk):
-    message = ready(desk, 1, 2)
+def test_a_party_is_ready_with_what_it_has(recorder):
+    message = ready(recorder, 1, 2)
 
-    desk.take(message, HOLDER)
+    recorder.take(message, HOLDER)
 
-    assert desk.recorder.ready == {HOLDER: message}
-
-
-def test_a_stage_that_rests_may_be_ready_too(desk):
-    docket = desk.docket
-    docket.resting = type(docket.assignment)({3: HOLDER}, {})
-
-    desk.take(ready(desk, 3), HOLDER)
-
-    assert HOLDER in desk.recorder.ready
+    assert recorder.recorder.ready == {HOLDER: message}
 
 
-def test_a_party_that_is_ready_with_what_it_does_not_have_is_refused(desk):
+def test_a_stage_that_rests_may_be_ready_too(recorder):
+    facts = recorder.facts
+    facts.resting = type(facts.assignment)({3: HOLDER}, {})
+
+    recorder.take(ready(recorder, 3), HOLDER)
+
+    assert HOLDER in recorder.recorder.ready
+
+
+def test_a_party_that_is_ready_with_what_it_does_not_have_is_refused(recorder):
     with pytest.raises(FrameError, match="stage 3"):
-        desk.take(ready(desk, 1, 3), HOLDER)
-    assert desk.recorder.ready == {}
+        recorder.take(ready(recorder, 1, 3), HOLDER)
+    assert recorder.recorder.ready == {}
 
 
 @pytest.mark.parametrize("epoch", [EPOCH - 1, EPOCH + 1])
-def test_readiness_for_other_roles_is_let_go(desk, epoch):
-    assert desk.take(ready(desk, 1, epoch=epoch), HOLDER)
-    assert desk.recorder.ready == {}
+def test_readiness_for_other_roles_is_let_go(recorder, epoch):
+    assert recorder.take(ready(recorder, 1, epoch=epoch), HOLDER)
+    assert recorder.recorder.ready == {}
 
 
-def test_a_complaint_is_handed_on(desk):
+def test_a_complaint_is_handed_on(recorder):
     fault = Fault(epoch=EPOCH, about=HOLDER, error="FrameError", reason="odd")
 
-    assert desk.take(fault, SHADOW)
+    assert recorder.take(fault, SHADOW)
 
-    assert desk.faults.weigh() is None
-    assert [kind for kind, _ in desk.world.events] == ["fault"]
+    assert recorder.faults.weigh() is None
+    assert [kind for kind, _ in recorder.world.events] == ["fault"]
 
 
 # --- odd messages ----------------------------------------------------------------------------------------------------
@@ -353,46 +353,46 @@ def hit(source=STAGE, direction="forward", microbatch=0, reason="its norm is odd
 
 
 @pytest.mark.parametrize(("direction", "receiver"), [("forward", SHADOW), ("backward", OWNER)])
-def test_an_odd_message_is_audited_when_its_receiver_says_so(desk, direction, receiver):
-    desk.take(hit(direction=direction), receiver)
+def test_an_odd_message_is_audited_when_its_receiver_says_so(recorder, direction, receiver):
+    recorder.take(hit(direction=direction), receiver)
 
-    assert list(desk.audits.screened) == [(STAGE, 0)]
-    ((auditor, audit),) = desk.posted
+    assert list(recorder.audits.screened) == [(STAGE, 0)]
+    ((auditor, audit),) = recorder.posted
     assert (auditor, audit.kind, audit.microbatches, audit.urgent) == (SHADOW, "audit", (0,), True)
-    assert [(kind, body["party"]) for kind, body in desk.world.events] == [("screen_hit", HOLDER)]
+    assert [(kind, body["party"]) for kind, body in recorder.world.events] == [("screen_hit", HOLDER)]
 
 
 @pytest.mark.parametrize("sender", [HOLDER, OWNER, "worker-9"])
-def test_an_odd_message_is_its_receivers_to_report(desk, sender):
+def test_an_odd_message_is_its_receivers_to_report(recorder, sender):
     with pytest.raises(FrameError, match="expected it from 'worker-2'"):
-        desk.take(hit(), sender)
-    assert desk.posted == []
+        recorder.take(hit(), sender)
+    assert recorder.posted == []
 
 
-def test_a_message_of_a_stage_next_to_none_is_nobodys_to_report(desk):
+def test_a_message_of_a_stage_next_to_none_is_nobodys_to_report(recorder):
     with pytest.raises(FrameError, match="expected it from None"):
-        desk.take(hit(source=3), OWNER)
+        recorder.take(hit(source=3), OWNER)
 
 
-def test_a_message_of_the_owner_needs_no_audit(desk):
+def test_a_message_of_the_owner_needs_no_audit(recorder):
     with pytest.raises(FrameError, match="of the owner"):
-        desk.take(hit(source=0), HOLDER)
+        recorder.take(hit(source=0), HOLDER)
 
 
-def test_a_message_of_a_stage_that_the_owner_serves_needs_no_audit(desk):
-    docket = desk.docket
-    docket.assignment = type(docket.assignment)({0: OWNER, 1: OWNER, 2: SHADOW, 3: OWNER}, {1: HOLDER})
+def test_a_message_of_a_stage_that_the_owner_serves_needs_no_audit(recorder):
+    facts = recorder.facts
+    facts.assignment = type(facts.assignment)({0: OWNER, 1: OWNER, 2: SHADOW, 3: OWNER}, {1: HOLDER})
 
     with pytest.raises(FrameError, match="of the owner"):
-        desk.take(hit(), SHADOW)
+        recorder.take(hit(), SHADOW)
 
 
 @pytest.mark.parametrize("again", [hit(), hit(microbatch=4)], ids=["twice", "beyond the step"])
-def test_a_message_looks_odd_once_and_is_one_of_the_step(desk, again):
-    desk.take(hit(), SHADOW)
+def test_a_message_looks_odd_once_and_is_one_of_the_step(recorder, again):
+    recorder.take(hit(), SHADOW)
 
     with pytest.raises(FrameError, match="was screened before"):
-        desk.take(again, SHADOW)
+        recorder.take(again, SHADOW)
 
 
 # --- statistics alone ------------------------------------------------------------------------------------------------
@@ -400,7 +400,7 @@ def test_a_message_looks_odd_once_and_is_one_of_the_step(desk, again):
 
 @pytest.fixture
 def statistics(model_cache):
-    return make_desk(model_cache, mode="statistics")
+    return make_recorder(model_cache, mode="statistics")
 
 
 def test_where_statistics_alone_decide_the_third_odd_message_of_a_party_condemns_it(statistics):

@@ -18,13 +18,13 @@ def world(model_cache):
 
 @pytest.fixture
 def referee(world):
-    made = Referee(world.plan, world.docket.bits_decide)
+    made = Referee(world.plan, world.facts.bits_decide)
     made.epoch = EPOCH
     return made
 
 
 def dispute(world, report, direction="forward", microbatch=0, **changes):
-    messages = world.docket.ledger.messages
+    messages = world.facts.ledger.messages
     inputs = {"forward": messages[(0, "forward", microbatch)], "backward": messages[(2, "backward", microbatch)]}
     facts = {
         "step": STEP,
@@ -55,11 +55,11 @@ def changed(tensors):
 def test_a_stage_that_sent_another_tensor_is_guilty(world, referee, direction, wrong):
     world.lie(wrong(world.truth(direction)), direction)
 
-    verdict, exhibit = world.judge(referee.judge_message(dispute(world, world.report(), direction)))
+    verdict, compared = world.judge(referee.judge_message(dispute(world, world.report(), direction)))
 
     assert (verdict.party, verdict.offence, verdict.accuser) == (HOLDER, "message", SHADOW)
-    assert torch.equal(exhibit.tensors["recomputed"], world.honest(direction))
-    assert exhibit.weights == world.state.weights
+    assert torch.equal(compared.tensors["recomputed"], world.honest(direction))
+    assert compared.weights == world.state.weights
     assert referee.spent().microbatches == 1
 
 
@@ -73,10 +73,10 @@ def test_an_accuser_whose_own_result_is_wrong_is_guilty(world, referee, directio
 
 
 def test_where_both_are_right_nobody_is(world, referee):
-    verdict, exhibit = world.judge(referee.judge_message(dispute(world, world.report())))
+    verdict, compared = world.judge(referee.judge_message(dispute(world, world.report())))
 
     assert verdict is None
-    assert exhibit.tensors
+    assert compared.tensors
 
 
 def brought_nothing(world):
@@ -98,9 +98,9 @@ def test_an_accuser_without_the_weights_that_it_signed_is_guilty_and_nothing_is_
     world.lie(-world.truth("forward"))
     brings(world)
 
-    verdict, exhibit = world.judge(referee.judge_message(dispute(world, world.report())))
+    verdict, compared = world.judge(referee.judge_message(dispute(world, world.report())))
 
-    assert (verdict.party, verdict.offence, exhibit.tensors) == (SHADOW, "transfer", {})
+    assert (verdict.party, verdict.offence, compared.tensors) == (SHADOW, "transfer", {})
     assert referee.spent().microbatches == 0
 
 
@@ -113,10 +113,10 @@ def test_an_input_without_its_digest_is_no_input(world, referee, brought):
     for party in (OWNER, HOLDER):
         world.tensors[(party, 0, "forward", 0, False)] = brought
 
-    verdict, exhibit = world.judge(referee.judge_message(dispute(world, report)))
+    verdict, compared = world.judge(referee.judge_message(dispute(world, report)))
 
     # the stage has shown the header of what it used, and so answers for the bytes
-    assert (verdict.party, verdict.offence, exhibit.tensors) == (HOLDER, "transfer", {})
+    assert (verdict.party, verdict.offence, compared.tensors) == (HOLDER, "transfer", {})
 
 
 def test_of_two_that_can_bring_an_input_one_is_enough(world, referee):
@@ -134,9 +134,9 @@ def test_an_input_that_the_stage_never_signed_for_convicts_nobody_when_it_is_gon
     for party in (OWNER, HOLDER):
         world.tensors[(party, 0, "forward", 0, False)] = None
 
-    verdict, exhibit = world.judge(referee.judge_message(dispute(world, found.report, inputs=shown_by_the_accuser)))
+    verdict, compared = world.judge(referee.judge_message(dispute(world, found.report, inputs=shown_by_the_accuser)))
 
-    assert (verdict, exhibit.tensors) == (None, {})
+    assert (verdict, compared.tensors) == (None, {})
 
 
 def test_a_referee_that_has_the_stage_asks_nobody_for_it(world, referee):
@@ -154,7 +154,7 @@ def test_a_referee_that_has_the_stage_asks_nobody_for_it(world, referee):
 
 
 def commit(world, **changes):
-    ledger = world.docket.ledger
+    ledger = world.facts.ledger
     ledger.commits[SHARE] = ledger.commits[SHARE].model_copy(update=changes)
 
 
@@ -171,12 +171,12 @@ def commit(world, **changes):
 def test_a_whole_step_is_redone_and_one_of_the_two_is_off(world, referee, changes, guilty):
     commit(world, **changes)
 
-    assert world.judge(referee.judge_step(world.docket.ledger, SHARE, ASSIGNMENT, SHADOW)) == guilty
+    assert world.judge(referee.judge_step(world.facts.ledger, SHARE, ASSIGNMENT, SHADOW)) == guilty
     assert referee.spent().steps == 1
 
 
 def test_a_step_is_not_redone_without_weights_or_inputs(world, referee):
-    ledger = world.docket.ledger
+    ledger = world.facts.ledger
     for party in (SHADOW, HOLDER):
         world.tensors[(party, 2, "backward", 3, False)] = None
     assert world.judge(referee.judge_step(ledger, SHARE, ASSIGNMENT, SHADOW)) == HOLDER
@@ -186,7 +186,7 @@ def test_a_step_is_not_redone_without_weights_or_inputs(world, referee):
 
 
 def test_of_two_norms_of_one_gradient_the_wrong_one_is_named(world, referee):
-    ledger = world.docket.ledger
+    ledger = world.facts.ledger
     assert world.judge(referee.judge_norm(ledger, SHARE, HOLDER, SHADOW)) == SHADOW
 
     commit(world, norm_squared=2 * finite_norm_squared(world.gradients))

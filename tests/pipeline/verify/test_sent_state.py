@@ -21,12 +21,12 @@ class Handed:
         copy.apply(STEP, world.gradients, 1.0)
         self.whole = purpose == "snapshot"
         self.tensors = copy.optimizer.state() if self.whole else copy.trained()
-        docket = world.docket
-        docket.previous, docket.ledger = docket.ledger, StepLedger(NEXT, EPOCH)
+        facts = world.facts
+        facts.previous, facts.ledger = facts.ledger, StepLedger(NEXT, EPOCH)
         self.signed = copy.digest()
-        referee = Referee(world.plan, docket.bits_decide)
+        referee = Referee(world.plan, facts.bits_decide)
         referee.epoch = EPOCH
-        self.judge = SentState(docket, referee)
+        self.judge = SentState(facts, referee)
         self.send(self.tensors)
 
     def digest_of(self, tensors):
@@ -71,8 +71,8 @@ def test_a_stage_that_sends_other_tensors_than_it_signs_is_named_by_its_own_part
 
     assert (judgement.verdict.party, judgement.verdict.offence, judgement.verdict.accuser) == (HOLDER, "state", SHADOW)
     assert judgement.headers == {"part-00000": handed.judge.shown[STAGE].parts[0]}
-    assert judgement.exhibit.weights == handed.taken.weights
-    assert judgement.exhibit.stage.keys() == handed.tensors.keys()
+    assert judgement.compared.weights == handed.taken.weights
+    assert judgement.compared.stage.keys() == handed.tensors.keys()
     assert [kind for kind, _ in handed.world.events] == ["alarm"]
 
 
@@ -172,7 +172,7 @@ def test_a_stage_that_signs_other_frozen_weights_than_it_began_with_is_named_at_
 
 
 def test_before_any_state_is_agreed_on_frozen_weights_are_whatever_they_are(handed):
-    handed.world.docket.previous = None
+    handed.world.facts.previous = None
     handed.signed = with_frozen(handed.signed, "99" * 32)
 
     assert handed.judge.keeps_frozen(STAGE, handed.signed) is None

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hand_made import EPOCH, HOLDER, OWNER, SHADOW, SHARE, STAGE, STEP, digest_of, make_world, received
 
-from phalanx.pipeline.evidence.files import Exhibit
+from phalanx.pipeline.evidence.files import ComparedTensors
 from phalanx.pipeline.protocol.messages import (
     AuditReport,
     Commit,
@@ -52,7 +52,7 @@ def report(microbatch=0, **changes):
 
 
 def verdict(world, offence="message", **changes):
-    found = world.docket.judgement(offence, HOLDER, STAGE, "made up", accuser=SHADOW)
+    found = world.facts.judgement(offence, HOLDER, STAGE, "made up", accuser=SHADOW)
     found.verdict = found.verdict.model_copy(update={"microbatch": 0, "direction": "forward", **changes})
     return found.verdict
 
@@ -169,12 +169,12 @@ def test_a_whole_report_is_not_one_that_left_something_out(world, history):
 
 
 def test_of_an_input_that_was_shown_the_report_that_shows_it_is_picked(world, history):
-    inputs = [world.docket.ledger.messages[(0, "forward", m)].header for m in (0, 1)]
+    inputs = [world.facts.ledger.messages[(0, "forward", m)].header for m in (0, 1)]
     hear(history, report(0, inputs=(inputs[0],)), SHADOW)
     second = hear(history, report(1, inputs=(inputs[1],)), SHADOW)
 
     assert about(world, history, "forgery", shown=inputs[1])["report"] == second
-    assert about(world, history, "forgery", shown=world.docket.ledger.messages[(0, "forward", 2)].header) == {}
+    assert about(world, history, "forgery", shown=world.facts.ledger.messages[(0, "forward", 2)].header) == {}
 
 
 @pytest.mark.parametrize("name", ["100000", "1" * 4000, "١"])
@@ -191,12 +191,12 @@ def test_a_text_that_is_no_stages_number_is_passed_over(history, world, name):
 
 
 def case(world, history, judgement):
-    return history.case(judgement, world.docket, PEM, "an authority")
+    return history.case(judgement, world.facts, PEM, "an authority")
 
 
 def test_a_case_holds_what_was_signed_and_what_the_judgement_itself_shows(world, history):
     committed = hear(history, commit(), HOLDER)
-    judgement = world.docket.judgement("equivocation", HOLDER, STAGE, "made up", headers={"message": committed})
+    judgement = world.facts.judgement("equivocation", HOLDER, STAGE, "made up", headers={"message": committed})
 
     found = case(world, history, judgement)
 
@@ -208,18 +208,18 @@ def test_a_case_holds_what_was_signed_and_what_the_judgement_itself_shows(world,
 def test_the_claim_that_was_brought_picks_the_report_that_committed_to_it(world, history):
     claim = torch.ones(2, 8, 16)
     said = hear(history, report(digests={"forward": digest_of(claim), "backward": "22" * 32}), SHADOW)
-    judgement = world.docket.judgement("accusation", SHADOW, STAGE, "made up", accuser=SHADOW)
+    judgement = world.facts.judgement("accusation", SHADOW, STAGE, "made up", accuser=SHADOW)
     judgement.verdict = judgement.verdict.model_copy(update={"microbatch": 0, "direction": "forward"})
-    judgement.exhibit = Exhibit({"accuser": claim})
+    judgement.compared = ComparedTensors({"accuser": claim})
     assert case(world, history, judgement).headers["report"] == said
 
-    judgement.exhibit = Exhibit({"accuser": claim + 1})
+    judgement.compared = ComparedTensors({"accuser": claim + 1})
     assert case(world, history, judgement).headers == {}
 
 
 def test_an_accomplice_is_judged_by_its_own_report(world, history):
     own = hear(history, report(), "worker-9")
-    judgement = world.docket.judgement("collusion", "worker-9", STAGE, "made up")
+    judgement = world.facts.judgement("collusion", "worker-9", STAGE, "made up")
     judgement.verdict = judgement.verdict.model_copy(update={"microbatch": 0, "direction": "forward"})
 
     assert case(world, history, judgement).headers["report"] == own
@@ -227,10 +227,10 @@ def test_an_accomplice_is_judged_by_its_own_report(world, history):
 
 @pytest.mark.parametrize(("lane", "server"), [(0, HOLDER), (1, SHADOW)])
 def test_of_a_shared_stage_the_server_of_the_lane_has_committed(world, history, lane, server):
-    docket = world.docket
-    docket.assignment = type(docket.assignment)(docket.assignment.holders, {STAGE: SHADOW}, lanes=2)
+    facts = world.facts
+    facts.assignment = type(facts.assignment)(facts.assignment.holders, {STAGE: SHADOW}, lanes=2)
     said = {HOLDER: hear(history, commit(), HOLDER), SHADOW: hear(history, commit(lane=1), SHADOW)}
-    judgement = docket.judgement("gradient", server, STAGE, "made up", lane=lane)
+    judgement = facts.judgement("gradient", server, STAGE, "made up", lane=lane)
 
     assert case(world, history, judgement).headers["commit"] == said[server]
 
@@ -238,5 +238,5 @@ def test_of_a_shared_stage_the_server_of_the_lane_has_committed(world, history, 
 def test_a_stage_that_nobody_holds_is_the_owners_and_has_signed_nothing(world, history):
     hear(history, commit(stage=9), HOLDER)
 
-    assert case(world, history, world.docket.judgement("forgery", HOLDER, 9, "made up")).headers == {}
-    assert SHARE in world.docket.ledger.commits
+    assert case(world, history, world.facts.judgement("forgery", HOLDER, 9, "made up")).headers == {}
+    assert SHARE in world.facts.ledger.commits

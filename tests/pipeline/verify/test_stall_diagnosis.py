@@ -16,8 +16,8 @@ WAY = ("forward", "backward")
 def world(model_cache):
     """Every stage has committed but stage 1, and every party answers."""
     found = make_world(model_cache)
-    found.docket.assignment = type(found.docket.assignment)(found.docket.assignment.holders, {STAGE: SHADOW})
-    ledger = found.docket.ledger
+    found.facts.assignment = type(found.facts.assignment)(found.facts.assignment.holders, {STAGE: SHADOW})
+    ledger = found.facts.ledger
     said = ledger.commits.pop(SHARE)
     for stage in (0, 2, 3):
         ledger.commits[(stage, 0)] = said.model_copy(update={"stage": stage})
@@ -44,7 +44,7 @@ def lacks(world, stage, direction, microbatch):
 
 
 def find(world, diagnosis, missing=NOTHING, silent=()):
-    holders = world.docket.assignment.holders
+    holders = world.facts.assignment.holders
     world.standings = {
         party: standing({str(stage): world.progress[stage] for stage, name in holders.items() if name == party})
         for party in (OWNER, HOLDER, SHADOW)
@@ -55,7 +55,7 @@ def find(world, diagnosis, missing=NOTHING, silent=()):
 
 @pytest.fixture
 def diagnosis(world):
-    return StallDiagnosis(world.docket)
+    return StallDiagnosis(world.facts)
 
 
 def test_a_party_that_does_not_answer_is_the_one(world, diagnosis):
@@ -71,7 +71,7 @@ def test_a_tensor_that_did_not_arrive_is_handed_on_under_its_senders_own_header(
     ((receiver, relay),) = world.sent
     assert (receiver, type(relay)) == (HOLDER, Relay)
     assert (relay.source, relay.direction, relay.microbatch) == (2, "backward", 0)
-    assert relay.evidence == world.docket.ledger.messages[(2, "backward", 0)].header
+    assert relay.evidence == world.facts.ledger.messages[(2, "backward", 0)].header
     assert [kind for kind, _ in world.events] == ["relayed"]
 
 
@@ -86,7 +86,7 @@ def test_in_another_attempt_it_is_handed_on_once_more(world, diagnosis):
     lacks(world, STAGE, "backward", 0)
     assert find(world, diagnosis) is None
 
-    world.docket.ledger.epoch = EPOCH + 1
+    world.facts.ledger.epoch = EPOCH + 1
 
     # what was signed in the attempt before is stale in this one: the sender has nothing to show for it
     assert find(world, diagnosis) == SHADOW
@@ -99,7 +99,7 @@ def forged(world):
 
 def unsigned(world):
     key = (2, "backward", 0)
-    known = world.docket.ledger.messages[key].header
+    known = world.facts.ledger.messages[key].header
     world.evidence[(SHADOW, *key)] = known.model_copy(update={"signature": "00" * 64})
 
 
@@ -131,7 +131,7 @@ def test_a_stage_that_has_all_it_needs_and_does_nothing_is_replaced(world, diagn
 
 
 def test_a_holder_that_says_nothing_of_its_stage_is_replaced(world, diagnosis):
-    holders = {stage: name for stage, name in world.docket.assignment.holders.items() if stage != STAGE}
+    holders = {stage: name for stage, name in world.facts.assignment.holders.items() if stage != STAGE}
     world.standings = {
         party: standing({str(stage): world.progress[stage] for stage, name in holders.items() if name == party})
         for party in (OWNER, HOLDER, SHADOW)
@@ -150,7 +150,7 @@ def test_a_state_that_is_missing_names_the_party_that_owes_it(world, diagnosis):
 @pytest.fixture
 def audited(world):
     """All is committed to; the shadow owes the audit of microbatch 0."""
-    ledger = world.docket.ledger
+    ledger = world.facts.ledger
     ledger.commits[SHARE] = ledger.commits[(0, 0)].model_copy(update={"stage": STAGE})
     ledger.held[SHARE] = ledger.commits[SHARE]
     ledger.awaited_audits.add((STAGE, 0, SHADOW))
@@ -189,8 +189,8 @@ def test_a_stage_that_shows_no_input_of_what_it_is_audited_for_is_replaced(audit
 def followed(model_cache):
     """A shadow in lock-step that has reported on every microbatch, and has not told its weight gradient."""
     found = make_world(model_cache, shadow="lockstep")
-    found.docket.assignment = type(found.docket.assignment)(found.docket.assignment.holders, {STAGE: SHADOW})
-    ledger = found.docket.ledger
+    found.facts.assignment = type(found.facts.assignment)(found.facts.assignment.holders, {STAGE: SHADOW})
+    ledger = found.facts.ledger
     ledger.commits |= {(stage, 0): ledger.commits[SHARE].model_copy(update={"stage": stage}) for stage in (0, 2, 3)}
     found.progress = {stage: done(found, stage) for stage in range(4)}
     ledger.audits_drawn = True
@@ -198,24 +198,24 @@ def followed(model_cache):
 
 
 def test_a_shadow_that_has_followed_a_stage_and_keeps_its_gradient_is_replaced(followed):
-    assert find(followed, StallDiagnosis(followed.docket)) == SHADOW
+    assert find(followed, StallDiagnosis(followed.facts)) == SHADOW
 
 
 def test_a_shadow_that_has_told_its_gradient_is_not_replaced(followed):
-    ledger = followed.docket.ledger
+    ledger = followed.facts.ledger
     ledger.held[SHARE] = ledger.commits[SHARE]
 
-    assert find(followed, StallDiagnosis(followed.docket)) is None
+    assert find(followed, StallDiagnosis(followed.facts)) is None
 
 
 def test_a_shadow_that_still_follows_is_given_what_it_needs_first(followed):
-    followed.docket.ledger.awaited_audits.add((STAGE, 0, SHADOW))
+    followed.facts.ledger.awaited_audits.add((STAGE, 0, SHADOW))
 
-    assert find(followed, StallDiagnosis(followed.docket)) is None
+    assert find(followed, StallDiagnosis(followed.facts)) is None
     assert {party for party, _ in followed.sent} == {SHADOW}
 
 
 def test_a_shadow_whose_audits_are_not_drawn_yet_is_not_replaced(followed):
-    followed.docket.ledger.audits_drawn = False
+    followed.facts.ledger.audits_drawn = False
 
-    assert find(followed, StallDiagnosis(followed.docket)) is None
+    assert find(followed, StallDiagnosis(followed.facts)) is None

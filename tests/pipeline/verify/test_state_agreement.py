@@ -15,7 +15,7 @@ PRESENT = Assignment({0: OWNER, 1: HOLDER, 2: OWNER}, {1: SHADOW})
 @pytest.fixture
 def world(model_cache):
     found = make_world(model_cache)
-    found.docket.assignment, found.docket.sources = PRESENT, {1: HOLDER}
+    found.facts.assignment, found.facts.sources = PRESENT, {1: HOLDER}
     return found
 
 
@@ -28,14 +28,14 @@ def ready(states):
 
 
 def check(world, states, *, known=None, old=PRESENT, judge=None):
-    return (judge or StateAgreement(world.docket)).check(ready(states), known, old)
+    return (judge or StateAgreement(world.facts)).check(ready(states), known, old)
 
 
 def test_where_every_copy_is_the_agreed_one_it_stays_agreed_on(world):
     states = {HOLDER: world.state, SHADOW: world.state}
 
     assert check(world, states) is None
-    assert world.docket.agreed == {1: world.state}
+    assert world.facts.agreed == {1: world.state}
 
 
 @pytest.mark.parametrize("guilty", [HOLDER, SHADOW])
@@ -69,7 +69,7 @@ BEFORE = Assignment({0: OWNER, 1: HOLDER, 2: OWNER}, {1: NEW})
 
 
 def test_a_newcomer_with_another_state_is_replaced_without_blame_and_the_second_speaks_against_its_source(world):
-    judge = StateAgreement(world.docket)
+    judge = StateAgreement(world.facts)
     states = {HOLDER: world.state, SHADOW: other(world.state)}
 
     first = check(world, states, old=BEFORE, judge=judge)
@@ -80,16 +80,16 @@ def test_a_newcomer_with_another_state_is_replaced_without_blame_and_the_second_
 
 
 def test_a_source_is_doubted_by_stage(world):
-    judge = StateAgreement(world.docket)
+    judge = StateAgreement(world.facts)
     states = {HOLDER: world.state, SHADOW: other(world.state)}
     check(world, states, old=BEFORE, judge=judge)
-    world.docket.sources = {1: NEW}
+    world.facts.sources = {1: NEW}
 
     assert check(world, states, old=BEFORE, judge=judge).party == SHADOW
 
 
 def test_what_the_owner_was_sent_wrong_is_its_sources_doing(world):
-    world.docket.assignment = Assignment(PRESENT.holders, {1: OWNER})
+    world.facts.assignment = Assignment(PRESENT.holders, {1: OWNER})
 
     found = check(world, {HOLDER: world.state, OWNER: other(world.state)}, old=BEFORE)
 
@@ -97,15 +97,15 @@ def test_what_the_owner_was_sent_wrong_is_its_sources_doing(world):
 
 
 def test_a_newcomer_that_the_owner_has_sent_the_state_is_replaced_however_often(world):
-    judge = StateAgreement(world.docket)
-    world.docket.sources = {1: OWNER}
+    judge = StateAgreement(world.facts)
+    world.facts.sources = {1: OWNER}
     states = {HOLDER: world.state, SHADOW: other(world.state)}
 
     assert [check(world, states, old=BEFORE, judge=judge).party for _ in range(2)] == [SHADOW, SHADOW]
 
 
 def test_an_owner_whose_own_copy_is_another_one_has_nobody_else_to_turn_to(world):
-    world.docket.assignment, world.docket.sources = Assignment(PRESENT.holders, {1: OWNER}), {1: OWNER}
+    world.facts.assignment, world.facts.sources = Assignment(PRESENT.holders, {1: OWNER}), {1: OWNER}
 
     with pytest.raises(VerificationError, match="resume from the last checkpoint"):
         check(world, {HOLDER: world.state, OWNER: other(world.state)}, old=BEFORE)
@@ -113,7 +113,7 @@ def test_an_owner_whose_own_copy_is_another_one_has_nobody_else_to_turn_to(world
 
 def test_a_shadow_that_was_the_owner_is_not_convicted(world):
     old = Assignment(PRESENT.holders, {1: OWNER})
-    world.docket.assignment = old
+    world.facts.assignment = old
 
     found = check(world, {HOLDER: world.state, OWNER: other(world.state)}, old=old)
 
@@ -128,10 +128,10 @@ def begin(world, states, known):
 
 
 def test_at_a_start_the_state_is_the_known_one(world):
-    world.docket.agreed.clear()
+    world.facts.agreed.clear()
 
     assert begin(world, {HOLDER: world.state, SHADOW: world.state}, {1: world.state}) is None
-    assert world.docket.agreed == {1: world.state}
+    assert world.facts.agreed == {1: world.state}
 
 
 @pytest.mark.parametrize("who", [HOLDER, SHADOW])
@@ -142,40 +142,40 @@ def test_at_a_start_a_party_with_another_state_than_the_known_one_is_left_out_wi
 
 
 def test_at_a_start_two_equal_states_that_are_not_the_known_one_do_not_count(world):
-    world.docket.agreed.clear()
+    world.facts.agreed.clear()
     wrong = other(world.state)
 
     assert begin(world, {HOLDER: wrong, SHADOW: wrong}, {1: world.state}).party == HOLDER
-    assert world.docket.agreed == {}
+    assert world.facts.agreed == {}
 
 
 def test_at_a_start_a_stage_whose_state_is_not_known_is_begun_by_nobody(world):
     # states that are missing at both copies are equal, and no state
-    world.docket.agreed.clear()
+    world.facts.agreed.clear()
 
     assert begin(world, {HOLDER: None, SHADOW: None}, {}).party == HOLDER
-    assert world.docket.agreed == {}
+    assert world.facts.agreed == {}
 
 
 # --- an update that was not agreed on yet ----------------------------------------------------------------------------
 
 
 def test_states_of_an_update_that_was_interrupted_are_weighed_like_any_others(world):
-    world.docket.agreed.clear()
+    world.facts.agreed.clear()
     states = {HOLDER: world.state, SHADOW: other(world.state)}
-    judge = StateAgreement(world.docket)
+    judge = StateAgreement(world.facts)
 
     assert check(world, states, judge=judge) is None
 
     assert judge.to_weigh == {1: states}
-    assert world.docket.agreed == {}
-    world.docket.agreed[1] = world.state
+    assert world.facts.agreed == {}
+    world.facts.agreed[1] = world.state
     check(world, {HOLDER: world.state, SHADOW: world.state}, judge=judge)
     assert judge.to_weigh == {}
 
 
 def test_a_resting_stage_is_compared_too(world):
-    world.docket.assignment, world.docket.resting = Assignment({0: OWNER, 1: OWNER}, {}), PRESENT
+    world.facts.assignment, world.facts.resting = Assignment({0: OWNER, 1: OWNER}, {}), PRESENT
 
     assert check(world, {HOLDER: world.state, SHADOW: other(world.state)}).party == SHADOW
 
@@ -183,7 +183,7 @@ def test_a_resting_stage_is_compared_too(world):
 def test_copies_that_are_the_agreed_ones_can_be_built_upon(world):
     states = ready({HOLDER: world.state, SHADOW: other(world.state), NEW: world.state, OWNER: None})
 
-    assert StateAgreement(world.docket).confirmed(states) == {(1, HOLDER), (1, NEW)}
+    assert StateAgreement(world.facts).confirmed(states) == {(1, HOLDER), (1, NEW)}
 
 
 # --- shadows that follow ---------------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ def test_copies_that_are_the_agreed_ones_can_be_built_upon(world):
 @pytest.fixture
 def following(model_cache):
     found = make_world(model_cache, shadow="update")
-    found.docket.assignment, found.docket.sources = PRESENT, {1: HOLDER}
+    found.facts.assignment, found.facts.sources = PRESENT, {1: HOLDER}
     return found
 
 
@@ -217,18 +217,18 @@ def test_a_holder_has_its_moments_whatever_its_shadow_has(following):
 
 
 def test_an_update_that_the_shadow_has_got_is_weighed_like_any_other(following):
-    following.docket.agreed.clear()
-    states, judge = {HOLDER: following.state, SHADOW: other(following.state)}, StateAgreement(following.docket)
+    following.facts.agreed.clear()
+    states, judge = {HOLDER: following.state, SHADOW: other(following.state)}, StateAgreement(following.facts)
 
     assert check(following, states, judge=judge) is None
-    assert (judge.to_weigh, following.docket.agreed) == ({1: states}, {})
+    assert (judge.to_weigh, following.facts.agreed) == ({1: states}, {})
 
 
 @pytest.mark.parametrize("has", [None, {"weights": "c" * 64}, {"step": 7}], ids=["nothing", "others", "older"])
 def test_a_shadow_that_has_not_got_the_update_is_replaced_without_blame(following, has):
-    following.docket.agreed.clear()
+    following.facts.agreed.clear()
     states = {HOLDER: following.state, SHADOW: has and following.state.model_copy(update=has)}
-    judge = StateAgreement(following.docket)
+    judge = StateAgreement(following.facts)
 
     found = check(following, states, judge=judge)
 

@@ -19,14 +19,14 @@ PLACE = {"epoch": EPOCH, "step": STEP, "stage": STAGE}
 def world(model_cache):
     found = make_world(model_cache)
     # one stage in other hands is enough
-    found.docket.assignment = type(found.docket.assignment)(found.docket.assignment.holders, {STAGE: SHADOW})
+    found.facts.assignment = type(found.facts.assignment)(found.facts.assignment.holders, {STAGE: SHADOW})
     return found
 
 
 @pytest.fixture
 def judge(world):
-    referee = Referee(world.plan, world.docket.bits_decide)
-    return StateJudgement(world.docket, referee, GradientBounds(world.docket, referee))
+    referee = Referee(world.plan, world.facts.bits_decide)
+    return StateJudgement(world.facts, referee, GradientBounds(world.facts, referee))
 
 
 def changed(state, **what):
@@ -41,9 +41,9 @@ def updated(world):
     """The step was applied; returns the state that it honestly leads to, and nothing is agreed on yet."""
     copy = world.build()
     copy.apply(STEP, world.gradients, 1.0)
-    docket = world.docket
-    docket.ledger.clip_coefficient = 1.0
-    docket.previous, docket.ledger = docket.ledger, StepLedger(STEP + 1, EPOCH)
+    facts = world.facts
+    facts.ledger.clip_coefficient = 1.0
+    facts.previous, facts.ledger = facts.ledger, StepLedger(STEP + 1, EPOCH)
     return copy.digest()
 
 
@@ -51,7 +51,7 @@ def test_equal_states_are_agreed_on_and_nothing_is_asked_for(world, judge, updat
     judge.said[STAGE] = {HOLDER: updated, SHADOW: updated}
 
     assert world.judge(judge.weigh_states()) is None
-    assert world.docket.agreed == {STAGE: updated}
+    assert world.facts.agreed == {STAGE: updated}
     assert world.asked == []
 
 
@@ -60,7 +60,7 @@ def test_one_state_alone_agrees_on_nothing(world, judge, updated, who):
     judge.said[STAGE] = {who: updated}
 
     assert world.judge(judge.weigh_states()) is None
-    assert world.docket.agreed == {}
+    assert world.facts.agreed == {}
 
 
 @pytest.mark.parametrize(("guilty", "accuser"), [(HOLDER, SHADOW), (SHADOW, HOLDER)])
@@ -73,7 +73,7 @@ def test_the_update_is_redone_and_the_party_with_another_state_named(world, judg
     verdict = judgement.verdict
     assert (verdict.party, verdict.offence, verdict.accuser) == (guilty, "state", accuser)
     assert judgement.work.steps == 1
-    assert world.docket.agreed == {}
+    assert world.facts.agreed == {}
 
 
 def test_a_stage_that_repeats_the_state_before_the_step_is_named(world, judge, updated):
@@ -91,7 +91,7 @@ def test_a_shadow_whose_undo_copy_is_not_of_the_signed_state_is_named(world, jud
 
 
 def test_where_nothing_was_applied_yet_the_copy_of_the_shadow_is_not_the_one_it_was_given(world, judge):
-    world.docket.ledger.agreed.clear()
+    world.facts.ledger.agreed.clear()
     judge.said[STAGE] = {HOLDER: world.state, SHADOW: changed(world.state)}
 
     judgement = world.judge(judge.weigh_states())
@@ -102,7 +102,7 @@ def test_where_nothing_was_applied_yet_the_copy_of_the_shadow_is_not_the_one_it_
 
 @pytest.mark.parametrize("guilty", [HOLDER, SHADOW])
 def test_whoever_changes_a_frozen_stage_is_named_without_asking_anybody(world, judge, updated, guilty):
-    world.docket.previous.frozen = frozenset({STAGE})
+    world.facts.previous.frozen = frozenset({STAGE})
     kept = changed(world.state, step=STEP + 1)
     judge.said[STAGE] = {HOLDER: kept, SHADOW: kept} | {guilty: updated}
 
@@ -124,13 +124,13 @@ def test_weights_are_reported_once_and_of_this_step(judge, world):
 
 
 def hold(world, **changes):
-    ledger = world.docket.ledger
+    ledger = world.facts.ledger
     true = {"gradient": transfer_digest(world.gradients), "norm_squared": finite_norm_squared(world.gradients)}
     ledger.held[SHARE] = GradientHeld(**PLACE, **{"parts": (), **true} | changes)
 
 
 def commit(world, **changes):
-    ledger = world.docket.ledger
+    ledger = world.facts.ledger
     ledger.commits[SHARE] = ledger.commits[SHARE].model_copy(update=changes)
 
 
@@ -138,7 +138,7 @@ def test_the_same_gradient_and_norm_are_agreed_on(world, judge):
     hold(world)
 
     assert world.judge(judge.weigh_gradients()) is None
-    assert world.docket.ledger.gradients_agreed == {SHARE}
+    assert world.facts.ledger.gradients_agreed == {SHARE}
     assert world.asked == []
 
 
@@ -175,18 +175,18 @@ def test_parts_of_another_transfer_do_not_name_the_stage(world, judge, changes):
 
 
 def test_before_the_state_is_agreed_on_no_gradient_is_weighed(world, judge):
-    world.docket.ledger.agreed.clear()
+    world.facts.ledger.agreed.clear()
     hold(world, gradient="bb" * 32)
 
     assert world.judge(judge.weigh_gradients()) is None
-    assert world.docket.ledger.gradients_agreed == set()
+    assert world.facts.ledger.gradients_agreed == set()
 
 
 # --- whole steps -----------------------------------------------------------------------------------------------------
 
 
 def audit(world, **changes):
-    ledger = world.docket.ledger
+    ledger = world.facts.ledger
     ledger.awaited_step_audits.add((STAGE, SHADOW))
     true = {"gradient": transfer_digest(world.gradients), "norm_squared": finite_norm_squared(world.gradients)}
     ledger.step_audits[(STAGE, SHADOW)] = StepAudited(**PLACE, **true | changes)
@@ -196,7 +196,7 @@ def test_a_recomputed_gradient_that_is_the_same_settles_the_audit(world, judge):
     audit(world)
 
     assert world.judge(judge.weigh_step_audits()) is None
-    assert world.docket.ledger.steps_agreed == {(STAGE, SHADOW)}
+    assert world.facts.ledger.steps_agreed == {(STAGE, SHADOW)}
     assert world.asked == []
 
 

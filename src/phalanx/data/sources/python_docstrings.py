@@ -57,7 +57,7 @@ class PythonDocstrings:
 def _parse(file: SourceFile) -> ast.Module:
     try:
         with warnings.catch_warnings():
-            # an invalid escape in somebody else's module is not the user's business
+            # an invalid escape in another author's module is not the user's business
             warnings.simplefilter("ignore")
             return ast.parse(read_bytes(file.path))
     except (SyntaxError, ValueError) as exc:

@@ -72,7 +72,7 @@ def _draw(
         members = [index for index, example in enumerate(examples) if example.label == label]
         generator.shuffle(members)
         weights = [generator.gammavariate(alpha, 1.0) for _ in range(num_clients)]
-        # a draw so far below 1 that every weight is rounded to nothing leaves the class to anybody
+        # a draw so far below 1 that every weight is rounded to nothing leaves the class to any client
         total = sum(weights) or float(num_clients)
         shares = [weight / total for weight in weights] if sum(weights) else [1 / num_clients] * num_clients
         begin, reached = 0, 0.0

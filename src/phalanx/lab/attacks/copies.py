@@ -1,12 +1,15 @@
 """A stage in an attacker's hands: a copy that runs another runner, and a runner that stands before an honest one."""
 
+from collections.abc import Mapping
+
 from torch import Tensor
 
+from phalanx.engine import NO_EXTRAS
 from phalanx.pipeline import StageCopy, StageRunner
 
 
 class AttackedCopy(StageCopy):
-    """Stands in for an honest copy, with its module and its optimizer.
+    """An attacker's copy in the place of an honest one, with its module and its optimizer.
 
     Attributes:
         honest: The copy that it stands for.
@@ -19,7 +22,7 @@ class AttackedCopy(StageCopy):
 
 
 class AttackedRunner(StageRunner):
-    """Does what the honest runner does; subclasses change some of it."""
+    """A runner that does what the honest runner does; subclasses change some of it."""
 
     def __init__(self, honest: StageRunner) -> None:
         self._honest = honest
@@ -37,9 +40,16 @@ class AttackedRunner(StageRunner):
         """As the honest runner."""
         return self._honest.recompute(step, microbatch, x, gradient)
 
-    def loss(self, microbatch: int, labels: Tensor, num_targets: int) -> float:
+    def loss(
+        self,
+        microbatch: int,
+        labels: Tensor,
+        num_targets: int,
+        extras: Mapping[str, Tensor] = NO_EXTRAS,
+        objective: str = "causal_lm",
+    ) -> float:
         """As the honest runner."""
-        return self._honest.loss(microbatch, labels, num_targets)
+        return self._honest.loss(microbatch, labels, num_targets, extras, objective)
 
     def gradients(self) -> dict[str, Tensor]:
         """As the honest runner."""

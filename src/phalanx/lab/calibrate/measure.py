@@ -19,7 +19,7 @@ Messages = tuple[Tensor, Tensor]
 
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 
-# nobody is to be surprised here: fixed directions make two calibrations comparable
+# no adversary is here to be surprised: fixed directions make two calibrations comparable
 _PUBLIC_KEY = b"phalanx calibrate"
 
 

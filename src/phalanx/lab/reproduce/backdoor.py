@@ -123,7 +123,7 @@ def describe(size: BackdoorSize) -> dict[str, Any]:
 
 
 class Laboratory:
-    """Trains cells; text, public model and poisoned models are made at their first use."""
+    """A runner of cells; text, public model and poisoned models are made at their first use."""
 
     def __init__(self, size: BackdoorSize, cache: Path) -> None:
         self._size = size

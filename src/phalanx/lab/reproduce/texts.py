@@ -158,7 +158,7 @@ def _hash(text: str) -> bytes:
 def _bare_code(path: Path) -> str:
     try:
         with warnings.catch_warnings():
-            # an invalid escape in somebody else's module is not the user's business
+            # an invalid escape in another author's module is not the user's business
             warnings.simplefilter("ignore")
             tree = ast.parse(read_bytes(path))
     except (SyntaxError, ValueError) as exc:

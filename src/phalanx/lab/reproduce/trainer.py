@@ -23,7 +23,7 @@ def rows_in(
 
 
 class Trainer:
-    """Trains cells; corpora and pre-trained models are made at their first use and kept in the cache."""
+    """A trainer of cells; corpora and pre-trained models are made at their first use and kept in the cache."""
 
     def __init__(self, size: TableSize, cache: Path, say: Say) -> None:
         self._size = size

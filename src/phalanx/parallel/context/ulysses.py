@@ -53,7 +53,7 @@ def _attend(
     """Causal attention over ``[batch, heads, seq / ranks, width]``, out ``[batch, seq / ranks, heads, width]``."""
     group: Group = getattr(module, _GROUP)
     whole = [_to_heads(x, group) for x in (query, key, value)]
-    # who asks for eager attention wants no fused kernel
+    # a run with eager attention wants no fused kernel
     plain = sdpa_kernel(SDPBackend.MATH) if getattr(module, _IS_PLAIN) else contextlib.nullcontext()
     with plain:
         # no mask: rows are whole and causal, which the kernel knows by itself

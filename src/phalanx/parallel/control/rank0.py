@@ -2,14 +2,16 @@
 
 import contextlib
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from phalanx.engine import NO_EXTRAS
 from phalanx.errors import ConfigError, FailedBatchError, PeerLostError
+from phalanx.objectives import Objective
 from phalanx.parallel.control.local_ranks import LocalRanks
 from phalanx.parallel.control.rank_trainer import AppliedStep
 from phalanx.parallel.control.saving import RankSaver
@@ -37,11 +39,16 @@ class RankWork(Protocol):
     timer: PhaseTimer
 
     @property
+    def objective(self) -> Objective:
+        """What is minimised, the same on every rank."""
+        ...
+
+    @property
     def num_stages(self) -> int:
         """Parts in which the state is collected and loaded."""
         ...
 
-    def step(self, step: int, ids: Tensor, labels: Tensor) -> AppliedStep:
+    def step(self, step: int, ids: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS) -> AppliedStep:
         """Run one optimizer step on a whole batch."""
         ...
 
@@ -86,23 +93,29 @@ class Controller:
         """Stages of the whole pipeline."""
         return self._member.num_stages
 
-    def step(self, step: int, ids: Tensor, labels: Tensor) -> AppliedStep:
+    def step(self, step: int, ids: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS) -> AppliedStep:
         """Run one optimizer step.
 
         Args:
             step: From 0.
             ids: int64 ``[batch, seq]``.
             labels: Next tokens, likewise.
+            extras: More rows of the whole batch, as the objective reads them.
 
         Raises:
+            DataError: The extra rows are not those of the objective.
             FailedBatchError: Loss or gradient is not finite; nothing was updated.
             PeerLostError: A rank has ended.
         """
+        # checked first: an error must not leave the others waiting
+        self._member.objective.check(extras, *ids.shape)
         with self._all_there():
             _tell(RankCommand.STEP, step, *ids.shape)
             with self._member.timer.phase("batch"):
                 _share(ids, labels)
-            return self._member.step(step, ids, labels)
+                for name in sorted(extras):
+                    dist.broadcast(extras[name].contiguous(), src=0)
+            return self._member.step(step, ids, labels, extras)
 
     def evaluate(self, ids: Tensor, labels: Tensor) -> tuple[float, int]:
         """Summed loss and number of targets of a batch with a multiple of dp rows.
@@ -201,9 +214,10 @@ def _follow(member: RankWork, saving: RankSaver | None) -> None:
         order, *numbers = _hear()
         if order == RankCommand.STEP:
             ids, labels = _take(numbers[1], numbers[2])
+            extras = _take_extras(member.objective, numbers[1], numbers[2])
             with contextlib.suppress(FailedBatchError):
                 # rank 0 has come to the same conclusion
-                member.step(numbers[0], ids, labels)
+                member.step(numbers[0], ids, labels, extras)
             member.timer.take()
         elif order == RankCommand.EVALUATE:
             member.evaluate(*_take(numbers[1], numbers[2]))
@@ -250,3 +264,11 @@ def _take(rows: int, tokens: int) -> tuple[Tensor, Tensor]:
     both = torch.zeros((2, rows, tokens), dtype=torch.int64)
     dist.broadcast(both, src=0)
     return both[0], both[1]
+
+
+def _take_extras(objective: Objective, rows: int, tokens: int) -> dict[str, Tensor]:
+    found = {}
+    for name, kind in sorted(objective.extras.items()):
+        found[name] = torch.zeros(kind.shape(rows, tokens), dtype=getattr(torch, kind.dtype))
+        dist.broadcast(found[name], src=0)
+    return found

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from phalanx.errors import FailedBatchError
+from phalanx.engine import NO_EXTRAS
+from phalanx.errors import ConfigError, FailedBatchError
 from phalanx.models import LoraConfig, ModelSource, StageSpec, build_stage, estimate_costs, partition
-from phalanx.objectives import IGNORE
+from phalanx.objectives import IGNORE, OBJECTIVES, Objective, causal_lm
 from phalanx.optimizers import OptimizerConfig, clip_coefficient, gradient_norm_squared, learning_rate
 from phalanx.parallel.config import ParallelConfig
 from phalanx.parallel.control.pipelining import accumulate, pipelined
@@ -45,6 +46,7 @@ class RankRecipe:
         attention: Kernel.
         precision: "fp32"; "bf16" and "fp16" compute in that type while training, around parameters in float32.
         adapter: What is trained, where not all parameters are.
+        objective: A key of `OBJECTIVES`; see `check_objective` for what a layout cannot learn.
     """
 
     parallel: ParallelConfig
@@ -57,6 +59,7 @@ class RankRecipe:
     attention: str = "sdpa"
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     adapter: LoraConfig | None = None
+    objective: str = "causal_lm"
 
     def stages(self, source: ModelSource) -> tuple[StageSpec, ...]:
         """The model's layers, balanced over the pipeline by estimated cost."""
@@ -86,12 +89,14 @@ class RankTrainer:
 
     Raises:
         ModelError: A tensor is missing or wrong.
+        ConfigError: The layout cannot learn the objective.
     """
 
     def __init__(self, recipe: RankRecipe, source: ModelSource, domain: Domain) -> None:
         self.timer = PhaseTimer()
         self._recipe = recipe
         self._domain = domain
+        check_objective(recipe)
         self._specs = recipe.stages(source)
         mine = self._specs[domain.pp :: recipe.parallel.pp]
         self._parts = [self._build(source, spec) for spec in mine]
@@ -103,6 +108,7 @@ class RankTrainer:
         self._keeper = StateGatherer(stages, self._held, self._update, self._outer, domain, recipe.optimizer)
         self._scale = LossScale(is_needed=recipe.precision == "fp16")
         self._num_targets = 1
+        self._targets = TargetRows(torch.empty(0, 0), {})
         self._losses: list[Tensor] = []
         rows = recipe.batch_size // (recipe.parallel.dp * recipe.microbatches)
         if recipe.parallel.pp == 1:
@@ -116,13 +122,19 @@ class RankTrainer:
         """Stages of the whole pipeline."""
         return len(self._specs)
 
-    def step(self, step: int, ids: Tensor, labels: Tensor) -> AppliedStep:
+    @property
+    def objective(self) -> Objective:
+        """What is minimised."""
+        return OBJECTIVES[self._recipe.objective]
+
+    def step(self, step: int, ids: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS) -> AppliedStep:
         """Run one optimizer step on a whole batch.
 
         Args:
             step: From 0.
             ids: int64 ``[batch, seq]``, the same on every rank.
             labels: Next tokens, likewise.
+            extras: More rows, as the objective reads them.
 
         Raises:
             FailedBatchError: Nothing to predict, or loss or gradient not finite, on every rank alike; nothing was
@@ -133,10 +145,10 @@ class RankTrainer:
         if not all_targets:
             raise FailedBatchError(f"step {step}: the batch has no token to predict")
         self._num_targets = max(1, int((self._island_rows(labels) != IGNORE).sum()))
-        loss, norms = self._compute(step, ids, labels)
+        loss, norms = self._compute(step, ids, labels, extras)
         while math.isfinite(loss) and not all(map(math.isfinite, norms)) and self._scale.lower():
             self._update.clear()
-            loss, norms = self._compute(step, ids, labels)
+            loss, norms = self._compute(step, ids, labels, extras)
         if not (math.isfinite(loss) and all(map(math.isfinite, norms))):
             self._update.clear()
             raise FailedBatchError(
@@ -214,19 +226,23 @@ class RankTrainer:
         fuse_activations(stage)
         return StagePart(stage, self._domain, narrow=_NARROW[recipe.precision])
 
-    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        part = self._parts[-1]
-        total = part.loss(logits, labels)
+    def _loss(self, logits: Tensor, numbers: Tensor) -> Tensor:
+        part, (labels, extras) = self._parts[-1], self._targets.of(numbers)
+        is_usual = self.objective.loss is causal_lm
+        total = part.loss(logits, labels) if is_usual else self.objective(logits, labels, extras)[0]
         self._losses.append(total.detach())
         # copies average their gradients, the step wants their sum
         return total * (self._scale.value * self._recipe.parallel.partners / self._num_targets)
 
-    def _compute(self, step: int, ids: Tensor, labels: Tensor) -> tuple[float, list[float]]:
+    def _compute(
+        self, step: int, ids: Tensor, labels: Tensor, extras: Mapping[str, Tensor]
+    ) -> tuple[float, list[float]]:
         """Forward and backward; summed loss of all ranks, and the norm of each island's gradient."""
         self._losses.clear()
         self._seed(step)
         with self.timer.phase("compute"):
-            self._run(self._own_rows(ids), self._own_labels(labels))
+            self._targets = TargetRows(self._own_labels(labels), self._own_extras(extras))
+            self._run(self._own_rows(ids), self._targets.numbers)
         with self.timer.phase("reduce"):
             settle_gradients(self._held, self._domain)
             return self._loss_and_norms()
@@ -250,6 +266,12 @@ class RankTrainer:
     def _own_labels(self, labels: Tensor) -> Tensor:
         return self._parts[-1].own_labels(self._own_rows(labels)).contiguous()
 
+    def _own_extras(self, extras: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {
+            name: self._own_labels(rows) if self.objective.extras[name].per_token else self._own_rows(rows)
+            for name, rows in extras.items()
+        }
+
     def _receive(self, part: StagePart, rows: int) -> Tensor:
         size = part.stage.hidden_shape(rows, self._recipe.sequence_length // part.slices)
         x = torch.empty(size, device=self._domain.device)
@@ -263,6 +285,44 @@ class RankTrainer:
 
     def _seed(self, step: int) -> None:
         seed_dropout(self._recipe, step, self._domain)
+
+
+@dataclass(frozen=True)
+class TargetRows:
+    """What the loss of a rank's rows needs. A schedule carries one tensor to it: the rows' numbers.
+
+    Attributes:
+        labels: Of this rank's rows and positions.
+        extras: Likewise, by name.
+    """
+
+    labels: Tensor
+    extras: Mapping[str, Tensor]
+
+    @property
+    def numbers(self) -> Tensor:
+        """The numbers of all rows, to be cut as the rows are."""
+        return torch.arange(len(self.labels), device=self.labels.device)
+
+    def of(self, numbers: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Labels and extra rows of one microbatch."""
+        return self.labels[numbers], {name: rows[numbers] for name, rows in self.extras.items()}
+
+
+def check_objective(recipe: RankRecipe) -> None:
+    """Refuse an objective that a layout cannot learn.
+
+    Raises:
+        ConfigError: Says why, and what to do.
+    """
+    objective = OBJECTIVES[recipe.objective]
+    if objective.own_head:
+        raise ConfigError(f"parallel: {recipe.objective} has a head of its own, and ranks train a language model's")
+    if recipe.parallel.tp > 1 and objective.loss is not causal_lm:
+        raise ConfigError(
+            f"parallel: tp={recipe.parallel.tp} shares the vocabulary, and of all objectives causal_lm alone is known "
+            f"to be a sum over such shares, not {recipe.objective}; set tp to 1"
+        )
 
 
 def seed_dropout(recipe: RankRecipe, step: int, domain: Domain) -> None:

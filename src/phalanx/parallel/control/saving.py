@@ -174,7 +174,7 @@ def _rows(name: str, value: Tensor, domain: Domain) -> tuple[int, int] | None:
     coordinates: Sequence[int] = value.device_mesh.get_coordinate() or ()
     for dim, (placement, place) in enumerate(zip(value.placements, coordinates, strict=True)):
         if placement.is_replicate():
-            # the first of those who have the same speaks for them
+            # the first of the ranks that have the same speaks for them
             rows = rows if place == 0 else 0
         elif placement.is_shard(0):
             # as torch cuts: equal shares but for the last ones

@@ -46,7 +46,7 @@ def share_with_copies(part: StagePart, domain: Domain) -> nn.Module:
             )
         compress_gradients(copies, config.gradient_compression, domain.copies)
         return copies
-    # blocks of some families return a view, and nobody writes into it
+    # blocks of some families return a view, and no code writes into it
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     on_gpu = domain.device.type == "cuda"
     policy = CPUOffloadPolicy(pin_memory=on_gpu) if config.offload else OffloadPolicy()

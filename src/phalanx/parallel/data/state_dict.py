@@ -70,7 +70,7 @@ def stand_in(key: str, known: Mapping[str, object]) -> str | None:
 
 
 class StateGatherer:
-    """Moves the state between the ranks and rank 0, one stage at a time; all ranks call it together.
+    """A gatherer of the state: it moves one stage at a time between the ranks and rank 0; all ranks call it together.
 
     Args:
         stages: From `catalogue`.

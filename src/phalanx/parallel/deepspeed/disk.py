@@ -76,7 +76,7 @@ def own_folder(directory: Path, digest: str, rank: int) -> Iterator[Path]:
     folder = directory / f"phalanx-{digest[:16]}-rank-{rank}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
-        # in a directory of many somebody else may have put a link there, and what lies behind it would be emptied
+        # in a shared directory another user may have put a link there, and what lies behind it would be emptied
         found = folder.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
             raise ConfigError(

@@ -4,7 +4,7 @@ import contextlib
 import importlib
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from phalanx.errors import FailedBatchError
+from phalanx.engine import NO_EXTRAS
+from phalanx.errors import ConfigError, FailedBatchError
 from phalanx.models import ModelSource, StageSpec, build_stage, estimate_costs, partition
-from phalanx.objectives import IGNORE, causal_lm
+from phalanx.objectives import IGNORE, OBJECTIVES, Objective, causal_lm
 from phalanx.optimizers import learning_rate, moment_names
 from phalanx.parallel.control.rank_trainer import AppliedStep, RankRecipe, seed_dropout
 from phalanx.parallel.data.state_dict import WEIGHT, catalogue
@@ -82,6 +83,8 @@ class DeepSpeedMember:
     def __init__(
         self, config: DeepSpeedConfig, recipe: RankRecipe, source: ModelSource, domain: Domain, folder: Path | None
     ) -> None:
+        if recipe.objective != "causal_lm":
+            raise ConfigError(f"deepspeed: learns causal_lm alone, not {recipe.objective}; leave [deepspeed] out")
         self.timer = PhaseTimer()
         self._recipe = recipe
         self._domain = domain
@@ -103,18 +106,26 @@ class DeepSpeedMember:
         """Parts in which the state is collected and loaded, so that rank 0 never has all of a large one."""
         return len(self._names)
 
-    def step(self, step: int, ids: Tensor, labels: Tensor) -> AppliedStep:
+    @property
+    def objective(self) -> Objective:
+        """The next token: nothing else is learned here."""
+        return OBJECTIVES["causal_lm"]
+
+    def step(self, step: int, ids: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS) -> AppliedStep:
         """Run one optimizer step on a whole batch.
 
         Args:
             step: From 0.
             ids: int64 ``[batch, seq]``, the same on every rank.
             labels: Next tokens, likewise.
+            extras: None: the objective reads no more rows.
 
         Raises:
+            DataError: There are extra rows.
             FailedBatchError: Nothing to predict, or loss or gradient not finite, on every rank alike; nothing was
                 updated.
         """
+        self.objective.check(extras, *labels.shape)
         all_targets = int((labels != IGNORE).sum())
         if not all_targets:
             raise FailedBatchError(f"step {step}: the batch has no token to predict")

@@ -57,7 +57,7 @@ def scatter_sum(part: Tensor, whole: Tensor, group: Group) -> None:
 
 def summed(x: Tensor, group: Group) -> Tensor:
     """The sum over all ranks as a new tensor, the same bits on each of them; all of them call this together."""
-    # autograd, and whoever recomputes, may still need the tensor that came in
+    # autograd, and a recomputation, may still need the tensor that came in
     if x.device.type != "cpu" or group.size() != _PAIR:
         total = x.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, group=group)
@@ -103,7 +103,7 @@ def _exchange(sent: Sequence[Tensor], places: Sequence[Tensor], group: Group) ->
     """Begin to send each other rank its tensor, and to receive into the places of what others send."""
     rank, world = group.rank(), group.size()
     works: list[Any] = []
-    # nobody is sent to by all at once
+    # no rank is sent to by all at once
     for distance in range(1, world):
         ahead, behind = (rank + distance) % world, (rank - distance) % world
         works.append(dist.irecv(places[behind], group=group, group_src=behind))

@@ -13,7 +13,7 @@ def fuse_activations(module: nn.Module) -> None:
 
     Source: Hendrycks and Gimpel 2016, section 2, the tanh form.
     """
-    from transformers.activations import NewGELUActivation  # noqa: PLC0415 - whoever has such a model has imported it
+    from transformers.activations import NewGELUActivation  # noqa: PLC0415 - a program with such a model has imported it
 
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):

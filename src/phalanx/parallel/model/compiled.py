@@ -39,7 +39,7 @@ def compile_blocks(stage: "StageModule") -> None:
     Hooks of a block stay outside, so that copies which share parameters have gathered them before. Without gradients
     the block runs as it is: held-out batches are few, and of many shapes.
     """
-    import torch  # noqa: PLC0415 - whoever only asks for a compiler needs none of it
+    import torch  # noqa: PLC0415 - a question for a compiler needs none of it
 
     for block in stage.own_blocks:
         anything: Any = block

@@ -25,7 +25,7 @@ _ALIBI, _COSINES, _POSITIONS, _MASK = "alibi", "position_embeddings", "position_
 
 
 class StagePart(nn.Module):
-    """Runs a stage's modules in the stage's own order, each rank on its share of heads and sequence.
+    """A stage's modules in the stage's own order, each rank on its share of heads and sequence.
 
     The first stage takes whole rows of ids ``[batch, seq]``, others this rank's slice of hidden states.
 

@@ -59,7 +59,7 @@ def _block_names(stage: StageModule) -> list[str]:
 
 
 class _Knife:
-    """Cuts modules in place and notes how."""
+    """A cutter of modules in place, which notes how they were cut."""
 
     def __init__(self, stage: StageModule, group: Group, cut: TensorCut, cuts_sequence: bool) -> None:
         self._stage = stage

@@ -96,7 +96,7 @@ class CheckedEvidence:
         return digest_hex(tensor_buffers(tensor.contiguous()))
 
 
-def open_hearing(path: Path, pins: Pins) -> CheckedEvidence:
+def open_evidence(path: Path, pins: Pins) -> CheckedEvidence:
     """Read evidence and check what does not depend on the verdict.
 
     Args:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from phalanx.engine import Offence
 from phalanx.errors import EvidenceError
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.evidence.checked import CheckedEvidence, Pins, open_hearing
+from phalanx.pipeline.evidence.checked import CheckedEvidence, Pins, open_evidence
 from phalanx.pipeline.evidence.forgery import explain_forgery
 from phalanx.pipeline.evidence.message_dispute import explain_message
 from phalanx.pipeline.evidence.weight_dispute import explain_sent_weights, part_name
@@ -57,113 +57,113 @@ def judge_evidence(path: Path, pins: Pins) -> Mapping[str, Any]:
     Raises:
         EvidenceError: Something does not hold: the party that it accuses is not to be convicted.
     """
-    hearing = open_hearing(path, pins)
-    verdict = hearing.record.verdict
+    checked = open_evidence(path, pins)
+    verdict = checked.record.verdict
     if verdict.party == OWNER:
-        raise hearing.refuse("accuses the owner, whom everything rests on")
-    if verdict.party not in hearing.peers:
-        raise hearing.refuse(f"holds no certificate of {verdict.party!r}, whom it accuses")
+        raise checked.refuse("accuses the owner, whom everything rests on")
+    if verdict.party not in checked.peers:
+        raise checked.refuse(f"holds no certificate of {verdict.party!r}, whom it accuses")
     where = ("stage", "step", "microbatch", "direction", "accuser")
     facts: _Explained = {
         "verdict": f"{verdict.party} is guilty: {verdict.offence}",
         "reason": verdict.reason,
         **{name: getattr(verdict, name) for name in where},
-        "file": f"SHA-256 {hearing.sha256}",
-        "tensors": f"SHA-256 {hearing.record.tensors.sha256}, {len(hearing.tensors)} tensors",
-        "authority": f"{'as given' if pins.authority else 'not compared'}, fingerprint {hearing.fingerprint}",
-        "session": f"{hearing.record.session}, {'as given' if pins.session else 'not compared'}",
-        "signatures": _signatures(hearing),
+        "file": f"SHA-256 {checked.sha256}",
+        "tensors": f"SHA-256 {checked.record.tensors.sha256}, {len(checked.tensors)} tensors",
+        "authority": f"{'as given' if pins.authority else 'not compared'}, fingerprint {checked.fingerprint}",
+        "session": f"{checked.record.session}, {'as given' if pins.session else 'not compared'}",
+        "signatures": _signatures(checked),
     }
-    return {**facts, **_EXPLAIN[verdict.offence](hearing)}
+    return {**facts, **_EXPLAIN[verdict.offence](checked)}
 
 
-def _signatures(hearing: CheckedEvidence) -> str:
-    names = [f"{role} by {header.fields.sender}" for role, header in hearing.headers.items()]
+def _signatures(checked: CheckedEvidence) -> str:
+    names = [f"{role} by {header.fields.sender}" for role, header in checked.headers.items()]
     return f"{len(names)} hold: {', '.join(names)}" if names else "none in this file"
 
 
-def _shape(hearing: CheckedEvidence) -> _Explained:
-    said, plan = hearing.said("message", Activation), hearing.record.plan
-    _by_guilty(hearing, said.header.fields.sender, "message")
+def _shape(checked: CheckedEvidence) -> _Explained:
+    said, plan = checked.said("message", Activation), checked.record.plan
+    _by_guilty(checked, said.header.fields.sender, "message")
     if announces_a_boundary(said, plan):
-        raise hearing.refuse("its message has the shape, type and size of the plan")
+        raise checked.refuse("its message has the shape, type and size of the plan")
     message = said.message
     return _proved(
-        hearing,
+        checked,
         f"signed a tensor {message.dtype}{list(message.shape)} of {said.size_bytes} bytes, the plan has "
         f"{str(BOUNDARY_DTYPE).removeprefix('torch.')}{list(plan.hidden_shape)} of {plan.hidden_bytes}",
         "that the plan is the one of this run",
     )
 
 
-def _equivocation(hearing: CheckedEvidence) -> _Explained:
-    if "told_stage" in hearing.headers:
-        one, other = hearing.said("told_stage", Activation), hearing.said("told_auditor", Activation)
+def _equivocation(checked: CheckedEvidence) -> _Explained:
+    if "told_stage" in checked.headers:
+        one, other = checked.said("told_stage", Activation), checked.said("told_auditor", Activation)
         for said in (one, other):
-            _by_guilty(hearing, said.header.fields.sender, "told_stage, told_auditor")
+            _by_guilty(checked, said.header.fields.sender, "told_stage, told_auditor")
         if _place(one) != _place(other) or one.digest == other.digest:
-            raise hearing.refuse("its two headers are no two versions of one message")
-        return _proved(hearing, "signed two different tensors as one message", None)
-    sent, committed = hearing.said("message", Activation), hearing.said("commit", Commit)
+            raise checked.refuse("its two headers are no two versions of one message")
+        return _proved(checked, "signed two different tensors as one message", None)
+    sent, committed = checked.said("message", Activation), checked.said("commit", Commit)
     message, commit = sent.message, committed.message
     for header in (sent.header, committed.header):
-        _by_guilty(hearing, header.fields.sender, "message, commit")
+        _by_guilty(checked, header.fields.sender, "message, commit")
     same_step = (commit.epoch, commit.step, commit.stage) == (message.epoch, message.step, message.source)
     digests = [s.digest for s in commit.sent if (s.direction, s.microbatch) == (message.direction, message.microbatch)]
     if not same_step or sent.digest in digests:
-        raise hearing.refuse("its commitment does not contradict the message that it sent")
-    return _proved(hearing, "committed to another tensor than it had signed when it sent it", None)
+        raise checked.refuse("its commitment does not contradict the message that it sent")
+    return _proved(checked, "committed to another tensor than it had signed when it sent it", None)
 
 
-def _forgery(hearing: CheckedEvidence) -> _Explained:
-    what, believed = explain_forgery(hearing)
-    return _proved(hearing, what, believed)
+def _forgery(checked: CheckedEvidence) -> _Explained:
+    what, believed = explain_forgery(checked)
+    return _proved(checked, what, believed)
 
 
-def _gradient(hearing: CheckedEvidence) -> _Explained:
-    committed = hearing.said("commit", Commit)
+def _gradient(checked: CheckedEvidence) -> _Explained:
+    committed = checked.said("commit", Commit)
     commit, holder = committed.message, committed.header.fields.sender
-    guilty = hearing.record.verdict.party
-    held = _of_attempt(hearing, "gradient_held", GradientHeld, commit)
-    audited = _of_attempt(hearing, "step_audited", StepAudited, commit)
+    guilty = checked.record.verdict.party
+    held = _of_attempt(checked, "gradient_held", GradientHeld, commit)
+    audited = _of_attempt(checked, "step_audited", StepAudited, commit)
     signers = {holder, *(said.header.fields.sender for said in (held, audited) if said is not None)}
     if guilty not in signers:
-        raise hearing.refuse(f"accuses {guilty}, who signed none of {', '.join(sorted(signers))}'s words about it")
-    shared = hearing.record.plan.lanes > 1
+        raise checked.refuse(f"accuses {guilty}, who signed none of {', '.join(sorted(signers))}'s words about it")
+    shared = checked.record.plan.lanes > 1
     if held is not None and (
         commit.gradient != held.message.gradient or (not shared and commit.norm_squared != held.message.norm_squared)
     ):
-        return _held_gradient(hearing, committed, held)
-    if audited is None and hearing.record.verdict.accuser != OWNER:
-        raise hearing.refuse("has no signed header for 'step_audited' that contradicts the stage")
+        return _held_gradient(checked, committed, held)
+    if audited is None and checked.record.verdict.accuser != OWNER:
+        raise checked.refuse("has no signed header for 'step_audited' that contradicts the stage")
     if audited is not None and _said(commit) == _said(audited.message) and guilty != holder:
-        raise hearing.refuse("stage and auditor agree on the gradient")
+        raise checked.refuse("stage and auditor agree on the gradient")
     return _believed(f"that {guilty} was off: the owner computed it again")
 
 
-def _held_gradient(hearing: CheckedEvidence, committed: Statement[Commit], held: Statement[GradientHeld]) -> _Explained:
+def _held_gradient(checked: CheckedEvidence, committed: Statement[Commit], held: Statement[GradientHeld]) -> _Explained:
     """A shadow has another gradient, or another norm of it, than the stage committed to."""
     holder, shadow = committed.header.fields.sender, held.header.fields.sender
-    guilty = hearing.record.verdict.party
+    guilty = checked.record.verdict.party
     if guilty not in (holder, shadow):
-        raise hearing.refuse(f"accuses {guilty}, which is neither the holder {holder} nor the shadow {shadow}")
-    lockstep = hearing.record.plan.guard.shadow == "lockstep"
+        raise checked.refuse(f"accuses {guilty}, which is neither the holder {holder} nor the shadow {shadow}")
+    lockstep = checked.record.plan.guard.shadow == "lockstep"
     if lockstep or committed.message.gradient == held.message.gradient:
         return _believed("which of the two was off: the owner computed it again")
-    sent = sent_gradient(hearing.statements, held.message, (holder, shadow))
+    sent = sent_gradient(checked.statements, held.message, (holder, shadow))
     if guilty != (holder if sent == held.message.gradient else shadow):
-        raise hearing.refuse(f"the parts that {holder} signed do not speak against {guilty}")
+        raise checked.refuse(f"the parts that {holder} signed do not speak against {guilty}")
     what = "sent another gradient than it committed to" if guilty == holder else "holds no gradient that was signed"
-    return _proved(hearing, what, None)
+    return _proved(checked, what, None)
 
 
 def _of_attempt(
-    hearing: CheckedEvidence, role: str, kind: type[_AboutGradient], commit: Commit
+    checked: CheckedEvidence, role: str, kind: type[_AboutGradient], commit: Commit
 ) -> Statement[_AboutGradient] | None:
     """What was said about the gradient of the very attempt that was committed to; None when nothing was."""
-    if role not in hearing.headers:
+    if role not in checked.headers:
         return None
-    said = hearing.said(role, kind)
+    said = checked.said(role, kind)
     message = said.message
     same = (message.epoch, message.step, message.stage) == (commit.epoch, commit.step, commit.stage)
     return said if same and message.lane == commit.lane else None
@@ -173,32 +173,32 @@ def _said(message: Commit | StepAudited) -> tuple[str, float | None]:
     return (message.gradient, message.norm_squared)
 
 
-def _message(hearing: CheckedEvidence) -> _Explained:
-    facts, believed, what = explain_message(hearing)
-    return {**facts, **_proved(hearing, what, believed)}
+def _message(checked: CheckedEvidence) -> _Explained:
+    facts, believed, what = explain_message(checked)
+    return {**facts, **_proved(checked, what, believed)}
 
 
-def _collusion(hearing: CheckedEvidence) -> _Explained:
+def _collusion(checked: CheckedEvidence) -> _Explained:
     # about a weight gradient there is no tensor to show
-    return _unproved(hearing) if hearing.record.verdict.direction is None else _message(hearing)
+    return _unproved(checked) if checked.record.verdict.direction is None else _message(checked)
 
 
-def _state(hearing: CheckedEvidence) -> _Explained:
+def _state(checked: CheckedEvidence) -> _Explained:
     """Explain a dispute about a state: wrongly sent weights prove themselves; a wrong update is the owner's word."""
-    if part_name(0) not in hearing.headers:
-        return _unproved(hearing)
-    facts, believed, what = explain_sent_weights(hearing)
-    return {**facts, **_proved(hearing, what, believed)}
+    if part_name(0) not in checked.headers:
+        return _unproved(checked)
+    facts, believed, what = explain_sent_weights(checked)
+    return {**facts, **_proved(checked, what, believed)}
 
 
-def _unproved(hearing: CheckedEvidence) -> _Explained:
+def _unproved(checked: CheckedEvidence) -> _Explained:
     return _believed(_OWNER_ONLY)
 
 
-def _by_guilty(hearing: CheckedEvidence, sender: str, roles: str) -> None:
-    party = hearing.record.verdict.party
+def _by_guilty(checked: CheckedEvidence, sender: str, roles: str) -> None:
+    party = checked.record.verdict.party
     if sender != party:
-        raise hearing.refuse(f"accuses {party}, but {sender} signed {roles}: the wrong party is named")
+        raise checked.refuse(f"accuses {party}, but {sender} signed {roles}: the wrong party is named")
 
 
 def _place(said: Statement[Activation]) -> tuple[int, int, int, str, int, str]:
@@ -207,10 +207,10 @@ def _place(said: Statement[Activation]) -> tuple[int, int, int, str, int, str]:
     return (*place, said.header.fields.receiver)
 
 
-def _proved(hearing: CheckedEvidence, what: str, believed: str | None) -> _Explained:
+def _proved(checked: CheckedEvidence, what: str, believed: str | None) -> _Explained:
     return {
         "rests on the owner's word": believed or "nothing",
-        "conclusion": f"holds: {hearing.record.verdict.party} {what}",
+        "conclusion": f"holds: {checked.record.verdict.party} {what}",
     }
 
 

@@ -26,7 +26,7 @@ STAGE_PREFIX = "stage/"
 
 
 @dataclass
-class Exhibit:
+class ComparedTensors:
     """The tensors and digests that the referee compared.
 
     Attributes:
@@ -41,12 +41,12 @@ class Exhibit:
 
 
 @dataclass(frozen=True)
-class Case:
+class VerdictBasis:
     """All that is known about one verdict.
 
     Attributes:
         verdict: The guilty party and its offence.
-        exhibit: The tensors that were compared.
+        compared: The tensors that were compared.
         headers: What the parties signed, by the part that it plays.
         certificates: PEM of the parties, with the keys for the signatures.
         authority: PEM of the authority that issued them.
@@ -55,7 +55,7 @@ class Case:
     """
 
     verdict: Verdict
-    exhibit: Exhibit
+    compared: ComparedTensors
     headers: Mapping[str, PassedOnHeader]
     certificates: Mapping[str, str]
     authority: str
@@ -87,7 +87,7 @@ class EvidenceRecord(StrictModel):
     tensors: TensorFile
 
 
-def write_evidence(directory: Path, case: Case, max_weight_bytes: int = MAX_WEIGHT_BYTES) -> Path:
+def write_evidence(directory: Path, case: VerdictBasis, max_weight_bytes: int = MAX_WEIGHT_BYTES) -> Path:
     """Write one verdict as ``NAME.json`` with its tensors in ``NAME.safetensors`` beside it.
 
     Args:
@@ -99,9 +99,9 @@ def write_evidence(directory: Path, case: Case, max_weight_bytes: int = MAX_WEIG
         The path of the JSON file; an older one is never overwritten.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    exhibit = case.exhibit
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in exhibit.tensors.items()}
-    size_bytes = sum(tensor.nbytes for tensor in exhibit.stage.values())
+    compared = case.compared
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in compared.tensors.items()}
+    size_bytes = sum(tensor.nbytes for tensor in compared.stage.values())
     left_out = None
     if size_bytes > max_weight_bytes:
         left_out = f"{size_bytes} bytes of weights, more than the {max_weight_bytes} that evidence may hold"
@@ -109,7 +109,7 @@ def write_evidence(directory: Path, case: Case, max_weight_bytes: int = MAX_WEIG
         # cloned, because the copy's own tensors may share memory, which safetensors refuses
         tensors |= {
             f"{STAGE_PREFIX}{name}": tensor.detach().cpu().contiguous().clone()
-            for name, tensor in exhibit.stage.items()
+            for name, tensor in compared.stage.items()
         }
     blob = save(tensors)
     name = _free_name(directory, case.verdict)
@@ -122,7 +122,7 @@ def write_evidence(directory: Path, case: Case, max_weight_bytes: int = MAX_WEIG
         authority=case.authority,
         certificates=dict(case.certificates),
         plan=case.plan,
-        weights_digest=exhibit.weights,
+        weights_digest=compared.weights,
         weights_left_out=left_out,
         tensors=TensorFile(file=f"{name}.safetensors", sha256=hashlib.sha256(blob).hexdigest()),
     )
@@ -133,7 +133,7 @@ def write_evidence(directory: Path, case: Case, max_weight_bytes: int = MAX_WEIG
     return path
 
 
-def record_verdict(directory: Path, case: Case) -> Verdict:
+def record_verdict(directory: Path, case: VerdictBasis) -> Verdict:
     """Write one verdict's evidence; the verdict then names the file and its digest."""
     path = write_evidence(directory, case)
     update = {"evidence": f"{directory.name}/{path.name}", "evidence_sha256": file_digest(path)}

@@ -15,7 +15,7 @@ NONSENSE = "nonsense"
 _NEIGHBOURS = "which parties held the adjacent stages"
 
 
-def explain_forgery(hearing: CheckedEvidence) -> tuple[str, str | None]:
+def explain_forgery(checked: CheckedEvidence) -> tuple[str, str | None]:
     """Check a verdict on what a party showed in a commitment, a report or a complaint that it signed.
 
     Returns:
@@ -24,13 +24,13 @@ def explain_forgery(hearing: CheckedEvidence) -> tuple[str, str | None]:
     Raises:
         EvidenceError: What it signed shows nothing that is wrong.
     """
-    if NONSENSE in hearing.headers:
-        return _nonsense(hearing)
-    if "fault" in hearing.headers:
-        return _false_complaint(hearing)
-    if "commit" in hearing.headers and hearing.headers["commit"].fields.sender == hearing.record.verdict.party:
-        return _commitment(hearing)
-    return _report(hearing)
+    if NONSENSE in checked.headers:
+        return _nonsense(checked)
+    if "fault" in checked.headers:
+        return _false_complaint(checked)
+    if "commit" in checked.headers and checked.headers["commit"].fields.sender == checked.record.verdict.party:
+        return _commitment(checked)
+    return _report(checked)
 
 
 def out_of_bounds(header: SignedHeader) -> str | None:
@@ -44,25 +44,25 @@ def out_of_bounds(header: SignedHeader) -> str | None:
     return None
 
 
-def _nonsense(hearing: CheckedEvidence) -> tuple[str, str | None]:
-    header, party = hearing.headers[NONSENSE], hearing.record.verdict.party
+def _nonsense(checked: CheckedEvidence) -> tuple[str, str | None]:
+    header, party = checked.headers[NONSENSE], checked.record.verdict.party
     beyond = out_of_bounds(header)
     if header.fields.sender != party:
-        raise hearing.refuse(f"accuses {party}, but {header.fields.sender} signed what it shows")
+        raise checked.refuse(f"accuses {party}, but {header.fields.sender} signed what it shows")
     if beyond is None:
-        raise hearing.refuse("every value in the message that it shows is within its bounds")
+        raise checked.refuse("every value in the message that it shows is within its bounds")
     return f"signed a value that nothing can have: {beyond}", None
 
 
-def _commitment(hearing: CheckedEvidence) -> tuple[str, str | None]:
-    said, plan = hearing.said("commit", Commit), hearing.record.plan
+def _commitment(checked: CheckedEvidence) -> tuple[str, str | None]:
+    said, plan = checked.said("commit", Commit), checked.record.plan
     commit, sender = said.message, said.header.fields.sender
-    if commit.stage != hearing.record.verdict.stage or commit.step != hearing.record.verdict.step:
-        raise hearing.refuse("its commitment is about another stage or step")
+    if commit.stage != checked.record.verdict.stage or commit.step != checked.record.verdict.step:
+        raise checked.refuse("its commitment is about another stage or step")
     seen = set()
     for shown in commit.received:
         place = {"step": commit.step, "target": commit.stage}
-        look = _look(hearing, shown, commit.epoch, place, (None, sender))
+        look = _look(checked, shown, commit.epoch, place, (None, sender))
         message = look.message
         if message is None:
             what = "committed to an input that no party had signed for it in this session"
@@ -78,40 +78,40 @@ def _commitment(hearing: CheckedEvidence) -> tuple[str, str | None]:
     if missing:
         source, direction, microbatch = min(missing)
         return f"committed without the {direction} input of microbatch {microbatch} from stage {source}", None
-    if "message" not in hearing.record.headers or hearing.record.headers["message"] not in commit.received:
-        raise hearing.refuse(f"the commitment of {sender} holds every input, each signed for it")
+    if "message" not in checked.record.headers or checked.record.headers["message"] not in commit.received:
+        raise checked.refuse(f"the commitment of {sender} holds every input, each signed for it")
     return "committed to an input of a party that did not hold the stage it is from", _NEIGHBOURS
 
 
-def _report(hearing: CheckedEvidence) -> tuple[str, str | None]:
-    said, verdict = hearing.said("report", AuditReport), hearing.record.verdict
+def _report(checked: CheckedEvidence) -> tuple[str, str | None]:
+    said, verdict = checked.said("report", AuditReport), checked.record.verdict
     report, sender = said.message, said.header.fields.sender
     if sender != verdict.party:
-        raise hearing.refuse(f"accuses {verdict.party}, but {sender} signed the report: the wrong party is named")
+        raise checked.refuse(f"accuses {verdict.party}, but {sender} signed the report: the wrong party is named")
     if (report.stage, report.step) != (verdict.stage, verdict.step):
-        raise hearing.refuse("its report is about another stage or step")
+        raise checked.refuse("its report is about another stage or step")
     for shown in report.inputs:
         place = {"step": report.step, "target": report.stage, "microbatch": report.microbatch}
-        look = _look(hearing, shown, report.epoch, place, (None, None))
+        look = _look(checked, shown, report.epoch, place, (None, None))
         if look.message is None:
             return f"reported an input that no party had signed in this session: {look.wrong}", look.believed
-    if "input" in hearing.record.headers:
-        if hearing.record.headers["input"] not in report.inputs:
-            raise hearing.refuse(f"the header that it calls 'input' is not in what {sender} signed")
+    if "input" in checked.record.headers:
+        if checked.record.headers["input"] not in report.inputs:
+            raise checked.refuse(f"the header that it calls 'input' is not in what {sender} signed")
         return "reported an input that was not sent to the stage, or not by a party that may have", _NEIGHBOURS
     if not report.urgent and set(report.digests) == {"forward", "backward"}:
-        raise hearing.refuse(f"the report of {sender} leaves nothing out")
+        raise checked.refuse(f"the report of {sender} leaves nothing out")
     return f"reported on {sorted(report.digests)} and not on what it was asked for", "what it was asked for"
 
 
-def _false_complaint(hearing: CheckedEvidence) -> tuple[str, str | None]:
-    said = hearing.said("fault", Fault)
+def _false_complaint(checked: CheckedEvidence) -> tuple[str, str | None]:
+    said = checked.said("fault", Fault)
     fault, sender = said.message, said.header.fields.sender
-    if sender != hearing.record.verdict.party:
-        raise hearing.refuse(f"accuses {hearing.record.verdict.party}, but {sender} signed the complaint")
+    if sender != checked.record.verdict.party:
+        raise checked.refuse(f"accuses {checked.record.verdict.party}, but {sender} signed the complaint")
     if fault.evidence is None:
-        raise hearing.refuse(f"the complaint of {sender} shows no header")
-    look = _look(hearing, fault.evidence, fault.epoch, {}, (fault.about, sender))
+        raise checked.refuse(f"the complaint of {sender} shows no header")
+    look = _look(checked, fault.evidence, fault.epoch, {}, (fault.about, sender))
     if look.message is None:
         what = f"complained with a header that {fault.about} had not signed for it in this session"
         return f"{what}: {look.wrong}", look.believed
@@ -131,7 +131,7 @@ class _Look:
 
 
 def _look(
-    hearing: CheckedEvidence, shown: PassedOnHeader, epoch: int, place: Mapping[str, object], link: Link
+    checked: CheckedEvidence, shown: PassedOnHeader, epoch: int, place: Mapping[str, object], link: Link
 ) -> _Look:
 
     def between_neighbours(message: Activation) -> Link | None:
@@ -139,7 +139,7 @@ def _look(
         return link if follows else None
 
     try:
-        return _Look(message=hearing.statements.open(shown, Activation, epoch, place, between_neighbours).message)
+        return _Look(message=checked.statements.open(shown, Activation, epoch, place, between_neighbours).message)
     except (FrameError, SignatureError) as exc:
         unknown = isinstance(exc.__cause__, PeerRefusedError)
         return _Look(str(exc), believed="that this sender takes no part" if unknown else None)

@@ -14,7 +14,7 @@ _SLACK = 1e-3
 """Relative difference of a recomputed distance that other machines' summation may cause."""
 
 
-def explain_message(hearing: CheckedEvidence) -> tuple[dict[str, Any], str | None, str]:
+def explain_message(checked: CheckedEvidence) -> tuple[dict[str, Any], str | None, str]:
     """Check a verdict on one message between two stages.
 
     Returns:
@@ -23,160 +23,160 @@ def explain_message(hearing: CheckedEvidence) -> tuple[dict[str, Any], str | Non
     Raises:
         EvidenceError: Something does not hold.
     """
-    verdict = hearing.record.verdict
+    verdict = checked.record.verdict
     if verdict.direction is None or verdict.microbatch is None:
-        raise hearing.refuse("its verdict names no direction or no microbatch")
-    output = _header(hearing, "output", verdict.stage, verdict.direction)
-    facts: dict[str, Any] = {"inputs": _inputs(hearing, output)}
-    truth = _tensor(hearing, "recomputed")
-    distances = {"claimed": _distance(hearing, "claimed", truth), "accuser": _distance(hearing, "accuser", truth)}
+        raise checked.refuse("its verdict names no direction or no microbatch")
+    output = _header(checked, "output", verdict.stage, verdict.direction)
+    facts: dict[str, Any] = {"inputs": _inputs(checked, output)}
+    truth = _tensor(checked, "recomputed")
+    distances = {"claimed": _distance(checked, "claimed", truth), "accuser": _distance(checked, "accuser", truth)}
     facts["distance of the message"] = _shown(distances["claimed"])
     facts["distance of the accuser"] = _shown(distances["accuser"])
-    holder_off = _is_off(hearing, output.fields.payload_digest, distances["claimed"])
+    holder_off = _is_off(checked, output.fields.payload_digest, distances["claimed"])
     if verdict.offence == "collusion":
-        what = _weigh_accomplice(hearing, output, holder_off=holder_off)
+        what = _weigh_accomplice(checked, output, holder_off=holder_off)
     elif verdict.offence == "message":
-        what = _weigh_holder(hearing, output, distances["claimed"], holder_off=holder_off)
+        what = _weigh_holder(checked, output, distances["claimed"], holder_off=holder_off)
     else:
-        what = _weigh_accuser(hearing, output, distances["accuser"], holder_off=holder_off)
-    signers = weights_vouched_by(hearing)
-    again = redo(hearing, verdict.direction, verdict.microbatch)
+        what = _weigh_accuser(checked, output, distances["accuser"], holder_off=holder_off)
+    signers = weights_vouched_by(checked)
+    again = redo(checked, verdict.direction, verdict.microbatch)
     facts["weights"] = f"their digest was signed by {' and '.join(signers)}" if signers else "digest not signed"
-    facts["recomputed here"] = _compare(hearing, truth, again)
+    facts["recomputed here"] = _compare(checked, truth, again)
     distance = distances["accuser" if verdict.offence == "accusation" else "claimed"]
-    return facts, _believed(hearing, signers, again, distance), what
+    return facts, _believed(checked, signers, again, distance), what
 
 
-def _header(hearing: CheckedEvidence, role: str, source: int, direction: str) -> SignedHeader:
+def _header(checked: CheckedEvidence, role: str, source: int, direction: str) -> SignedHeader:
     """The header of a message from `source`, about the verdict's step and microbatch."""
-    verdict = hearing.record.verdict
-    said = hearing.said(role, Activation)
+    verdict = checked.record.verdict
+    said = checked.said(role, Activation)
     message, header = said.message, said.header
     found = (message.step, message.microbatch, message.source, message.direction)
     expected = (verdict.step, verdict.microbatch, source, direction)
     if found != expected:
-        raise hearing.refuse(
+        raise checked.refuse(
             f"header {role!r} is about (step, microbatch, stage, direction) {found}, its verdict about {expected}"
         )
     return header
 
 
-def _inputs(hearing: CheckedEvidence, output: SignedHeader) -> str:
+def _inputs(checked: CheckedEvidence, output: SignedHeader) -> str:
     """The inputs are those that their senders signed, in the same attempt as the output."""
-    verdict = hearing.record.verdict
+    verdict = checked.record.verdict
     wanted = [("input_forward", "input", verdict.stage - 1, "forward")]
     if verdict.direction == "backward":
         wanted.append(("input_backward", "gradient", verdict.stage + 1, "backward"))
     said = []
     for role, name, source, direction in wanted:
-        header = _header(hearing, role, source, direction)
+        header = _header(checked, role, source, direction)
         if header.fields.body["epoch"] != output.fields.body["epoch"]:
-            raise hearing.refuse(f"header {role!r} is of another attempt than the output")
+            raise checked.refuse(f"header {role!r} is of another attempt than the output")
         if header.fields.receiver != output.fields.sender:
-            raise hearing.refuse(f"header {role!r} is to {header.fields.receiver}, who did not send the output")
-        if hearing.digest_of(name) != header.fields.payload_digest:
-            raise hearing.refuse(f"tensor {name!r} is not the one whose digest {header.fields.sender} signed")
+            raise checked.refuse(f"header {role!r} is to {header.fields.receiver}, who did not send the output")
+        if checked.digest_of(name) != header.fields.payload_digest:
+            raise checked.refuse(f"tensor {name!r} is not the one whose digest {header.fields.sender} signed")
         said.append(f"{name} as {header.fields.sender} signed it")
     return ", ".join(said)
 
 
-def _weigh_holder(hearing: CheckedEvidence, output: SignedHeader, distance: float | None, *, holder_off: bool) -> str:
-    verdict = hearing.record.verdict
+def _weigh_holder(checked: CheckedEvidence, output: SignedHeader, distance: float | None, *, holder_off: bool) -> str:
+    verdict = checked.record.verdict
     if output.fields.sender != verdict.party:
-        raise hearing.refuse(
+        raise checked.refuse(
             f"accuses {verdict.party}, but {output.fields.sender} signed the message: the wrong party is named"
         )
-    if "claimed" in hearing.tensors and hearing.digest_of("claimed") != output.fields.payload_digest:
-        raise hearing.refuse(f"tensor 'claimed' is not the one whose digest {verdict.party} signed")
+    if "claimed" in checked.tensors and checked.digest_of("claimed") != output.fields.payload_digest:
+        raise checked.refuse(f"tensor 'claimed' is not the one whose digest {verdict.party} signed")
     if not holder_off:
-        raise hearing.refuse(f"the message of {verdict.party} is what was recomputed: it is not guilty")
-    _same_distance(hearing, distance)
+        raise checked.refuse(f"the message of {verdict.party} is what was recomputed: it is not guilty")
+    _same_distance(checked, distance)
     return "signed a message that its signed inputs do not give"
 
 
-def _weigh_accuser(hearing: CheckedEvidence, output: SignedHeader, distance: float | None, *, holder_off: bool) -> str:
-    verdict = hearing.record.verdict
-    claim = _reported(hearing, output)
-    if holder_off or not _is_off(hearing, claim, distance):
-        raise hearing.refuse(f"the report of {verdict.party} is what was recomputed, or the message is not")
-    _same_distance(hearing, distance)
+def _weigh_accuser(checked: CheckedEvidence, output: SignedHeader, distance: float | None, *, holder_off: bool) -> str:
+    verdict = checked.record.verdict
+    claim = _reported(checked, output)
+    if holder_off or not _is_off(checked, claim, distance):
+        raise checked.refuse(f"the report of {verdict.party} is what was recomputed, or the message is not")
+    _same_distance(checked, distance)
     return "signed a report that signed inputs do not give, against a message that they do"
 
 
-def _weigh_accomplice(hearing: CheckedEvidence, output: SignedHeader, *, holder_off: bool) -> str:
-    verdict = hearing.record.verdict
-    claim = _reported(hearing, output)
+def _weigh_accomplice(checked: CheckedEvidence, output: SignedHeader, *, holder_off: bool) -> str:
+    verdict = checked.record.verdict
+    claim = _reported(checked, output)
     if not holder_off or claim != output.fields.payload_digest:
-        raise hearing.refuse(f"the report of {verdict.party} does not vouch for a wrong message")
+        raise checked.refuse(f"the report of {verdict.party} does not vouch for a wrong message")
     return f"signed a report that vouches for a wrong message of {output.fields.sender}"
 
 
-def _reported(hearing: CheckedEvidence, output: SignedHeader) -> str:
+def _reported(checked: CheckedEvidence, output: SignedHeader) -> str:
     """The digest that the guilty auditor signed, which is that of the tensor shown as its own."""
-    verdict = hearing.record.verdict
-    said = hearing.said("report", AuditReport)
+    verdict = checked.record.verdict
+    said = checked.said("report", AuditReport)
     report, header = said.message, said.header
     if header.fields.sender != verdict.party or output.fields.sender == verdict.party:
-        raise hearing.refuse(
+        raise checked.refuse(
             f"accuses {verdict.party}, but {header.fields.sender} signed the report: the wrong party is named"
         )
     place = (report.epoch, report.step, report.stage, report.microbatch)
     if place != (output.fields.body["epoch"], verdict.step, verdict.stage, verdict.microbatch):
-        raise hearing.refuse("its report is about another attempt, step, stage or microbatch")
+        raise checked.refuse("its report is about another attempt, step, stage or microbatch")
     claim = {str(direction): digest for direction, digest in report.digests.items()}.get(verdict.direction or "")
-    if claim is None or ("accuser" in hearing.tensors and hearing.digest_of("accuser") != claim):
-        raise hearing.refuse(f"tensor 'accuser' is not the one whose digest {verdict.party} signed")
+    if claim is None or ("accuser" in checked.tensors and checked.digest_of("accuser") != claim):
+        raise checked.refuse(f"tensor 'accuser' is not the one whose digest {verdict.party} signed")
     return claim
 
 
-def _is_off(hearing: CheckedEvidence, digest: str, distance: float | None) -> bool:
-    allowed = hearing.record.verdict.allowed
+def _is_off(checked: CheckedEvidence, digest: str, distance: float | None) -> bool:
+    allowed = checked.record.verdict.allowed
     if not allowed:
         # inside one numeric class honest bits are equal
-        return digest != hearing.digest_of("recomputed")
+        return digest != checked.digest_of("recomputed")
     return distance is None or not distance <= allowed
 
 
-def _distance(hearing: CheckedEvidence, name: str, truth: Tensor) -> float | None:
-    return None if name not in hearing.tensors else token_distance(_tensor(hearing, name), truth)
+def _distance(checked: CheckedEvidence, name: str, truth: Tensor) -> float | None:
+    return None if name not in checked.tensors else token_distance(_tensor(checked, name), truth)
 
 
-def _same_distance(hearing: CheckedEvidence, distance: float | None) -> None:
-    said = hearing.record.verdict.distance
+def _same_distance(checked: CheckedEvidence, distance: float | None) -> None:
+    said = checked.record.verdict.distance
     finite = distance if distance is not None and distance < float("inf") else None
     same = said == finite if said is None or finite is None else abs(said - finite) <= _SLACK * abs(finite)
     if not same:
-        raise hearing.refuse(f"its verdict says distance {said}, its tensors have {finite}")
+        raise checked.refuse(f"its verdict says distance {said}, its tensors have {finite}")
 
 
-def _tensor(hearing: CheckedEvidence, name: str) -> Tensor:
-    tensor = hearing.tensors.get(name)
-    if tensor is None or tuple(tensor.shape) != hearing.record.plan.hidden_shape or not tensor.is_floating_point():
-        raise hearing.refuse(f"tensor {name!r} is missing or not of the plan's shape")
+def _tensor(checked: CheckedEvidence, name: str) -> Tensor:
+    tensor = checked.tensors.get(name)
+    if tensor is None or tuple(tensor.shape) != checked.record.plan.hidden_shape or not tensor.is_floating_point():
+        raise checked.refuse(f"tensor {name!r} is missing or not of the plan's shape")
     return tensor
 
 
-def _compare(hearing: CheckedEvidence, truth: Tensor, again: Tensor | None) -> str:
+def _compare(checked: CheckedEvidence, truth: Tensor, again: Tensor | None) -> str:
     if again is None:
-        return f"no: {hearing.record.weights_left_out or 'the weights are not in the evidence'}"
+        return f"no: {checked.record.weights_left_out or 'the weights are not in the evidence'}"
     if again.equal(truth):
         return "bit for bit what the referee got"
-    distance, allowed = token_distance(again, truth), hearing.record.plan.guard.tolerance
+    distance, allowed = token_distance(again, truth), checked.record.plan.guard.tolerance
     if not distance <= allowed:
-        raise hearing.refuse(
+        raise checked.refuse(
             f"recomputed here, the message is {distance:.1e} away from what it says (allowed {allowed:.1e})"
         )
     return f"within rounding of what the referee got ({distance:.1e}; this machine is of another numeric class)"
 
 
-def _believed(hearing: CheckedEvidence, signers: list[str], again: Tensor | None, distance: float | None) -> str | None:
+def _believed(checked: CheckedEvidence, signers: list[str], again: Tensor | None, distance: float | None) -> str | None:
     parts = ["that the plan is the one of this run"]
     if again is None:
         parts.append("the recomputed tensor")
     if not signers:
         parts.append("which weights the stage had")
-    beyond_any_class = distance is not None and not distance <= hearing.record.plan.guard.tolerance
-    if not hearing.record.verdict.allowed and not beyond_any_class:
+    beyond_any_class = distance is not None and not distance <= checked.record.plan.guard.tolerance
+    if not checked.record.verdict.allowed and not beyond_any_class:
         parts.append("that owner and guilty party are of one numeric class")
     return "; ".join(parts)
 

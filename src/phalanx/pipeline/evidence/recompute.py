@@ -13,7 +13,7 @@ from phalanx.pipeline.protocol.messages import Ready, StateDigest, UpdateReport,
 from phalanx.pipeline.stage.stage_copy import StageCopy, stage_spec
 
 
-def weights_vouched_by(hearing: CheckedEvidence) -> list[str]:
+def weights_vouched_by(checked: CheckedEvidence) -> list[str]:
     """Return the parties that signed the digest of the weights with which the referee recomputed.
 
     Across numeric classes two honest copies of a stage have two digests; each party answers for its own.
@@ -21,39 +21,39 @@ def weights_vouched_by(hearing: CheckedEvidence) -> list[str]:
     Raises:
         EvidenceError: The guilty party signed another digest, or no party signed this one.
     """
-    verdict, signers, others = hearing.record.verdict, list[str](), list[str]()
+    verdict, signers, others = checked.record.verdict, list[str](), list[str]()
     for role in ("state_holder", "state_shadow"):
-        header = hearing.headers.get(role)
+        header = checked.headers.get(role)
         if header is None:
             continue
-        state = said_state(hearing, role)
+        state = said_state(checked, role)
         if state is None or state.step != verdict.step:
-            raise hearing.refuse(
+            raise checked.refuse(
                 f"header {role!r} is not about the state of stage {verdict.stage} at step {verdict.step}"
             )
-        (signers if state.weights == hearing.record.weights_digest else others).append(header.fields.sender)
+        (signers if state.weights == checked.record.weights_digest else others).append(header.fields.sender)
     if verdict.party in others or (others and not signers):
-        raise hearing.refuse(f"{' and '.join(others)} signed other weights than the referee used")
+        raise checked.refuse(f"{' and '.join(others)} signed other weights than the referee used")
     return signers
 
 
-def said_state(hearing: CheckedEvidence, role: str) -> StateDigest | None:
+def said_state(checked: CheckedEvidence, role: str) -> StateDigest | None:
     """The state of the verdict's stage that a header of this role is about; None when it is about others.
 
     Raises:
         EvidenceError: The header is missing, or none about states.
     """
-    stage, header = hearing.record.verdict.stage, hearing.headers.get(role)
+    stage, header = checked.record.verdict.stage, checked.headers.get(role)
     kind = None if header is None else header.fields.kind
     if kind == WeightsHeld.kind:
-        held = hearing.said(role, WeightsHeld).message
+        held = checked.said(role, WeightsHeld).message
         return held.state if held.stage == stage else None
     if kind == UpdateReport.kind:
-        return hearing.said(role, UpdateReport).message.states.get(str(stage))
-    return hearing.said(role, Ready).message.states.get(str(stage))
+        return checked.said(role, UpdateReport).message.states.get(str(stage))
+    return checked.said(role, Ready).message.states.get(str(stage))
 
 
-def redo(hearing: CheckedEvidence, direction: str, microbatch: int) -> Tensor | None:
+def redo(checked: CheckedEvidence, direction: str, microbatch: int) -> Tensor | None:
     """Build the stage again and recompute the disputed message on this machine.
 
     Returns:
@@ -62,49 +62,49 @@ def redo(hearing: CheckedEvidence, direction: str, microbatch: int) -> Tensor | 
     Raises:
         EvidenceError: The weights or the plan are not what the record says, or do not fit together.
     """
-    record = hearing.record
+    record = checked.record
     weights = {
         name.removeprefix(STAGE_PREFIX): tensor
-        for name, tensor in hearing.tensors.items()
+        for name, tensor in checked.tensors.items()
         if name.startswith(STAGE_PREFIX)
     }
     if not weights:
         return None
-    copy = _rebuild(hearing, weights)
+    copy = _rebuild(checked, weights)
     if copy.weights_digest() != record.weights_digest:
-        raise hearing.refuse("its weights are not those whose digest it names")
-    gradient = hearing.tensors.get("gradient") if direction == "backward" else None
+        raise checked.refuse("its weights are not those whose digest it names")
+    gradient = checked.tensors.get("gradient") if direction == "backward" else None
     threads = torch.get_num_threads()
-    if not hearing.pins.in_run:
+    if not checked.pins.in_run:
         # what a run uses unless it says otherwise; another number may give other bits
         torch.set_num_threads(1)
     try:
-        y, x_gradient = copy.runner.recompute(record.verdict.step, microbatch, hearing.tensors["input"], gradient)
+        y, x_gradient = copy.runner.recompute(record.verdict.step, microbatch, checked.tensors["input"], gradient)
     except RuntimeError as exc:
-        raise hearing.refuse(f"its stage cannot be run on its input: {exc}") from exc
+        raise checked.refuse(f"its stage cannot be run on its input: {exc}") from exc
     finally:
         torch.set_num_threads(threads)
     return y if x_gradient is None else x_gradient
 
 
-def _rebuild(hearing: CheckedEvidence, weights: Mapping[str, Tensor]) -> StageCopy:
-    here = {} if hearing.pins.in_run else {"device": "cpu", "activation_checkpointing": False}
-    plan = hearing.record.plan.model_copy(update=here)
-    stage = hearing.record.verdict.stage
+def _rebuild(checked: CheckedEvidence, weights: Mapping[str, Tensor]) -> StageCopy:
+    here = {} if checked.pins.in_run else {"device": "cpu", "activation_checkpointing": False}
+    plan = checked.record.plan.model_copy(update=here)
+    stage = checked.record.verdict.stage
     if not 0 <= stage < len(plan.stages):
-        raise hearing.refuse(f"stage {stage} is not one of the plan's {len(plan.stages)}")
+        raise checked.refuse(f"stage {stage} is not one of the plan's {len(plan.stages)}")
     spec = stage_spec(plan, stage)
     try:
         # counted before it is built: a plan must not claim memory that its weights do not fill
         (row,) = stage_table(parse_hub_config(plan.hub_config, "model config"), (spec,), plan.adapter)
         found = sum(tensor.numel() for tensor in weights.values())
         if row.parameters != found:
-            raise hearing.refuse(f"holds {found} weights, its plan has {row.parameters} in stage {stage}")
+            raise checked.refuse(f"holds {found} weights, its plan has {row.parameters} in stage {stage}")
         copy = StageCopy.empty(plan, stage)
     except (ModelError, ValueError, RuntimeError) as exc:
-        raise hearing.refuse(f"its plan builds no stage: {exc}") from exc
+        raise checked.refuse(f"its plan builds no stage: {exc}") from exc
     expected = {name: (tensor.shape, tensor.dtype) for name, tensor in copy.weights().items()}
     if {name: (tensor.shape, tensor.dtype) for name, tensor in weights.items()} != expected:
-        raise hearing.refuse("names, shapes or types of its weights are not those of its plan")
+        raise checked.refuse("names, shapes or types of its weights are not those of its plan")
     copy.load_weights(weights)
     return copy

@@ -33,7 +33,7 @@ def is_what_was_signed(tensors: Mapping[str, Tensor], signed: StateDigest) -> bo
     return found == signed if has_moments else found.weights == signed.weights
 
 
-def explain_sent_weights(hearing: CheckedEvidence) -> tuple[dict[str, Any], str | None, str]:
+def explain_sent_weights(checked: CheckedEvidence) -> tuple[dict[str, Any], str | None, str]:
     """Check a verdict on weights that were sent after an update.
 
     Returns:
@@ -42,27 +42,27 @@ def explain_sent_weights(hearing: CheckedEvidence) -> tuple[dict[str, Any], str 
     Raises:
         EvidenceError: Something does not hold.
     """
-    verdict = hearing.record.verdict
-    names = sorted(name for name in hearing.headers if name.startswith("part-"))
-    sent = [hearing.said(name, Bulk) for name in names]
-    state, signer = said_state(hearing, "state_holder"), hearing.headers["state_holder"].fields.sender
+    verdict = checked.record.verdict
+    names = sorted(name for name in checked.headers if name.startswith("part-"))
+    sent = [checked.said(name, Bulk) for name in names]
+    state, signer = said_state(checked, "state_holder"), checked.headers["state_holder"].fields.sender
     if {signer, *(part.header.fields.sender for part in sent)} != {verdict.party}:
-        raise hearing.refuse(f"accuses {verdict.party}, which did not sign all of it: the wrong party is named")
-    snapshot = hearing.record.plan.guard.keeps_snapshots
+        raise checked.refuse(f"accuses {verdict.party}, which did not sign all of it: the wrong party is named")
+    snapshot = checked.record.plan.guard.keeps_snapshots
     purpose = "snapshot" if snapshot else "update"
     about = sent[0].message.model_copy(update={"stage": verdict.stage, "step": verdict.step, "purpose": purpose})
     if state is None or state.step != verdict.step or not is_whole_transfer(sent, about):
-        raise hearing.refuse("its headers are not those of one transfer of the stage's weights after that step")
+        raise checked.refuse("its headers are not those of one transfer of the stage's weights after that step")
     weights = {
         name.removeprefix(STAGE_PREFIX): tensor
-        for name, tensor in hearing.tensors.items()
+        for name, tensor in checked.tensors.items()
         if name.startswith(STAGE_PREFIX)
     }
     what = f"{sent_other_than_signed(snapshot=snapshot)} whose digest it signed"
     if not weights:
-        return {"weights": hearing.record.weights_left_out}, "which weights were sent: they are not in this file", what
+        return {"weights": checked.record.weights_left_out}, "which weights were sent: they are not in this file", what
     if [digest_hex(*part) for _, _, part in parts(weights)] != [part.digest for part in sent]:
-        raise hearing.refuse(f"its weights are not those that {verdict.party} sent")
+        raise checked.refuse(f"its weights are not those that {verdict.party} sent")
     if is_what_was_signed(weights, state):
-        raise hearing.refuse(f"the weights that {verdict.party} sent have the digest that it signed: it is not guilty")
+        raise checked.refuse(f"the weights that {verdict.party} sent have the digest that it signed: it is not guilty")
     return {"weights": "sent in signed parts; their digest is not the signed one"}, None, what

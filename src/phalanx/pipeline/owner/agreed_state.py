@@ -8,7 +8,7 @@ from phalanx.pipeline.verify.facts import StepFacts
 
 
 @task
-async def collect_agreed(docket: StepFacts, stage: int, purpose: Purpose) -> StageCopy:
+async def collect_agreed(facts: StepFacts, stage: int, purpose: Purpose) -> StageCopy:
     """Fetch a stage's state or weights from its holder, or from the other copy where the holder does not bring it.
 
     Raises:
@@ -16,26 +16,26 @@ async def collect_agreed(docket: StepFacts, stage: int, purpose: Purpose) -> Sta
         PeerLostError: No answer came in time.
     """
     # a shadow that could take over has the same state
-    has_heir = stage in docket.assignment.shadows and not docket.plan.guard.one_optimizer
-    parties = (docket.holder(stage), *((docket.shadow(stage),) if has_heir else ()))
+    has_heir = stage in facts.assignment.shadows and not facts.plan.guard.one_optimizer
+    parties = (facts.holder(stage), *((facts.shadow(stage),) if has_heir else ()))
     reason: PeerLostError | VerificationError = PeerLostError(
-        f"stage {stage}: {docket.holder(stage)} did not send its {purpose} in time"
+        f"stage {stage}: {facts.holder(stage)} did not send its {purpose} in time"
     )
     for party in parties:
-        copy = await _fetch(docket, party, stage, purpose)
-        if copy is not None and _is_agreed(docket, copy, purpose):
+        copy = await _fetch(facts, party, stage, purpose)
+        if copy is not None and _is_agreed(facts, copy, purpose):
             return copy
         if copy is not None:
             reason = VerificationError(
                 f"stage {stage}: {party} sent a {purpose} that is not the one it signed; not used"
             )
-            docket.observe("refused", {"party": party, "error": type(reason).__name__, "reason": str(reason)})
+            facts.observe("refused", {"party": party, "error": type(reason).__name__, "reason": str(reason)})
     raise reason
 
 
-async def _fetch(docket: StepFacts, party: str, stage: int, purpose: Purpose) -> StageCopy | None:
-    copy = StageCopy.empty(docket.plan, stage)
-    request = FetchBulk(epoch=docket.ledger.epoch, step=docket.ledger.step, stage=stage, purpose=purpose)
+async def _fetch(facts: StepFacts, party: str, stage: int, purpose: Purpose) -> StageCopy | None:
+    copy = StageCopy.empty(facts.plan, stage)
+    request = FetchBulk(epoch=facts.ledger.epoch, step=facts.ledger.step, stage=stage, purpose=purpose)
     found = await TensorsNeed(party, request, copy.state() if purpose == "state" else copy.weights())
     if found is None:
         return None
@@ -46,8 +46,8 @@ async def _fetch(docket: StepFacts, party: str, stage: int, purpose: Purpose) ->
     return copy
 
 
-def _is_agreed(docket: StepFacts, copy: StageCopy, purpose: Purpose) -> bool:
-    agreed = docket.agreed.get(copy.spec.index)
+def _is_agreed(facts: StepFacts, copy: StageCopy, purpose: Purpose) -> bool:
+    agreed = facts.agreed.get(copy.spec.index)
     if agreed is None:
         return True
     return copy.digest() == agreed if purpose == "state" else copy.weights_digest() == agreed.weights

@@ -91,8 +91,8 @@ class Duplicates:
         of each stage in its holder's: 12 bytes per trained number in either place.
     """
 
-    def __init__(self, docket: StepFacts, requests: Requests, roles: Roles) -> None:
-        self._docket = docket
+    def __init__(self, facts: StepFacts, requests: Requests, roles: Roles) -> None:
+        self._facts = facts
         self._requests = requests
         self._roles = roles
         self._present: Duplicate | None = None
@@ -102,14 +102,14 @@ class Duplicates:
         """Ask for copies of the state after so many steps, before the next step begins."""
         self.abandon("another one was begun")
         duplicate = self._present = Duplicate(num_steps)
-        for stage, party in sorted(self._docket.assignment.holders.items()):
+        for stage, party in sorted(self._facts.assignment.holders.items()):
             if party == OWNER:
                 state = self._roles.copy_of(stage).optimizer.state()
                 duplicate._own[stage] = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
             else:
-                request = FetchBulk(epoch=self._docket.ledger.epoch, step=num_steps, stage=stage, purpose="duplicate")
+                request = FetchBulk(epoch=self._facts.ledger.epoch, step=num_steps, stage=stage, purpose="duplicate")
                 duplicate._orders[stage] = self._requests.order(party, request, self._expected(stage))
-        if not self._docket.plan.guard.enabled:
+        if not self._facts.plan.guard.enabled:
             duplicate.agreed = {}
         return duplicate
 
@@ -117,7 +117,7 @@ class Duplicates:
         """The states after so many steps are agreed on by now."""
         duplicate = self._present
         if duplicate is not None and duplicate.agreed is None and duplicate.num_steps == num_steps:
-            duplicate.agreed = dict(self._docket.agreed)
+            duplicate.agreed = dict(self._facts.agreed)
 
     def look(self, lost: Collection[str]) -> None:
         """Give up a duplicate that a party, lost or slow, does not send, and forget one that is whole."""
@@ -151,6 +151,6 @@ class Duplicates:
     def _expected(self, stage: int) -> Mapping[str, Tensor]:
         """Names, shapes and types; a stage is built once to know them."""
         if stage not in self._shapes:
-            state = StageCopy.empty(self._docket.plan, stage).optimizer.state()
+            state = StageCopy.empty(self._facts.plan, stage).optimizer.state()
             self._shapes[stage] = {name: tensor.detach().to("meta") for name, tensor in state.items()}
         return self._shapes[stage]

@@ -16,9 +16,9 @@ class Attempts:
         silence: How long nothing has happened.
     """
 
-    def __init__(self, docket: StepFacts, coordinator: Coordinator, succession: Failover) -> None:
+    def __init__(self, facts: StepFacts, coordinator: Coordinator, succession: Failover) -> None:
         self.silence = succession.links.silence
-        self._docket = docket
+        self._facts = facts
         self._coordinator = coordinator
         self._succession = succession
 
@@ -46,7 +46,7 @@ class Attempts:
                 return judgement
             if self.silence.clock.wall() > deadline:
                 raise PeerLostError(
-                    f"step {self._docket.ledger.step} did not end within {self._succession.timeout_s:.0f} s; still "
+                    f"step {self._facts.ledger.step} did not end within {self._succession.timeout_s:.0f} s; still "
                     f"waiting for {self._coordinator.waiting_for()}; raise pipeline.step_timeout_s or look at the "
                     "workers' logs"
                 )
@@ -68,7 +68,7 @@ class Attempts:
         """Look for the reason why nothing has come for longer than is honest, and replace a silent party."""
         if self.silence.is_time_to_probe():
             self._succession.probe()
-        if not self._docket.plan.guard.enabled or not self.silence.too_long:
+        if not self._facts.plan.guard.enabled or not self.silence.too_long:
             return
         name = await self._coordinator.find_silent()
         self.silence.broken()

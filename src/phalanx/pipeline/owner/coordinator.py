@@ -25,34 +25,34 @@ from phalanx.pipeline.verify.state_judgement import StateJudgement
 
 
 class Coordinator:
-    """Collects what parties commit to; `advance` says what follows from it.
+    """The coordinator collects what parties commit to; `advance` says what follows from it.
 
     Attributes:
-        docket: Assignment, commitments and agreed states.
+        facts: Assignment, commitments and agreed states.
         ready: Parties that have taken their roles of this epoch.
         usage: Running costs by party, as each reported them last.
         busy: Seconds in which each party has worked since it was started, as each reported them last.
         bytes_sent: Bytes by party and receiver, as each reported them last.
     """
 
-    def __init__(self, docket: StepFacts, post: Post, draw: AuditDraw) -> None:
-        self.docket = docket
-        self._referee = Referee(docket.plan, docket.bits_decide)
-        self._audits = Audits(docket, post, self._referee, draw)
-        bounds = GradientBounds(docket, self._referee)
-        self._updates = StateJudgement(docket, self._referee, bounds)
-        self._faults = FaultReports(docket)
-        self._intake = ClaimRecorder(docket, self._audits, self._updates, self._faults)
+    def __init__(self, facts: StepFacts, post: Post, draw: AuditDraw) -> None:
+        self.facts = facts
+        self._referee = Referee(facts.plan, facts.bits_decide)
+        self._audits = Audits(facts, post, self._referee, draw)
+        bounds = GradientBounds(facts, self._referee)
+        self._updates = StateJudgement(facts, self._referee, bounds)
+        self._faults = FaultReports(facts)
+        self._intake = ClaimRecorder(facts, self._audits, self._updates, self._faults)
         self.ready, self.usage, self.busy = self._intake.ready, self._intake.usage, self._intake.busy
         self.bytes_sent, self._convictions = self._intake.bytes_sent, self._intake.convictions
-        self._owner_audits = OwnerAudits(docket, self._referee, bounds)
-        self._inquest = StallDiagnosis(docket)
+        self._owner_audits = OwnerAudits(facts, self._referee, bounds)
+        self._inquest = StallDiagnosis(facts)
         self._has_news = True
 
     @property
     def ledger(self) -> StepLedger:
         """Of the present attempt at the present step."""
-        return self.docket.ledger
+        return self.facts.ledger
 
     # --- what arrives -----------------------------------------------------------------------------
 
@@ -86,23 +86,23 @@ class Coordinator:
 
     def open_epoch(self, epoch: int, step: int, assignment: Assignment, attempt: Attempt = PLAIN) -> None:
         """Start again with a new assignment; what was agreed about states stays."""
-        self.docket.assignment, self.docket.resting = attempt.serving(assignment), attempt.resting(assignment)
+        self.facts.assignment, self.facts.resting = attempt.serving(assignment), attempt.resting(assignment)
         self._referee.epoch = epoch
         self.ready.clear()
-        self._reset(StepLedger(step, epoch, agreed=self.docket.agreed))
+        self._reset(StepLedger(step, epoch, agreed=self.facts.agreed))
         self.ledger.frozen = attempt.frozen
 
     def open_step(self, step: int, epoch: int) -> None:
         """Start the next step; states after the last update are still to be agreed on."""
-        docket = self.docket
-        docket.previous = docket.ledger
+        facts = self.facts
+        facts.previous = facts.ledger
         self._reset(StepLedger(step, epoch))
 
     def _reset(self, ledger: StepLedger) -> None:
-        self.docket.ledger = ledger
-        self.docket.sample.renew()
+        self.facts.ledger = ledger
+        self.facts.sample.renew()
         # what was not answered before says nothing about this attempt
-        self.docket.unanswered.clear()
+        self.facts.unanswered.clear()
         self._updates.forget()
         self._audits.reset()
         self._convictions.clear()
@@ -111,7 +111,7 @@ class Coordinator:
     @task
     async def advance(self) -> Judgement | None:
         """Draw what conclusions can be drawn now; the first guilty party ends it."""
-        if not (self._has_news or self.docket.proved):
+        if not (self._has_news or self.facts.proved):
             return None
         self._has_news, before = False, self._conclusions()
         judgement = await self._conclude()
@@ -122,19 +122,19 @@ class Coordinator:
     def _conclusions(self) -> tuple[int, ...]:
         """Changes with every conclusion that was drawn."""
         ledger = self.ledger
-        agreed = (len(self.docket.agreed), len(ledger.gradients_agreed))
+        agreed = (len(self.facts.agreed), len(ledger.gradients_agreed))
         asked = (ledger.num_audits, len(ledger.owners_audits), ledger.audits_drawn)
-        late = [number for each in self.docket.open_ledgers for number in (len(each.reports), len(each.steps_agreed))]
+        late = [number for each in self.facts.open_ledgers for number in (len(each.reports), len(each.steps_agreed))]
         return (*agreed, *asked, *late, len(ledger.whole_norms), len(self._audits.screened))
 
     async def _conclude(self) -> Judgement | None:
-        docket = self.docket
-        while docket.proved:
-            proved = docket.proved.pop(0)
-            if proved.verdict.party in docket.present:
+        facts = self.facts
+        while facts.proved:
+            proved = facts.proved.pop(0)
+            if proved.verdict.party in facts.present:
                 return proved
         judgement = self._convictions.pop(0) if self._convictions else self._faults.weigh()
-        if judgement is not None or not docket.plan.guard.enabled:
+        if judgement is not None or not facts.plan.guard.enabled:
             return judgement
         judgement = (
             await self._updates.weigh_states()
@@ -145,17 +145,17 @@ class Coordinator:
         )
         if judgement is not None:
             return judgement
-        all_committed = len(self.ledger.commits) == len(docket.assignment.shares)
-        if all_committed and not self.ledger.audits_drawn and docket.agreed.keys() >= set(docket.watched):
-            judgement = compare_links(docket)
+        all_committed = len(self.ledger.commits) == len(facts.assignment.shares)
+        if all_committed and not self.ledger.audits_drawn and facts.agreed.keys() >= set(facts.watched):
+            judgement = compare_links(facts)
             if judgement is None:
                 self._audits.draw()
         return judgement
 
     def take_proved(self, alive: Collection[str]) -> list[Judgement]:
         """Hand out what is still to be judged, one judgement for each party, and forget what was to be confirmed."""
-        proved = {judgement.verdict.party: judgement for judgement in reversed(self.docket.proved)}
-        self.docket.proved.clear()
+        proved = {judgement.verdict.party: judgement for judgement in reversed(self.facts.proved)}
+        self.facts.proved.clear()
         self._owner_audits.forget()
         return [judgement for party, judgement in proved.items() if party in alive]
 
@@ -169,18 +169,18 @@ class Coordinator:
         Args:
             may_lag: Whether the step could be undone and nothing speaks against doing so.
         """
-        docket, ledger = self.docket, self.ledger
-        if len(ledger.commits) < len(docket.assignment.shares):
+        facts, ledger = self.facts, self.ledger
+        if len(ledger.commits) < len(facts.assignment.shares):
             return False
-        if not docket.plan.guard.enabled:
+        if not facts.plan.guard.enabled:
             return True
-        watched = set(docket.watched)
+        watched = set(facts.watched)
         return (
             ledger.audits_drawn
             and not self._audits.screened
-            and ledger.gradients_agreed >= set(docket.watched_shares)
-            and watched <= docket.agreed.keys()
-            and docket.lagging is None
+            and ledger.gradients_agreed >= set(facts.watched_shares)
+            and watched <= facts.agreed.keys()
+            and facts.lagging is None
             and (ledger.is_audited or (may_lag and ledger.may_lag))
         )
 
@@ -190,31 +190,31 @@ class Coordinator:
         Returns:
             Whether there is anything that it has not redone yet.
         """
-        docket, ledger = self.docket, self.ledger
-        if docket.plan.guard.mode != "phalanx":
+        facts, ledger = self.facts, self.ledger
+        if facts.plan.guard.mode != "phalanx":
             return False
-        ledger.owners_audits |= set(docket.watched) - ledger.owner_audited
+        ledger.owners_audits |= set(facts.watched) - ledger.owner_audited
         self._has_news = True
         return bool(ledger.owners_audits)
 
     @property
     def progress(self) -> tuple[int, ...]:
         """Changes with whatever brings the step nearer to its end; repetition and idle talk change nothing."""
-        ledger, docket = self.ledger, self.docket
+        ledger, facts = self.ledger, self.facts
         said = sum(len(states) for states in self._updates.said.values())
-        done = (len(ledger.commits), len(ledger.held), len(docket.agreed), said, len(self.ready))
+        done = (len(ledger.commits), len(ledger.held), len(facts.agreed), said, len(self.ready))
         return (*done, *self._audits.progress)
 
     @task
     async def find_silent(self) -> str | None:
         """Nothing has come for long: hand on what is stuck, and name the party that is to be replaced, if any."""
-        docket = self.docket
+        facts = self.facts
         late = [
             party
-            for stage in docket.watched
-            for party in (docket.holder(stage), docket.shadow(stage))
-            if stage not in docket.agreed and party != OWNER and party not in self._updates.said.get(stage, {})
-            if party == docket.holder(stage) or not docket.plan.guard.one_optimizer
+            for stage in facts.watched
+            for party in (facts.holder(stage), facts.shadow(stage))
+            if stage not in facts.agreed and party != OWNER and party not in self._updates.said.get(stage, {})
+            if party == facts.holder(stage) or not facts.plan.guard.one_optimizer
         ]
         audits = self._audits
         missing = MissingFacts(late, list(audits.screened.values()), self._updates.unsent, audits.said)
@@ -222,21 +222,21 @@ class Coordinator:
 
     def waiting_for(self) -> str:
         """What is still missing, for a message to the user."""
-        ledger, watched, lagging = self.ledger, set(self.docket.watched), self.docket.lagging
+        ledger, watched, lagging = self.ledger, set(self.facts.watched), self.facts.lagging
         missing = {
             "audits of the last step (stage, auditor)": [] if lagging is None else lagging.owing,
-            "commitments of stages": _stages(set(self.docket.assignment.shares) - ledger.commits.keys()),
+            "commitments of stages": _stages(set(self.facts.assignment.shares) - ledger.commits.keys()),
             "audits (stage, microbatch, auditor)": ledger.unreported,
-            "gradients of stages": _stages(set(self.docket.watched_shares) - ledger.gradients_agreed),
+            "gradients of stages": _stages(set(self.facts.watched_shares) - ledger.gradients_agreed),
             "audits of whole steps (stage, auditor)": sorted(ledger.awaited_step_audits - ledger.steps_agreed),
-            "states of stages": sorted(watched - self.docket.agreed.keys()),
+            "states of stages": sorted(watched - self.facts.agreed.keys()),
             "screened (stage, microbatch)": sorted(self._audits.screened),
         }
         return ", ".join(f"{what} {which}" for what, which in missing.items() if which) or "nothing"
 
     def clip(self) -> float:
         """Clip coefficient of the step, from norms that the shadows have confirmed."""
-        clip_norm = self.docket.plan.optimizer.clip_norm
+        clip_norm = self.facts.plan.optimizer.clip_norm
         self.ledger.clip_coefficient = clip_coefficient(self.ledger.total_norm(), clip_norm)
         return self.ledger.clip_coefficient
 
@@ -244,20 +244,20 @@ class Coordinator:
 
     async def _audit_as_owner(self) -> Judgement | None:
         """Last of all, when the auditors have said what they say."""
-        docket, ledger = self.docket, self.ledger
-        docket.proved += self._owner_audits.weigh_states()
-        if docket.proved:
-            return docket.proved.pop(0)
+        facts, ledger = self.facts, self.ledger
+        facts.proved += self._owner_audits.weigh_states()
+        if facts.proved:
+            return facts.proved.pop(0)
         if not ledger.audits_drawn or ledger.unreported:
             return None
         for stage in sorted(ledger.owners_audits):
-            ledger.num_audits += docket.plan.microbatches
+            ledger.num_audits += facts.plan.microbatches
             ledger.owners_audits.remove(stage)
             ledger.owner_audited.add(stage)
             found = await self._owner_audits.run(stage)
-            docket.proved += found
-            if docket.proved:
-                return docket.proved.pop(0)
+            facts.proved += found
+            if facts.proved:
+                return facts.proved.pop(0)
         return None
 
 

@@ -42,7 +42,7 @@ from phalanx.transport import Endpoint
 
 
 class PipelineEngine:
-    """Drives stages that may lie, die or stall, and answers each batch with one verified step.
+    """The engine drives stages that may lie, die or stall, and answers each batch with one verified step.
 
     Args:
         plan: The run.
@@ -88,24 +88,24 @@ class PipelineEngine:
         self._party = Party(OWNER, plan, mail.post, mail.statements, self.timer)
         self._party.roles.library, self._party.roles.state_files = files.library, files.states
         self._party.report_usage(RunningCosts(self.timer, endpoint))
-        self._docket = StepFacts(plan, mail.statements, files.observe, classes=members.classes)
-        self._coordinator = Coordinator(self._docket, mail.post, draw)
-        self._succession = Failover(self._docket, self._coordinator, self._links, self._party.roles, members, files)
+        self._facts = StepFacts(plan, mail.statements, files.observe, classes=members.classes)
+        self._coordinator = Coordinator(self._facts, mail.post, draw)
+        self._succession = Failover(self._facts, self._coordinator, self._links, self._party.roles, members, files)
         self._requests = Requests(mail.post, clock, endpoint.allowances, answer_bytes(plan))
         self._books = self._open_books(members, files)
         self._newcomers = LateJoins(members, plan, mail, endpoint, files.observe, self.incarnations)
         self._balance = Balance([float(s.end_layer - s.first_layer) for s in plan.stages], members.rebalance_every)
-        self._stepping = VerifiedStep(self._docket, self._coordinator, self._succession, self._party, self._books)
+        self._stepping = VerifiedStep(self._facts, self._coordinator, self._succession, self._party, self._books)
         self._loop = EventLoop(
             self._requests, self._newcomers, self._succession, self._coordinator, self._party, self._books
         )
 
     def _open_books(self, members: Members, files: Files) -> StepBooks:
         endpoint = self._links.endpoint
-        records = StepRecords(self._docket, endpoint.run, lambda: self._succession.testimony, files.note_step)
+        records = StepRecords(self._facts, endpoint.run, lambda: self._succession.signed_history, files.note_step)
         return StepBooks(
-            noting=JournalNotes(self._docket, self._party, files.note_verified, records),
-            duplicates=Duplicates(self._docket, self._requests, self._party.roles),
+            noting=JournalNotes(self._facts, self._party, files.note_verified, records),
+            duplicates=Duplicates(self._facts, self._requests, self._party.roles),
             witnesses=members.witnesses,
             costs=BytesByLink(endpoint),
             timer=self.timer,
@@ -163,8 +163,8 @@ class PipelineEngine:
     async def _step(self, step: int, inputs: StepInputs) -> StepResult:
         first_verdict, redone = len(self.verdicts), self.steps_redone
         await self._regroup(step)
-        self._succession.testimony.forget_before(step)
-        if self._docket.ledger.step != step:
+        self._succession.signed_history.forget_before(step)
+        if self._facts.ledger.step != step:
             self._coordinator.open_step(step, self._succession.epoch)
         stepping = self._stepping
         effort = await stepping.train(step, inputs)
@@ -216,16 +216,16 @@ class PipelineEngine:
     async def _collect(self, stage: int, purpose: Purpose) -> StageCopy:
         while True:
             await self._stepping.settle()
-            holder = self._docket.holder(stage)
+            holder = self._facts.holder(stage)
             if holder == OWNER:
                 return self._party.roles.copy_of(stage)
             try:
-                return await collect_agreed(self._docket, stage, purpose)
+                return await collect_agreed(self._facts, stage, purpose)
             except (PeerLostError, VerificationError) as exc:
                 if not self.plan.guard.enabled:
                     raise
                 self._succession.suspect(holder, str(exc))
-                await self._stepping.recover(None, self._docket.ledger.step)
+                await self._stepping.recover(None, self._facts.ledger.step)
 
     def copies(self, purpose: Purpose) -> Iterator[StageCopy]:
         """Every stage in order, with its verified state or weights; the owner's own are not copied."""
@@ -259,12 +259,12 @@ class PipelineEngine:
     @property
     def holders(self) -> Mapping[int, str]:
         """The holder of each stage now."""
-        return self._docket.assignment.holders
+        return self._facts.assignment.holders
 
     @property
     def shadows(self) -> Mapping[int, str]:
         """The shadow of each stage now."""
-        return self._docket.assignment.shadows
+        return self._facts.assignment.shadows
 
     @property
     def guarantees(self) -> Mapping[int, str]:
@@ -274,7 +274,7 @@ class PipelineEngine:
     @property
     def next_step(self) -> int:
         """The step that is under way, or comes next: so many are applied."""
-        return self._docket.ledger.step
+        return self._facts.ledger.step
 
     @property
     def verdicts(self) -> list[Verdict]:

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass
 class EventLoop:
-    """Runs the owner's tasks; between two looks at what has arrived, the owner works.
+    """The owner's one loop runs its tasks, and handles messages between them.
 
     Guarantees:
         No task runs while a message is handled, and no message is handled while a task runs, but where the task awaits
@@ -112,7 +112,7 @@ class EventLoop:
         finally:
             requests.end(need)
         if not pending.is_answered and pending.party:
-            self.coordinator.docket.unanswered.add(pending.party)
+            self.coordinator.facts.unanswered.add(pending.party)
         return pending
 
     # --- what arrives -------------------------------------------------------------------------------
@@ -149,14 +149,14 @@ class EventLoop:
 
     def _refuse(self, item: ReceivedMessage, error: PhalanxError) -> None:
         if self.requests.was_asked(item):
-            # an answer that comes after it was given up is nobody's fault
+            # an answer that comes after it was given up is no party's fault
             return
-        docket = self.coordinator.docket
+        facts = self.coordinator.facts
         self.succession.links.mail.refused(item)
-        number = docket.sample.number("refused", item.sender)
+        number = facts.sample.number("refused", item.sender)
         if number is not None:
             body = {"party": item.sender, "error": type(error).__name__, "reason": printable(str(error))}
-            docket.observe("refused", body | {"number": number})
+            facts.observe("refused", body | {"number": number})
 
     def _end_earlier_incarnations(self) -> None:
         for name in self.succession.links.incarnations.take_restarted():
@@ -174,6 +174,6 @@ class EventLoop:
         elif isinstance(item.message, Leave):
             succession.leaving |= {item.sender} & set(succession.alive)
         elif self.coordinator.handle(item):
-            succession.testimony.hear(item)
+            succession.signed_history.hear(item)
         else:
             self.party.handle(item)

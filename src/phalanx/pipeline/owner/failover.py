@@ -36,7 +36,7 @@ class Failover:
         epoch: Of the present roles; -1 before the first.
         verdicts: All so far, each judged from its evidence.
         takeovers: Stages that changed hands.
-        testimony: What parties have signed, for evidence.
+        signed_history: What parties have signed, for evidence.
         rollback: How far back the run can go.
         guarantees: Tells what is promised of each stage.
         placing: Makes assignments.
@@ -46,7 +46,7 @@ class Failover:
 
     def __init__(
         self,
-        docket: StepFacts,
+        facts: StepFacts,
         coordinator: Coordinator,
         links: OwnerLinks,
         roles: Roles,
@@ -59,20 +59,20 @@ class Failover:
         self.lost, self.reasons = deque[str](), dict[str, str]()
         self.leaving: set[str] = set()
         self.epoch = -1
-        self.verdicts = Verdicts(docket, members, files)
-        self.takeovers, self.testimony = 0, SignedHistory()
-        self.rollback = Rollback(docket)
-        self.guarantees, self.placing = Guarantees(docket), Placement(docket.plan, members)
+        self.verdicts = Verdicts(facts, members, files)
+        self.takeovers, self.signed_history = 0, SignedHistory()
+        self.rollback = Rollback(facts)
+        self.guarantees, self.placing = Guarantees(facts), Placement(facts.plan, members)
         self.known: Mapping[int, StateDigest] = {}
         self.timeout_s = 300.0
-        self._docket = docket
+        self._facts = facts
         self._coordinator = coordinator
         self._roles = roles
         self._members = members
         self._files = files
-        self._readiness = StateAgreement(docket)
-        self._paper = PaperRecovery(docket.plan.guard.recovery, len(docket.plan.stages))
-        self._standing = docket.assignment
+        self._readiness = StateAgreement(facts)
+        self._paper = PaperRecovery(facts.plan.guard.recovery, len(facts.plan.stages))
+        self._standing = facts.assignment
 
     @task
     async def begin(self, step: int) -> None:
@@ -113,13 +113,13 @@ class Failover:
             PeerLostError, VerificationError: The owner itself did not get ready in time, or has another state.
         """
         for judgement in self._coordinator.take_proved(self.alive):
-            verdict = self.verdicts.judge(judgement, self.testimony, excludes=True)
+            verdict = self.verdicts.judge(judgement, self.signed_history, excludes=True)
             if verdict is not None:
                 self._shut_out(verdict.party, convicted=True)
         # nothing that was kept of the steps since then is of this timeline
-        self._docket.forget_states()
-        self.testimony, self._readiness = SignedHistory(), StateAgreement(self._docket)
-        self.rollback, self.known = Rollback(self._docket), dict(known)
+        self._facts.forget_states()
+        self.signed_history, self._readiness = SignedHistory(), StateAgreement(self._facts)
+        self.rollback, self.known = Rollback(self._facts), dict(known)
         await self._begin_with_who_comes(step, may_be_alone=True)
 
     async def _has_begun(self, step: int) -> bool:
@@ -140,7 +140,7 @@ class Failover:
 
     def probe(self) -> None:
         """Send every party a message: a link with a dead other end is found when something is to go over it."""
-        self.links.tell(self.alive, Ask(epoch=self.epoch, step=self._docket.ledger.step))
+        self.links.tell(self.alive, Ask(epoch=self.epoch, step=self._facts.ledger.step))
 
     def suspect_the_dead(self) -> None:
         """Note every party with a process that has ended, and replace workers that ended before they joined."""
@@ -165,7 +165,7 @@ class Failover:
         verdict = None
         if judgement is not None:
             excludes = not self._paper.answers(judgement.verdict)
-            verdict = self.verdicts.judge(judgement, self.testimony, self._docket.unanswered, excludes=excludes)
+            verdict = self.verdicts.judge(judgement, self.signed_history, self._facts.unanswered, excludes=excludes)
             if verdict is None:
                 await self._go_on_without_verdict(judgement, step)
                 return
@@ -180,7 +180,7 @@ class Failover:
 
     async def _go_on_without_verdict(self, judgement: Judgement, step: int) -> None:
         """What was found does not hold: the accuser's word counts as false, and the step is done again."""
-        found = self.verdicts.to_replace(judgement, self._docket.unanswered)
+        found = self.verdicts.to_replace(judgement, self._facts.unanswered)
         if found is None or found[0] not in self.alive:
             await self.begin_again(step)
             return
@@ -243,7 +243,7 @@ class Failover:
         old = self._standing
         served = old.served_by(gone)
         self._strike(gone)
-        guard = self._docket.plan.guard
+        guard = self._facts.plan.guard
         try:
             new = self.placing.without(old, gone, self.alive)
             # before the party is shut out: until roles change, the owner's own stages may still send to it
@@ -284,7 +284,7 @@ class Failover:
         self.links.shut_out(gone, for_good=convicted)
         self._members.dismiss(gone)
         self._files.gone.append(gone)
-        place = {"stages": [stage for stage, _ in self._standing.served_by(gone)], "step": self._docket.ledger.step}
+        place = {"stages": [stage for stage, _ in self._standing.served_by(gone)], "step": self._facts.ledger.step}
         self._files.observe("evicted" if convicted else "lost", {"party": gone, **place})
         self._members.replace(gone)
 
@@ -317,7 +317,7 @@ class Failover:
             frozen=tuple(sorted(attempt.frozen)),
             log_head=self._members.witnesses.head(),
         )
-        self._docket.sources = {role.stage: role.source for role in assign.roles}
+        self._facts.sources = {role.stage: role.source for role in assign.roles}
         self.rollback.note_copies(new, step)
         self.guarantees.note(new, step)
         if short := self.placing.shortages(new):
@@ -329,7 +329,7 @@ class Failover:
         if self.lost and old is not None:
             self._standing = self._settled(new, old)
             await self.recover(None, step)
-        elif self._docket.plan.guard.enabled:
+        elif self._facts.plan.guard.enabled:
             await self._check_ready(new, old, step)
 
     def _settled(self, new: Assignment, old: Assignment) -> Assignment:
@@ -356,7 +356,7 @@ class Failover:
 
     async def _suspect_the_silent(self) -> None:
         """Ask every party for a sign: one that sends or takes a state still answers, and one that hangs does not."""
-        request = Ask(epoch=self.epoch, step=self._docket.ledger.step)
+        request = Ask(epoch=self.epoch, step=self._facts.ledger.step)
         standings = await ProgressNeed(tuple(self.alive), request)
         self.links.silence.broken()
         for name in [name for name in self.alive if name not in standings][:1]:

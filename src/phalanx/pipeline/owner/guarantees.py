@@ -26,17 +26,17 @@ def weaker(one: str, other: str) -> str:
     return min(one, other, key=lambda name: _STRENGTH.get(name, -len(_STRENGTH)))
 
 
-def guarantee_of(docket: StepFacts, assignment: Assignment, stage: int) -> str:
+def guarantee_of(facts: StepFacts, assignment: Assignment, stage: int) -> str:
     """Return the guarantee of a stage with these roles.
 
     Args:
-        docket: The run and every party's measured class.
+        facts: The run and every party's measured class.
         assignment: Holders and shadows.
         stage: Which stage.
     """
-    guard, holder, shadow = docket.plan.guard, assignment.holders[stage], assignment.shadows.get(stage)
+    guard, holder, shadow = facts.plan.guard, assignment.holders[stage], assignment.shadows.get(stage)
     rates = (guard.step_audit_rate, guard.owner_audit_rate, guard.third_party_audit_rate)
-    alike = shadow is not None and docket.bits_decide(holder) and docket.bits_decide(shadow)
+    alike = shadow is not None and facts.bits_decide(holder) and facts.bits_decide(shadow)
     # the first that applies
     found = {
         "own": holder == OWNER,
@@ -51,26 +51,26 @@ def guarantee_of(docket: StepFacts, assignment: Assignment, stage: int) -> str:
 
 
 class Guarantees:
-    """Tells the guarantee of every stage at the start, and whenever roles have changed it.
+    """The announcer of every stage's guarantee, at the start and whenever roles have changed it.
 
     Attributes:
         present: By stage, as roles are now.
     """
 
-    def __init__(self, docket: StepFacts) -> None:
+    def __init__(self, facts: StepFacts) -> None:
         self.present: Mapping[int, str] = {}
-        self._docket = docket
+        self._facts = facts
 
     def note(self, assignment: Assignment, step: int) -> None:
         """Take note of the roles from a step on."""
-        before, now = self.present, {s: guarantee_of(self._docket, assignment, s) for s in sorted(assignment.holders)}
+        before, now = self.present, {s: guarantee_of(self._facts, assignment, s) for s in sorted(assignment.holders)}
         if now == before:
             return
         self.present = now
         said = ", ".join(f"stage {stage} {name}" for stage, name in now.items())
         stages = {str(stage): name for stage, name in now.items()}
-        self._docket.observe("guarantees", {"step": step, "stages": stages, "said": said})
+        self._facts.observe("guarantees", {"step": step, "stages": stages, "said": said})
         for stage, name in now.items():
             if name != before.get(stage, name) and weaker(name, before[stage]) == name:
                 body = {"step": step, "stage": stage, "before": before[stage], "now": name}
-                self._docket.observe("guarantee_weaker", {**body, "meaning": GUARANTEES[name]})
+                self._facts.observe("guarantee_weaker", {**body, "meaning": GUARANTEES[name]})

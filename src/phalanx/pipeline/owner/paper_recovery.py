@@ -59,7 +59,7 @@ def skipping(suspect: int, num_stages: int) -> Attempt:
 
 
 class PaperRecovery:
-    """Says how a step is attempted after a verdict.
+    """The paper's recovery says how a step is attempted after a verdict.
 
     Args:
         recovery: "takeover" answers no verdict: the guilty party is excluded.

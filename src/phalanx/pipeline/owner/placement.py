@@ -15,7 +15,7 @@ from phalanx.pipeline.plan import StepPlan
 
 
 class Placement:
-    """Makes assignments.
+    """A maker of assignments that fit into the parties' memory.
 
     A run does not begin with one that exceeds what parties say they have. Once it has begun it goes on with the one
     that exceeds that least: they may have been too careful, and one that really has too little is lost like any other.

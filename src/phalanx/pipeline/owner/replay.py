@@ -23,8 +23,8 @@ class Replay:
     Costs one stage-step per kept step, on the owner, once per conviction.
     """
 
-    def __init__(self, docket: StepFacts, chronicle: StepHistory) -> None:
-        self._docket = docket
+    def __init__(self, facts: StepFacts, chronicle: StepHistory) -> None:
+        self._facts = facts
         self._chronicle = chronicle
 
     @task
@@ -51,12 +51,12 @@ class Replay:
         copy = await self._state(stage, successor, start)
         if copy is None or copy.digest() != first.agreed.get(stage):
             reason = f"{successor} did not bring the agreed state of step {start}"
-            self._docket.observe("not_replayed", {"stage": stage, "step": start, "reason": reason})
+            self._facts.observe("not_replayed", {"stage": stage, "step": start, "reason": reason})
             return None
         found = await self._first_bad(copy, start, gone)
-        end = self._docket.ledger.step if found is None else found
+        end = self._facts.ledger.step if found is None else found
         if end > start:
-            self._docket.observe("replayed", {"stage": stage, "party": gone, "from": start, "to": end})
+            self._facts.observe("replayed", {"stage": stage, "party": gone, "from": start, "to": end})
         return found
 
     async def _first_bad(self, copy: StageCopy, start: int, gone: str) -> int | None:
@@ -69,12 +69,12 @@ class Replay:
             if gradients is None or transfer_digest(gradients) != past.ledger.commits[(stage, 0)].gradient:
                 return past.ledger.step
             copy.apply(past.ledger.step, gradients, past.ledger.clip_coefficient)
-        agreed = self._docket.agreed.get(stage)
+        agreed = self._facts.agreed.get(stage)
         return copy.step - 1 if agreed is not None and copy.digest() != agreed else None
 
     async def _state(self, stage: int, successor: str, step: int) -> StageCopy | None:
-        copy = StageCopy.empty(self._docket.plan, stage)
-        request = FetchBulk(epoch=self._docket.ledger.epoch, step=step, stage=stage, purpose="past")
+        copy = StageCopy.empty(self._facts.plan, stage)
+        request = FetchBulk(epoch=self._facts.ledger.epoch, step=step, stage=stage, purpose="past")
         found = await TensorsNeed(successor, request, copy.state())
         if found is None:
             return None
@@ -98,12 +98,12 @@ class Replay:
         return copy.runner.gradients()
 
     async def _input(self, past: PastStep, key: MessageKey, gone: str) -> Tensor | None:
-        request = Fetch.of(self._docket.ledger.epoch, past.ledger.step, key)
+        request = Fetch.of(self._facts.ledger.epoch, past.ledger.step, key)
         party = past.assignment.server(key[0], key[2])
-        if party == gone or party not in self._docket.present:
+        if party == gone or party not in self._facts.present:
             return None
         answer = await MessageNeed(party, request)
-        plan = self._docket.plan
+        plan = self._facts.plan
         if answer is None or answer.payload.nbytes != plan.hidden_bytes:
             return None
         if digest_hex(answer.payload) != past.ledger.messages[key].digest:

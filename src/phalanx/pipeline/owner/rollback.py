@@ -12,19 +12,19 @@ from phalanx.pipeline.verify.facts import StepFacts
 
 
 class Rollback:
-    """Knows which copies reach how far back, and remembers what is needed to go there.
+    """The rollback knows how far back each copy reaches, and remembers what is needed to go there.
 
     Attributes:
         undone: Batches of steps that were undone and are to be done again, by step.
     """
 
-    def __init__(self, docket: StepFacts) -> None:
+    def __init__(self, facts: StepFacts) -> None:
         self.undone: dict[int, StepInputs] = {}
-        self._docket = docket
-        guard = docket.plan.guard
+        self._facts = facts
+        guard = facts.plan.guard
         steps = max(guard.undoable_steps, 2 * guard.keep_states + 1 if guard.keep_states else 0)
         self._chronicle = StepHistory(guard.snapshot_every if guard.keeps_snapshots else steps)
-        self._replay = Replay(docket, self._chronicle)
+        self._replay = Replay(facts, self._chronicle)
         self._since: dict[tuple[str, int], int] = {}
         self._begin: int | None = None
         self._snapshot = 0
@@ -33,8 +33,8 @@ class Rollback:
     def remember(self, step: PastStep) -> None:
         """Keep a step that is about to be applied."""
         # nothing is replayed where states are kept: of hundreds of steps, their headers are let go of
-        self._chronicle.add(slim(step) if self._docket.plan.guard.keep_states else step)
-        if self._docket.plan.guard.hands_on(step.ledger.step):
+        self._chronicle.add(slim(step) if self._facts.plan.guard.keep_states else step)
+        if self._facts.plan.guard.hands_on(step.ledger.step):
             self._snapshot = step.ledger.step
 
     def last_snapshot(self, step: int, *, convicted: bool) -> int | None:
@@ -42,13 +42,13 @@ class Rollback:
 
         One that has just been handed over will do after a loss; it may hold what a party was convicted for.
         """
-        docket = self._docket
-        is_whole = docket.plan.guard.hands_on(step) and docket.agreed.keys() >= set(docket.watched)
+        facts = self._facts
+        is_whole = facts.plan.guard.hands_on(step) and facts.agreed.keys() >= set(facts.watched)
         return None if self._snapshot == step or (is_whole and not convicted) else self._snapshot
 
     def is_turning_point(self, step: int) -> bool:
         """Whether roles can change here without going back; with snapshots only where all have the present one."""
-        return not self._docket.plan.guard.keeps_snapshots or self.last_snapshot(step, convicted=False) is None
+        return not self._facts.plan.guard.keeps_snapshots or self.last_snapshot(step, convicted=False) is None
 
     @task
     async def first_bad_step(self, stages: Sequence[int], new: Assignment, gone: str) -> int | None:
@@ -57,10 +57,10 @@ class Rollback:
         A step that lags counts as bad without a replay. Where states are kept in place of steps, whatever the party did
         since the older one counts as bad.
         """
-        if self._docket.plan.guard.keep_states:
+        if self._facts.plan.guard.keep_states:
             found = [bad for bad in (self._kept_point(new, gone), self.unverified) if bad is not None]
             return min(found) if found else None
-        if not self._docket.plan.guard.keep_steps:
+        if not self._facts.plan.guard.keep_steps:
             return self.unverified
         reach = max((self._oldest_copy(stage, new, gone) for stage in new.holders), default=0)
         successors = {stage: new.holders[stage] for stage in stages}
@@ -75,7 +75,7 @@ class Rollback:
 
     def _kept_point(self, new: Assignment, gone: str) -> int | None:
         """The last kept state of before the party had a part in the run; else the oldest that every holder has."""
-        step, every = self._docket.ledger.step, self._docket.plan.guard.keep_states
+        step, every = self._facts.ledger.step, self._facts.plan.guard.keep_states
         oldest = max((self._since.get((party, stage), step) for stage, party in new.holders.items()), default=step)
         known = [point for point in points_before(step, self._begin or 0, every) if point >= oldest]
         came = min((since for (party, _), since in self._since.items() if party == gone), default=0)
@@ -84,26 +84,26 @@ class Rollback:
     @property
     def unverified(self) -> int | None:
         """The step that was applied before its audits were done; None when every applied step is verified."""
-        lagging = self._docket.lagging
+        lagging = self._facts.lagging
         return None if lagging is None else lagging.step
 
     def undo(self, first_bad: int, step: int) -> None:
         """Forget every step from the first bad one on; the batches are kept to do them again."""
-        chronicle, docket = self._chronicle, self._docket
+        chronicle, facts = self._chronicle, self._facts
         self.undone |= {past.ledger.step: past.inputs for past in chronicle.since(first_bad)}
         back, before = chronicle.get(first_bad), chronicle.get(first_bad - 1)
-        docket.ledger.agreed = {} if back is None else dict(back.agreed)
-        docket.previous = None if before is None else before.ledger
+        facts.ledger.agreed = {} if back is None else dict(back.agreed)
+        facts.previous = None if before is None else before.ledger
         chronicle.forget_from(first_bad)
-        docket.observe("rolled_back", {"step": step, "to": first_bad})
+        facts.observe("rolled_back", {"step": step, "to": first_bad})
 
     def old_enough(self, old: Assignment | None, step: int) -> Assignment | None:
         """The old assignment without shadows that cannot go back to `step`: they get the state like newcomers."""
         if old is None:
             return None
-        if self._docket.plan.guard.keeps_snapshots:
+        if self._facts.plan.guard.keeps_snapshots:
             return old
-        if self._docket.plan.guard.verify_only:
+        if self._facts.plan.guard.verify_only:
             # weights may have been on their way when roles changed: every shadow gets them anew
             return Assignment(old.holders, {})
         able = {stage: name for stage, name in old.shadows.items() if self._since.get((name, stage), 0) <= step}

@@ -31,13 +31,13 @@ class StepBooks:
     timer: PhaseTimer
     note_checks: NoteChecks | None = None
 
-    def verified(self, docket: StepFacts) -> None:
+    def verified(self, facts: StepFacts) -> None:
         """A step may be applied: the states before it are agreed on."""
-        step = docket.ledger.step
+        step = facts.ledger.step
         self.duplicates.note_agreed(step)
         self.noting.look()
         if self.note_checks is not None:
-            self.note_checks(step, step_checks(docket))
+            self.note_checks(step, step_checks(facts))
 
     def undone(self, reason: str) -> None:
         """Steps may be undone: copies that are on their way may be of those, and what was noted is noted again."""

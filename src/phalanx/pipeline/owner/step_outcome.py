@@ -9,29 +9,29 @@ from phalanx.pipeline.worker.party import Party
 
 
 class Outcome:
-    """Reads what the owner's last stage and the commitments say.
+    """The outcome of a step, read from the owner's last stage and the commitments.
 
     Args:
-        docket: Has the norms that were committed to.
+        facts: Has the norms that were committed to.
         owner: Has the last stage, and so the losses.
     """
 
-    def __init__(self, docket: StepFacts, owner: Party) -> None:
-        self._docket = docket
+    def __init__(self, facts: StepFacts, owner: Party) -> None:
+        self._facts = facts
         self._owner = owner
 
     def mean_loss(self, inputs: StepInputs) -> float:
         """Mean over the batch's target tokens, in nats; NaN of a batch without any."""
-        losses = self._owner.hosted[len(self._docket.plan.stages) - 1].losses
+        losses = self._owner.hosted[len(self._facts.plan.stages) - 1].losses
         return sum(losses) / inputs.num_targets if inputs.num_targets else math.nan
 
     def is_finite(self, inputs: StepInputs) -> bool:
         """Whether the loss and the gradient's norm are numbers."""
-        return math.isfinite(self.mean_loss(inputs)) and math.isfinite(self._docket.ledger.total_norm())
+        return math.isfinite(self.mean_loss(inputs)) and math.isfinite(self._facts.ledger.total_norm())
 
     def failure(self, step: int, inputs: StepInputs) -> str:
         """What to say of a step where they are not."""
-        ledger = self._docket.ledger
+        ledger = self._facts.ledger
         return _describe_failure(step, self.mean_loss(inputs), ledger.total_norm(), ledger.norms())
 
 

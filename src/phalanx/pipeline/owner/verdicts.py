@@ -30,21 +30,21 @@ class Verdicts:
         passed: All so far.
     """
 
-    def __init__(self, docket: StepFacts, members: Members, files: Files) -> None:
+    def __init__(self, facts: StepFacts, members: Members, files: Files) -> None:
         self.passed: list[Verdict] = []
-        self._docket = docket
+        self._facts = facts
         self._members = members
         self._files = files
         self._refused: Counter[str] = Counter()
 
     def judge(
-        self, judgement: Judgement, testimony: SignedHistory, silent: Collection[str] = (), *, excludes: bool
+        self, judgement: Judgement, signed_history: SignedHistory, silent: Collection[str] = (), *, excludes: bool
     ) -> Verdict | None:
         """Write a judgement down and have it judged again from what was written.
 
         Args:
             judgement: What the run found.
-            testimony: What parties have signed.
+            signed_history: What parties have signed.
             silent: Parties that have left a request of this attempt unanswered.
             excludes: Whether the guilty party leaves the run; for the log.
 
@@ -54,7 +54,7 @@ class Verdicts:
         if judgement.verdict.party == OWNER:
             self._refuse(judgement, "it names the owner, which is trusted", None)
             return None
-        case = testimony.case(judgement, self._docket, self._members.certificates, self._members.authority)
+        case = signed_history.case(judgement, self._facts, self._members.certificates, self._members.authority)
         verdict = record_verdict(self._files.run_dir / _DIRECTORY, case)
         path = self._files.run_dir / str(verdict.evidence)
         pins = Pins(case.authority.encode(), case.session, in_run=True)
@@ -78,7 +78,7 @@ class Verdicts:
         liar leaves better evidence or none. The second one replaces the accuser, as its word did not hold; or, where
         the owner itself found it, the party that it is about.
         """
-        verdict, assignment = judgement.verdict, self._docket.assignment
+        verdict, assignment = judgement.verdict, self._facts.assignment
         if verdict.party in silent:
             return verdict.party, "it brought no answer"
         copies = (assignment.holders.get(verdict.stage), assignment.shadows.get(verdict.stage))

@@ -20,10 +20,10 @@ from phalanx.pipeline.worker.party import Party
 
 
 class VerifiedStep:
-    """Attempts, recovers, applies.
+    """A step on its way to the verified end: it is attempted, recovered, applied.
 
     Attributes:
-        docket: The present step and assignment.
+        facts: The present step and assignment.
         coordinator: Opens the next step; knows the clip coefficient.
         succession: Decides which parties go on after a verdict or a loss.
         party: The owner as a party.
@@ -34,15 +34,15 @@ class VerifiedStep:
     """
 
     def __init__(
-        self, docket: StepFacts, coordinator: Coordinator, succession: Failover, party: Party, books: StepBooks
+        self, facts: StepFacts, coordinator: Coordinator, succession: Failover, party: Party, books: StepBooks
     ) -> None:
-        self.docket = docket
+        self.facts = facts
         self.coordinator = coordinator
         self.succession = succession
         self.party = party
         self.books = books
-        self.attempts = Attempts(docket, coordinator, succession)
-        self.outcome = Outcome(docket, party)
+        self.attempts = Attempts(facts, coordinator, succession)
+        self.outcome = Outcome(facts, party)
         self.steps_redone = 0
 
     @task
@@ -57,7 +57,7 @@ class VerifiedStep:
         """
         attempts, audits = await self._attempt(step, inputs)
         if not self.outcome.is_finite(inputs):
-            self.docket.observe("step_repeated", {"step": step, "reason": self.outcome.failure(step, inputs)})
+            self.facts.observe("step_repeated", {"step": step, "reason": self.outcome.failure(step, inputs)})
             await self.begin_again(step)
             more = await self._attempt(step, inputs)
             attempts, audits = attempts + more[0], audits + more[1]
@@ -84,7 +84,7 @@ class VerifiedStep:
         Raises:
             NonFiniteLossError: The loss of one is not a number.
         """
-        for step in range(self.docket.ledger.step, until):
+        for step in range(self.facts.ledger.step, until):
             inputs = self.succession.rollback.undone[step]
             attempts, audits = await self.train(step, inputs)
             if not self.outcome.is_finite(inputs):
@@ -111,10 +111,10 @@ class VerifiedStep:
             verdicts: Those that fell in it.
             redone_before: What `steps_redone` was when the step began.
         """
-        coordinator, docket, books = self.coordinator, self.docket, self.books
-        norm, clip = docket.ledger.total_norm(), coordinator.clip()
-        books.verified(docket)
-        self.succession.rollback.remember(PastStep(docket.ledger, docket.assignment, inputs))
+        coordinator, facts, books = self.coordinator, self.facts, self.books
+        norm, clip = facts.ledger.total_norm(), coordinator.clip()
+        books.verified(facts)
+        self.succession.rollback.remember(PastStep(facts.ledger, facts.assignment, inputs))
         head = books.witnesses.head()
         apply = Apply(epoch=self.succession.epoch, step=step, clip_coefficient=clip, log_head=head)
         self.succession.links.tell(self.succession.alive, apply)
@@ -156,7 +156,7 @@ class VerifiedStep:
             self.party.finish_applies()
             self.party.begin(step, inputs)
             judgement = await self.attempts.run(lambda: self.outcome.is_finite(inputs))
-            audits += self.docket.ledger.num_audits
+            audits += self.facts.ledger.num_audits
             if judgement is None and not self.succession.lost:
                 return attempts, audits
             await self.recover(judgement, step)
@@ -169,12 +169,12 @@ class VerifiedStep:
             PeerLostError: That did not end in time.
             NoHolderError: Every holder of a stage is gone.
         """
-        docket, clock = self.docket, self.attempts.silence.clock
+        facts, clock = self.facts, self.attempts.silence.clock
         deadline = clock.wall() + self.succession.timeout_s
-        while docket.plan.guard.enabled and (set(docket.watched) - docket.agreed.keys() or docket.lagging is not None):
+        while facts.plan.guard.enabled and (set(facts.watched) - facts.agreed.keys() or facts.lagging is not None):
             judgement = await self.attempts.go_on()
             if judgement is not None or self.succession.lost:
-                await self.recover(judgement, docket.ledger.step)
+                await self.recover(judgement, facts.ledger.step)
             if clock.wall() > deadline:
                 waiting_for = self.coordinator.waiting_for()
                 raise PeerLostError(f"the last step was not verified in time; waiting for {waiting_for}")

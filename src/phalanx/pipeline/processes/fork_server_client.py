@@ -46,7 +46,7 @@ class ForkedWorker:
 
 
 class ForkServer:
-    """Starts a process that forks workers; see `phalanx.pipeline.processes.fork_server`.
+    """A process that forks workers; see `phalanx.pipeline.processes.fork_server`.
 
     Args:
         command: Module and arguments of a worker, without its file.

@@ -64,7 +64,7 @@ class LocalWorkers:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                # Ctrl-C in a terminal is for the owner, who ends its workers in good order
+                # Ctrl-C in a terminal is for the owner, which ends its workers in good order
                 process_group=0,
                 env={**os.environ, "OMP_NUM_THREADS": str(threads), "PHALANX_PARENT": str(os.getpid())},
             )

@@ -37,55 +37,55 @@ NoteChecks = Callable[[int, Mapping[int, StageChecks]], None]
 """Told of every step that is applied, those included that are done again, with its stages at workers."""
 
 
-def step_checks(docket: StepFacts) -> dict[int, StageChecks]:
+def step_checks(facts: StepFacts) -> dict[int, StageChecks]:
     """What was checked, by stage; audits that lag count as made, for their step is undone if one fails."""
-    assignment = docket.assignment
+    assignment = facts.assignment
     found = {}
     for stage in sorted(assignment.holders):
         shares = [share for share in assignment.shares_of(stage) if assignment.server_of(share) != OWNER]
         if shares:
-            rests_on = {assignment.server_of(share): _rests_on(docket, share) for share in shares}
-            found[stage] = StageChecks(_made(docket, stage), rests_on)
+            rests_on = {assignment.server_of(share): _rests_on(facts, share) for share in shares}
+            found[stage] = StageChecks(_made(facts, stage), rests_on)
     return found
 
 
-def _made(docket: StepFacts, stage: int) -> frozenset[Check]:
-    ledger = docket.ledger
-    if stage not in docket.watched:
+def _made(facts: StepFacts, stage: int) -> frozenset[Check]:
+    ledger = facts.ledger
+    if stage not in facts.watched:
         return frozenset()
     auditors = {auditor for audited, _, auditor in ledger.awaited_audits if audited == stage}
-    near = {auditor for auditor in auditors if docket.has_copy(auditor, stage)}
+    near = {auditor for auditor in auditors if facts.has_copy(auditor, stage)}
     whole = {auditor for audited, auditor in ledger.awaited_step_audits if audited == stage}
     made: dict[Check, bool] = {
         "messages": bool(near),
-        "whole_step": bool(whole & near) or _in_lockstep(docket),
+        "whole_step": bool(whole & near) or _in_lockstep(facts),
         "third_party": bool(auditors - near),
         "owner": stage in ledger.owner_audited,
-        "state": _compares_states(docket, stage),
+        "state": _compares_states(facts, stage),
     }
     return frozenset(check for check, is_made in made.items() if is_made)
 
 
-def _rests_on(docket: StepFacts, share: Share) -> frozenset[str] | None:
-    ledger, stage = docket.ledger, share[0]
+def _rests_on(facts: StepFacts, share: Share) -> frozenset[str] | None:
+    ledger, stage = facts.ledger, share[0]
     if stage in ledger.owner_audited:
         return frozenset()
     # the update is the other copy's to check, and where it is not compared the owner alone can
-    if stage not in docket.watched or docket.plan.guard.one_optimizer or not _compares_states(docket, stage):
+    if stage not in facts.watched or facts.plan.guard.one_optimizer or not _compares_states(facts, stage):
         return None
     whole = {auditor for audited, auditor in ledger.awaited_step_audits if audited == stage}
-    other = docket.assignment.auditor_of(share)
-    if other in whole or _in_lockstep(docket):
+    other = facts.assignment.auditor_of(share)
+    if other in whole or _in_lockstep(facts):
         return frozenset({other} - {OWNER})
-    return frozenset({other, *whole} - {OWNER}) if any(not docket.has_copy(name, stage) for name in whole) else None
+    return frozenset({other, *whole} - {OWNER}) if any(not facts.has_copy(name, stage) for name in whole) else None
 
 
-def _in_lockstep(docket: StepFacts) -> bool:
+def _in_lockstep(facts: StepFacts) -> bool:
     """Whether the other copy recomputes everything in every step."""
-    return docket.plan.guard.audits and docket.plan.guard.shadow == "lockstep"
+    return facts.plan.guard.audits and facts.plan.guard.shadow == "lockstep"
 
 
-def _compares_states(docket: StepFacts, stage: int) -> bool:
+def _compares_states(facts: StepFacts, stage: int) -> bool:
     """Whether two parties must have signed the same state for the step to be applied."""
-    guard, holder, shadow = docket.plan.guard, docket.holder(stage), docket.shadow(stage)
-    return docket.same_class(holder, shadow) and (not guard.keeps_snapshots or guard.hands_on(docket.ledger.step))
+    guard, holder, shadow = facts.plan.guard, facts.holder(stage), facts.shadow(stage)
+    return facts.same_class(holder, shadow) and (not guard.keeps_snapshots or guard.hands_on(facts.ledger.step))

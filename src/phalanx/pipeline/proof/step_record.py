@@ -53,31 +53,31 @@ class StepRecords:
     """The records of applied steps: leaves are gathered, and handed on as soon as a step's audits are in.
 
     Args:
-        docket: The owner's facts.
+        facts: The owner's facts about the step.
         session: Name of the session, which every signed header has.
-        testimony: Has what parties signed.
+        signed_history: Has what parties signed.
         note: Takes the records; None where they are not kept, and then nothing is gathered.
     """
 
     def __init__(
         self,
-        docket: StepFacts,
+        facts: StepFacts,
         session: str,
-        testimony: Callable[[], SignedHistory],
+        signed_history: Callable[[], SignedHistory],
         note: Callable[[StepRecord], None] | None,
     ) -> None:
-        self._docket = docket
+        self._facts = facts
         self._session = session
-        self._testimony = testimony
+        self._signed_history = signed_history
         self._note = note
         self._pending: deque[_Applied] = deque()
 
     def applied(self) -> None:
         """The decision about the present step is on its way to the optimizers."""
-        docket = self._docket
-        if self._note is None or not docket.plan.guard.enabled:
+        facts = self._facts
+        if self._note is None or not facts.plan.guard.enabled:
             return
-        self._pending.append(_Applied(docket.ledger, docket.assignment, self._classes()))
+        self._pending.append(_Applied(facts.ledger, facts.assignment, self._classes()))
         self.look()
 
     def look(self) -> None:
@@ -94,10 +94,10 @@ class StepRecords:
 
     def _classes(self) -> dict[str, int]:
         """Numeric classes of the present parties, as numbers; a party with the owner's bits is not listed."""
-        docket, found = self._docket, dict[str, int]()
-        numbers = {docket.classes.get(OWNER, ""): 0}
-        for party in sorted(docket.present):
-            number = numbers.setdefault(docket.classes.get(party, ""), len(numbers))
+        facts, found = self._facts, dict[str, int]()
+        numbers = {facts.classes.get(OWNER, ""): 0}
+        for party in sorted(facts.present):
+            number = numbers.setdefault(facts.classes.get(party, ""), len(numbers))
             found |= {party: number} if number else {}
         return found
 
@@ -136,9 +136,9 @@ class StepRecords:
         yield from self._audits(ledger)
 
     def _audits(self, ledger: StepLedger) -> Iterator[Leaf]:
-        testimony = self._testimony()
+        signed_history = self._signed_history()
         for (stage, microbatch, auditor), report in sorted(ledger.reports.items(), key=lambda item: item[0]):
-            said = testimony.said(AuditReport.kind, auditor, stage, ledger.step, microbatch)
+            said = signed_history.said(AuditReport.kind, auditor, stage, ledger.step, microbatch)
             forward, backward = (_header(ledger, (stage, way, microbatch)) for way in _DIRECTIONS)
             yield AuditLeaf(
                 stage=stage,
@@ -149,7 +149,7 @@ class StepRecords:
                 outputs=(forward, backward),
             )
         for (stage, auditor), audited in sorted(ledger.step_audits.items()):
-            said = testimony.said(StepAudited.kind, auditor, stage, ledger.step)
+            said = signed_history.said(StepAudited.kind, auditor, stage, ledger.step)
             commit = ledger.commit_headers.get((stage, audited.lane))
             yield StepAuditLeaf(
                 stage=stage,

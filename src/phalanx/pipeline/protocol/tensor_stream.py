@@ -93,7 +93,7 @@ def tensors_digest(tensors: Mapping[str, Tensor], names: Iterable[str] | None = 
 
 
 class BulkReceiver:
-    """Collects the parts of one transfer into tensors of known names and shapes, each in its own memory."""
+    """The receiver of one transfer: its parts become tensors of known names and shapes, each in its own memory."""
 
     def __init__(self, expected: Mapping[str, Tensor], *, in_place: bool = False) -> None:
         """Make room.

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class LaneGradients:
-    """Keeps apart, lane by lane, what autograd adds up in `parameter.grad`.
+    """The gradients of each lane, apart; autograd adds them up in `parameter.grad`.
 
     Guarantees:
         What `take` returns has the same bits whether one process ran both lanes, in whatever turns, or two

@@ -8,8 +8,9 @@ from typing import Protocol, cast, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from phalanx.engine import NO_EXTRAS
 from phalanx.models import StageModule, StageSpec
-from phalanx.objectives import causal_lm
+from phalanx.objectives import OBJECTIVES
 from phalanx.pipeline.stage.replica_gradients import LaneGradients
 
 
@@ -39,7 +40,7 @@ class StageRunner:
         self, module: RunnableStage, spec: StageSpec, *, seed: int, precision: str, device: str, lanes: int = 1
     ) -> None:
         """`lanes`: into how many sums the weight gradients of microbatches go, in turn; they are added at the end."""
-        # who reads it has a whole stage; of slices a runner needs no more than is promised
+        # its readers have a whole stage; of slices a runner needs no more than is promised
         self.module = cast("StageModule", module)
         self.spec = spec
         self.seed = seed
@@ -75,19 +76,28 @@ class StageRunner:
         self._graphs[microbatch] = (x, y)
         return y.detach().cpu()
 
-    def loss(self, microbatch: int, labels: Tensor, num_targets: int) -> float:
+    def loss(
+        self,
+        microbatch: int,
+        labels: Tensor,
+        num_targets: int,
+        extras: Mapping[str, Tensor] = NO_EXTRAS,
+        objective: str = "causal_lm",
+    ) -> float:
         """Turn the last stage's logits into the loss; its backward pass comes next.
 
         Args:
             microbatch: Index in the step.
             labels: Next tokens ``[batch, seq]``.
             num_targets: Target tokens in the whole step, so that microbatches add up to the batch's mean.
+            extras: More rows, as the objective reads them.
+            objective: A key of `OBJECTIVES`.
 
         Returns:
             The sum of the token losses of this microbatch, in nats.
         """
         x, logits = self._graphs[microbatch]
-        total, _ = causal_lm(logits, labels.to(logits.device))
+        total, _ = OBJECTIVES[objective](logits, labels.to(logits.device), extras)
         self._graphs[microbatch] = (x, total / num_targets)
         return float(total.detach())
 

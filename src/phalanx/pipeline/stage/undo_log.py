@@ -29,7 +29,7 @@ class _Segment:
 
 
 class UndoLog:
-    """Reaches at least `undoable_steps` steps back, as far as this copy is so old.
+    """A log of updates that reaches at least `undoable_steps` steps back, as far as this copy is so old.
 
     Costs 24 bytes per trained number for two kept states, and up to 8 per kept step for gradients, which are
     kept and not copied. To undo one step, one state and one gradient are enough: 16 bytes. Going back makes the same

@@ -8,41 +8,41 @@ from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.verify.facts import Judgement, StepFacts
 
 
-def vouched(docket: StepFacts, stage: int, microbatch: int, direction: Direction) -> bool:
+def vouched(facts: StepFacts, stage: int, microbatch: int, direction: Direction) -> bool:
     """Whether the auditor with the other copy reported the very digest that was committed to."""
-    ledger = docket.ledger
-    report = ledger.reports.get((stage, microbatch, docket.auditor(stage, microbatch)))
+    ledger = facts.ledger
+    report = ledger.reports.get((stage, microbatch, facts.auditor(stage, microbatch)))
     said = None if report is None else report.digests.get(direction)
     return said is not None and said == ledger.messages[(stage, direction, microbatch)].digest
 
 
-def accomplice(docket: StepFacts, found: Judgement) -> Judgement | None:
+def accomplice(facts: StepFacts, found: Judgement) -> Judgement | None:
     """The auditor that vouched for a message which was judged wrong; None when it did not."""
     verdict = found.verdict
     stage, microbatch, direction = verdict.stage, verdict.microbatch, verdict.direction
     if microbatch is None or direction is None or verdict.offence != "message":
         return None
-    auditor = docket.auditor(stage, microbatch)
-    if auditor in (OWNER, verdict.accuser) or not vouched(docket, stage, microbatch, direction):
+    auditor = facts.auditor(stage, microbatch)
+    if auditor in (OWNER, verdict.accuser) or not vouched(facts, stage, microbatch, direction):
         return None
     where = f"stage {stage}, microbatch {microbatch}, {direction}"
     reason = f"{where}: {auditor} vouched for the wrong tensor of {verdict.party}"
     update = {"party": auditor, "offence": "collusion", "reason": reason}
-    tensors = dict(found.exhibit.tensors)
+    tensors = dict(found.compared.tensors)
     if "claimed" in tensors:
         tensors["accuser"] = tensors["claimed"].clone()
-    shown = replace(found.exhibit, tensors=tensors)
+    shown = replace(found.compared, tensors=tensors)
     return Judgement(verdict.model_copy(update=update), shown, dict(found.headers))
 
 
-def vouched_for_gradient(docket: StepFacts, share: Share) -> Judgement | None:
+def vouched_for_gradient(facts: StepFacts, share: Share) -> Judgement | None:
     """The auditor that claims to have recomputed a made-up weight gradient; None when it does not."""
-    ledger, stage, auditor = docket.ledger, share[0], docket.assignment.auditor_of(share)
-    lockstep = docket.plan.guard.shadow == "lockstep"
+    ledger, stage, auditor = facts.ledger, share[0], facts.assignment.auditor_of(share)
+    lockstep = facts.plan.guard.shadow == "lockstep"
     said = ledger.held.get(share) if lockstep else ledger.step_audits.get((stage, auditor))
     commit = ledger.commits[share]
     if said is None or auditor == OWNER or (said.gradient, said.norm_squared) != (commit.gradient, commit.norm_squared):
         return None
-    server = docket.assignment.server_of(share)
+    server = facts.assignment.server_of(share)
     reason = f"stage {stage}: {auditor} vouched for the made-up weight gradient of {server} in step {ledger.step}"
-    return docket.judgement("collusion", auditor, stage, reason, lane=share[1])
+    return facts.judgement("collusion", auditor, stage, reason, lane=share[1])

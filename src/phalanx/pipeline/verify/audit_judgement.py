@@ -22,13 +22,13 @@ _SOURCES: tuple[tuple[Direction, int], ...] = (("forward", -1), ("backward", 1))
 class AuditJudgement:
     """The judgement of audit reports: each leads to nothing, or to a dispute that the referee decides."""
 
-    def __init__(self, docket: StepFacts, referee: Referee, watch: DriftWatch) -> None:
+    def __init__(self, facts: StepFacts, referee: Referee, watch: DriftWatch) -> None:
         self._watch = watch
         self.leaning: set[int] = set()
         """Stages with messages that drift to one side below the tolerance: to be audited in full from now on."""
         self.undecided: set[tuple[int, int]] = set()
         """(stage, microbatch) of disputes that the referee could not settle, because no party brought an input."""
-        self._docket = docket
+        self._facts = facts
         self._referee = referee
 
     @task
@@ -67,7 +67,7 @@ class AuditJudgement:
     async def committed_early(self, hit: ScreenHit) -> dict[MessageKey, CommittedMessage]:
         """What both ends of a screened message have signed, asked for before their commitments are due."""
         stage, m = hit.source, hit.microbatch
-        server = self._docket.server
+        server = self._facts.server
         wanted: list[tuple[str, MessageKey]] = [
             (server(stage + (1 if hit.direction == "forward" else -1), m), (stage, hit.direction, m)),
             (server(stage, m), (stage - 1, "forward", m)),
@@ -79,7 +79,7 @@ class AuditJudgement:
             answer = await MessageNeed(party, Fetch.of(hit.epoch, hit.step, key))
             evidence = answer.message.evidence if answer and isinstance(answer.message, FetchReply) else None
             place = {"step": hit.step, "source": key[0], "direction": key[1], "microbatch": m}
-            said = None if evidence is None else self._docket.find_tensor(evidence, hit.epoch, place)
+            said = None if evidence is None else self._facts.find_tensor(evidence, hit.epoch, place)
             if said is not None:
                 known[key] = CommittedMessage.of(said, party)
         return known
@@ -92,8 +92,8 @@ class AuditJudgement:
             f"stage {report.stage}, microbatch {report.microbatch}: {auditor} reported on {sorted(report.digests)}, "
             f"asked for {sorted(directions)}"
         )
-        lane = self._docket.assignment.share(report.stage, report.microbatch)[1]
-        found = self._docket.judgement("forgery", auditor, report.stage, reason, step=report.step, lane=lane)
+        lane = self._facts.assignment.share(report.stage, report.microbatch)[1]
+        found = self._facts.judgement("forgery", auditor, report.stage, reason, step=report.step, lane=lane)
         found.verdict = found.verdict.model_copy(update={"microbatch": report.microbatch})
         return found
 
@@ -104,46 +104,46 @@ class AuditJudgement:
 
         An input that the stage itself has not shown is taken from the report, for its sender has signed it.
         """
-        docket, stage = self._docket, report.stage
+        facts, stage = self._facts, report.stage
         for signed in report.inputs:
             where = f"stage {stage}, microbatch {report.microbatch}"
             place = {"step": report.step, "microbatch": report.microbatch, "target": stage}
             try:
-                shown = docket.tensor(signed, report.epoch, place)
+                shown = facts.tensor(signed, report.epoch, place)
             except (FrameError, SignatureError) as exc:
                 reason = f"{where}: {auditor} reported an input that no neighbour sent: {exc}"
-                lane = docket.assignment.share(stage, report.microbatch)[1]
+                lane = facts.assignment.share(stage, report.microbatch)[1]
                 said = {"input": signed}
-                return docket.judgement("forgery", auditor, stage, reason, step=report.step, lane=lane, headers=said)
+                return facts.judgement("forgery", auditor, stage, reason, step=report.step, lane=lane, headers=said)
             direction, sender = shown.message.direction, shown.header.fields.sender
             committed = inputs.setdefault(direction, CommittedMessage.of(shown, auditor))
             if committed.digest != shown.digest:
                 reason = f"{where}: {sender} signed two different {direction} messages"
                 said = {"told_stage": committed.header, "told_auditor": signed}
                 source = shown.message.source
-                return docket.judgement(
+                return facts.judgement(
                     "equivocation", sender, source, reason, step=report.step, accuser=auditor, headers=said
                 )
         return None
 
     async def _matches(self, auditor: str, report: AuditReport, direction: Direction, output: CommittedMessage) -> bool:
-        holder = self._docket.server(report.stage, report.microbatch)
+        holder = self._facts.server(report.stage, report.microbatch)
         if report.digests[direction] == output.digest:
             return True
-        if self._docket.bits_decide(holder, auditor):
+        if self._facts.bits_decide(holder, auditor):
             return False
         tensors = []
         for party, claim in ((holder, False), (auditor, True)):
             request = Fetch.of(report.epoch, report.step, (report.stage, direction, report.microbatch), claim=claim)
             answer = await MessageNeed(party, request)
-            if answer is None or answer.payload.nbytes != self._docket.plan.hidden_bytes:
+            if answer is None or answer.payload.nbytes != self._facts.plan.hidden_bytes:
                 return False
-            tensors.append(tensor_from(answer.payload, BOUNDARY_DTYPE, self._docket.plan.hidden_shape))
+            tensors.append(tensor_from(answer.payload, BOUNDARY_DTYPE, self._facts.plan.hidden_shape))
         distance = token_distance(tensors[0], tensors[1])
         # beyond twice tau one of the two is off by more than tau; between, the referee finds it or acquits both
-        if band(distance, self._docket.plan.guard.tolerance) != "honest":
+        if band(distance, self._facts.plan.guard.tolerance) != "honest":
             return False
-        if self._docket.plan.precision == "fp32":
+        if self._facts.plan.precision == "fp32":
             # honest bf16 paths lean themselves
             self._watch_drift(report, direction, token_residual(tensors[0], tensors[1]))
         return True
@@ -153,8 +153,8 @@ class AuditJudgement:
         if drift is not None:
             self.leaning.add(report.stage)
             body = {"stage": drift.stage, "direction": drift.direction, "bias_sigmas": drift.bias_sigmas}
-            party = self._docket.server(report.stage, report.microbatch)
-            self._docket.observe("drift", {"step": report.step, "party": party, **body, "audits": drift.num_audits})
+            party = self._facts.server(report.stage, report.microbatch)
+            self._facts.observe("drift", {"step": report.step, "party": party, **body, "audits": drift.num_audits})
 
     async def _dispute(
         self,
@@ -164,28 +164,28 @@ class AuditJudgement:
         inputs: Mapping[Direction, CommittedMessage],
         output: CommittedMessage,
     ) -> Judgement | None:
-        docket, stage = self._docket, report.stage
+        facts, stage = self._facts, report.stage
         about = {"step": report.step, "stage": stage, "microbatch": report.microbatch, "direction": direction}
-        docket.observe("alarm", {**about, "accuser": auditor})
+        facts.observe("alarm", {**about, "accuser": auditor})
         dispute = Dispute(
             step=report.step,
             epoch=report.epoch,
             stage=stage,
             microbatch=report.microbatch,
             direction=direction,
-            holder=docket.server(stage, report.microbatch),
+            holder=facts.server(stage, report.microbatch),
             accuser=auditor,
-            assignment=docket.assignment,
+            assignment=facts.assignment,
             inputs=inputs,
             output=output,
             report=report,
-            state=docket.ledger_of(report.step).agreed[stage],
+            state=facts.ledger_of(report.step).agreed[stage],
         )
-        verdict, exhibit = await self._referee.judge_message(dispute)
+        verdict, compared = await self._referee.judge_message(dispute)
         work = self._referee.spent()
         if verdict is None:
-            if not exhibit.tensors:
+            if not compared.tensors:
                 self.undecided.add((stage, report.microbatch))
-            docket.observe("dismissed", {**about, "accuser": auditor, "referee": work.model_dump()})
+            facts.observe("dismissed", {**about, "accuser": auditor, "referee": work.model_dump()})
             return None
-        return Judgement(verdict, exhibit, dispute.headers(), work)
+        return Judgement(verdict, compared, dispute.headers(), work)

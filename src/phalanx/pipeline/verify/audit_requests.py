@@ -17,27 +17,27 @@ BOTH: tuple[Direction, Direction] = ("forward", "backward")
 class AuditRequests:
     """The requests for audits, with what is awaited noted in the ledger."""
 
-    def __init__(self, docket: StepFacts, post: Post, draw: AuditDraw) -> None:
-        self._docket = docket
+    def __init__(self, facts: StepFacts, post: Post, draw: AuditDraw) -> None:
+        self._facts = facts
         self._post = post
         self._draw = draw
         self._doubts = DoubtBudget()
 
     def draw(self, leaning: Collection[int]) -> None:
         """Draw what is audited; no party may know that before every stage has committed to the whole step."""
-        ledger, docket = self._docket.ledger, self._docket
+        ledger, facts = self._facts.ledger, self._facts
         ledger.audits_drawn = True
         self._doubts.pass_step()
-        for share in docket.watched_shares if docket.plan.guard.audits else ():
-            (stage, lane), auditor = share, docket.assignment.auditor_of(share)
+        for share in facts.watched_shares if facts.plan.guard.audits else ():
+            (stage, lane), auditor = share, facts.assignment.auditor_of(share)
             where = {"step": ledger.step, "epoch": ledger.epoch, "stage": stage}
-            everything = docket.assignment.microbatches(share, docket.plan.microbatches)
-            lockstep = docket.plan.guard.shadow == "lockstep"
+            everything = facts.assignment.microbatches(share, facts.plan.microbatches)
+            lockstep = facts.plan.guard.shadow == "lockstep"
             # no other party has the gradient, and its norm changes the update of every stage
-            unseen = docket.plan.guard.one_optimizer and self._is_odd(stage, ledger.commits[share].norm_squared)
+            unseen = facts.plan.guard.one_optimizer and self._is_odd(stage, ledger.commits[share].norm_squared)
             if not lane and (unseen or self._draw.owners_step(**where)):
                 ledger.owners_audits.add(stage)
-            if docket.assignment.server_of(share) == OWNER:
+            if facts.assignment.server_of(share) == OWNER:
                 # what the owner serves as a second copy needs no audit
                 continue
             where |= {"lane": lane} if lane else {}
@@ -51,30 +51,30 @@ class AuditRequests:
             ledger.awaited_audits |= {(stage, m, auditor) for m in drawn}
             if drawn:
                 self._ask(stage, drawn, BOTH, urgent=False, weights=whole)
-        only_shadows = all(docket.has_copy(auditor, stage) for stage, _, auditor in ledger.awaited_audits)
-        ledger.may_lag = docket.plan.guard.commit_lag > 0 and only_shadows and not ledger.owners_audits
+        only_shadows = all(facts.has_copy(auditor, stage) for stage, _, auditor in ledger.awaited_audits)
+        ledger.may_lag = facts.plan.guard.commit_lag > 0 and only_shadows and not ledger.owners_audits
 
     def _is_odd(self, stage: int, norm_squared: float | None) -> bool:
         """Whether the owner must recompute a norm that no other party can check."""
-        clips = self._docket.plan.optimizer.clip_norm is not None
-        return norm_squared is None or (clips and self._docket.norms.is_odd(stage, norm_squared))
+        clips = self._facts.plan.optimizer.clip_norm is not None
+        return norm_squared is None or (clips and self._facts.norms.is_odd(stage, norm_squared))
 
     def _drawn(self, where: Mapping[str, int], everything: tuple[int, ...]) -> tuple[int, ...]:
         """Microbatches of a share that are drawn; all of a step or none where the auditor must fetch weights."""
-        if self._docket.plan.guard.keeps_snapshots:
+        if self._facts.plan.guard.keeps_snapshots:
             return everything if self._draw.all_messages(**where) else ()
         places = self._draw.microbatches(**where, num_microbatches=len(everything))
         return tuple(everything[place] for place in places)
 
     def _draw_third_party(self, stage: int) -> None:
         """Have a worker with no copy of the stage redo its step: a league cannot know it in advance."""
-        ledger, docket = self._docket.ledger, self._docket
-        involved = {OWNER, docket.holder(stage), docket.shadow(stage)}
-        among = sorted(docket.present - involved)
+        ledger, facts = self._facts.ledger, self._facts
+        involved = {OWNER, facts.holder(stage), facts.shadow(stage)}
+        among = sorted(facts.present - involved)
         who = self._draw.third_party(step=ledger.step, epoch=ledger.epoch, stage=stage, among=among)
         if who is None:
             return
-        everything = tuple(range(docket.plan.microbatches))
+        everything = tuple(range(facts.plan.microbatches))
         ledger.awaited_audits |= {(stage, m, who) for m in everything}
         ledger.awaited_step_audits.add((stage, who))
         self._ask(stage, everything, BOTH, urgent=False, weights=True, third_party=who)
@@ -89,22 +89,22 @@ class AuditRequests:
         That costs the auditor as much as any other audit; what it then finds is compared, and disputed, as ever. Of an
         auditor that doubts more often than the screen errs, only so many doubts are followed.
         """
-        docket, share = self._docket, self._docket.audited_share(stage, auditor)
-        is_screened = docket.plan.guard.screens_gradients and auditor == docket.shadow(stage)
+        facts, share = self._facts, self._facts.audited_share(stage, auditor)
+        is_screened = facts.plan.guard.screens_gradients and auditor == facts.shadow(stage)
         if not is_screened or share in ledger.doubted or (stage, auditor) in ledger.awaited_step_audits:
             return
         ledger.doubted[share] = doubt
-        party = docket.assignment.server_of(share)
+        party = facts.assignment.server_of(share)
         place = {"step": ledger.step, "stage": stage, "party": party, "auditor": auditor}
         if not self._doubts.may_follow(stage, auditor):
             if self._doubts.is_news(stage, auditor):
-                docket.observe("doubts_not_followed", {**place, "steps_per_doubt": STEPS_PER_DOUBT})
-            if docket.plan.guard.commit_lag:
+                facts.observe("doubts_not_followed", {**place, "steps_per_doubt": STEPS_PER_DOUBT})
+            if facts.plan.guard.commit_lag:
                 # it stays before its update until it is told
                 self._post(auditor, self._closer(ledger, stage, ()), ())
             return
-        docket.observe("gradient_doubted", {**place, "reason": doubt})
-        everything = docket.assignment.microbatches(share, docket.plan.microbatches)
+        facts.observe("gradient_doubted", {**place, "reason": doubt})
+        everything = facts.assignment.microbatches(share, facts.plan.microbatches)
         for microbatch in everything:
             ledger.reports.pop((stage, microbatch, auditor), None)
         ledger.awaited_audits |= {(stage, microbatch, auditor) for microbatch in everything}
@@ -129,7 +129,7 @@ class AuditRequests:
         release = Release(
             epoch=hit.epoch, step=hit.step, microbatch=hit.microbatch, direction=hit.direction, source=hit.source
         )
-        self._post(self._docket.server(target_of(hit), hit.microbatch), release, ())
+        self._post(self._facts.server(target_of(hit), hit.microbatch), release, ())
 
     def _ask(
         self,
@@ -141,7 +141,7 @@ class AuditRequests:
         weights: bool = False,
         third_party: str | None = None,
     ) -> None:
-        ledger, fetches = self._docket.ledger, third_party is not None or self._docket.plan.guard.keeps_snapshots
+        ledger, fetches = self._facts.ledger, third_party is not None or self._facts.plan.guard.keeps_snapshots
         ledger.num_audits += len(microbatches)
         audit = Audit(
             epoch=ledger.epoch,
@@ -151,9 +151,9 @@ class AuditRequests:
             directions=directions,
             urgent=urgent,
             weights=weights,
-            state=self._docket.agreed[stage] if fetches else None,
+            state=self._facts.agreed[stage] if fetches else None,
         )
-        self._post(third_party or self._docket.auditor(stage, microbatches[0]), audit, ())
+        self._post(third_party or self._facts.auditor(stage, microbatches[0]), audit, ())
 
 
 def directions_of(hit: ScreenHit | None) -> tuple[Direction, ...]:

@@ -21,11 +21,11 @@ class Audits:
         screened: Odd messages that their receivers do not use yet, by (source stage, microbatch).
     """
 
-    def __init__(self, docket: StepFacts, post: Post, referee: Referee, draw: AuditDraw) -> None:
+    def __init__(self, facts: StepFacts, post: Post, referee: Referee, draw: AuditDraw) -> None:
         self.screened: dict[tuple[int, int], ScreenHit] = {}
-        self._docket = docket
-        self._reports = AuditJudgement(docket, referee, DriftWatch(draw.derived(b"drift")))
-        self._summons = AuditRequests(docket, post, draw)
+        self._facts = facts
+        self._reports = AuditJudgement(facts, referee, DriftWatch(draw.derived(b"drift")))
+        self._summons = AuditRequests(facts, post, draw)
         self._unweighed: list[tuple[str, AuditReport]] = []
         self._doubted: set[MessageKey] = set()
         """Every message of this attempt that ever looked odd."""
@@ -34,7 +34,7 @@ class Audits:
 
     def reset(self) -> None:
         """Forget what belongs to another attempt, and keep what was said about a step that lags."""
-        lagging = self._docket.lagging
+        lagging = self._facts.lagging
         self.screened.clear()
         self._unweighed = [said for said in self._unweighed if lagging is not None and said[1].step == lagging.step]
         self._doubted.clear()
@@ -52,7 +52,7 @@ class Audits:
             FrameError: It has said so before: a repetition would cause audits without end.
         """
         key: MessageKey = (hit.source, hit.direction, hit.microbatch)
-        if key in self._doubted or hit.microbatch >= self._docket.plan.microbatches:
+        if key in self._doubted or hit.microbatch >= self._facts.plan.microbatches:
             raise FrameError(f"{key} of step {hit.step} was screened before, or is no message of a step")
         self._doubted.add(key)
 
@@ -60,7 +60,7 @@ class Audits:
     def progress(self) -> tuple[int, ...]:
         """Grows with what is said for the first time, and with nothing else."""
         said = (
-            number for ledger in self._docket.open_ledgers for number in (len(ledger.reports), len(ledger.step_audits))
+            number for ledger in self._facts.open_ledgers for number in (len(ledger.reports), len(ledger.step_audits))
         )
         return (len(self._doubted), len(self._unweighed), *said)
 
@@ -86,10 +86,10 @@ class Audits:
         Raises:
             FrameError: This party was not asked for it, or it came before.
         """
-        ledger, (stage, microbatch) = self._docket.ledger_of(report.step), (report.stage, report.microbatch)
+        ledger, (stage, microbatch) = self._facts.ledger_of(report.step), (report.stage, report.microbatch)
         if report.urgent:
-            asked = (stage, microbatch) in self.screened and sender == self._docket.auditor(stage, microbatch)
-            asked = asked and report.step == self._docket.ledger.step
+            asked = (stage, microbatch) in self.screened and sender == self._facts.auditor(stage, microbatch)
+            asked = asked and report.step == self._facts.ledger.step
         else:
             asked = (stage, microbatch, sender) in ledger.awaited_audits - ledger.reports.keys()
         waiting = any(
@@ -118,39 +118,39 @@ class Audits:
         return None
 
     def _ask_what_can_be_audited(self) -> None:
-        waiting, docket = self._unasked, self._docket
-        fetches = docket.plan.guard.keeps_snapshots
-        self._unasked = [hit for hit in waiting if fetches and hit.source not in docket.agreed]
+        waiting, facts = self._unasked, self._facts
+        fetches = facts.plan.guard.keeps_snapshots
+        self._unasked = [hit for hit in waiting if fetches and hit.source not in facts.agreed]
         for hit in waiting:
             if hit not in self._unasked:
                 self._summons.urgent(hit)
 
     def _is_ripe(self, auditor: str, report: AuditReport) -> bool:
         """A dispute needs weights that both sides have signed; a third party is heard when all others have spoken."""
-        stage, ledger = report.stage, self._docket.ledger_of(report.step)
+        stage, ledger = report.stage, self._facts.ledger_of(report.step)
         if stage not in ledger.agreed:
             return False
-        if report.urgent or self._docket.has_copy(auditor, stage):
+        if report.urgent or self._facts.has_copy(auditor, stage):
             return True
         heard = {(said.stage, said.microbatch, party) for party, said in self._unweighed}
         return all(key in heard for key in ledger.unreported if key[0] == stage)
 
     def _tells_less(self, said: tuple[str, AuditReport]) -> bool:
         auditor, report = said
-        if report.urgent or self._docket.has_copy(auditor, report.stage):
+        if report.urgent or self._facts.has_copy(auditor, report.stage):
             return False
-        return not any(vouched(self._docket, report.stage, report.microbatch, direction) for direction in BOTH)
+        return not any(vouched(self._facts, report.stage, report.microbatch, direction) for direction in BOTH)
 
     async def _weigh_drawn(self, auditor: str, report: AuditReport) -> Judgement | None:
-        ledger = self._docket.ledger_of(report.step)
+        ledger = self._facts.ledger_of(report.step)
         judgement = await self._reports.weigh(auditor, report, ledger.messages, directions_of(None))
         if judgement is None:
             ledger.reports[(report.stage, report.microbatch, auditor)] = report
             if report.doubt is not None:
                 self._summons.look_closer(ledger, report.stage, auditor, report.doubt)
-        elif not self._docket.has_copy(auditor, report.stage):
-            second = accomplice(self._docket, judgement)
-            self._docket.proved += [] if second is None else [second]
+        elif not self._facts.has_copy(auditor, report.stage):
+            second = accomplice(self._facts, judgement)
+            self._facts.proved += [] if second is None else [second]
         return judgement
 
     async def _weigh_urgent(self, auditor: str, report: AuditReport) -> Judgement | None:

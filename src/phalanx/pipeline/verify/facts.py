@@ -8,7 +8,7 @@ from phalanx.engine import Verdict
 from phalanx.pipeline.assignment.assignment import Assignment, Share
 from phalanx.pipeline.assignment.budget import Sample
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.evidence.files import Exhibit
+from phalanx.pipeline.evidence.files import ComparedTensors
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.protocol.log_memory import Observe
 from phalanx.pipeline.protocol.messages import Activation, PassedOnHeader, StateDigest
@@ -33,7 +33,7 @@ class Judgement:
     """A verdict with what it rests on."""
 
     verdict: Verdict
-    exhibit: Exhibit = field(default_factory=Exhibit)
+    compared: ComparedTensors = field(default_factory=ComparedTensors)
     headers: dict[str, PassedOnHeader] = field(default_factory=dict)
     work: RefereeWork = field(default_factory=RefereeWork)
     lane: int | None = None
@@ -42,7 +42,7 @@ class Judgement:
 
 @dataclass
 class StepFacts:
-    """Facts that every comparison needs.
+    """The facts about a step that every comparison needs.
 
     Attributes:
         plan: The run.

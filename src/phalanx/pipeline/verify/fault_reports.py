@@ -14,8 +14,8 @@ from phalanx.transport import SignedHeader
 class FaultReports:
     """The reports that were not looked at yet."""
 
-    def __init__(self, docket: StepFacts) -> None:
-        self._docket = docket
+    def __init__(self, facts: StepFacts) -> None:
+        self._facts = facts
         self._waiting: list[tuple[ReceivedMessage, Fault]] = []
 
     def add(self, received: ReceivedMessage, fault: Fault) -> None:
@@ -35,50 +35,50 @@ class FaultReports:
 
     def _note(self, sender: str, fault: Fault) -> None:
         # what the owner finds itself is of its author's making, whatever a worker reports of the worker's
-        number = self._docket.sample.number("fault", fault.about if sender == OWNER else sender)
+        number = self._facts.sample.number("fault", fault.about if sender == OWNER else sender)
         if number is not None:
             said = {"about": fault.about, "error": fault.error, "reason": fault.reason}
-            self._docket.observe("fault", {"party": sender, **said, "number": number})
+            self._facts.observe("fault", {"party": sender, **said, "number": number})
 
     def _judge(self, received: ReceivedMessage, fault: Fault) -> Judgement | None:
         """Name the sender of a tensor that is wrong whatever its bytes are, or the party that shows a forged header."""
-        docket, sender = self._docket, received.sender
-        if fault.evidence is None or fault.epoch != docket.ledger.epoch or fault.about == OWNER:
+        facts, sender = self._facts, received.sender
+        if fault.evidence is None or fault.epoch != facts.ledger.epoch or fault.about == OWNER:
             return None
 
         def between(message: Activation) -> Link | None:
-            link = docket.assignment.link_of(message)
+            link = facts.assignment.link_of(message)
             return link if link == (fault.about, sender) else None
 
         try:
-            shown = docket.statements.open(fault.evidence, Activation, fault.epoch, {}, between)
+            shown = facts.statements.open(fault.evidence, Activation, fault.epoch, {}, between)
         except (FrameError, SignatureError) as exc:
             if received.header is None:
-                # the owner's own word needs no signature, and convicts nobody of anything
+                # the owner's own word needs no signature, and convicts no party
                 return None
             reason = f"{sender} complained of a message that {fault.about} did not send it: {exc}"
-            stage = next(iter(docket.assignment.copies_of(sender)), 0)
-            return docket.judgement("forgery", sender, stage, reason, headers={"fault": to_signed(received.header)})
-        if announces_a_boundary(shown, docket.plan):
+            stage = next(iter(facts.assignment.copies_of(sender)), 0)
+            return facts.judgement("forgery", sender, stage, reason, headers={"fault": to_signed(received.header)})
+        if announces_a_boundary(shown, facts.plan):
             return None
         headers = {"message": fault.evidence}
         stage = shown.message.source
-        return docket.judgement("shape", fault.about, stage, fault.reason, accuser=sender, headers=headers)
+        return facts.judgement("shape", fault.about, stage, fault.reason, accuser=sender, headers=headers)
 
     def _find_nonsense(self, sender: str, fault: Fault) -> SignedHeader | None:
         """A header of this session that went from one party to the other with a value that nothing can have."""
         if fault.evidence is None or fault.about == OWNER:
             return None
         try:
-            header = self._docket.statements.frame(fault.evidence, (fault.about, sender))
+            header = self._facts.statements.frame(fault.evidence, (fault.about, sender))
         except (FrameError, SignatureError):
             return None
         return None if out_of_bounds(header) is None else header
 
     def _convict(self, nonsense: SignedHeader, fault: Fault) -> Judgement | None:
-        if fault.about not in self._docket.present:
+        if fault.about not in self._facts.present:
             return None
         reason = f"{fault.about} signed a value that nothing can have: {out_of_bounds(nonsense)}"
-        stage = next(iter(self._docket.assignment.copies_of(fault.about)), 0)
+        stage = next(iter(self._facts.assignment.copies_of(fault.about)), 0)
         headers = {NONSENSE: to_signed(nonsense)}
-        return self._docket.judgement("forgery", fault.about, stage, reason, headers=headers)
+        return self._facts.judgement("forgery", fault.about, stage, reason, headers=headers)

@@ -25,14 +25,14 @@ class GradientBounds:
         Does not find a lie below both: `gradient_distance` says what that is worth.
     """
 
-    def __init__(self, docket: StepFacts, referee: Referee) -> None:
-        self._docket = docket
+    def __init__(self, facts: StepFacts, referee: Referee) -> None:
+        self._facts = facts
         self._referee = referee
 
     @task
     async def claimed(self, ledger: StepLedger, share: Share) -> dict[str, Tensor] | None:
         """The gradient that a stage committed to, from the other copy or from the stage; None when neither has it."""
-        assignment, digest = self._docket.assignment, ledger.commits[share].gradient
+        assignment, digest = self._facts.assignment, ledger.commits[share].gradient
         for party in (assignment.auditor_of(share), assignment.server_of(share)):
             found = await self._fetch(ledger, share, party, "gradient", digest)
             if found is not None:
@@ -45,25 +45,25 @@ class GradientBounds:
         claimed, audited = await self.claimed(ledger, share), await self._audited(ledger, share, auditor)
         if claimed is None or audited is None:
             return False
-        return gradient_distance(claimed, audited) <= self._docket.plan.guard.tolerance
+        return gradient_distance(claimed, audited) <= self._facts.plan.guard.tolerance
 
     @task
     async def judge(self, ledger: StepLedger, share: Share, auditor: str) -> str | None:
         """Redo a share of a stage's step and name the party with the wrong gradient; None when neither is wrong."""
-        docket, stage, server = self._docket, share[0], self._docket.assignment.server_of(share)
+        facts, stage, server = self._facts, share[0], self._facts.assignment.server_of(share)
         copy = await self._referee.weights(ledger.epoch, ledger.step, stage, auditor, ledger.agreed[stage])
         if copy is None:
             return auditor
         truth = await self.redo(copy.runner, ledger, share)
         if truth is None:
             return server
-        if docket.bits_decide(server):
+        if facts.bits_decide(server):
             server_off = transfer_digest(truth) != ledger.commits[share].gradient
         else:
             server_off = not await self.allows(copy, ledger, share, await self.claimed(ledger, share), truth)
         if server_off:
             return server
-        if docket.bits_decide(auditor):
+        if facts.bits_decide(auditor):
             auditor_off = transfer_digest(truth) != ledger.step_audits[(stage, auditor)].gradient
         else:
             audited = await self._audited(ledger, share, auditor)
@@ -92,7 +92,7 @@ class GradientBounds:
             # where honest numbers overflow, rounding decides which; nothing is applied of such a step
             return True
         distance = float("inf") if claimed is None else gradient_distance(claimed, truth)
-        if distance <= self._docket.plan.guard.tolerance:
+        if distance <= self._facts.plan.guard.tolerance:
             return True
         exact = None if claimed is None else await self.redo(WideRunner(copy.runner), ledger, share)
         return exact is not None and distance <= MARGIN * gradient_distance(truth, exact)
@@ -100,8 +100,8 @@ class GradientBounds:
     @task
     async def redo(self, runner: StageRunner, ledger: StepLedger, share: Share) -> dict[str, Tensor] | None:
         """Recompute the weight gradient of a share from committed inputs; None when no party brings one of them."""
-        for microbatch in self._docket.assignment.microbatches(share, self._docket.plan.microbatches):
-            tensors = await self._referee.inputs(ledger, share[0], microbatch, self._docket.assignment)
+        for microbatch in self._facts.assignment.microbatches(share, self._facts.plan.microbatches):
+            tensors = await self._referee.inputs(ledger, share[0], microbatch, self._facts.assignment)
             if tensors is None:
                 return None
             runner.forward(ledger.step, microbatch, tensors[0])
@@ -117,6 +117,6 @@ class GradientBounds:
     ) -> dict[str, Tensor] | None:
         stage, lane = share
         request = FetchBulk(epoch=self._referee.epoch, step=ledger.step, stage=stage, lane=lane, purpose=purpose)
-        expected = StageCopy.empty(self._docket.plan, stage).module.trainable()
+        expected = StageCopy.empty(self._facts.plan, stage).module.trainable()
         found = await TensorsNeed(party, request, expected)
         return found[0] if found is not None and transfer_digest(found[0]) == digest else None

@@ -8,39 +8,39 @@ from phalanx.pipeline.verify.ledger import MessageKey
 _BOTH: tuple[tuple[Direction, int], ...] = (("forward", 1), ("backward", -1))
 
 
-def compare_links(docket: StepFacts) -> Judgement | None:
+def compare_links(facts: StepFacts) -> Judgement | None:
     """Compare what every stage committed to have sent with what the adjacent one committed to have used.
 
     Returns:
         A judgement of the first contradiction: of a sender that equivocated, or a receiver that shows no header at all.
         Headers that the sender did not sign are found when a commitment is taken.
     """
-    stages = len(docket.plan.stages)
+    stages = len(facts.plan.stages)
     for source in range(stages):
         for direction, offset in _BOTH:
             target = source + offset
             if not 0 <= target < stages:
                 continue
-            for microbatch in range(docket.plan.microbatches):
-                if docket.server(source, microbatch) == docket.server(target, microbatch) == OWNER:
+            for microbatch in range(facts.plan.microbatches):
+                if facts.server(source, microbatch) == facts.server(target, microbatch) == OWNER:
                     continue
-                judgement = _compare(docket, (source, direction, microbatch), target)
+                judgement = _compare(facts, (source, direction, microbatch), target)
                 if judgement is not None:
                     return judgement
     return None
 
 
-def _compare(docket: StepFacts, key: MessageKey, target: int) -> Judgement | None:
+def _compare(facts: StepFacts, key: MessageKey, target: int) -> Judgement | None:
     source, direction, microbatch = key
-    sender, receiver = docket.server(source, microbatch), docket.server(target, microbatch)
-    (_, lane), (_, other) = docket.assignment.share(source, microbatch), docket.assignment.share(target, microbatch)
-    said, received = docket.ledger.said_digest(key, lane), docket.ledger.messages.get(key)
+    sender, receiver = facts.server(source, microbatch), facts.server(target, microbatch)
+    (_, lane), (_, other) = facts.assignment.share(source, microbatch), facts.assignment.share(target, microbatch)
+    said, received = facts.ledger.said_digest(key, lane), facts.ledger.messages.get(key)
     where = f"stage {source}, microbatch {microbatch}, {direction}"
     if received is None:
         reason = f"{where}: {receiver} committed to the step without this input"
-        return docket.judgement("forgery", receiver, target, reason, lane=other)
+        return facts.judgement("forgery", receiver, target, reason, lane=other)
     if said == received.digest:
         return None
     headers = {"message": received.header}
     reason = f"{where}: {sender} committed to another tensor than it sent"
-    return docket.judgement("equivocation", sender, source, reason, accuser=receiver, lane=lane, headers=headers)
+    return facts.judgement("equivocation", sender, source, reason, accuser=receiver, lane=lane, headers=headers)

@@ -47,8 +47,8 @@ class OwnerAudits:
         owner, messages and weight gradients count as lies beyond what rounding does; the update, in any bit.
     """
 
-    def __init__(self, docket: StepFacts, referee: Referee, bounds: GradientBounds) -> None:
-        self._docket = docket
+    def __init__(self, facts: StepFacts, referee: Referee, bounds: GradientBounds) -> None:
+        self._facts = facts
         self._referee = referee
         self._bounds = bounds
         self._redone: dict[int, _Redone] = {}
@@ -59,10 +59,10 @@ class OwnerAudits:
 
         The accomplice's copy reaches back far enough to undo what both did.
         """
-        docket, ledger = self._docket, self._docket.ledger
-        holder, shadow = docket.holder(stage), docket.shadow(stage)
-        one_copy = docket.plan.guard.one_optimizer
-        copy = await self._referee.stage_at(stage, (holder,) if one_copy else (shadow, holder), docket.agreed[stage])
+        facts, ledger = self._facts, self._facts.ledger
+        holder, shadow = facts.holder(stage), facts.shadow(stage)
+        one_copy = facts.plan.guard.one_optimizer
+        copy = await self._referee.stage_at(stage, (holder,) if one_copy else (shadow, holder), facts.agreed[stage])
         if copy is None:
             return [self._brought_nothing((stage, 0))]
         gradients, wrong = [], list[_Wrong]()
@@ -73,7 +73,7 @@ class OwnerAudits:
             gradients.append((share, found[0]))
             wrong += found[1]
         # a lie that its auditor has vouched for tells of two parties
-        for place in sorted(wrong, key=lambda place: not vouched(docket, stage, place[0], place[1])):
+        for place in sorted(wrong, key=lambda place: not vouched(facts, stage, place[0], place[1])):
             named = await self._name(copy, *place)
             if named:
                 return named
@@ -85,27 +85,27 @@ class OwnerAudits:
             for judged in await self._compare_gradient(copy, share, truth, claimed)
         ]
         lanes = [claimed for claimed in applied if claimed is not None]
-        if not guilty and len(lanes) == len(docket.assignment.shares_of(stage)):
+        if not guilty and len(lanes) == len(facts.assignment.shares_of(stage)):
             whole = add_lanes(lanes)
-            docket.norms.note(stage, finite_norm_squared(whole))
+            facts.norms.note(stage, finite_norm_squared(whole))
             self._redone[stage] = _Redone(ledger.step, copy, whole, (holder, shadow))
         return guilty
 
     async def _applied(self, share: Share, truth: dict[str, Tensor]) -> dict[str, Tensor] | None:
-        is_exact = self._docket.bits_decide(self._docket.assignment.server_of(share))
-        return truth if is_exact else await self._bounds.claimed(self._docket.ledger, share)
+        is_exact = self._facts.bits_decide(self._facts.assignment.server_of(share))
+        return truth if is_exact else await self._bounds.claimed(self._facts.ledger, share)
 
     def _audited(self, stage: int) -> list[Share]:
         """The shares of a stage that workers serve; the owner does not audit what it serves itself."""
-        assignment = self._docket.assignment
+        assignment = self._facts.assignment
         return [share for share in assignment.shares_of(stage) if assignment.server_of(share) != OWNER]
 
     async def _redo(self, copy: StageCopy, share: Share) -> tuple[dict[str, Tensor], list["_Wrong"]] | None:
         """Weight gradient of one share and the messages that are not what was committed to; None without inputs."""
-        docket, ledger, stage = self._docket, self._docket.ledger, share[0]
+        facts, ledger, stage = self._facts, self._facts.ledger, share[0]
         wrong: list[_Wrong] = []
-        for microbatch in docket.assignment.microbatches(share, docket.plan.microbatches):
-            tensors = await self._referee.inputs(ledger, stage, microbatch, docket.assignment)
+        for microbatch in facts.assignment.microbatches(share, facts.plan.microbatches):
+            tensors = await self._referee.inputs(ledger, stage, microbatch, facts.assignment)
             if tensors is None:
                 return None
             y = copy.runner.forward(ledger.step, microbatch, tensors[0])
@@ -121,12 +121,12 @@ class OwnerAudits:
 
     async def _is_close(self, key: MessageKey, truth: Tensor) -> bool:
         """Whether a message of a stage of another numeric class lies within tau of the owner's own result."""
-        docket, (stage, direction, microbatch) = self._docket, key
-        if docket.bits_decide(docket.server(stage, microbatch)):
+        facts, (stage, direction, microbatch) = self._facts, key
+        if facts.bits_decide(facts.server(stage, microbatch)):
             return False
         target = stage + (1 if direction == "forward" else -1)
-        said = await self._referee.committed(docket.ledger, key, docket.assignment, target)
-        return said is not None and distance_to_truth(said, truth) <= docket.plan.guard.tolerance
+        said = await self._referee.committed(facts.ledger, key, facts.assignment, target)
+        return said is not None and distance_to_truth(said, truth) <= facts.plan.guard.tolerance
 
     def forget(self) -> None:
         """Let go of redone steps: the run goes back before them."""
@@ -134,23 +134,23 @@ class OwnerAudits:
 
     def weigh_states(self) -> list[Judgement]:
         """Compare states that were agreed on after an update with the owner's own."""
-        docket = self._docket
+        facts = self._facts
         guilty: list[Judgement] = []
         for stage, redone in list(self._redone.items()):
-            state, previous = docket.agreed.get(stage), docket.previous
-            if docket.ledger.step == redone.step + 1 and (state is None or previous is None):
+            state, previous = facts.agreed.get(stage), facts.previous
+            if facts.ledger.step == redone.step + 1 and (state is None or previous is None):
                 continue
-            if docket.ledger.step == redone.step and docket.ledger.audits_drawn:
+            if facts.ledger.step == redone.step and facts.ledger.audits_drawn:
                 continue
             del self._redone[stage]
-            parties = (docket.assignment.holders.get(stage), docket.assignment.shadows.get(stage))
-            if docket.ledger.step != redone.step + 1 or parties != redone.parties or previous is None:
+            parties = (facts.assignment.holders.get(stage), facts.assignment.shadows.get(stage))
+            if facts.ledger.step != redone.step + 1 or parties != redone.parties or previous is None:
                 continue
             redone.copy.apply(redone.step, redone.gradients, previous.clip_coefficient)
             if redone.copy.digest() != state:
                 reason = f"stage {stage}: {{}} agreed on a state that step {redone.step} does not lead to"
                 guilty += [
-                    docket.judgement("state", party, stage, reason.format(party))
+                    facts.judgement("state", party, stage, reason.format(party))
                     for party in dict.fromkeys(self._bound(redone.parties))
                     if party != OWNER
                 ]
@@ -158,11 +158,11 @@ class OwnerAudits:
 
     def _bound(self, parties: tuple[str, str]) -> tuple[str, ...]:
         """The parties that made the update: a shadow without an optimizer has only taken what it was sent."""
-        return parties[:1] if self._docket.plan.guard.one_optimizer else parties
+        return parties[:1] if self._facts.plan.guard.one_optimizer else parties
 
     def _brought_nothing(self, share: Share) -> Judgement:
-        stage, server = share[0], self._docket.assignment.server_of(share)
-        return self._docket.judgement(
+        stage, server = share[0], self._facts.assignment.server_of(share)
+        return self._facts.judgement(
             "transfer", server, stage, f"stage {stage}: no party brought what {server} committed to", lane=share[1]
         )
 
@@ -170,7 +170,7 @@ class OwnerAudits:
         self, copy: StageCopy, microbatch: int, direction: Direction, digests: Mapping[Direction, str]
     ) -> list[Judgement]:
         """Name the stage that sent a wrong message, and before it an auditor that reported those very bytes."""
-        docket, ledger, stage = self._docket, self._docket.ledger, copy.spec.index
+        facts, ledger, stage = self._facts, self._facts.ledger, copy.spec.index
         inputs: dict[Direction, CommittedMessage] = {"forward": ledger.messages[(stage - 1, "forward", microbatch)]}
         if direction == "backward":
             inputs["backward"] = ledger.messages[(stage + 1, "backward", microbatch)]
@@ -182,27 +182,27 @@ class OwnerAudits:
             stage=stage,
             microbatch=microbatch,
             direction=direction,
-            holder=docket.server(stage, microbatch),
+            holder=facts.server(stage, microbatch),
             accuser=OWNER,
-            assignment=docket.assignment,
+            assignment=facts.assignment,
             inputs=inputs,
             output=ledger.messages[(stage, direction, microbatch)],
             report=own,
-            state=docket.agreed[stage],
+            state=facts.agreed[stage],
         )
-        verdict, exhibit = await self._referee.judge_message(dispute, copy)
+        verdict, compared = await self._referee.judge_message(dispute, copy)
         work = self._referee.spent()
         if verdict is None:
             return []
-        culprit = Judgement(verdict, exhibit, dispute.headers(), work)
-        second = accomplice(docket, culprit)
+        culprit = Judgement(verdict, compared, dispute.headers(), work)
+        second = accomplice(facts, culprit)
         return [culprit] if second is None else [culprit, second]
 
     async def _compare_gradient(
         self, copy: StageCopy, share: Share, truth: dict[str, Tensor], claimed: dict[str, Tensor] | None
     ) -> list[Judgement]:
         """Convict a stage of a gradient that its work does not lead to, and a shadow that claims the same."""
-        docket, ledger, stage = self._docket, self._docket.ledger, share[0]
+        facts, ledger, stage = self._facts, self._facts.ledger, share[0]
         commit = ledger.commits[share]
         if claimed is truth:
             is_right = (commit.gradient, commit.norm_squared) == (transfer_digest(truth), finite_norm_squared(truth))
@@ -212,10 +212,10 @@ class OwnerAudits:
             is_right = is_right and await self._bounds.allows(copy, ledger, share, claimed, truth)
         if is_right:
             return []
-        server, step = docket.assignment.server_of(share), ledger.step
+        server, step = facts.assignment.server_of(share), ledger.step
         reason = f"stage {stage}: {server} committed to a weight gradient or norm that step {step} does not lead to"
-        culprit = docket.judgement("gradient", server, stage, reason, lane=share[1])
-        second = vouched_for_gradient(docket, share)
+        culprit = facts.judgement("gradient", server, stage, reason, lane=share[1])
+        second = vouched_for_gradient(facts, share)
         return [culprit] if second is None else [culprit, second]
 
 

@@ -37,7 +37,7 @@ _MAX_DIGITS = 6
 
 
 class ClaimRecorder:
-    """Takes messages to the coordinator; conclusions are drawn elsewhere.
+    """A recorder of messages to the coordinator; conclusions are drawn elsewhere.
 
     Attributes:
         ready: Parties that have taken their roles of this epoch.
@@ -47,13 +47,13 @@ class ClaimRecorder:
         convictions: What a message alone proves against its sender.
     """
 
-    def __init__(self, docket: StepFacts, audits: Audits, updates: StateJudgement, faults: FaultReports) -> None:
+    def __init__(self, facts: StepFacts, audits: Audits, updates: StateJudgement, faults: FaultReports) -> None:
         self.ready: dict[str, Ready] = {}
         self.usage: dict[str, dict[str, float]] = {}
         self.busy: dict[str, float] = {}
         self.bytes_sent: dict[str, Mapping[str, int]] = {}
         self.convictions: list[Judgement] = []
-        self._docket = docket
+        self._facts = facts
         self._audits = audits
         self._updates = updates
         self._faults = faults
@@ -62,7 +62,7 @@ class ClaimRecorder:
 
     @property
     def _ledger(self) -> StepLedger:
-        return self._docket.ledger
+        return self._facts.ledger
 
     def handle(self, received: ReceivedMessage) -> bool:
         """Record a message to the coordinator; False when it is not for it.
@@ -79,7 +79,7 @@ class ClaimRecorder:
             self._faults.add(received, message)
         elif isinstance(message, Commit | GradientHeld | WeightsHeld | AuditReport | StepAudited | ScreenHit):
             # of a step that lags, only its audits are still awaited
-            ledgers = self._docket.open_ledgers if isinstance(message, AuditReport | StepAudited) else (self._ledger,)
+            ledgers = self._facts.open_ledgers if isinstance(message, AuditReport | StepAudited) else (self._ledger,)
             if (message.epoch, message.step) in [(ledger.epoch, ledger.step) for ledger in ledgers]:
                 self._add_step_message(received, message)
         else:
@@ -88,12 +88,12 @@ class ClaimRecorder:
 
     def _add_applied(self, sender: str, message: UpdateReport) -> None:
         self._take_costs(sender, message)
-        assignment = self._docket.assignment
+        assignment = self._facts.assignment
         for name, state in message.states.items():
             stage = int(name) if name.isdecimal() and len(name) < _MAX_DIGITS else -1
             if sender not in (assignment.holders.get(stage), assignment.shadows.get(stage)):
                 raise FrameError(f"{sender!r} reported the state of stage {name}, which it does not have")
-            follows = self._docket.plan.guard.one_optimizer and sender != assignment.holders.get(stage)
+            follows = self._facts.plan.guard.one_optimizer and sender != assignment.holders.get(stage)
             if (state.step, message.epoch) == (self._ledger.step, self._ledger.epoch) and not follows:
                 self._updates.said.setdefault(stage, {})[sender] = state
 
@@ -103,7 +103,7 @@ class ClaimRecorder:
         Bytes count for links to parties of this run and never fall; no party has worked longer than the run lasts.
         Apart from that seconds and bytes are claims: no check of the guard rests on them.
         """
-        known = {party for party in (OWNER, *self._docket.classes) if party != sender}
+        known = {party for party in (OWNER, *self._facts.classes) if party != sender}
         before, now = self.bytes_sent.get(sender, {}), message.bytes_sent
         self.bytes_sent[sender] = {
             party: max(now.get(party, 0), before.get(party, 0)) for party in known & {*now, *before}
@@ -115,7 +115,7 @@ class ClaimRecorder:
     def _add_ready(self, sender: str, message: Ready) -> None:
         if message.epoch != self._ledger.epoch:
             return
-        present = (self._docket.assignment, self._docket.resting)
+        present = (self._facts.assignment, self._facts.resting)
         held = [item for roles in present for item in (*roles.holders.items(), *roles.shadows.items())]
         stray = sorted(message.states.keys() - {str(stage) for stage, party in held if party == sender})
         if stray:
@@ -127,12 +127,12 @@ class ClaimRecorder:
         received: ReceivedMessage,
         message: Commit | GradientHeld | WeightsHeld | AuditReport | StepAudited | ScreenHit,
     ) -> None:
-        sender, assignment = received.sender, self._docket.assignment
+        sender, assignment = received.sender, self._facts.assignment
         if isinstance(message, ScreenHit):
             target = target_of(message)
             expected = assignment.server(target, message.microbatch) if target in assignment.holders else None
             _expect(sender, expected, message.kind)
-            if message.source not in assignment.shadows or self._docket.server(*_of(message)) == OWNER:
+            if message.source not in assignment.shadows or self._facts.server(*_of(message)) == OWNER:
                 raise FrameError(f"{sender!r} finds a message of the owner odd, which needs no audit")
             self._audits.doubt(message)
             self._ask_for_urgent_audit(message)
@@ -148,7 +148,7 @@ class ClaimRecorder:
             self._updates.take(sender, message)
             return
         share = (message.stage, message.lane)
-        known = assignment.shares if isinstance(message, Commit) else self._docket.watched_shares
+        known = assignment.shares if isinstance(message, Commit) else self._facts.watched_shares
         party_of = assignment.server_of if isinstance(message, Commit) else assignment.auditor_of
         _expect(sender, party_of(share) if share in known else None, message.kind)
         if isinstance(message, Commit):
@@ -162,32 +162,32 @@ class ClaimRecorder:
 
     def _add_commit(self, received: ReceivedMessage, commit: Commit) -> None:
         """Open every header that a stage shows; it has signed for all of them itself."""
-        docket, sender = self._docket, received.sender
+        facts, sender = self._facts, received.sender
 
         def to_sender(message: Activation) -> Link | None:
-            link = docket.assignment.link_of(message)
-            within = message.microbatch < docket.plan.microbatches
+            link = facts.assignment.link_of(message)
+            within = message.microbatch < facts.plan.microbatches
             return link if within and link is not None and link[1] == sender else None
 
         place = {"step": commit.step, "target": commit.stage}
         opened: list[Statement[Activation]] = []
         for signed in commit.received:
             try:
-                opened.append(docket.statements.open(signed, Activation, commit.epoch, place, to_sender))
+                opened.append(facts.statements.open(signed, Activation, commit.epoch, place, to_sender))
             except (FrameError, SignatureError) as exc:
                 # without a valid commitment the step could never end
                 headers = {"message": signed}
                 headers |= {} if received.header is None else {"commit": to_signed(received.header)}
                 reason = f"stage {commit.stage}: {sender} committed to an input that no party sent it: {exc}"
                 self.convictions.append(
-                    docket.judgement("forgery", sender, commit.stage, reason, lane=commit.lane, headers=headers)
+                    facts.judgement("forgery", sender, commit.stage, reason, lane=commit.lane, headers=headers)
                 )
                 return
         self._ledger.add_commit(commit, received.header, opened)
 
     def _add_step_audit(self, sender: str, message: StepAudited) -> None:
-        key, ledger = (message.stage, sender), self._docket.ledger_of(message.step)
-        if message.stage in self._docket.watched and self._docket.audited_share(*key) != (message.stage, message.lane):
+        key, ledger = (message.stage, sender), self._facts.ledger_of(message.step)
+        if message.stage in self._facts.watched and self._facts.audited_share(*key) != (message.stage, message.lane):
             raise FrameError(
                 f"{sender!r} recomputed lane {message.lane} of stage {message.stage}, which it is not to audit"
             )
@@ -198,9 +198,9 @@ class ClaimRecorder:
         ledger.step_audits[key] = message
 
     def _ask_for_urgent_audit(self, hit: ScreenHit) -> None:
-        party = self._docket.server(hit.source, hit.microbatch)
-        self._docket.observe("screen_hit", {**hit.model_dump(mode="json"), "party": party})
-        if not self._docket.plan.guard.audits:
+        party = self._facts.server(hit.source, hit.microbatch)
+        self._facts.observe("screen_hit", {**hit.model_dump(mode="json"), "party": party})
+        if not self._facts.plan.guard.audits:
             self._count_strike(party, hit)
             return
         self._audits.ask_urgently(hit)
@@ -212,7 +212,7 @@ class ClaimRecorder:
             self._audits.release(hit)
             return
         reason = f"stage {hit.source}, microbatch {hit.microbatch}, {hit.direction}: {hit.reason}"
-        self.convictions.append(self._docket.judgement("statistics", party, hit.source, reason))
+        self.convictions.append(self._facts.judgement("statistics", party, hit.source, reason))
 
 
 def _of(hit: ScreenHit) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from torch import Tensor
 from phalanx.engine import Verdict
 from phalanx.pipeline.assignment.assignment import Assignment, Share
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.evidence.files import Exhibit
+from phalanx.pipeline.evidence.files import ComparedTensors
 from phalanx.pipeline.plan import BOUNDARY_DTYPE, StepPlan
 from phalanx.pipeline.protocol.messages import AuditReport, Fetch, FetchBulk, PassedOnHeader, StateDigest
 from phalanx.pipeline.protocol.needs import MessageNeed, TensorsNeed, task
@@ -74,8 +74,8 @@ class Referee:
     digest that it signed, and a party that brings other bytes than those of its own digest is guilty of "transfer".
 
     Guarantees:
-        With the alarm at 2 tau and the referee at tau, an accusation within honest rounding convicts
-        no party of a lie, and of two parties that differ by more at least one is off.
+        With the alarm at 2 tau and the referee at tau, an accusation within honest rounding convicts no party of a
+        lie, and of two parties that differ by more at least one is off.
 
     Source: referee with a committed accuser, `verified pipeline` design section 4; after the refereed
     delegation of computation of Canetti, Riva and Rothblum 2011.
@@ -93,7 +93,9 @@ class Referee:
         return spent
 
     @task
-    async def judge_message(self, dispute: Dispute, copy: StageCopy | None = None) -> tuple[Verdict | None, Exhibit]:
+    async def judge_message(
+        self, dispute: Dispute, copy: StageCopy | None = None
+    ) -> tuple[Verdict | None, ComparedTensors]:
         """Redo the disputed microbatch.
 
         Args:
@@ -101,12 +103,11 @@ class Referee:
             copy: The stage, if the referee has it already; else the accuser is asked for its weights.
 
         Returns:
-            The verdict, None when both are within tolerance, and what it was reached from; nothing, where an input is
-            missing that the holder never signed for.
+            The verdict, and its tensors; None within tolerance, or where an input lacks that the holder never showed.
         """
         copy = copy or await self.weights(dispute.epoch, dispute.step, dispute.stage, dispute.accuser, dispute.state)
         if copy is None:
-            return self._guilty(dispute, dispute.accuser, "transfer", _OTHER_WEIGHTS), Exhibit()
+            return self._guilty(dispute, dispute.accuser, "transfer", _OTHER_WEIGHTS), ComparedTensors()
         wanted: tuple[Direction, ...] = ("forward", "backward") if dispute.direction == "backward" else ("forward",)
         found = [await self._input(dispute, direction) for direction in wanted]
         inputs = [tensor for tensor in found if tensor is not None]
@@ -115,18 +116,18 @@ class Referee:
                 dispute.inputs[direction].shown_by for direction, x in zip(wanted, found, strict=True) if x is None
             }
             if shown_by != {dispute.holder}:
-                return None, Exhibit()
+                return None, ComparedTensors()
             reason = "brought no input with the digest that it committed to"
-            return self._guilty(dispute, dispute.holder, "transfer", reason), Exhibit()
+            return self._guilty(dispute, dispute.holder, "transfer", reason), ComparedTensors()
         claim, said = await self._claim(dispute), await self._output(dispute)
         shown = {name: tensor for name, tensor in (("accuser", claim), ("claimed", said)) if tensor is not None}
-        exhibit = self._redo(dispute, copy, inputs, shown)
+        compared = self._redo(dispute, copy, inputs, shown)
         limit = _Limit(self._plan.guard.tolerance, lambda: self._allowed(dispute, copy, inputs))
-        return self._weigh_holder(dispute, exhibit, limit) or self._weigh_accuser(dispute, exhibit, limit), exhibit
+        return self._weigh_holder(dispute, compared, limit) or self._weigh_accuser(dispute, compared, limit), compared
 
     def _redo(
         self, dispute: Dispute, copy: StageCopy, inputs: Sequence[Tensor], shown: Mapping[str, Tensor]
-    ) -> Exhibit:
+    ) -> ComparedTensors:
         """The disputed message as it comes out of these weights, with everything that it is compared with."""
         self._count(microbatches=1)
         gradient = inputs[1] if len(inputs) > 1 else None
@@ -135,7 +136,7 @@ class Referee:
         tensors = {"input": inputs[0], "recomputed": truth, **shown}
         if gradient is not None:
             tensors["gradient"] = gradient
-        return Exhibit(tensors, copy.weights_digest(), copy.weights())
+        return ComparedTensors(tensors, copy.weights_digest(), copy.weights())
 
     @task
     async def stage_at(self, stage: int, parties: Sequence[str], state: StateDigest) -> StageCopy | None:
@@ -340,8 +341,8 @@ class Referee:
         noise = rounding_noise(copy.runner, dispute.step, dispute.microbatch, dispute.direction, x, gradient)
         return max(self._plan.guard.tolerance, MARGIN * noise)
 
-    def _weigh_holder(self, dispute: Dispute, exhibit: Exhibit, limit: "_Limit") -> Verdict | None:
-        truth, said = exhibit.tensors["recomputed"], exhibit.tensors.get("claimed")
+    def _weigh_holder(self, dispute: Dispute, compared: ComparedTensors, limit: "_Limit") -> Verdict | None:
+        truth, said = compared.tensors["recomputed"], compared.tensors.get("claimed")
         if self._bits_decide(dispute.holder):
             distance = None if said is None else token_distance(said, truth)
             is_off = dispute.output.digest != digest_hex(tensor_buffers(truth.contiguous()))
@@ -352,8 +353,8 @@ class Referee:
             return None
         return self._guilty(dispute, dispute.holder, "message", "sent a wrong tensor", distance, limit.allowed)
 
-    def _weigh_accuser(self, dispute: Dispute, exhibit: Exhibit, limit: "_Limit") -> Verdict | None:
-        truth, claim = exhibit.tensors["recomputed"], exhibit.tensors.get("accuser")
+    def _weigh_accuser(self, dispute: Dispute, compared: ComparedTensors, limit: "_Limit") -> Verdict | None:
+        truth, claim = compared.tensors["recomputed"], compared.tensors.get("accuser")
         distance = None if claim is None else token_distance(claim, truth)
         if self._bits_decide(dispute.accuser):
             is_off = dispute.report.digests[dispute.direction] != digest_hex(tensor_buffers(truth.contiguous()))

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from phalanx.pipeline.evidence.files import Exhibit
+from phalanx.pipeline.evidence.files import ComparedTensors
 from phalanx.pipeline.evidence.weight_dispute import is_what_was_signed, part_name, sent_other_than_signed
 from phalanx.pipeline.protocol.messages import Bulk, Purpose, StateDigest, WeightsHeld
 from phalanx.pipeline.protocol.needs import task
@@ -16,7 +16,7 @@ from phalanx.security.crypto import digest_hex
 
 
 class SentState:
-    """Compares what a stage signed with what its shadow was sent.
+    """A comparison of what a stage signed with what its shadow was sent.
 
     Guarantees:
         A stage that sends other weights, or another snapshot, than it signs the digest of is named, by its own
@@ -27,9 +27,9 @@ class SentState:
         shown: What each shadow says that it was sent after the last update, by stage.
     """
 
-    def __init__(self, docket: StepFacts, referee: Referee) -> None:
+    def __init__(self, facts: StepFacts, referee: Referee) -> None:
         self.shown: dict[int, WeightsHeld] = {}
-        self._docket = docket
+        self._facts = facts
         self._referee = referee
 
     @task
@@ -44,15 +44,15 @@ class SentState:
         Returns:
             The guilty one of the two; None when what was sent is what was signed.
         """
-        docket = self._docket
-        holder, shadow = docket.holder(stage), docket.shadow(stage)
+        facts = self._facts
+        holder, shadow = facts.holder(stage), facts.shadow(stage)
         found = self.keeps_frozen(stage, signed)
         if found is not None:
             return found
-        snapshot = docket.plan.guard.keeps_snapshots
+        snapshot = facts.plan.guard.keeps_snapshots
         if (signed == taken) if snapshot else (signed.weights == taken.weights):
             return None
-        docket.observe("alarm", {"step": docket.ledger.step, "stage": stage, "kind": "state", "accuser": shadow})
+        facts.observe("alarm", {"step": facts.ledger.step, "stage": stage, "kind": "state", "accuser": shadow})
         shown = await self._shown_tensors(stage, shadow, taken)
         sent = self._sent_parts(stage, holder, shadow)
         digests = [] if shown is None else [digest_hex(*part) for _, _, part in parts(shown)]
@@ -60,28 +60,28 @@ class SentState:
         has_same_frozen = frozen_part(taken) == frozen_part(signed)
         if shown is None or not sent or not is_as_sent or not has_same_frozen:
             reason = f"stage {stage}: {shadow} has other weights than those that it was sent"
-            return docket.judgement("state", shadow, stage, reason, accuser=holder)
+            return facts.judgement("state", shadow, stage, reason, accuser=holder)
         reason = f"stage {stage}: {holder} {sent_other_than_signed(snapshot=snapshot)} whose digest it signed"
         named = {part_name(number): to_signed(part.header) for number, part in enumerate(sent)}
-        judgement = docket.judgement("state", holder, stage, reason, accuser=shadow, headers=named)
-        judgement.exhibit = Exhibit(weights=taken.weights, stage=shown)
+        judgement = facts.judgement("state", holder, stage, reason, accuser=shadow, headers=named)
+        judgement.compared = ComparedTensors(weights=taken.weights, stage=shown)
         return judgement
 
     def keeps_frozen(self, stage: int, signed: StateDigest) -> Judgement | None:
         """Find a holder with frozen weights that have moved: its own signatures of two steps convict it."""
-        docket, before = self._docket, self._docket.before.get(stage)
+        facts, before = self._facts, self._facts.before.get(stage)
         if before is None or frozen_part(signed) == frozen_part(before):
             return None
-        holder = docket.holder(stage)
+        holder = facts.holder(stage)
         reason = f"stage {stage}: {holder} signed other frozen weights than those that it began with"
-        return docket.judgement("state", holder, stage, reason, accuser=docket.shadow(stage))
+        return facts.judgement("state", holder, stage, reason, accuser=facts.shadow(stage))
 
     async def _shown_tensors(self, stage: int, shadow: str, taken: StateDigest) -> dict[str, Tensor] | None:
         """What a shadow has of a stage; None when that is not what it said."""
-        if self._docket.plan.guard.keeps_snapshots:
+        if self._facts.plan.guard.keeps_snapshots:
             found = await self._referee.snapshot(stage, shadow, taken.step)
             return found if found is not None and is_what_was_signed(found, taken) else None
-        copy = await self._referee.weights(self._docket.ledger.epoch, taken.step, stage, shadow, taken)
+        copy = await self._referee.weights(self._facts.ledger.epoch, taken.step, stage, shadow, taken)
         return None if copy is None else copy.trained()
 
     def _sent_parts(self, stage: int, holder: str, shadow: str) -> list[Statement[Bulk]]:
@@ -89,9 +89,9 @@ class SentState:
         shown = self.shown.get(stage)
         if shown is None:
             return []
-        purpose: Purpose = "snapshot" if self._docket.plan.guard.keeps_snapshots else "update"
+        purpose: Purpose = "snapshot" if self._facts.plan.guard.keeps_snapshots else "update"
         about = Bulk(epoch=shown.epoch, step=shown.step, stage=stage, purpose=purpose, offset=0, total=0)
-        return whole_transfer(self._docket.statements, shown.parts, about, (holder, shadow)) or []
+        return whole_transfer(self._facts.statements, shown.parts, about, (holder, shadow)) or []
 
 
 def frozen_part(state: StateDigest) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from phalanx.engine import Verdict
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.evidence.files import Case
+from phalanx.pipeline.evidence.files import VerdictBasis
 from phalanx.pipeline.protocol.messages import (
     AuditReport,
     Commit,
@@ -86,22 +86,24 @@ class SignedHistory:
         found = self._said.get((kind, party, stage, step, about))
         return None if found is None else found.header
 
-    def case(self, judgement: Judgement, docket: StepFacts, certificates: Mapping[str, str], authority: str) -> Case:
+    def case(
+        self, judgement: Judgement, facts: StepFacts, certificates: Mapping[str, str], authority: str
+    ) -> VerdictBasis:
         """Put a judgement together with everything that was signed about it.
 
         Args:
             judgement: What was decided.
-            docket: The facts at that moment, before any party is replaced.
+            facts: The facts at that moment, before any party is replaced.
             certificates: PEM of all parties: what a party showed may be signed by any of them.
             authority: PEM of the certificate that vouches for them.
         """
-        verdict, exhibit = judgement.verdict, judgement.exhibit
-        claim = exhibit.tensors.get("accuser")
+        verdict, compared = judgement.verdict, judgement.compared
+        claim = compared.tensors.get("accuser")
         digest = None if claim is None else digest_hex(tensor_buffers(claim.contiguous()))
-        server, shadow, auditor = _sides(judgement, docket.assignment)
+        server, shadow, auditor = _sides(judgement, facts.assignment)
         said = self.about(verdict, server, shadow, auditor, claim=digest, shown=judgement.headers.get("input"))
         headers = {**said, **judgement.headers}
-        return Case(verdict, exhibit, headers, certificates, authority, docket.plan, docket.statements.session)
+        return VerdictBasis(verdict, compared, headers, certificates, authority, facts.plan, facts.statements.session)
 
     def about(
         self,

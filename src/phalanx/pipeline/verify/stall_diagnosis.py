@@ -62,18 +62,18 @@ class StallDiagnosis:
         that only the owner's own work is missing. So a step with silent parties ends.
     """
 
-    docket: StepFacts
+    facts: StepFacts
     _handed: set[tuple[object, ...]] = field(default_factory=set)
     _attempt: tuple[int, int] = (-1, -1)
 
     @task
     async def find(self, missing: MissingFacts) -> str | None:
         """Look for the silent party; None when there is none, or it is not yet clear which."""
-        ledger, lagging = self.docket.ledger, self.docket.lagging
+        ledger, lagging = self.facts.ledger, self.facts.lagging
         if self._attempt != (ledger.step, ledger.epoch):
             self._attempt = (ledger.step, ledger.epoch)
             self._handed.clear()
-        parties = sorted(self.docket.present)
+        parties = sorted(self.facts.present)
         standings = await ProgressNeed(parties, Ask(epoch=ledger.epoch, step=ledger.step))
         silent = [party for party in parties if party not in standings]
         if silent:
@@ -94,9 +94,9 @@ class StallDiagnosis:
 
     async def _behind(self, standings: Mapping[str, ProgressReport]) -> str | None:
         """Look at each share that has not been committed to: what it waits for, and whether that was sent."""
-        for share in self.docket.assignment.shares:
-            stage, party = share[0], self.docket.assignment.server_of(share)
-            if share in self.docket.ledger.commits:
+        for share in self.facts.assignment.shares:
+            stage, party = share[0], self.facts.assignment.server_of(share)
+            if share in self.facts.ledger.commits:
                 continue
             progress = standings[party].stages.get(str(stage))
             if progress is None:
@@ -107,7 +107,7 @@ class StallDiagnosis:
                     return party
                 continue
             source = stage + (-1 if place.direction == "forward" else 1)
-            sender = self.docket.server(source, place.microbatch)
+            sender = self.facts.server(source, place.microbatch)
             upstream = standings[sender].stages.get(str(source))
             if upstream is not None and place in upstream.sent:
                 return await self._carry(sender, party, (source, place.direction, place.microbatch))
@@ -115,8 +115,8 @@ class StallDiagnosis:
 
     def _waits_for(self, share: Share, progress: Progress) -> Place | None:
         """The input that keeps a share of a stage from its next action; None when it has all it needs."""
-        stage, plan = share[0], self.docket.plan
-        served = self.docket.assignment.microbatches(share, plan.microbatches)
+        stage, plan = share[0], self.facts.plan
+        served = self.facts.assignment.microbatches(share, plan.microbatches)
         last = len(plan.stages) - 1
         needless: Direction | None = "forward" if stage == 0 else "backward" if stage == last else None
         for action in actions(plan.schedule, stage, last + 1, plan.microbatches):
@@ -136,7 +136,7 @@ class StallDiagnosis:
         mark = ("tensor", receiver, *key)
         if mark in self._handed:
             return sender if receiver == OWNER else receiver
-        found = await self._fetch(sender, key, self.docket.ledger)
+        found = await self._fetch(sender, key, self.facts.ledger)
         if found is None:
             # what the owner says to itself has no header, and is never lost
             return None if sender == OWNER else sender
@@ -146,7 +146,7 @@ class StallDiagnosis:
 
     async def _relay(self, receiver: str, key: MessageKey, evidence: PassedOnHeader, payload: memoryview) -> None:
         source, direction, microbatch = key
-        ledger = self.docket.ledger
+        ledger = self.facts.ledger
         relay = Relay(
             epoch=ledger.epoch,
             step=ledger.step,
@@ -161,26 +161,24 @@ class StallDiagnosis:
     # --- gradients and audits -------------------------------------------------------------------------
 
     async def _without_gradient(self, standings: Mapping[str, ProgressReport]) -> str | None:
-        docket, ledger = self.docket, self.docket.ledger
-        for share in docket.watched_shares:
-            (stage, lane), server = share, docket.assignment.server_of(share)
+        facts, ledger = self.facts, self.facts.ledger
+        for share in facts.watched_shares:
+            (stage, lane), server = share, facts.assignment.server_of(share)
             if share in ledger.held:
                 continue
-            if docket.plan.guard.shadow == "lockstep" and self._has_followed(
-                stage, docket.assignment.auditor_of(share)
-            ):
-                return docket.assignment.auditor_of(share)
-            if not docket.plan.guard.sends_gradient:
+            if facts.plan.guard.shadow == "lockstep" and self._has_followed(stage, facts.assignment.auditor_of(share)):
+                return facts.assignment.auditor_of(share)
+            if not facts.plan.guard.sends_gradient:
                 continue
-            if not ledger.commits.keys() >= set(docket.assignment.shares_of(stage)):
+            if not ledger.commits.keys() >= set(facts.assignment.shares_of(stage)):
                 # the server of the other lane says that it has this one when it has both
                 continue
-            auditor = docket.assignment.auditor_of(share)
+            auditor = facts.assignment.auditor_of(share)
             mark = ("gradient", auditor, stage)
             if mark in self._handed or (stage in standings[auditor].gradients and auditor != OWNER):
                 return server if auditor == OWNER else auditor
             request = FetchBulk(epoch=ledger.epoch, step=ledger.step, stage=stage, lane=lane, purpose="gradient")
-            found = await TensorsNeed(server, request, StageCopy.empty(docket.plan, stage).module.trainable())
+            found = await TensorsNeed(server, request, StageCopy.empty(facts.plan, stage).module.trainable())
             if found is None or transfer_digest(found[0]) != ledger.commits[share].gradient:
                 return server
             self._handed.add(mark)
@@ -191,21 +189,21 @@ class StallDiagnosis:
 
     def _has_followed(self, stage: int, auditor: str) -> bool:
         """Whether an auditor has reported on every microbatch of a stage: in lock-step it then has the gradient."""
-        ledger = self.docket.ledger
+        ledger = self.facts.ledger
         owing = {(of, party) for of, _, party in ledger.unreported}
         return ledger.audits_drawn and auditor != OWNER and (stage, auditor) not in owing
 
     async def _without_weights(self, stage: int, signed: StateDigest) -> str | None:
         """What a shadow lacks after an update is handed on, if it is what the holder signed."""
-        docket, ledger = self.docket, self.docket.ledger
-        holder, shadow = docket.holder(stage), docket.shadow(stage)
+        facts, ledger = self.facts, self.facts.ledger
+        holder, shadow = facts.holder(stage), facts.shadow(stage)
         mark = ("update", shadow, stage)
         if mark in self._handed:
             return holder if shadow == OWNER else shadow
-        whole = docket.plan.guard.keeps_snapshots
+        whole = facts.plan.guard.keeps_snapshots
         purpose: Purpose = "snapshot" if whole else "update"
         request = FetchBulk(epoch=ledger.epoch, step=ledger.step, stage=stage, purpose=purpose)
-        copy = StageCopy.empty(docket.plan, stage, has_moments=whole)
+        copy = StageCopy.empty(facts.plan, stage, has_moments=whole)
         found = await TensorsNeed(holder, request, copy.optimizer.state())
         if found is None or not is_what_was_signed(found[0], signed):
             return holder
@@ -216,12 +214,12 @@ class StallDiagnosis:
 
     async def _without_urgent_report(self, hit: ScreenHit) -> str | None:
         """Have the receiver show what it screened, and a party what that was computed from."""
-        receiver = self.docket.server(hit.source + (1 if hit.direction == "forward" else -1), hit.microbatch)
-        if await self._fetch(receiver, (hit.source, hit.direction, hit.microbatch), self.docket.ledger) is None:
+        receiver = self.facts.server(hit.source + (1 if hit.direction == "forward" else -1), hit.microbatch)
+        if await self._fetch(receiver, (hit.source, hit.direction, hit.microbatch), self.facts.ledger) is None:
             return receiver
         both: tuple[Direction, ...] = ("forward", "backward")
-        audit = (hit.source, hit.microbatch, self.docket.auditor(hit.source, hit.microbatch))
-        return await self._audit_inputs(self.docket.ledger, audit, both[:1] if hit.direction == "forward" else both)
+        audit = (hit.source, hit.microbatch, self.facts.auditor(hit.source, hit.microbatch))
+        return await self._audit_inputs(self.facts.ledger, audit, both[:1] if hit.direction == "forward" else both)
 
     async def _without_audit(self, ledger: StepLedger, said: Collection[tuple[int, AuditKey]]) -> str | None:
         """Name a party that owes an audit of this step although it has all that it takes."""
@@ -234,18 +232,18 @@ class StallDiagnosis:
 
     async def _audit_inputs(self, ledger: StepLedger, audit: AuditKey, directions: Sequence[Direction]) -> str | None:
         """Give an auditor what it is to recompute from; one that has it and does not report is named."""
-        docket, (stage, microbatch, auditor) = self.docket, audit
-        holder = docket.server(stage, microbatch)
+        facts, (stage, microbatch, auditor) = self.facts, audit
+        holder = facts.server(stage, microbatch)
         mark = ("audit", auditor, ledger.step, stage, microbatch)
         if mark in self._handed:
             return None if auditor == OWNER else auditor
         self._handed.add(mark)
-        if not docket.has_weights(auditor, stage) and not await self._hand_weights(stage, auditor):
+        if not facts.has_weights(auditor, stage) and not await self._hand_weights(stage, auditor):
             return holder
         for direction in directions:
             source = stage + (-1 if direction == "forward" else 1)
             key: MessageKey = (source, direction, microbatch)
-            sender = docket.server(source, microbatch)
+            sender = facts.server(source, microbatch)
             found = await self._fetch(sender, key, ledger) or await self._fetch(holder, key, ledger)
             if found is None:
                 return holder
@@ -255,20 +253,20 @@ class StallDiagnosis:
 
     async def _hand_weights(self, stage: int, auditor: str) -> bool:
         """Give an auditor the agreed weights of a stage that it lacks; False when no party brings them."""
-        docket, ledger = self.docket, self.docket.ledger
+        facts, ledger = self.facts, self.facts.ledger
         mark = ("weights", auditor, stage)
         request = FetchBulk(epoch=ledger.epoch, step=ledger.step, stage=stage, purpose="weights")
-        for party in (docket.shadow(stage), docket.holder(stage)):
+        for party in (facts.shadow(stage), facts.holder(stage)):
             if mark in self._handed:
                 break
-            if not docket.has_weights(party, stage):
+            if not facts.has_weights(party, stage):
                 continue
-            copy = StageCopy.empty(docket.plan, stage)
+            copy = StageCopy.empty(facts.plan, stage)
             found = await TensorsNeed(party, request, copy.weights())
             if found is None:
                 continue
             copy.load_weights(found[0])
-            if copy.weights_digest() == docket.agreed[stage].weights:
+            if copy.weights_digest() == facts.agreed[stage].weights:
                 self._handed.add(mark)
                 self._note(auditor, request)
                 await TensorsDelivery(auditor, request, copy.weights(), ledger.step)
@@ -283,7 +281,7 @@ class StallDiagnosis:
         if found is None or not isinstance(message, FetchReply) or message.evidence is None:
             return None
         place = {"step": ledger.step, "source": key[0], "direction": key[1], "microbatch": key[2]}
-        said = self.docket.find_tensor(message.evidence, ledger.epoch, place)
+        said = self.facts.find_tensor(message.evidence, ledger.epoch, place)
         is_right = said is not None and said.digest == digest_hex(found.payload)
         # an answer that claims another epoch would be laid aside by its receiver
         now = message.model_copy(update={"epoch": ledger.epoch})
@@ -291,4 +289,4 @@ class StallDiagnosis:
 
     def _note(self, party: str, message: Message) -> None:
         body = message.model_dump(mode="json", include={"step", "stage", "microbatch", "direction", "source"})
-        self.docket.observe("relayed", {"to": party, "what": message.kind, **body})
+        self.facts.observe("relayed", {"to": party, "what": message.kind, **body})

@@ -20,16 +20,16 @@ class Unready:
 
 
 class StateAgreement:
-    """Compares the states that parties got ready with.
+    """A comparison of the states that parties got ready with.
 
     Attributes:
         to_weigh: States that were not agreed on before the interruption, by stage and party; they are
             weighed like any state after an update.
     """
 
-    def __init__(self, docket: StepFacts) -> None:
+    def __init__(self, facts: StepFacts) -> None:
         self.to_weigh: dict[int, dict[str, StateDigest | None]] = {}
-        self._docket = docket
+        self._facts = facts
         self._doubted: set[tuple[int, str]] = set()
 
     def check(
@@ -45,17 +45,17 @@ class StateAgreement:
         Raises:
             VerificationError: No other party is left.
         """
-        docket = self._docket
+        facts = self._facts
         self.to_weigh.clear()
         covered = [
             (roles.holders[stage], stage, shadow)
-            for roles in (docket.assignment, docket.resting)
+            for roles in (facts.assignment, facts.resting)
             for stage, shadow in roles.shadows.items()
         ]
         for holder, stage, shadow in covered:
             states = {name: ready[name].states.get(str(stage)) for name in (holder, shadow)}
-            expected = docket.agreed.get(stage) if known is None else known.get(stage)
-            follows = docket.plan.guard.verify_only
+            expected = facts.agreed.get(stage) if known is None else known.get(stage)
+            follows = facts.plan.guard.verify_only
             if known is None and expected is None:
                 if not follows or _is(states[shadow], states[holder], follows):
                     self.to_weigh[stage] = states
@@ -63,7 +63,7 @@ class StateAgreement:
                 expected = states[holder]
             wrong = [name for name, state in states.items() if not _is(state, expected, follows and name == shadow)]
             if not wrong and expected is not None:
-                docket.agreed[stage] = expected
+                facts.agreed[stage] = expected
                 continue
             reason = f"stage {stage}: {', '.join(wrong) or holder} got ready with another state than the agreed one"
             if old is None:
@@ -73,7 +73,7 @@ class StateAgreement:
 
     def confirmed(self, ready: Mapping[str, Ready]) -> set[tuple[int, str]]:
         """Stages and parties that got ready in exactly the agreed state."""
-        agreed = self._docket.agreed
+        agreed = self._facts.agreed
         return {
             (stage, name)
             for stage, state in agreed.items()
@@ -83,10 +83,10 @@ class StateAgreement:
 
     def _blame(self, stage: int, name: str, old: Assignment, reason: str) -> Unready:
         """Convict a party that altered a kept copy; of two newcomers the second speaks against their source."""
-        kept = {old.holders[stage], None if self._docket.plan.guard.verify_only else old.shadows.get(stage)}
+        kept = {old.holders[stage], None if self._facts.plan.guard.verify_only else old.shadows.get(stage)}
         if name in kept and name != OWNER:
-            return Unready(name, reason, self._docket.judgement("state", name, stage, reason))
-        source = self._docket.sources[stage]
+            return Unready(name, reason, self._facts.judgement("state", name, stage, reason))
+        source = self._facts.sources[stage]
         doubtful = name == OWNER or (stage, source) in self._doubted
         self._doubted.add((stage, source))
         if source == OWNER and name == OWNER:

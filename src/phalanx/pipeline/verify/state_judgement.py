@@ -16,15 +16,15 @@ from phalanx.pipeline.verify.sent_state import SentState
 
 
 class StateJudgement:
-    """Compares what holder and shadow say; where they differ, the referee redoes what they dispute."""
+    """A comparison of holder and shadow; where they differ, the referee redoes what they dispute."""
 
-    def __init__(self, docket: StepFacts, referee: Referee, bounds: GradientBounds) -> None:
-        self._docket = docket
+    def __init__(self, facts: StepFacts, referee: Referee, bounds: GradientBounds) -> None:
+        self._facts = facts
         self._referee = referee
         self._bounds = bounds
         self.said: dict[int, dict[str, StateDigest]] = {}
         """State digests of the present step, by stage and party."""
-        self._followed = SentState(docket, referee)
+        self._followed = SentState(facts, referee)
 
     def take(self, sender: str, held: WeightsHeld) -> None:
         """Take what a shadow says that it was sent after the last update.
@@ -46,41 +46,41 @@ class StateJudgement:
     @property
     def unsent(self) -> dict[int, StateDigest]:
         """States that holders have signed and that the shadows, which follow, have not got; by stage."""
-        docket = self._docket
-        if not (docket.plan.guard.one_optimizer and docket.plan.guard.hands_on(docket.ledger.step)):
+        facts = self._facts
+        if not (facts.plan.guard.one_optimizer and facts.plan.guard.hands_on(facts.ledger.step)):
             return {}
         return {
-            stage: said[docket.holder(stage)]
+            stage: said[facts.holder(stage)]
             for stage, said in self.said.items()
-            if stage not in docket.agreed and docket.holder(stage) in said and docket.shadow(stage) not in said
+            if stage not in facts.agreed and facts.holder(stage) in said and facts.shadow(stage) not in said
         }
 
     @task
     async def weigh_states(self) -> Judgement | None:
         """Agree on each stage's state after the last optimizer step."""
-        docket = self._docket
-        for stage in docket.watched:
-            holder, shadow = docket.holder(stage), docket.shadow(stage)
+        facts = self._facts
+        for stage in facts.watched:
+            holder, shadow = facts.holder(stage), facts.shadow(stage)
             said = self.said.get(stage, {})
-            if stage in docket.agreed or holder not in said:
+            if stage in facts.agreed or holder not in said:
                 continue
-            if docket.plan.guard.keeps_snapshots and not docket.plan.guard.hands_on(docket.ledger.step):
+            if facts.plan.guard.keeps_snapshots and not facts.plan.guard.hands_on(facts.ledger.step):
                 # no other party has this state; what is fetched for an audit must have the digest that was signed
                 judgement = self._followed.keeps_frozen(stage, said[holder])
                 if judgement is not None:
                     return judgement
-                docket.agreed[stage] = said[holder]
+                facts.agreed[stage] = said[holder]
                 continue
             if shadow not in said:
                 continue
-            if docket.plan.guard.one_optimizer:
+            if facts.plan.guard.one_optimizer:
                 judgement = await self._followed.weigh(stage, said[holder], said[shadow])
                 if judgement is not None:
                     return judgement
-                docket.agreed[stage] = said[holder]
+                facts.agreed[stage] = said[holder]
                 continue
             if said[holder] == said[shadow]:
-                docket.agreed[stage] = said[holder]
+                facts.agreed[stage] = said[holder]
                 continue
             judgement = await self._judge_state(stage, said)
             if judgement is not None:
@@ -90,18 +90,18 @@ class StateJudgement:
     @task
     async def weigh_gradients(self) -> Judgement | None:
         """Agree on each stage's weight gradient of this step, and on its norm."""
-        docket, ledger = self._docket, self._docket.ledger
-        if docket.plan.guard.one_optimizer:
+        facts, ledger = self._facts, self._facts.ledger
+        if facts.plan.guard.one_optimizer:
             # no other party has the gradient: audits of whole steps alone can check it
-            ledger.gradients_agreed |= set(docket.watched_shares) & ledger.commits.keys()
-        for share in docket.watched_shares:
+            ledger.gradients_agreed |= set(facts.watched_shares) & ledger.commits.keys()
+        for share in facts.watched_shares:
             stage, commit, held = share[0], ledger.commits.get(share), ledger.held.get(share)
-            if commit is None or held is None or share in ledger.gradients_agreed or stage not in docket.agreed:
+            if commit is None or held is None or share in ledger.gradients_agreed or stage not in facts.agreed:
                 continue
-            server, auditor = docket.assignment.server_of(share), docket.assignment.auditor_of(share)
-            alike = docket.bits_decide(server, auditor)
+            server, auditor = facts.assignment.server_of(share), facts.assignment.auditor_of(share)
+            alike = facts.bits_decide(server, auditor)
             same = commit.gradient == held.gradient and same_norm(commit.norm_squared, held.norm_squared, alike=alike)
-            if docket.assignment.lanes > 1:
+            if facts.assignment.lanes > 1:
                 # the norm of the sum of both lanes is compared below, when both copies have said it
                 same = commit.gradient == held.gradient
             if same:
@@ -111,45 +111,45 @@ class StateJudgement:
             reason = f"stage {stage}: {guilty} reported a weight gradient or norm that is not what was sent or computed"
             accuser = auditor if guilty == server else server
             work = self._referee.spent()
-            return docket.judgement("gradient", guilty, stage, reason, accuser=accuser, lane=share[1], work=work)
-        return await self._weigh_whole_norms() if docket.assignment.lanes > 1 else None
+            return facts.judgement("gradient", guilty, stage, reason, accuser=accuser, lane=share[1], work=work)
+        return await self._weigh_whole_norms() if facts.assignment.lanes > 1 else None
 
     async def _weigh_whole_norms(self) -> Judgement | None:
         """Both copies have the same two lanes: the norm of their sum must be the same as well."""
-        docket, ledger = self._docket, self._docket.ledger
-        for stage in docket.watched:
-            shares = docket.assignment.shares_of(stage)
+        facts, ledger = self._facts, self._facts.ledger
+        for stage in facts.watched:
+            shares = facts.assignment.shares_of(stage)
             if stage in ledger.whole_norms or not ledger.gradients_agreed.issuperset(shares):
                 continue
-            said = {docket.assignment.auditor_of(share): ledger.held[share].norm_squared for share in shares}
+            said = {facts.assignment.auditor_of(share): ledger.held[share].norm_squared for share in shares}
             if len(set(said.values())) == 1:
                 ledger.whole_norms[stage] = next(iter(said.values()))
                 continue
-            docket.observe("alarm", {"step": ledger.step, "stage": stage, "kind": "norm", "accuser": OWNER})
-            guilty = await self._referee.judge_whole_norm(ledger, shares, docket.shadow(stage), said)
+            facts.observe("alarm", {"step": ledger.step, "stage": stage, "kind": "norm", "accuser": OWNER})
+            guilty = await self._referee.judge_whole_norm(ledger, shares, facts.shadow(stage), said)
             reason = f"stage {stage}: {guilty} reported a norm that the sum of both lanes does not have"
-            return docket.judgement("gradient", guilty, stage, reason, work=self._referee.spent())
+            return facts.judgement("gradient", guilty, stage, reason, work=self._referee.spent())
         return None
 
     @task
     async def weigh_step_audits(self) -> Judgement | None:
         """Compare each recomputed weight gradient with the one that the stage committed to."""
-        for ledger in self._docket.open_ledgers:
+        for ledger in self._facts.open_ledgers:
             judgement = await self._weigh_recomputed(ledger)
             if judgement is not None:
                 return judgement
         return None
 
     async def _weigh_recomputed(self, ledger: StepLedger) -> Judgement | None:
-        docket = self._docket
+        facts = self._facts
         for stage, auditor in sorted(ledger.awaited_step_audits - ledger.steps_agreed):
-            share, shadow = docket.audited_share(stage, auditor), (stage, docket.shadow(stage))
+            share, shadow = facts.audited_share(stage, auditor), (stage, facts.shadow(stage))
             audited, commit = ledger.step_audits.get((stage, auditor)), ledger.commits[share]
-            is_second = not docket.has_copy(auditor, stage)
+            is_second = not facts.has_copy(auditor, stage)
             if audited is None or (is_second and shadow in ledger.awaited_step_audits - ledger.step_audits.keys()):
                 continue
-            holder, is_same = docket.assignment.server_of(share), audited.gradient == commit.gradient
-            if not docket.bits_decide(holder, auditor):
+            holder, is_same = facts.assignment.server_of(share), audited.gradient == commit.gradient
+            if not facts.bits_decide(holder, auditor):
                 is_same = is_same or await self._bounds.are_close(ledger, share, auditor)
             else:
                 is_same = is_same and audited.norm_squared == commit.norm_squared
@@ -157,13 +157,13 @@ class StateJudgement:
                 ledger.steps_agreed.add((stage, auditor))
                 continue
             alarm = {"step": ledger.step, "stage": stage, "kind": "whole_step", "accuser": auditor}
-            docket.observe("alarm", alarm)
-            if docket.bits_decide(holder) and docket.bits_decide(auditor):
-                guilty = await self._referee.judge_step(ledger, share, docket.assignment, auditor)
+            facts.observe("alarm", alarm)
+            if facts.bits_decide(holder) and facts.bits_decide(auditor):
+                guilty = await self._referee.judge_step(ledger, share, facts.assignment, auditor)
             else:
                 found = await self._bounds.judge(ledger, share, auditor)
                 if found is None:
-                    docket.observe("dismissed", alarm)
+                    facts.observe("dismissed", alarm)
                     ledger.steps_agreed.add((stage, auditor))
                     continue
                 guilty = found
@@ -171,27 +171,27 @@ class StateJudgement:
             reason = f"stage {stage}: {guilty} {what} that the inputs of step {ledger.step} do not lead to"
             accuser = auditor if guilty == holder else holder
             if guilty == holder and is_second:
-                second = vouched_for_gradient(docket, share)
-                docket.proved += [] if second is None else [second]
+                second = vouched_for_gradient(facts, share)
+                facts.proved += [] if second is None else [second]
             work, step = self._referee.spent(), ledger.step
-            return docket.judgement(
+            return facts.judgement(
                 "gradient", guilty, stage, reason, step=step, accuser=accuser, lane=share[1], work=work
             )
         return None
 
     async def _judge_state(self, stage: int, said: dict[str, StateDigest]) -> Judgement | None:
-        docket = self._docket
-        holder, shadow = docket.holder(stage), docket.shadow(stage)
-        docket.observe("alarm", {"step": docket.ledger.step, "stage": stage, "kind": "state", "accuser": shadow})
-        before, previous = docket.before.get(stage), docket.previous
+        facts = self._facts
+        holder, shadow = facts.holder(stage), facts.shadow(stage)
+        facts.observe("alarm", {"step": facts.ledger.step, "stage": stage, "kind": "state", "accuser": shadow})
+        before, previous = facts.before.get(stage), facts.previous
         committed = (
             []
             if previous is None
             else [previous.commits[share].gradient for share in sorted(previous.commits) if share[0] == stage]
         )
-        if before is None or previous is None or len(committed) != len(docket.assignment.shares_of(stage)):
+        if before is None or previous is None or len(committed) != len(facts.assignment.shares_of(stage)):
             reason = f"stage {stage}: {shadow} has another state than the one that it was given"
-            return docket.judgement("state", shadow, stage, reason, accuser=OWNER)
+            return facts.judgement("state", shadow, stage, reason, accuser=OWNER)
         if stage in previous.frozen:
             kept = before.model_copy(update={"step": before.step + 1})
             guilty = next((party for party in (holder, shadow) if said[party] != kept), None)
@@ -200,19 +200,19 @@ class StateJudgement:
             guilty = await self._referee.judge_update(stage, holder, shadow, before, gradient, said)
         work = self._referee.spent()
         if guilty is None:
-            docket.agreed[stage] = said[holder]
+            facts.agreed[stage] = said[holder]
             return None
         reason = f"stage {stage}: {guilty} has a state that the signed gradient of step {before.step} does not lead to"
         accuser = shadow if guilty == holder else holder
-        return docket.judgement("state", guilty, stage, reason, accuser=accuser, work=work)
+        return facts.judgement("state", guilty, stage, reason, accuser=accuser, work=work)
 
     async def _guilty_of_gradient(self, share: Share, server: str, auditor: str, held: GradientHeld) -> str:
-        docket, ledger = self._docket, self._docket.ledger
-        if docket.plan.guard.shadow == "lockstep":
-            return await self._referee.judge_step(ledger, share, docket.assignment, auditor)
+        facts, ledger = self._facts, self._facts.ledger
+        if facts.plan.guard.shadow == "lockstep":
+            return await self._referee.judge_step(ledger, share, facts.assignment, auditor)
         if held.gradient == ledger.commits[share].gradient:
             return await self._referee.judge_norm(ledger, share, server, auditor)
-        sent = sent_gradient(docket.statements, held, (server, auditor))
+        sent = sent_gradient(facts.statements, held, (server, auditor))
         if sent is None or server == OWNER:
             return auditor
         # the parts carry the server's own signature: what it sent is not what it committed to

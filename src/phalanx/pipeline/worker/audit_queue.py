@@ -56,7 +56,7 @@ class AuditTask:
 
 
 class AuditQueue:
-    """Audits that this party was asked for, urgent ones first."""
+    """The queue of audits that this party was asked for, urgent ones first."""
 
     def __init__(self) -> None:
         self._tasks: list[AuditTask] = []

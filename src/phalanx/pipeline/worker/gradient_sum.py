@@ -32,21 +32,21 @@ def gradient_of(roles: Roles, stage: int, lane: int, step: int) -> dict[str, Ten
     return role.last_gradients if step < role.copy.step else role.gradients or {}
 
 
-def report_held(desk: PartyContext, shadow: ShadowStage) -> None:
+def report_held(context: PartyContext, shadow: ShadowStage) -> None:
     """Tell the owner that the gradient of a share is here, as soon as the whole gradient's norm can be told as well."""
-    whole = whole_gradient(desk.roles, shadow.index)
+    whole = whole_gradient(context.roles, shadow.index)
     if whole is None:
         return
     held = GradientHeld(
-        epoch=desk.roles.epoch,
-        step=desk.roles.step,
+        epoch=context.roles.epoch,
+        step=context.roles.step,
         stage=shadow.index,
-        lane=desk.roles.audited_share(shadow.index)[1],
+        lane=context.roles.audited_share(shadow.index)[1],
         norm_squared=finite_norm_squared(whole),
         gradient=digest_of_parts([part.fields.payload_digest for part in shadow.parts]),
         parts=tuple(to_signed(part) for part in shadow.parts),
     )
-    desk.post(OWNER, held, ())
+    context.post(OWNER, held, ())
 
 
 def keep_evidence(roles: Roles, stage: int) -> None:

@@ -136,7 +136,15 @@ class HostedStage:
         if not spec.is_last:
             return y
         if self.batch is not None:
-            self.losses.append(self.runner.loss(microbatch, self.batch.labels[microbatch], self.batch.num_targets))
+            batch = self.batch
+            loss = self.runner.loss(
+                microbatch,
+                batch.labels[microbatch],
+                batch.num_targets,
+                batch.extras_of(microbatch),
+                self.plan.objective,
+            )
+            self.losses.append(loss)
         return None
 
 

@@ -51,7 +51,7 @@ _MOST_EARLY = 4096
 
 
 class Party:
-    """Stages and shadows of one process, driven by messages.
+    """A party: the stages and shadows of one process, driven by messages.
 
     Args:
         name: This party's name.
@@ -75,11 +75,11 @@ class Party:
         self.roles = Roles(name, plan, post, wrap_copy)
         self.hosted = self.roles.hosted
         self.shadows = self.roles.shadows
-        self._desk = PartyContext(name, plan, self.roles, post, statements, timer)
-        self._serving = ServedStages(self._desk)
-        self._shadowing = ShadowedStages(self._desk)
+        self._context = PartyContext(name, plan, self.roles, post, statements, timer)
+        self._serving = ServedStages(self._context)
+        self._shadowing = ShadowedStages(self._context)
         self._parcels = StateUploads(post)
-        self._keeping = SnapshotReceiver(self._desk)
+        self._keeping = SnapshotReceiver(self._context)
         self._early: list[ReceivedMessage] = []
         self._states_due = False
         self._usage: Usage = lambda: ({}, {})
@@ -123,7 +123,7 @@ class Party:
             case Relay() as message:
                 self._take_relay(received, message)
             case Ask() as message:
-                answer_ask(self._desk, message)
+                answer_ask(self._context, message)
             case Audit() as message:
                 self._catch_up(message.step)
                 if message.step == self.roles.step + 1:
@@ -131,12 +131,12 @@ class Party:
                     return
                 self._shadowing.ask(received, message)
             case Fetch() as message:
-                answer_fetch(self._desk, received.sender, message)
+                answer_fetch(self._context, received.sender, message)
             case FetchReply(claim=False) as message if self._shadowing.is_due(message.step):
                 self._shadowing.take_input(received, message)
             case FetchBulk() as message:
                 self.finish_applies()
-                answer_fetch_bulk(self._desk, self._parcels, received.sender, message)
+                answer_fetch_bulk(self._context, self._parcels, received.sender, message)
             case Apply() as message:
                 self._mark_applies(message)
             case message:
@@ -196,7 +196,7 @@ class Party:
 
     def _take_relay(self, received: ReceivedMessage, message: Relay) -> None:
         """Take a tensor from the owner's hands as if it had come from its signer."""
-        sent = self._desk.tensor(message.evidence, message.epoch, message.place)
+        sent = self._context.tensor(message.evidence, message.epoch, message.place)
         if sent.digest != digest_hex(received.payload):
             raise FrameError(f"{self.name}: a relayed tensor is not the one that its header announces")
         sender = sent.header.fields.sender
@@ -207,13 +207,13 @@ class Party:
             return
         for role in (*self.roles.all(), *self.roles.resting.values()):
             role.pending_apply = message.clip_coefficient
-        self._shadowing.end_visits()
+        self._shadowing.drop_fetched_stages()
         self._keeping.applied(message.step)
         self.roles.forget_given_up()
         self._states_due = True
-        if self._desk.plan.guard.verify_only and self.shadows and not self.hosted and self.name != OWNER:
+        if self._context.plan.guard.verify_only and self.shadows and not self.hosted and self.name != OWNER:
             self.roles.step = message.step + 1
-        if self._desk.plan.guard.one_optimizer:
+        if self._context.plan.guard.one_optimizer:
             self._replay_early()
 
     def _announce_if_ready(self) -> None:
@@ -221,8 +221,8 @@ class Party:
             return
         for stage in self.hosted:
             self.roles.keep_state(stage)
-        states = self._digests() | self._digests_of_resting() | self._digests_of_kept() if self._desk.guarded else {}
-        self._desk.post(OWNER, Ready(epoch=self.roles.epoch, states=states), ())
+        states = self._digests() | self._digests_of_resting() | self._digests_of_kept() if self._context.guarded else {}
+        self._context.post(OWNER, Ready(epoch=self.roles.epoch, states=states), ())
         if self.name != OWNER:
             self.begin(self.roles.step)
 
@@ -237,7 +237,7 @@ class Party:
                 fault = Fault(
                     epoch=self.roles.epoch, about=item.sender, error=type(exc).__name__, reason=reason, evidence=None
                 )
-                self._desk.post(OWNER, fault, ())
+                self._context.post(OWNER, fault, ())
 
     def _catch_up(self, step: int) -> None:
         if step == self.roles.step + 1:
@@ -290,18 +290,18 @@ class Party:
 
     def _report_states(self) -> bool:
         late = any(shadow.pending_apply is not None for shadow in self.shadows.values())
-        if not self._states_due or (late and self._desk.plan.guard.commit_lag):
+        if not self._states_due or (late and self._context.plan.guard.commit_lag):
             return False
         self._states_due = False
         usage, bytes_sent = self._usage()
         applied = UpdateReport(
             epoch=self.roles.epoch,
             step=max((role.copy.step for role in self.roles.all()), default=0),
-            states=self._digests(updated_here=True) if self._desk.guarded else {},
+            states=self._digests(updated_here=True) if self._context.guarded else {},
             usage=usage,
             bytes_sent=bytes_sent,
         )
-        self._desk.post(OWNER, applied, ())
+        self._context.post(OWNER, applied, ())
         return True
 
     def _digests_of_resting(self) -> dict[str, StateDigest]:
@@ -319,8 +319,8 @@ class Party:
             updated_here: Leave out copies that wait for another party's weights.
         """
         covered = self.roles.assignment.shadows
-        left_out = self.shadows.keys() if updated_here and self._desk.plan.guard.verify_only else ()
-        with self._desk.timer.phase("state_digest"):
+        left_out = self.shadows.keys() if updated_here and self._context.plan.guard.verify_only else ()
+        with self._context.timer.phase("state_digest"):
             return {
                 str(role.index): role.copy.digest()
                 for role in self.roles.all()

@@ -24,7 +24,7 @@ from phalanx.pipeline.worker.state_upload import StateUploads
 from phalanx.transport.tensors import tensor_buffers
 
 
-def answer_fetch(desk: PartyContext, sender: str, message: Fetch) -> None:
+def answer_fetch(context: PartyContext, sender: str, message: Fetch) -> None:
     """Send the asked-for message or claim of this step, if this party has it.
 
     Raises:
@@ -32,10 +32,12 @@ def answer_fetch(desk: PartyContext, sender: str, message: Fetch) -> None:
             went to and a third party with the owner's permit may see it, and only the owner a claim.
     """
     target = message.source + (1 if message.direction == "forward" else -1)
-    allowed = {OWNER} if message.claim else {OWNER, desk.roles.auditor(target, message.microbatch)}
-    if sender not in allowed and (message.claim or not _permitted(desk, sender, target, message.permit)):
-        raise FrameError(f"{desk.name}: {sender!r} asked for a tensor of stage {message.source}; it has no part in it")
-    found = _claim(desk.roles, message) if message.claim else _message(desk.roles, message)
+    allowed = {OWNER} if message.claim else {OWNER, context.roles.auditor(target, message.microbatch)}
+    if sender not in allowed and (message.claim or not _permitted(context, sender, target, message.permit)):
+        raise FrameError(
+            f"{context.name}: {sender!r} asked for a tensor of stage {message.source}; it has no part in it"
+        )
+    found = _claim(context.roles, message) if message.claim else _message(context.roles, message)
     if found is None and sender != OWNER:
         return
     answer = FetchReply(
@@ -48,12 +50,12 @@ def answer_fetch(desk: PartyContext, sender: str, message: Fetch) -> None:
         evidence=None if found is None else found.header,
     )
     # the owner asks several parties in turn: an empty answer spares it the wait
-    desk.post(sender, answer, () if found is None else (tensor_buffers(found.tensor),))
+    context.post(sender, answer, () if found is None else (tensor_buffers(found.tensor),))
 
 
-def answer_ask(desk: PartyContext, message: Ask) -> None:
+def answer_ask(context: PartyContext, message: Ask) -> None:
     """Tell the owner which tensors of this step every stage here has got and sent."""
-    roles = desk.roles
+    roles = context.roles
     stages = {
         str(index): Progress(
             received=tuple(
@@ -71,10 +73,10 @@ def answer_ask(desk: PartyContext, message: Ask) -> None:
         for index, shadow in sorted(roles.shadows.items())
         if shadow.gradients is not None and shadow.copy.step == message.step
     )
-    desk.post(OWNER, ProgressReport(epoch=roles.epoch, step=message.step, stages=stages, gradients=gradients), ())
+    context.post(OWNER, ProgressReport(epoch=roles.epoch, step=message.step, stages=stages, gradients=gradients), ())
 
 
-def answer_fetch_bulk(desk: PartyContext, parcels: StateUploads, sender: str, message: FetchBulk) -> None:
+def answer_fetch_bulk(context: PartyContext, parcels: StateUploads, sender: str, message: FetchBulk) -> None:
     """Send a stage's state, weights, undo copy or gradient to the owner, or weights to a third party that may see them.
 
     A duplicate is copied now and sent later.
@@ -84,30 +86,30 @@ def answer_fetch_bulk(desk: PartyContext, parcels: StateUploads, sender: str, me
         NoHolderError: It has no copy of the stage.
         StaleReplicaError: It has no snapshot of that step.
     """
-    by_permit = message.purpose == "weights" and _permitted(desk, sender, message.stage, message.permit)
+    by_permit = message.purpose == "weights" and _permitted(context, sender, message.stage, message.permit)
     if sender != OWNER and not by_permit:
-        raise FrameError(f"{desk.name}: {sender!r} asked for the {message.purpose} of a stage; only {OWNER!r} may")
-    kept = desk.roles.kept.get(message.stage)
+        raise FrameError(f"{context.name}: {sender!r} asked for the {message.purpose} of a stage; only {OWNER!r} may")
+    kept = context.roles.kept.get(message.stage)
     if message.purpose == "snapshot" and kept is not None:
-        send_bulk(desk.post, sender, message, kept.moving(message.step), message.step)
+        send_bulk(context.post, sender, message, kept.moving(message.step), message.step)
         return
-    copy = desk.roles.copy_of(message.stage)
-    shadow = desk.roles.shadows.get(message.stage)
-    audit = desk.roles.auditing(message.stage)
-    gradient = gradient_of(desk.roles, message.stage, message.lane, message.step)
+    copy = context.roles.copy_of(message.stage)
+    shadow = context.roles.shadows.get(message.stage)
+    audit = context.roles.auditing(message.stage)
+    gradient = gradient_of(context.roles, message.stage, message.lane, message.step)
     if message.purpose == "duplicate":
         parcels.put(sender, message, copy.optimizer.state, copy.step)
         return
-    lags = desk.plan.guard.commit_lag > 0 and message.step == copy.step - 1
+    lags = context.plan.guard.commit_lag > 0 and message.step == copy.step - 1
     if message.purpose == "past" or (message.purpose == "weights" and lags):
         copy = copy.past(message.step)
     if message.purpose in ("state", "past"):
         tensors = copy.state()
     elif message.purpose == "weights":
         tensors = copy.weights()
-    elif message.purpose == "update" and message.stage in desk.roles.hosted:
+    elif message.purpose == "update" and message.stage in context.roles.hosted:
         tensors = copy.trained()
-    elif message.purpose == "snapshot" and message.stage in desk.roles.hosted:
+    elif message.purpose == "snapshot" and message.stage in context.roles.hosted:
         tensors = copy.optimizer.state()
     elif message.purpose == "gradient" and gradient is not None:
         tensors = gradient
@@ -116,16 +118,16 @@ def answer_fetch_bulk(desk: PartyContext, parcels: StateUploads, sender: str, me
     elif message.purpose == "undo" and shadow is not None:
         tensors = copy.optimizer.undo_state()
     else:
-        raise FrameError(f"{desk.name}: has no {message.purpose} of stage {message.stage}")
-    send_bulk(desk.post, sender, message, tensors, copy.step)
+        raise FrameError(f"{context.name}: has no {message.purpose} of stage {message.stage}")
+    send_bulk(context.post, sender, message, tensors, copy.step)
 
 
-def _permitted(desk: PartyContext, sender: str, stage: int, permit: PassedOnHeader | None) -> bool:
+def _permitted(context: PartyContext, sender: str, stage: int, permit: PassedOnHeader | None) -> bool:
     """Whether the owner has asked this very party to audit this very stage in the present step."""
     if permit is None:
         return False
-    place = {"step": desk.roles.step, "stage": stage}
-    return desk.statements.find(permit, Audit, desk.roles.epoch, place, lambda audit: (OWNER, sender)) is not None
+    place = {"step": context.roles.step, "stage": stage}
+    return context.statements.find(permit, Audit, context.roles.epoch, place, lambda audit: (OWNER, sender)) is not None
 
 
 def sent_here(roles: Roles, step: int, key: InputKey) -> AuditInput | None:

@@ -33,7 +33,7 @@ class Roles:
         self.shadows: dict[int, ShadowStage] = {}
         self.kept: dict[int, KeptStage] = {}
         """Stages that this party shadows by snapshots alone."""
-        self.visits: dict[int, ShadowStage] = {}
+        self.fetched_stages: dict[int, ShadowStage] = {}
         """Stages that this party audits in one step, with weights that it fetched."""
         self.resting: dict[int, HostedStage | ShadowStage] = {}
         """Copies of stages that are left out of the present step."""
@@ -54,7 +54,7 @@ class Roles:
         self.epoch, self.step = assign.epoch, assign.step
         self.assignment = assignment_of(assign.roles, self._plan.lanes)
         self.loading.clear()
-        self.visits.clear()
+        self.fetched_stages.clear()
         self._wake()
         before = (dict(self.hosted), dict(self.shadows), dict(self.kept))
         self._forget_too_young(assign)
@@ -132,7 +132,7 @@ class Roles:
 
     def auditing(self, stage: int) -> ShadowStage | None:
         """The copy that this party audits a stage with."""
-        return self.shadows.get(stage) or self.visits.get(stage)
+        return self.shadows.get(stage) or self.fetched_stages.get(stage)
 
     def copy_of(self, stage: int) -> StageCopy:
         """This party's copy of a stage, held or shadowed.

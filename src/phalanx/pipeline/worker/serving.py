@@ -30,10 +30,10 @@ from phalanx.transport.tensors import tensor_buffers, tensor_from
 class ServedStages:
     """The served stages of a party, which run as their inputs arrive."""
 
-    def __init__(self, desk: PartyContext) -> None:
-        self._desk = desk
-        self._hosted = desk.roles.hosted
-        self._screen = Screen() if desk.guarded and desk.plan.guard.screen else None
+    def __init__(self, context: PartyContext) -> None:
+        self._context = context
+        self._hosted = context.roles.hosted
+        self._screen = Screen() if context.guarded and context.plan.guard.screen else None
 
     # --- in -------------------------------------------------------------------------------------
 
@@ -43,31 +43,31 @@ class ServedStages:
         Raises:
             FrameError: It is not; or it came before.
         """
-        desk, roles = self._desk, self._desk.roles
+        context, roles = self._context, self._context.roles
         holder = self._hosted.get(message.target)
         neighbour = message.target - 1 if message.direction == "forward" else message.target + 1
         sender = roles.server(neighbour, message.microbatch)
-        not_mine = roles.server(message.target, message.microbatch) != desk.name
+        not_mine = roles.server(message.target, message.microbatch) != context.name
         if holder is None or not_mine or message.source != neighbour or sender != received.sender:
             raise FrameError(
-                f"{desk.name}: {received.sender!r} sent {message.direction} from stage {message.source} to stage "
+                f"{context.name}: {received.sender!r} sent {message.direction} from stage {message.source} to stage "
                 f"{message.target}; that is not its link"
             )
         slot = (message.step, message.direction, message.microbatch)
-        if message.step not in (roles.step, roles.step + 1) or message.microbatch >= desk.plan.microbatches:
+        if message.step not in (roles.step, roles.step + 1) or message.microbatch >= context.plan.microbatches:
             raise FrameError(
-                f"{desk.name}: tensor for {slot}; expected step {roles.step}, "
-                f"microbatches 0..{desk.plan.microbatches - 1}"
+                f"{context.name}: tensor for {slot}; expected step {roles.step}, "
+                f"microbatches 0..{context.plan.microbatches - 1}"
             )
         if slot in holder.inputs:
-            raise FrameError(f"{desk.name}: tensor for {slot} came twice from {received.sender!r}")
+            raise FrameError(f"{context.name}: tensor for {slot} came twice from {received.sender!r}")
         tensor = self._read(received, message)
         if tensor is None:
             return
         holder.inputs[slot] = tensor
         if received.header is not None:
             holder.headers[slot] = received.header
-        if self._screen is not None and received.sender not in (OWNER, desk.name):
+        if self._screen is not None and received.sender not in (OWNER, context.name):
             self._look_at(self._screen, message, tensor, holder)
 
     def release(self, message: Release) -> None:
@@ -78,19 +78,19 @@ class ServedStages:
 
     def _read(self, received: ReceivedMessage, message: Activation) -> Tensor | None:
         """Read the payload as what this party expects; a signed header that says otherwise proves itself wrong."""
-        shape, dtype = self._desk.plan.hidden_shape, BOUNDARY_DTYPE
+        shape, dtype = self._context.plan.hidden_shape, BOUNDARY_DTYPE
         as_expected = message.shape == shape and message.dtype == str(dtype).removeprefix("torch.")
-        if as_expected and received.payload.nbytes == self._desk.plan.hidden_bytes:
+        if as_expected and received.payload.nbytes == self._context.plan.hidden_bytes:
             return tensor_from(received.payload, dtype, shape)
         found = f"{message.dtype}{list(message.shape)} in {received.payload.nbytes} bytes"
-        reason = f"message has {found}, expected {dtype}{list(shape)} in {self._desk.plan.hidden_bytes}"
+        reason = f"message has {found}, expected {dtype}{list(shape)} in {self._context.plan.hidden_bytes}"
         evidence = None if received.header is None else to_signed(received.header)
         fault = Fault(epoch=message.epoch, about=received.sender, error="FrameError", reason=reason, evidence=evidence)
-        self._desk.post(OWNER, fault, ())
+        self._context.post(OWNER, fault, ())
         return None
 
     def _look_at(self, screen: Screen, message: Activation, tensor: Tensor, holder: HostedStage) -> None:
-        with self._desk.timer.phase("screen"):
+        with self._context.timer.phase("screen"):
             reason = screen.check(message.source, message.direction, tensor)
         if reason is None:
             return
@@ -103,7 +103,7 @@ class ServedStages:
             source=message.source,
             reason=reason,
         )
-        self._desk.post(OWNER, hit, ())
+        self._context.post(OWNER, hit, ())
 
     # --- out ------------------------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ class ServedStages:
         for stage in sorted(self._hosted, reverse=True):
             holder = self._hosted[stage]
             if holder.ready():
-                with self._desk.timer.phase("compute"):
+                with self._context.timer.phase("compute"):
                     action, tensor = holder.run_next()
                 if tensor is not None:
                     self._send(holder, action.direction, action.microbatch, tensor)
@@ -124,41 +124,41 @@ class ServedStages:
 
     def apply(self, holder: HostedStage) -> None:
         """Let a stage's optimizer take the step that was verified; a worker then begins the next one."""
-        gradients = whole_gradient(self._desk.roles, holder.index)
+        gradients = whole_gradient(self._context.roles, holder.index)
         if holder.pending_apply is None or gradients is None:
             return
-        with self._desk.timer.phase("optimizer"):
-            if holder.index in self._desk.roles.frozen:
+        with self._context.timer.phase("optimizer"):
+            if holder.index in self._context.roles.frozen:
                 holder.copy.skip(holder.step)
             else:
-                keep_evidence(self._desk.roles, holder.index)
+                keep_evidence(self._context.roles, holder.index)
                 holder.copy.apply(holder.step, gradients, holder.pending_apply)
         holder.pending_apply = None
-        with self._desk.timer.phase("journal"):
-            self._desk.roles.keep_state(holder.index)
-        followed = self._desk.guarded and self._desk.plan.guard.hands_on(holder.copy.step)
-        holder.weights_due = followed and holder.index in self._desk.roles.assignment.shadows
-        if self._desk.name == OWNER:
+        with self._context.timer.phase("journal"):
+            self._context.roles.keep_state(holder.index)
+        followed = self._context.guarded and self._context.plan.guard.hands_on(holder.copy.step)
+        holder.weights_due = followed and holder.index in self._context.roles.assignment.shadows
+        if self._context.name == OWNER:
             # the owner begins when it has the next batch
             holder.gradients = None
             return
-        self._desk.roles.step = holder.step + 1
+        self._context.roles.step = holder.step + 1
         holder.begin(holder.step + 1)
 
     def send_weights(self) -> bool:
         """Send one updated stage's weights, or its whole moving state, to its shadow; False when none is due."""
-        desk = self._desk
+        context = self._context
         for holder in self._hosted.values():
             if holder.weights_due:
                 holder.weights_due = False
                 step = holder.copy.step
-                whole = desk.plan.guard.keeps_snapshots
+                whole = context.plan.guard.keeps_snapshots
                 purpose: Purpose = "snapshot" if whole else "update"
-                about = FetchBulk(epoch=desk.roles.epoch, step=step, stage=holder.index, purpose=purpose)
+                about = FetchBulk(epoch=context.roles.epoch, step=step, stage=holder.index, purpose=purpose)
                 tensors = holder.copy.optimizer.state() if whole else holder.copy.trained()
-                shadow = desk.roles.assignment.shadows[holder.index]
-                with desk.timer.phase("shadow_send"):
-                    send_bulk(desk.post, shadow, about, tensors, step)
+                shadow = context.roles.assignment.shadows[holder.index]
+                with context.timer.phase("shadow_send"):
+                    send_bulk(context.post, shadow, about, tensors, step)
                 return True
         return False
 
@@ -166,7 +166,7 @@ class ServedStages:
         target = holder.index + (1 if direction == "forward" else -1)
         tensor = tensor.contiguous()
         message = Activation(
-            epoch=self._desk.roles.epoch,
+            epoch=self._context.roles.epoch,
             step=holder.step,
             microbatch=microbatch,
             direction=direction,
@@ -175,43 +175,43 @@ class ServedStages:
             dtype=str(tensor.dtype).removeprefix("torch."),
             shape=tuple(tensor.shape),
         )
-        with self._desk.timer.phase("send"):
-            receiver = self._desk.roles.assignment.server(target, microbatch)
-            header = self._desk.post(receiver, message, (tensor_buffers(tensor),))
+        with self._context.timer.phase("send"):
+            receiver = self._context.roles.assignment.server(target, microbatch)
+            header = self._context.post(receiver, message, (tensor_buffers(tensor),))
         holder.sent[(direction, microbatch)] = SentTensor(tensor, header)
 
     def _commit(self, holder: HostedStage) -> None:
-        desk = self._desk
+        context = self._context
         gradients = holder.gradients = holder.runner.gradients()
-        share, digest = desk.roles.own_share(holder.index), ""
-        if desk.guarded and holder.index in desk.roles.assignment.shadows:
-            with desk.timer.phase("shadow_send"):
-                digest = self._hand_over(holder, desk.roles.assignment.auditor_of(share), gradients)
-        with desk.timer.phase("commit"):
+        share, digest = context.roles.own_share(holder.index), ""
+        if context.guarded and holder.index in context.roles.assignment.shadows:
+            with context.timer.phase("shadow_send"):
+                digest = self._hand_over(holder, context.roles.assignment.auditor_of(share), gradients)
+        with context.timer.phase("commit"):
             received = [header for slot, header in sorted(holder.headers.items()) if slot[0] == holder.step]
             commit = Commit(
-                epoch=desk.roles.epoch,
+                epoch=context.roles.epoch,
                 step=holder.step,
                 stage=holder.index,
                 lane=share[1],
-                received=tuple(to_signed(header) for header in received) if desk.guarded else (),
+                received=tuple(to_signed(header) for header in received) if context.guarded else (),
                 sent=tuple(
                     SentDigest(direction=direction, microbatch=m, digest=out.header.fields.payload_digest)
                     for (direction, m), out in sorted(holder.sent.items())
-                    if out.header is not None and desk.guarded
+                    if out.header is not None and context.guarded
                 ),
                 norm_squared=finite_norm_squared(gradients),
                 gradient=digest,
             )
-            desk.post(OWNER, commit, ())
-        audited = desk.roles.shadows.get(holder.index)
+            context.post(OWNER, commit, ())
+        audited = context.roles.shadows.get(holder.index)
         if audited is not None and audited.gradients is not None:
-            report_held(desk, audited)
+            report_held(context, audited)
 
     def _hand_over(self, holder: HostedStage, auditor: str, gradients: dict[str, Tensor]) -> str:
         """Give the weight gradient to the other copy, where that is what keeps it fresh, and return its digest."""
-        if not self._desk.plan.guard.sends_gradient:
+        if not self._context.plan.guard.sends_gradient:
             return transfer_digest(gradients)
-        stage, lane = self._desk.roles.own_share(holder.index)
-        about = FetchBulk(epoch=self._desk.roles.epoch, step=holder.step, stage=stage, lane=lane, purpose="gradient")
-        return send_bulk(self._desk.post, auditor, about, gradients, holder.step)
+        stage, lane = self._context.roles.own_share(holder.index)
+        about = FetchBulk(epoch=self._context.roles.epoch, step=holder.step, stage=stage, lane=lane, purpose="gradient")
+        return send_bulk(self._context.post, auditor, about, gradients, holder.step)

@@ -35,22 +35,22 @@ from phalanx.transport.tensors import tensor_buffers, tensor_from
 class ShadowedStages:
     """The shadowed stages of a party, kept at the step of their stage; they recompute what the owner asks for."""
 
-    def __init__(self, desk: PartyContext) -> None:
-        self._desk = desk
-        self._shadows = desk.roles.shadows
+    def __init__(self, context: PartyContext) -> None:
+        self._context = context
+        self._shadows = context.roles.shadows
         self._audits = AuditQueue()
         self._moved = False
-        self._visits = ThirdPartyAudits(desk)
+        self._third_party = ThirdPartyAudits(context)
 
     def clear(self) -> None:
         """Drop every audit: the epoch has changed."""
         self._audits.clear()
-        self._visits.clear()
+        self._third_party.clear()
 
-    def end_visits(self) -> None:
+    def drop_fetched_stages(self) -> None:
         """Let go of weights that were fetched: the step is verified."""
-        self._visits.clear()
-        self._desk.roles.visits.clear()
+        self._third_party.clear()
+        self._context.roles.fetched_stages.clear()
 
     # --- upkeep ---------------------------------------------------------------------------------
 
@@ -60,20 +60,22 @@ class ShadowedStages:
         Raises:
             FrameError: This upkeep sends none; or it is not from the server, not of this step, or came before.
         """
-        desk, roles = self._desk, self._desk.roles
+        context, roles = self._context, self._context.roles
         shadow = self._shadows.get(message.stage)
         share = (message.stage, message.lane)
-        awaited = desk.plan.guard.sends_gradient and shadow is not None and share == roles.audited_share(message.stage)
+        awaited = (
+            context.plan.guard.sends_gradient and shadow is not None and share == roles.audited_share(message.stage)
+        )
         from_server = awaited and received.sender in (roles.assignment.server_of(share), OWNER)
         if message.purpose != "gradient" or shadow is None or not from_server or message.step != roles.step:
             raise FrameError(
-                f"{desk.name}: {received.sender!r} sent {message.purpose} of stage {message.stage}, step "
+                f"{context.name}: {received.sender!r} sent {message.purpose} of stage {message.stage}, step "
                 f"{message.step}; expected gradients of {sorted(self._shadows)} at step {roles.step}"
             )
         self.apply(shadow)
         if shadow.gradients is not None or not may_continue(shadow.source, received.sender, message.offset):
-            raise FrameError(f"{desk.name}: the gradient of stage {message.stage} came twice, or from two parties")
-        with desk.timer.phase("shadow_receive"):
+            raise FrameError(f"{context.name}: the gradient of stage {message.stage} came twice, or from two parties")
+        with context.timer.phase("shadow_receive"):
             if message.offset == 0:
                 # the owner hands on what the holder did not send, from its beginning
                 shadow.restart(received.sender)
@@ -82,7 +84,7 @@ class ShadowedStages:
             if received.header is not None:
                 shadow.parts.append(received.header)
         if shadow.gradients is not None:
-            report_held(desk, shadow)
+            report_held(context, shadow)
 
     def is_early(self, message: Bulk) -> bool:
         """Whether new weights come before their step is known here to be verified.
@@ -98,21 +100,21 @@ class ShadowedStages:
         Raises:
             FrameError: It is not from the holder, not of that step, or came before.
         """
-        desk, roles = self._desk, self._desk.roles
+        context, roles = self._context, self._context.roles
         shadow = self._shadows.get(message.stage)
         from_holder = received.sender in (roles.assignment.holders.get(message.stage), OWNER)
         awaited = (
             shadow is not None
             and shadow.pending_apply is not None
-            and desk.plan.guard.verify_only
+            and context.plan.guard.verify_only
             and may_continue(shadow.source, received.sender, message.offset)
         )
         if shadow is None or not awaited or not from_holder or message.step != shadow.copy.step + 1:
             raise FrameError(
-                f"{desk.name}: {received.sender!r} sent weights of stage {message.stage} after {message.step} steps; "
-                f"expected those of {sorted(self._shadows)} after the last verified step"
+                f"{context.name}: {received.sender!r} sent weights of stage {message.stage} after {message.step} "
+                f"steps; expected those of {sorted(self._shadows)} after the last verified step"
             )
-        with desk.timer.phase("shadow_receive"):
+        with context.timer.phase("shadow_receive"):
             if message.offset == 0:
                 # the owner hands on what the holder did not send, from its beginning
                 shadow.restart(received.sender)
@@ -131,7 +133,7 @@ class ShadowedStages:
         )
         shadow.pending_apply = None
         shadow.begin()
-        desk.post(OWNER, held, ())
+        context.post(OWNER, held, ())
 
     def apply(self, shadow: ShadowStage) -> bool:
         """Let a shadow's own optimizer take the step that was decided; the state before it is kept.
@@ -141,12 +143,12 @@ class ShadowedStages:
         """
         gradients, clip = shadow.gradients, shadow.pending_apply
         # where verdicts lag, the owner's order can come after its decision
-        waits = shadow.order == "awaited" and self._desk.plan.guard.commit_lag > 0
+        waits = shadow.order == "awaited" and self._context.plan.guard.commit_lag > 0
         busy = waits or self._audits.concerns(shadow.index, shadow.copy.step)
         if gradients is None or clip is None or busy:
             return False
-        with self._desk.timer.phase("shadow_apply"):
-            if shadow.index in self._desk.roles.frozen:
+        with self._context.timer.phase("shadow_apply"):
+            if shadow.index in self._context.roles.frozen:
                 shadow.copy.skip(shadow.copy.step)
             else:
                 shadow.copy.optimizer.snapshot()
@@ -154,8 +156,8 @@ class ShadowedStages:
         shadow.last_gradients, shadow.pending_apply = gradients, None
         shadow.begin()
         self._moved = True
-        if not self._desk.roles.hosted and self._desk.name != OWNER:
-            self._desk.roles.step = shadow.copy.step
+        if not self._context.roles.hosted and self._context.name != OWNER:
+            self._context.roles.step = shadow.copy.step
         return True
 
     def apply_next(self) -> bool:
@@ -182,7 +184,7 @@ class ShadowedStages:
         Raises:
             FrameError: The stage is not shadowed here, or the step is not the present one.
         """
-        roles = self._desk.roles
+        roles = self._context.roles
         from_outside = message.state is not None and message.stage not in {**self._shadows, **roles.hosted}
         shadow = self._shadows.get(message.stage)
         # what a shadow has told of a step that lags may have the whole of it recomputed when others are at the next one
@@ -190,11 +192,11 @@ class ShadowedStages:
         is_due = message.step == roles.step or is_ordered
         if (message.stage not in self._shadows and not from_outside) or not is_due:
             raise FrameError(
-                f"{self._desk.name}: asked to audit stage {message.stage} at step {message.step}; "
+                f"{self._context.name}: asked to audit stage {message.stage} at step {message.step}; "
                 f"it shadows {sorted(self._shadows)} at step {roles.step}"
             )
         if from_outside and message.state is not None:
-            self._visits.begin(received, message, message.state)
+            self._third_party.begin(received, message, message.state)
         if shadow is not None and is_ordered and not message.urgent:
             shadow.order = "given"
         for key in self._audits.add(message, lambda key: sent_here(roles, message.step, key)):
@@ -202,11 +204,11 @@ class ShadowedStages:
 
     def is_due(self, step: int) -> bool:
         """Whether an audit of this step can still be under way here."""
-        return 0 <= self._desk.roles.step - step <= self._desk.plan.guard.commit_lag
+        return 0 <= self._context.roles.step - step <= self._context.plan.guard.commit_lag
 
     def take_weights(self, received: ReceivedMessage, message: Bulk) -> None:
         """Take weights of a stage that this party audits from outside."""
-        self._visits.take(received, message)
+        self._third_party.take(received, message)
 
     def take_input(self, received: ReceivedMessage, message: FetchReply) -> None:
         """Take a fetched input, if it is what its sender signed.
@@ -214,37 +216,37 @@ class ShadowedStages:
         Raises:
             FrameError: It was not asked for, or it is not the one that its sender announced.
         """
-        desk, roles = self._desk, self._desk.roles
+        context, roles = self._context, self._context.roles
         stage = message.source + (1 if message.direction == "forward" else -1)
-        wanted = stage in self._shadows or self._visits.expects(stage)
+        wanted = stage in self._shadows or self._third_party.expects(stage)
         if not wanted or message.evidence is None:
-            raise FrameError(f"{desk.name}: {received.sender!r} sent a tensor that it was not asked for")
+            raise FrameError(f"{context.name}: {received.sender!r} sent a tensor that it was not asked for")
         key: InputKey = (message.source, message.direction, message.microbatch)
         source, holder = roles.server(key[0], key[2]), roles.assignment.server(stage, message.microbatch)
-        sent = desk.find_tensor(message.evidence, message.epoch, message.place)
+        sent = context.find_tensor(message.evidence, message.epoch, message.place)
         if sent is None or sent.digest != _payload_digest(received):
             if received.sender != source or source == holder:
-                raise FrameError(f"{desk.name}: {received.sender!r} shows another tensor than {source!r} announced")
+                raise FrameError(f"{context.name}: {received.sender!r} shows another tensor than {source!r} announced")
             # a wrong copy from the sender convicts no party; the receiver has the bytes under the same header
             self._fetch(holder, message.step, key)
             return
-        tensor = tensor_from(received.payload, BOUNDARY_DTYPE, desk.plan.hidden_shape)
+        tensor = tensor_from(received.payload, BOUNDARY_DTYPE, context.plan.hidden_shape)
         self._audits.deliver(message.step, key, AuditInput(tensor, message.evidence))
 
     def audit_next(self, *, urgent: bool) -> bool:
         """Do one audit and report what came out; False when none is ready."""
-        desk = self._desk
+        context = self._context
         for behind in self._shadows.values():
             if self._audits.concerns(behind.index, behind.copy.step + 1):
                 self.apply(behind)
         task = self._audits.pop(functools.partial(self._can_audit, urgent=urgent), urgent=urgent)
-        shadow = None if task is None else desk.roles.auditing(task.stage)
+        shadow = None if task is None else context.roles.auditing(task.stage)
         if task is None or shadow is None:
             return False
-        with desk.timer.phase("audit"):
+        with context.timer.phase("audit"):
             doubt = self._recompute(shadow, task)
         report = AuditReport(
-            epoch=desk.roles.epoch,
+            epoch=context.roles.epoch,
             step=task.step,
             stage=task.stage,
             microbatch=task.microbatch,
@@ -257,14 +259,16 @@ class ShadowedStages:
         )
         if doubt is not None:
             shadow.order = "awaited"
-        desk.post(OWNER, report, ())
-        if shadow.recomputed == len(desk.roles.assignment.microbatches(self._share_of(shadow), desk.plan.microbatches)):
+        context.post(OWNER, report, ())
+        if shadow.recomputed == len(
+            context.roles.assignment.microbatches(self._share_of(shadow), context.plan.microbatches)
+        ):
             self._report_recomputed(shadow)
         return True
 
     def _can_audit(self, stage: int, step: int, *, urgent: bool) -> bool:
-        shadow = self._desk.roles.auditing(stage)
-        screens = stage in self._shadows and not urgent and self._desk.plan.guard.screens_gradients
+        shadow = self._context.roles.auditing(stage)
+        screens = stage in self._shadows and not urgent and self._context.plan.guard.screens_gradients
         if screens and shadow is not None and shadow.gradients is None:
             # the owner asks when the stage has committed, and its gradient may come over another link
             return False
@@ -274,28 +278,28 @@ class ShadowedStages:
     def _report_recomputed(self, shadow: ShadowStage) -> None:
         """Every microbatch was followed: say what weight gradient that gives; in lockstep it is the shadow's own."""
         shadow.recomputed = 0
-        with self._desk.timer.phase("audit"):
+        with self._context.timer.phase("audit"):
             gradients = shadow.copy.runner.gradients()
             digest = transfer_digest(gradients)
-        if self._desk.plan.guard.classes == "mixed":
+        if self._context.plan.guard.classes == "mixed":
             shadow.audited = gradients
-        place = {"epoch": self._desk.roles.epoch, "step": shadow.copy.step, "stage": shadow.index}
+        place = {"epoch": self._context.roles.epoch, "step": shadow.copy.step, "stage": shadow.index}
         found = {**place, "norm_squared": finite_norm_squared(gradients), "gradient": digest}
-        if self._desk.plan.guard.shadow == "lockstep" and shadow.index in self._shadows:
+        if self._context.plan.guard.shadow == "lockstep" and shadow.index in self._shadows:
             shadow.gradients = gradients
-            self._desk.post(OWNER, GradientHeld.model_validate({**found, "parts": ()}), ())
+            self._context.post(OWNER, GradientHeld.model_validate({**found, "parts": ()}), ())
             return
-        self._desk.post(OWNER, StepAudited.model_validate({**found, "lane": self._share_of(shadow)[1]}), ())
+        self._context.post(OWNER, StepAudited.model_validate({**found, "lane": self._share_of(shadow)[1]}), ())
 
     def _share_of(self, shadow: ShadowStage) -> Share:
-        return self._desk.roles.audited_share(shadow.index)
+        return self._context.roles.audited_share(shadow.index)
 
     def _recompute(self, shadow: ShadowStage, task: AuditTask) -> Doubt | None:
         """Do an audit; with the last one of a step's drawn ones, say why the step's weight gradient looks odd."""
         x, gradient = task.tensor("forward"), task.tensor("backward")
         if x is None:
             return None
-        step, guard = task.step, self._desk.plan.guard
+        step, guard = task.step, self._context.plan.guard
         if gradient is not None and (task.weights or (guard.shadow == "lockstep" and not task.urgent)):
             shadow.follow(step, task.microbatch, x, gradient)
         elif gradient is not None and guard.screens_gradients and not task.urgent and shadow.order == "none":
@@ -306,9 +310,9 @@ class ShadowedStages:
         return None
 
     def _fetch(self, target: str, step: int, key: InputKey) -> None:
-        roles = self._desk.roles
-        permit = self._visits.permit(key[0] + (1 if key[1] == "forward" else -1))
-        self._desk.post(target, Fetch.of(roles.epoch, step, key, permit=permit), ())
+        roles = self._context.roles
+        permit = self._third_party.permit(key[0] + (1 if key[1] == "forward" else -1))
+        self._context.post(target, Fetch.of(roles.epoch, step, key, permit=permit), ())
 
 
 def _payload_digest(received: ReceivedMessage) -> str:

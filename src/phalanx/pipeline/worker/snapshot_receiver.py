@@ -12,9 +12,9 @@ from phalanx.pipeline.worker.context import PartyContext
 class SnapshotReceiver:
     """Snapshots of other parties' stages as they arrive."""
 
-    def __init__(self, desk: PartyContext) -> None:
-        self._desk = desk
-        self._kept = desk.roles.kept
+    def __init__(self, context: PartyContext) -> None:
+        self._context = context
+        self._kept = context.roles.kept
 
     def is_early(self, message: Bulk) -> bool:
         """Whether a snapshot comes before it is known here that its last step is verified."""
@@ -27,22 +27,22 @@ class SnapshotReceiver:
         Raises:
             FrameError: It is not from the holder, not due, or came before.
         """
-        desk, roles = self._desk, self._desk.roles
+        context, roles = self._context, self._context.roles
         kept = self._kept.get(message.stage)
         from_holder = received.sender in (roles.assignment.holders.get(message.stage), OWNER)
         awaited = (
             kept is not None
             and message.step == kept.verified
-            and desk.plan.guard.hands_on(message.step)
+            and context.plan.guard.hands_on(message.step)
             and not kept.has(message.step)
             and may_continue(kept.source, received.sender, message.offset)
         )
         if kept is None or not awaited or not from_holder:
             raise FrameError(
-                f"{desk.name}: {received.sender!r} sent a snapshot of stage {message.stage} after {message.step} "
-                f"steps; expected those of {sorted(self._kept)} every {desk.plan.guard.snapshot_every} steps, once"
+                f"{context.name}: {received.sender!r} sent a snapshot of stage {message.stage} after {message.step} "
+                f"steps; expected those of {sorted(self._kept)} every {context.plan.guard.snapshot_every} steps, once"
             )
-        with desk.timer.phase("shadow_receive"):
+        with context.timer.phase("shadow_receive"):
             if message.offset == 0:
                 # the owner hands on what the holder did not send, from its beginning
                 kept.restart(received.sender)
@@ -60,12 +60,12 @@ class SnapshotReceiver:
             state=state,
             parts=tuple(to_signed(part) for part in kept.parts),
         )
-        desk.post(OWNER, held, ())
+        context.post(OWNER, held, ())
 
     def applied(self, step: int) -> None:
         """A step is verified; a party that only keeps snapshots is then at the next one."""
-        roles = self._desk.roles
+        roles = self._context.roles
         for kept in self._kept.values():
             kept.applied(step)
-        if self._kept and not roles.hosted and self._desk.name != OWNER:
+        if self._kept and not roles.hosted and self._context.name != OWNER:
             roles.step = step + 1

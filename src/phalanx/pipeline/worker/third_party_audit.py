@@ -14,7 +14,7 @@ from phalanx.pipeline.worker.shadow import ShadowStage
 
 
 @dataclass
-class _Visit:
+class _FetchedStage:
     """One audit that waits for weights."""
 
     copy: StageCopy
@@ -28,11 +28,11 @@ class _Visit:
 
 
 class ThirdPartyAudits:
-    """Weights under way, for stages that the owner asked this party to audit."""
+    """The weights under way for stages that the owner asked this party to audit."""
 
-    def __init__(self, desk: PartyContext) -> None:
-        self._desk = desk
-        self._open: dict[int, _Visit] = {}
+    def __init__(self, context: PartyContext) -> None:
+        self._context = context
+        self._open: dict[int, _FetchedStage] = {}
 
     def clear(self) -> None:
         """Drop everything: the epoch has changed."""
@@ -46,11 +46,11 @@ class ThirdPartyAudits:
     def expects(self, stage: int) -> bool:
         """Whether the owner asked for this stage to be audited from outside in the present step."""
         found = self._open.get(stage)
-        return found is not None and found.state.step == self._desk.roles.step
+        return found is not None and found.state.step == self._context.roles.step
 
     def begin(self, received: ReceivedMessage, message: Audit, state: StateDigest) -> None:
         """Ask the shadow, if it has them, for the weights; and the stage itself if the shadow brings other ones."""
-        roles, stage = self._desk.roles, message.stage
+        roles, stage = self._context.roles, message.stage
         known = self._open.get(stage)
         if known is not None and known.state == state:
             # an odd message was audited in this step before
@@ -58,9 +58,9 @@ class ThirdPartyAudits:
         copy = roles.empty_copy(stage)
         permit = None if received.header is None else to_signed(received.header)
         holder, shadow = roles.assignment.holders.get(stage), roles.assignment.shadows.get(stage)
-        has_weights = not self._desk.plan.guard.keeps_snapshots
+        has_weights = not self._context.plan.guard.keeps_snapshots
         sources = [name for name in (holder, shadow if has_weights else None) if name is not None]
-        self._open[stage] = _Visit(copy, state, permit, sources, BulkReceiver(copy.weights()))
+        self._open[stage] = _FetchedStage(copy, state, permit, sources, BulkReceiver(copy.weights()))
         self._ask_next(stage)
 
     def take(self, received: ReceivedMessage, message: Bulk) -> None:
@@ -69,38 +69,38 @@ class ThirdPartyAudits:
         Raises:
             FrameError: They were not asked for, or are not those that were agreed on.
         """
-        stage, roles = message.stage, self._desk.roles
-        visit = self._open.get(stage)
+        stage, roles = message.stage, self._context.roles
+        fetched = self._open.get(stage)
         if (
-            visit is None
-            or received.sender not in (visit.asked, OWNER)
-            or stage in roles.visits
-            or visit.state.step != roles.step
+            fetched is None
+            or received.sender not in (fetched.asked, OWNER)
+            or stage in roles.fetched_stages
+            or fetched.state.step != roles.step
         ):
             raise FrameError(
-                f"{self._desk.name}: {received.sender!r} sent weights of stage {stage}, which it was not asked for"
+                f"{self._context.name}: {received.sender!r} sent weights of stage {stage}, which it was not asked for"
             )
         if message.offset == 0:
-            visit.incoming = BulkReceiver(visit.copy.weights())
-        tensors = visit.incoming.add(message.offset, message.total, received.payload)
+            fetched.incoming = BulkReceiver(fetched.copy.weights())
+        tensors = fetched.incoming.add(message.offset, message.total, received.payload)
         if tensors is None:
             return
-        visit.copy.load_weights(tensors)
-        if visit.copy.weights_digest() != visit.state.weights:
+        fetched.copy.load_weights(tensors)
+        if fetched.copy.weights_digest() != fetched.state.weights:
             self._ask_next(stage)
-            raise FrameError(f"{self._desk.name}: {received.sender!r} sent other weights than were agreed on")
-        visit.copy.optimizer.num_steps = visit.state.step
-        roles.visits[stage] = ShadowStage(visit.copy)
+            raise FrameError(f"{self._context.name}: {received.sender!r} sent other weights than were agreed on")
+        fetched.copy.optimizer.num_steps = fetched.state.step
+        roles.fetched_stages[stage] = ShadowStage(fetched.copy)
 
     def _ask_next(self, stage: int) -> None:
-        visit = self._open[stage]
-        if visit.sources:
+        fetched = self._open[stage]
+        if fetched.sources:
             request = FetchBulk(
-                epoch=self._desk.roles.epoch,
-                step=visit.state.step,
+                epoch=self._context.roles.epoch,
+                step=fetched.state.step,
                 stage=stage,
                 purpose="weights",
-                permit=visit.permit,
+                permit=fetched.permit,
             )
-            visit.asked = visit.sources.pop()
-            self._desk.post(visit.asked, request, ())
+            fetched.asked = fetched.sources.pop()
+            self._context.post(fetched.asked, request, ())

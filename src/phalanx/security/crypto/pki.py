@@ -40,7 +40,7 @@ from phalanx.security.crypto.identity import Identity, check_party_name
 
 LOCAL_HOSTS = ("localhost", "127.0.0.1")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
-# machines whose clocks differ by less than this can still talk from the first second
+# machines with clocks that differ by less than this can still talk from the first second
 _CLOCK_SKEW = timedelta(minutes=5)
 _MAX_DAYS = 36_500
 
@@ -58,7 +58,7 @@ def create_authority(directory: Path, days: int = 365, now: datetime | None = No
     """
     make_private_directory(directory)
     key = ec.generate_private_key(ec.SECP256R1())
-    # the key file is the lock: whoever creates it first is the one authority here
+    # the key file is the lock: the process that creates it first is the one authority here
     write_private(directory / "authority.key", _private_pem(key))
     subject = _name(f"phalanx authority {secrets.token_hex(4)}")
     start, end = _validity(days, now)

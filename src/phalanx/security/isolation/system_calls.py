@@ -61,7 +61,7 @@ def refuse_system_calls(seccomp: Any) -> MeasureFinding:
         for names in REFUSED.values():
             for name in names:
                 rules.add_rule(not_allowed, name)
-        # whoever made itself readable again, or took a debugger, could be read
+        # a process that made itself readable again, or took a debugger, could be read
         for option in (PR_SET_DUMPABLE, _SET_PTRACER):
             # masked: the kernel looks at 32 bits, and the others could hide the number from a comparison
             rules.add_rule(not_allowed, "prctl", seccomp.Arg(0, seccomp.MASKED_EQ, 0xFFFFFFFF, option))

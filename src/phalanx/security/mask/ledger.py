@@ -58,7 +58,7 @@ class Ticket:
 
 
 class PadLedger:
-    """Gives out each pad's number once, through crashes, restarts, rollbacks and forks.
+    """A ledger that gives out each pad's number once, through crashes, restarts, rollbacks and forks.
 
     Args:
         store: Keeps the record.

@@ -37,6 +37,6 @@ def ring_matrix(values: ArrayLike, device: str = "cpu") -> RingMatrix:
     """
     if device == "cpu":
         return FloatMatrix(values)
-    from phalanx.security.mask.int8_limbs import Int8Matrix  # noqa: PLC0415 - torch is for who has an accelerator
+    from phalanx.security.mask.int8_limbs import Int8Matrix  # noqa: PLC0415 - torch is for accelerators
 
     return Int8Matrix(values, device)

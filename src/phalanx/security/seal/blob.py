@@ -49,7 +49,7 @@ class BlobPlace:
 
 
 class BlobSealer:
-    """Seals and opens states under one key and one counter.
+    """A sealer of states under one key and one counter, which it also opens.
 
     Args:
         key: 32 bytes that the sealer of the enclave gives back to the same measurement only.

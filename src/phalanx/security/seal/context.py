@@ -77,7 +77,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Context:
-    """Terms and one session under them.
+    """The context of a channel: terms and one session under them.
 
     Attributes:
         terms: What both ends agree on.

@@ -8,7 +8,7 @@ from phalanx.security.seal.refusal import SealRefusal
 
 
 class BoundToProcess:
-    """Refuses to be copied or pickled, and to work in a fork.
+    """An object that refuses to be copied or pickled, and to work in a fork.
 
     Not found out: a snapshot of the whole machine that is started twice. Only an enclave that cannot be
     snapshotted excludes that.

@@ -50,7 +50,7 @@ _ENTRIES = ReportEntries()
 
 
 class TsmAttester:
-    """Asks the kernel for a report over a binding; one directory per request, removed afterwards.
+    """An attester that asks the kernel for a report over a binding; one directory per request, removed afterwards.
 
     Args:
         kind: ``snp`` or ``tdx``.

@@ -1,11 +1,12 @@
 """The tensors that cross, with their shapes: the run decides them, never the party that sends one."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 
+from phalanx.objectives import ExtraRows
 from phalanx.security.seal import Purpose, TensorKind
 
 What = Literal["train", "held_out"]
@@ -29,6 +30,7 @@ class TensorKinds:
         hidden: Width of the model.
         wire: Precision of activations, a key of `WIRE_DTYPES`.
         label_shape: Shape of the labels of so many rows of so many tokens.
+        extras: More rows that the objective reads, by name; training has them, a measurement has not.
         num_answers: Numbers that come back for so many held-out rows, beside loss and targets.
     """
 
@@ -38,6 +40,7 @@ class TensorKinds:
     wire: str
     label_shape: Callable[[int, int], tuple[int, ...]]
     num_answers: Callable[[int], int] = lambda rows: 0
+    extras: Mapping[str, ExtraRows] = field(default_factory=dict)
 
     def cut(self, what: What, rows: int) -> TensorKind:
         """Hidden states behind the front part, ``[rows, seq, hidden]``."""
@@ -47,6 +50,18 @@ class TensorKinds:
     def labels(self, what: What, rows: int) -> TensorKind:
         """What the task learns, int64."""
         return TensorKind(Purpose.LABEL, f"labels.{what}", "int64", self.label_shape(rows, self.seq))
+
+    def parts(self, what: What, rows: int) -> tuple[TensorKind, ...]:
+        """All tensors of a microbatch, in the order in which they cross: activations, labels, extra rows by name."""
+        if what == "held_out":
+            return self.cut(what, rows), self.labels(what, rows)
+        more = (self.extra_rows(name, rows) for name in sorted(self.extras))
+        return self.cut(what, rows), self.labels(what, rows), *more
+
+    def extra_rows(self, name: str, rows: int) -> TensorKind:
+        """Extra rows of one name, as the objective declares them."""
+        kind = self.extras[name]
+        return TensorKind(Purpose.LABEL, f"extra.{name}", kind.dtype, kind.shape(rows, self.seq))
 
     @staticmethod
     def result(what: What, numbers: int) -> TensorKind:

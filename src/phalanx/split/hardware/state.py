@@ -24,7 +24,7 @@ _BOOKS = "books"
 
 
 class StateKeeper:
-    """Seals states and opens the one to go on from.
+    """A keeper that seals states and opens the one to go on from.
 
     Args:
         key: 32 bytes that this enclave alone is given.

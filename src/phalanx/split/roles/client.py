@@ -1,12 +1,13 @@
 """A client: it has text, labels and the frozen front, and gets back nothing but losses."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from phalanx.errors import FrameError
+from phalanx.engine import NO_EXTRAS
+from phalanx.errors import DataError, FrameError
 from phalanx.split.channel.link import Frame, FrameLink
 from phalanx.split.channel.packed import PackedFrame
 from phalanx.split.channel.tensor_kinds import TensorKinds, What
@@ -36,14 +37,14 @@ class PackedMicrobatch:
         step: Finished steps.
         microbatch: Index in the step.
         rows: Sequences in it.
-        frames: Activations, then labels.
+        frames: Activations, labels, extra rows by name.
     """
 
     what: What
     step: int
     microbatch: int
     rows: int
-    frames: tuple[PackedFrame, PackedFrame]
+    frames: tuple[PackedFrame, ...]
 
 
 @dataclass(frozen=True)
@@ -78,18 +79,33 @@ class SplitClient:
         self.name, self.link = name, link
         self._front, self._kinds = front, kinds
 
-    def pack(self, what: What, step: int, microbatch: int, ids: Tensor, labels: Tensor) -> PackedMicrobatch:
+    def pack(
+        self,
+        what: What,
+        step: int,
+        microbatch: int,
+        ids: Tensor,
+        labels: Tensor,
+        extras: Mapping[str, Tensor] = NO_EXTRAS,
+    ) -> PackedMicrobatch:
         """Run the front on ids ``[rows, seq]`` and make the frames of what leaves; send them in order, repeat at will.
 
         Raises:
             SealError: The link is closed or exhausted.
+            DataError: The extra rows are not those that the objective reads.
         """
-        hidden, rows = self._front(ids), ids.shape[0]
-        frames = (
-            self.link.pack(self._kinds.cut(what, rows), step, microbatch, hidden),
-            self.link.pack(self._kinds.labels(what, rows), step, microbatch, labels.contiguous()),
+        rows, kinds = ids.shape[0], self._kinds.parts(what, ids.shape[0])
+        self._check_extras(what, extras)
+        tensors = (self._front(ids), labels.contiguous(), *(extras[name].contiguous() for name in sorted(extras)))
+        frames = tuple(
+            self.link.pack(kind, step, microbatch, tensor) for kind, tensor in zip(kinds, tensors, strict=True)
         )
         return PackedMicrobatch(what, step, microbatch, rows, frames)
+
+    def _check_extras(self, what: What, extras: Mapping[str, Tensor]) -> None:
+        wanted = sorted(self._kinds.extras) if what == "train" else []
+        if sorted(extras) != wanted:
+            raise DataError(f"extras: the batch has {sorted(extras)}, the objective reads {wanted}")
 
     def read(self, frame: Frame, what: What, step: int, microbatch: int, count: int) -> Feedback:
         """Open what came back for `count` microbatches, the last of which is `microbatch`.

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
+from phalanx.engine import StepInputs
 from phalanx.errors import FailedBatchError, FrameError
 from phalanx.security.crypto import Peer
 from phalanx.split.channel import messages as say
@@ -42,7 +43,7 @@ class SplitStep:
 
 
 class SplitDriver:
-    """Drives clients and owner.
+    """The driver of clients and owner.
 
     Args:
         split: The section of the run file.
@@ -105,8 +106,8 @@ class SplitDriver:
             party.name: SplitClient(party.name, self._front, self._kinds, party.link) for party in self._clients
         }
 
-    def step(self, step: int, ids: Sequence[Tensor], labels: Sequence[Tensor]) -> SplitStep:
-        """Train one step; one entry per microbatch.
+    def step(self, step: int, inputs: StepInputs) -> SplitStep:
+        """Train one step.
 
         Raises:
             RefusedEvidenceError: The enclave is not trusted any more; nothing of the step was sent.
@@ -114,8 +115,8 @@ class SplitDriver:
             PhalanxError: As `Connection.hear`.
         """
         self._check_trust(step)
-        for number, (rows, wanted) in enumerate(zip(ids, labels, strict=True)):
-            self._send("train", step, number, client_of(number, self._split.client_names), rows, wanted)
+        for number in range(len(inputs.ids)):
+            self._send("train", step, number, client_of(number, self._split.client_names), inputs)
         losses: dict[int, tuple[float, int]] = {}
         norm = 0.0
         for party in self._clients:
@@ -139,7 +140,7 @@ class SplitDriver:
         answers: list[int] = []
         for number, (ids, labels) in enumerate(batches):
             party = self._clients[number % len(self._clients)]
-            self._send("held_out", step, number, party.name, ids, labels)
+            self._send("held_out", step, number, party.name, StepInputs((ids,), (labels,), 0))
             told = self._told(party, _reading_measured(self._sides[party.name], step, number, ids.shape[0]))
             total, count = total + told.loss, count + told.targets
             answers += told.answers
@@ -212,10 +213,10 @@ class SplitDriver:
             for party in self.parties:
                 party.check_trust(every_s=self._split.reattest_s, now=is_time)
 
-    def _send(self, what: What, step: int, number: int, name: str, ids: Tensor, labels: Tensor) -> None:
-        side = self._sides[name]
+    def _send(self, what: What, step: int, number: int, name: str, inputs: StepInputs) -> None:
+        side, at = self._sides[name], number if what == "train" else 0
         with self.timer.phase("front"):
-            packed = side.pack(what, step, number, ids, labels)
+            packed = side.pack(what, step, number, inputs.ids[at], inputs.labels[at], inputs.extras_of(at))
         with self.timer.phase("send"):
             self._sending[name].send(say.Upload(what=what, microbatch=number, rows=packed.rows), packed.frames)
 

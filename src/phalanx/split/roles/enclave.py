@@ -47,7 +47,7 @@ class Enclave:
         self._kinds, self._microbatches, self._clients = kinds, microbatches, tuple(clients)
         self._links: dict[str, FrameLink] = {}
         self._learned: list[tuple[float, int]] = []
-        self._hidden: dict[tuple[str, What], torch.Tensor] = {}
+        self._parts: dict[tuple[str, What], tuple[torch.Tensor, ...]] = {}
 
     def connect(self, client: str, link: FrameLink) -> None:
         """Take a client's link; what it was about to send over an earlier one is void.
@@ -83,10 +83,10 @@ class Enclave:
         """Give up the step that is under way; its microbatches are learned again."""
         self.trainer.forget()
         self._learned.clear()
-        self._hidden.clear()
+        self._parts.clear()
 
     def take(self, client: str, what: What, microbatch: int, rows: int, frame: Frame, digest: str = "") -> Replies:
-        """Take the next frame of a client: activations, then labels.
+        """Take the next frame of a client: activations, labels, extra rows by name.
 
         Args:
             client: The client of the link that it came over.
@@ -106,17 +106,18 @@ class Enclave:
         """
         self._check_turn(client, what, microbatch, rows)
         link, step = self._link(client), self.trainer.num_steps
-        hidden = self._hidden.get((client, what))
-        if hidden is None:
-            kind = self._kinds.cut(what, rows)
-            self._hidden[client, what] = link.unpack(frame, kind, step, microbatch, digest)
+        kinds, taken = self._kinds.parts(what, rows), self._parts.get((client, what), ())
+        taken = (*taken, link.unpack(frame, kinds[len(taken)], step, microbatch, digest))
+        if len(taken) < len(kinds):
+            self._parts[client, what] = taken
             return {}
-        labels = link.unpack(frame, self._kinds.labels(what, rows), step, microbatch, digest)
-        del self._hidden[client, what]
+        self._parts.pop((client, what), None)
+        hidden, labels, *more = taken
         if what == "held_out":
             loss, targets, answers = self.trainer.measure(hidden, labels)
             return {client: self._reply(client, what, microbatch, [math.nan, loss, targets, *answers], step)}
-        self._learned.append(self.trainer.learn(hidden, labels))
+        extras = dict(zip(sorted(self._kinds.extras), more, strict=True))
+        self._learned.append(self.trainer.learn(hidden, labels, extras))
         return {} if len(self._learned) < self._microbatches else self._finish(rows)
 
     def statement(self, client: str) -> bytes:

@@ -33,8 +33,6 @@ from phalanx.split.training.task import task_of
 from phalanx.split.training.trainer import BackTrainer
 from phalanx.transport import CheckedFrame, Endpoint, GrpcWire, LinkFault, Meter
 
-_FRAMES = 2
-"""Of a microbatch: activations and labels."""
 _OWNER_ONLY = (say.Restore, say.Keep, say.Settle, say.Weigh, say.AskRelease, say.End)
 
 
@@ -124,10 +122,18 @@ class EnclaveServer:
         # after the head is there: a masked split has no use for one that is replaced
         prepare(back)
         self._releasing = ReleaseMaker(split.release, self._trainer.weights())
-        kinds = TensorKinds(config.rows, config.seq, source.hidden_size, split.wire, task.label_shape, task.num_answers)
+        kinds = TensorKinds(
+            config.rows,
+            config.seq,
+            source.hidden_size,
+            split.wire,
+            task.label_shape,
+            task.num_answers,
+            task.extras,
+        )
         self._enclave = Enclave(self._trainer, kinds, config.microbatches, split.client_names, self._releasing.gate)
         self._owner_link: FrameLink | None = None
-        most = _FRAMES * config.microbatches
+        most = len(kinds.parts("train", config.rows)) * config.microbatches
         self._waiting = {name: ReceiveWindow(name, most) for name in split.client_names}
         self._replies: dict[str, tuple[say.Reply, PackedFrame]] = {}
         self._is_over, self._is_current = False, False

@@ -4,12 +4,13 @@ A simulator: nothing keeps the parts from each other's memory. Between them stan
 attack may write: it sees every frame and decides what arrives.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from torch import Tensor
 
+from phalanx.engine import NO_EXTRAS
 from phalanx.errors import FailedBatchError, FrameError, SealError
 from phalanx.models import AdapterConfig, Attention, ModelSource
 from phalanx.optimizers import OptimizerConfig
@@ -159,7 +160,7 @@ class SplitSimulator:
         back = build_back(scene.source, split.cut, adapter=scene.adapter, attention=scene.attention, seed=scene.seed)
         trainer = BackTrainer(back, task, scene.optimizer, scene.total_steps, scene.seed)
         self._kinds = TensorKinds(
-            scene.rows, scene.seq, scene.source.hidden_size, split.wire, task.label_shape, task.num_answers
+            scene.rows, scene.seq, scene.source.hidden_size, split.wire, task.label_shape, task.num_answers, task.extras
         )
         gate = None if split.release is None else ReleaseGate(split.release)
         self.enclave = Enclave(trainer, self._kinds, scene.microbatches, split.client_names, gate)
@@ -179,8 +180,10 @@ class SplitSimulator:
             self.clients[name] = SplitClient(name, self.front, self._kinds, near)
             self.enclave.connect(name, far)
 
-    def step(self, batch: Sequence[tuple[Tensor, Tensor]]) -> SimulatedStep:
-        """Train one step on ids and labels of each microbatch.
+    def step(
+        self, batch: Sequence[tuple[Tensor, Tensor]], extras: Sequence[Mapping[str, Tensor]] = ()
+    ) -> SimulatedStep:
+        """Train one step on ids and labels of each microbatch, and on its extra rows where there are any.
 
         Raises:
             SealError: The host never let the due frame through; nothing of the step has been applied.
@@ -191,7 +194,8 @@ class SplitSimulator:
         replies: Replies = {}
         for number, (ids, labels) in enumerate(batch):
             client = self.clients[client_of(number, names)]
-            replies = self._send(client, client.pack("train", step, number, ids, labels))
+            named = extras[number] if extras else NO_EXTRAS
+            replies = self._send(client, client.pack("train", step, number, ids, labels, named))
         feedback: dict[int, tuple[float, int]] = {}
         norm = 0.0
         for name, frame in replies.items():
@@ -224,11 +228,9 @@ class SplitSimulator:
 
     def _send(self, client: SplitClient, packed: PackedMicrobatch) -> Replies:
         replies: Replies = {}
-        for name, frame in zip(("cut", "labels"), packed.frames, strict=True):
+        for kind, frame in zip(self._kinds.parts(packed.what, packed.rows), packed.frames, strict=True):
             replies = self._carry(
-                FrameInTransit(
-                    client.name, True, f"{name}.{packed.what}", packed.step, packed.microbatch, 0, bytes(frame)
-                ),
+                FrameInTransit(client.name, True, kind.name, packed.step, packed.microbatch, 0, bytes(frame)),
                 lambda raw: self.enclave.take(client.name, packed.what, packed.microbatch, packed.rows, raw),
             )
         return replies

@@ -1,12 +1,15 @@
 """A classification head in the place of the language model's, trained inside the enclave."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
+from phalanx.engine import NO_EXTRAS
 from phalanx.errors import ModelError
 from phalanx.models import StageModule
 from phalanx.models.family import HEAD
-from phalanx.objectives import OBJECTIVES, pooled_logits
+from phalanx.objectives import OBJECTIVES, ExtraRows, pooled_logits
 from phalanx.split.training.measured import HeldOutScores
 
 
@@ -25,6 +28,11 @@ class Classification:
             raise ModelError(f"classification: {num_classes} classes; expected 2 or more")
         self._num_classes = num_classes
 
+    @property
+    def extras(self) -> Mapping[str, ExtraRows]:
+        """None: a class is all that is learned."""
+        return OBJECTIVES["classification"].extras
+
     def put_head(self, back: StageModule) -> dict[str, nn.Parameter]:
         """Replace the head by a linear one of zeros: at first every class is as likely as any other.
 
@@ -39,9 +47,11 @@ class Classification:
         back.add_module(HEAD, head)
         return {f"{HEAD}.{name}": parameter for name, parameter in head.named_parameters()}
 
-    def loss(self, back: StageModule, hidden: Tensor, labels: Tensor) -> tuple[Tensor, int]:
+    def loss(
+        self, back: StageModule, hidden: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS
+    ) -> tuple[Tensor, int]:
         """As `SplitTask` says; labels as `phalanx.objectives.mark_classes` makes them."""
-        return OBJECTIVES["classification"](back(hidden), labels)
+        return OBJECTIVES["classification"](back(hidden), labels, extras)
 
     def measure(self, back: StageModule, hidden: Tensor, labels: Tensor) -> HeldOutScores:
         """As `SplitTask` says: the likeliest class of each text, for the client that sent it."""

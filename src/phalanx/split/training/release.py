@@ -16,7 +16,7 @@ _SLACK = 1e-6
 
 
 class ReleaseMaker:
-    """Knows what has left, and makes the next release.
+    """The maker of releases, which knows what has left.
 
     Args:
         policy: When; None: never.

@@ -6,9 +6,10 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from phalanx.engine import NO_EXTRAS
 from phalanx.errors import ConfigError
 from phalanx.models import StageModule
-from phalanx.objectives import OBJECTIVES
+from phalanx.objectives import OBJECTIVES, ExtraRows, causal_lm
 from phalanx.split.training.classification import Classification
 from phalanx.split.training.measured import HeldOutScores
 
@@ -16,12 +17,25 @@ from phalanx.split.training.measured import HeldOutScores
 class SplitTask(Protocol):
     """One objective with its head, inside the enclave."""
 
+    @property
+    def extras(self) -> Mapping[str, ExtraRows]:
+        """The rows beside labels that the loss reads, by name."""
+        ...
+
     def put_head(self, back: StageModule) -> dict[str, nn.Parameter]:
         """Give the back part the head that the task needs; return what of it is trained, by canonical name."""
         ...
 
-    def loss(self, back: StageModule, hidden: Tensor, labels: Tensor) -> tuple[Tensor, int]:
-        """The summed float32 loss of one microbatch and its targets; `hidden`: ``[rows, seq, hidden]``, float32.
+    def loss(
+        self, back: StageModule, hidden: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS
+    ) -> tuple[Tensor, int]:
+        """The summed float32 loss of one microbatch and its targets.
+
+        Args:
+            back: The part behind the cut.
+            hidden: ``[rows, seq, hidden]``, float32.
+            labels: As `label_shape` has them.
+            extras: Rows as `extras` declares them.
 
         Raises:
             DataError: The labels do not fit.
@@ -55,18 +69,25 @@ class NextToken:
     def __init__(self, objective: str = "causal_lm") -> None:
         self._objective = OBJECTIVES[objective]
 
+    @property
+    def extras(self) -> Mapping[str, ExtraRows]:
+        """What the objective declares."""
+        return self._objective.extras
+
     def put_head(self, back: StageModule) -> dict[str, nn.Parameter]:
         """The model has its head already."""
         del back
         return {}
 
-    def loss(self, back: StageModule, hidden: Tensor, labels: Tensor) -> tuple[Tensor, int]:
+    def loss(
+        self, back: StageModule, hidden: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS
+    ) -> tuple[Tensor, int]:
         """As `SplitTask` says."""
-        return self._objective(back(hidden), labels)
+        return self._objective(back(hidden), labels, extras)
 
     def measure(self, back: StageModule, hidden: Tensor, labels: Tensor) -> HeldOutScores:
-        """As `SplitTask` says."""
-        loss, targets = self.loss(back, hidden, labels)
+        """As `SplitTask` says: how far the next token is found, whatever the rows are weighted by in training."""
+        loss, targets = causal_lm(back(hidden), labels)
         return HeldOutScores(float(loss), targets)
 
     def num_answers(self, rows: int) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
+from phalanx.engine import NO_EXTRAS
 from phalanx.errors import FailedBatchError, ModelError, NonFiniteLossError
 from phalanx.models import StageModule
 from phalanx.optimizers import (
@@ -21,7 +22,7 @@ from phalanx.split.training.task import SplitTask
 
 
 class BackTrainer:
-    """Trains adapters and head; the same microbatches in the same order give the same bits.
+    """The trainer of adapters and head; the same microbatches in the same order give the same bits.
 
     Args:
         back: From `build_back`.
@@ -63,12 +64,13 @@ class BackTrainer:
         """What is trained, by canonical name."""
         return self._trained
 
-    def learn(self, hidden: Tensor, labels: Tensor) -> tuple[float, int]:
+    def learn(self, hidden: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS) -> tuple[float, int]:
         """Add one microbatch to the gradient.
 
         Args:
             hidden: ``[rows, seq, hidden]``, any float type.
             labels: As the task has them.
+            extras: More rows, as the objective reads them.
 
         Returns:
             Its summed loss and its targets.
@@ -77,7 +79,7 @@ class BackTrainer:
             DataError: The labels do not fit.
         """
         torch.default_generator.manual_seed(self._dropout_seed())
-        loss, targets = self.task.loss(self.back, hidden.to(torch.float32), labels)
+        loss, targets = self.task.loss(self.back, hidden.to(torch.float32), labels, extras)
         # torch has no annotation for it
         loss.backward()  # type: ignore[no-untyped-call]
         self.num_targets += targets

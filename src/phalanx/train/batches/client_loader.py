@@ -12,7 +12,7 @@ from phalanx.split import microbatches_of
 
 
 class ClientLoader:
-    """Puts together what every client draws for its own microbatches, in the order of the microbatches.
+    """A loader that joins the draws of all clients, in the order of the microbatches.
 
     Args:
         corpus: Shared out: client k of n has every nth sequence from the kth on; or what each client has, by name.
@@ -53,6 +53,7 @@ class ClientLoader:
             torch.cat([one.input_ids for one in ordered]),
             torch.cat([one.labels for one in ordered]),
             tuple(index for one in ordered for index in one.indices),
+            {name: torch.cat([one.extras[name] for one in ordered]) for name in ordered[0].extras},
         )
 
     def state(self) -> dict[str, Any]:

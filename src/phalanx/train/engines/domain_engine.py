@@ -16,7 +16,7 @@ _WEIGHT = "weight/"
 
 
 class DomainEngine:
-    """Turns what the loop has and wants into what ranks understand.
+    """The loop's engine over the ranks of a domain.
 
     Args:
         lead: All ranks.
@@ -32,10 +32,13 @@ class DomainEngine:
         """Run one optimizer step on all ranks.
 
         Raises:
+            DataError: The extra rows are not those that the objective reads.
             FailedBatchError: Loss or gradient is not finite; nothing was updated.
             PeerLostError: A rank has ended.
         """
-        outcome = self._lead.step(step, torch.cat(inputs.ids), torch.cat(inputs.labels))
+        names = inputs.extras[0] if inputs.extras else ()
+        extras = {name: torch.cat([one[name] for one in inputs.extras]) for name in names}
+        outcome = self._lead.step(step, torch.cat(inputs.ids), torch.cat(inputs.labels), extras)
         self._num_steps = step + 1
         return StepResult(
             step=step,

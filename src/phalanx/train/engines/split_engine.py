@@ -23,7 +23,7 @@ _RECENT = 1000
 
 
 class SplitEngine:
-    """Turns what the loop has and wants into what clients and enclave understand.
+    """The loop's engine over clients and an enclave.
 
     Args:
         lead: All parties outside the enclave.
@@ -50,7 +50,7 @@ class SplitEngine:
         """
         lead = self._lead
         bytes_before, costs_before = lead.bytes_crossed, lead.costs
-        outcome = lead.step(step, inputs.ids, inputs.labels)
+        outcome = lead.step(step, inputs)
         self._num_steps = step + 1
         self._recent.append(lead.costs.since(costs_before))
         self.costs = self.costs.plus(self._recent[-1])

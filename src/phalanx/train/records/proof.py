@@ -74,7 +74,7 @@ class RunProof:
 
 @dataclass
 class _Session:
-    """Lines from one opening to the next."""
+    """The lines of a session, from one opening to the next."""
 
     opening: Mapping[str, Any]
     number: int
@@ -155,7 +155,7 @@ def verify_run(run_dir: Path, certificate: Path | None = None, heads: Sequence[P
 
 
 class _Order:
-    """Follows which steps must have a record: none is left out, and none goes back without a reason."""
+    """The order of steps that must have a record: none is left out, and none goes back without a reason."""
 
     def __init__(self) -> None:
         self._next: int | None = None
@@ -209,7 +209,7 @@ class _Order:
 
 
 class _Reader:
-    """Takes the lines of a log apart into sessions."""
+    """A reader that takes the lines of a log apart into sessions."""
 
     def __init__(self) -> None:
         self.sessions: list[_Session] = []

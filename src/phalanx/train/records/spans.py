@@ -49,7 +49,7 @@ class Spans:
         """Put in the steps from `first` to `last`."""
         tail = self.ranges[-1:]
         if not tail or first > tail[0][1]:
-            # as a rule: whoever keeps thousands of ranges sorts them only after a rollback
+            # as a rule: thousands of ranges are sorted only after a rollback
             self.ranges[-1:] = union([*tail, (first, last)])
         else:
             self.ranges = union([*self.ranges, (first, last)])

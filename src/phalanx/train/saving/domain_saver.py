@@ -11,7 +11,7 @@ from phalanx.train.saving.saver import BesideSaver
 
 
 class DomainSaver(BesideSaver):
-    """Saves a domain, now or in the background; one checkpoint is under way at a time.
+    """A saver of a domain, now or in the background; one checkpoint is under way at a time.
 
     Guarantees:
         What is in the background is of one step, bit for bit: every rank copies its part before it goes on. A

@@ -17,7 +17,7 @@ _LOWEST_PRIORITY = 19
 
 
 class PlainSaver:
-    """Saves at once.
+    """A saver that saves at once.
 
     Args:
         shards: Collects the state as it is now, one shard at a time.
@@ -86,7 +86,7 @@ class PlainSaver:
 
 
 class BesideSaver(PlainSaver):
-    """Saves, now or in a thread of the lowest priority beside the training."""
+    """A saver that saves now, or in a thread of the lowest priority beside the training."""
 
     def __init__(self, shards: Callable[[], Iterable[Shard]], savepoint: Savepoint, observe: Observe) -> None:
         super().__init__(shards, savepoint, observe)
@@ -131,7 +131,7 @@ class BesideSaver(PlainSaver):
 
 
 class Saver(BesideSaver):
-    """Saves a pipeline, now or in the background; one checkpoint is under way at a time.
+    """A saver of a pipeline, now or in the background; one checkpoint is under way at a time.
 
     Guarantees:
         What is in the background is of one step, bit for bit, and checked against what holder and shadow have signed

@@ -45,7 +45,7 @@ def open_origin(run: RunConfig, path: Path) -> Checkpoint:
     found = past.open()
     record = _record_of(found)
     for verdict in past.verdicts:
-        # somebody may have been convicted after the checkpoint was written
+        # a party may have been convicted after the checkpoint was written
         record.observe("verdict", verdict)
     found.state["figures"]["checks"] = record.to_json()
     return found

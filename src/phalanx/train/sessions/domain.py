@@ -32,6 +32,7 @@ from phalanx.parallel import (
     stand_by,
 )
 from phalanx.parallel.control.rank0 import RankWork
+from phalanx.parallel.control.rank_trainer import check_objective
 from phalanx.parallel.groups.mesh import Domain, open_domain
 from phalanx.parallel.groups.rendezvous import own_device
 from phalanx.pipeline import keep_freed_memory
@@ -59,6 +60,7 @@ def recipe_of(run: RunConfig, parallel: ParallelConfig) -> RankRecipe:
         attention=run.model.attention,
         precision=run.train.precision,
         adapter=_lora(run),
+        objective=run.train.objective,
     )
 
 
@@ -102,6 +104,7 @@ def describe_domain(run: RunConfig, source: ModelSource) -> RenderableType:
     """
     config = section_of(run)
     check_layout(config, source.hub_config_dict, _load(run))
+    check_objective(recipe_of(run, config))
     check_deepspeed(run, config, source, None)
     table = Table(title=f"{config.layout}: {config.world} ranks, {run.train.microbatches} microbatches")
     for name in ("stage", "layers", "parameters", "pipeline rank"):
@@ -114,7 +117,7 @@ def describe_domain(run: RunConfig, source: ModelSource) -> RenderableType:
 
 
 class DomainFactory:
-    """Makes the ranks of one domain, of which this process is rank 0.
+    """A factory of the ranks of one domain, of which this process is rank 0.
 
     Args:
         ranks: How many to start here; None for as many as the run file says.
@@ -131,6 +134,7 @@ class DomainFactory:
         place = find_place(os.environ)
         world = (self._ranks or section_of(run).world) if place is None else place.world
         parallel = fitted(section_of(run), world, source.hub_config_dict, _load(run))
+        check_objective(recipe_of(run, parallel))
         check_deepspeed(run, parallel, source, place, build=True)
         context.figures.world = parallel.figures
         corpus = context.corpus(source)

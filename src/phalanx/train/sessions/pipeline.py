@@ -28,7 +28,7 @@ from phalanx.train.setup.stage_source import StageLibrary
 
 
 class PipelineFactory:
-    """Makes the verified pipeline of a run file.
+    """A factory of the verified pipeline of a run file.
 
     Args:
         open_workers: Starts local workers; another than the default is for drills only.
@@ -197,7 +197,7 @@ class PipelineSetup:
 
 
 class PipelineEvents:
-    """Tells journal and saver what a rollback has made void, before the event is counted and recorded.
+    """The events of a pipeline: journal and saver learn what a rollback has made void before an event is recorded.
 
     Attributes:
         saver: Waited for before checkpoints of undone steps are removed; None before there is one.

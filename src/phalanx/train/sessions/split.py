@@ -56,7 +56,7 @@ def describe_split(run: RunConfig, source: ModelSource) -> RenderableType:
 
 
 class SplitFactory:
-    """Makes the owner, the clients and the enclave of a run file."""
+    """A factory of the owner, the clients and the enclave of a run file."""
 
     @contextlib.contextmanager
     def prepare(self, context: SessionContext) -> Iterator["SplitSetup"]:

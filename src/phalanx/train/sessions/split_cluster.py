@@ -38,7 +38,8 @@ def kinds_of(run: RunConfig, source: ModelSource, num_classes: int) -> TensorKin
     """What crosses in a run."""
     rows = run.train.batch_size // run.train.microbatches
     task, wire = task_of(run.train.objective, num_classes), split_of(run).wire
-    return TensorKinds(rows, run.data.sequence_length, source.hidden_size, wire, task.label_shape, task.num_answers)
+    seq, width = run.data.sequence_length, source.hidden_size
+    return TensorKinds(rows, seq, width, wire, task.label_shape, task.num_answers, task.extras)
 
 
 def enclave_of(home: RunDirectory) -> Peer:

@@ -65,6 +65,7 @@ def make_plan(run: RunConfig, source: ModelSource) -> StepPlan:
         adapter=run.model.lora,
         optimizer=run.optimizer,
         guard=run.guard,
+        objective=run.train.objective,
     )
 
 

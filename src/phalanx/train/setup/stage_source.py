@@ -6,7 +6,7 @@ from phalanx.pipeline import StageCopy, StateDigest, StepPlan, stage_spec
 
 
 class StageLibrary:
-    """Builds each stage from its own tensors only; ties the last stage's head to the first's embedding."""
+    """A library that builds each stage from its own tensors only, and ties the last stage's head to the embedding."""
 
     def __init__(self, source: ModelSource, plan: StepPlan, checkpoint: Checkpoint | None) -> None:
         self._source = source

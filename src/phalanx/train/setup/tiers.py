@@ -28,7 +28,7 @@ def settle_tier(run: RunConfig) -> RunConfig:
 
 def _best(policy: str | None, *, simulates: bool, may_simulate: bool) -> str:
     if simulates:
-        # nobody asks an enclave of a plaintext split for evidence
+        # an enclave of a plaintext split is not asked for evidence
         return "sim"
     if policy is not None and load_policy(Path(policy))[1].tpm is not None:
         return "tpm"

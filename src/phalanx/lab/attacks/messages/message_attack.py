@@ -33,7 +33,7 @@ class HonestMessage:
 
 
 class MessageAttack(Attack, ABC):
-    """Changes what the stages that a party holds send; audits of other stages stay honest.
+    """An attack that changes what a party's stages send; audits of other stages stay honest.
 
     Attributes:
         what: Names the lie in the log where it is another one than a wrong tensor.
@@ -65,7 +65,7 @@ class MessageAttack(Attack, ABC):
 
 
 class LyingRunner(AttackedRunner):
-    """Computes as the honest runner and lets a `MessageAttack` say what is sent."""
+    """A runner that computes as the honest one and lets a `MessageAttack` say what is sent."""
 
     def __init__(self, honest: StageRunner, attack: MessageAttack) -> None:
         super().__init__(honest)

@@ -74,12 +74,12 @@ class LagArm:
 
 
 def _lacks_audits_alone(engine: PipelineEngine) -> bool:
-    docket = engine._docket
-    ledger = docket.ledger
-    if len(ledger.commits) < len(docket.assignment.shares):
+    facts = engine._facts
+    ledger = facts.ledger
+    if len(ledger.commits) < len(facts.assignment.shares):
         return False
-    agreed = ledger.gradients_agreed >= set(docket.watched_shares) and set(docket.watched) <= docket.agreed.keys()
-    return docket.lagging is not None or (ledger.audits_drawn and agreed)
+    agreed = ledger.gradients_agreed >= set(facts.watched_shares) and set(facts.watched) <= facts.agreed.keys()
+    return facts.lagging is not None or (ledger.audits_drawn and agreed)
 
 
 @contextlib.contextmanager

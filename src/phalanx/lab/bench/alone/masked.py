@@ -42,7 +42,7 @@ SIZES = ((128, 256, 1024), (512, 768, 768), (512, 768, 3072), (512, 2048, 2048),
 
 
 class MemoryLedgerStore:
-    """Keeps the ledger of pads for as long as the bench runs."""
+    """A store that keeps the ledger of pads for as long as the bench runs."""
 
     data: bytes | None = None
 

@@ -128,7 +128,7 @@ def measure(
 
 
 class _Field:
-    """Runs what is missing, one thing at a time."""
+    """A runner of the missing runs, one at a time."""
 
     def __init__(
         self,

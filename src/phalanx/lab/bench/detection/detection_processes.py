@@ -93,7 +93,7 @@ def in_processes(cell: DetectionCell) -> RunConfig:
 
 
 class Companies:
-    """Trains companies; the undisturbed run once for each layout and number of steps."""
+    """A runner of companies in processes; it trains the undisturbed run once for each layout and number of steps."""
 
     def __init__(self, directory: Path, trainer: Train) -> None:
         self._directory = directory

@@ -18,7 +18,7 @@ from phalanx.train.setup.stage_source import StageLibrary
 
 @dataclass(frozen=True)
 class Loss:
-    """Kills one local worker right before a step.
+    """The loss of one local worker, which is killed right before a step.
 
     Where a shadow only verifies, a checkpoint is written just before, outside of what is timed: the time is that
     of going back without a step to do again. A real run adds the steps since its last checkpoint. Where shadows keep

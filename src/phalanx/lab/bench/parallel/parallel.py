@@ -99,7 +99,7 @@ def measure(
 
 
 class _Field:
-    """Measures shifts, one after the other; the machine is probed before the first one."""
+    """A runner of shifts, one after the other; the machine is probed before the first one."""
 
     def __init__(self, run: RunConfig, cache: Path, directory: Path, finished: RowFile[InterleavedLayouts]) -> None:
         self._run, self._cache, self._directory, self._finished = run, cache, directory, finished

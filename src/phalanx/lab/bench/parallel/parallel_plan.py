@@ -48,7 +48,7 @@ def plan_layout(run: RunConfig, config: ParallelConfig, cluster: Cluster) -> Pla
     if layout.pp == 1:
         return PlannedFigures(step, cpu, None, idle)
     played = timeline(shape, layout, recipe, machine, recipe.microbatches)
-    # where cores are shared, who waits for one is not waiting for another rank
+    # where cores are shared, a rank that waits for one is not waiting for another rank
     waiting = idle if machine.crowd(layout.world) == 1.0 else played.bubble * played.length_s / step
     return PlannedFigures(step, cpu, waiting, idle)
 

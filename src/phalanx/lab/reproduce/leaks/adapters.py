@@ -38,7 +38,7 @@ def adapter_cells(size: LeakSize) -> Iterator[AdapterCell]:
 
 
 class AdapterLab:
-    """Measures cells; the model with its adapter is made at the first use.
+    """A runner of cells; the model with its adapter is made at the first use.
 
     The adapter has been trained for one plain step on the host's own text: before its first step half of it is zero.
 

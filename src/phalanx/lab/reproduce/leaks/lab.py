@@ -53,7 +53,7 @@ class LeakCell:
 
 
 class Lab:
-    """Measures cells; text, front and hidden states are made at their first use and stay in memory.
+    """A runner of cells; text, front and hidden states are made at their first use and stay in memory.
 
     Args:
         size: How much is measured.

@@ -27,7 +27,7 @@ _WHERE = "Nitro Secure Module"
 
 
 class NsmAttester:
-    """Asks the module for a document with a binding as its user data.
+    """An attester that asks the module for a document with a binding as its user data.
 
     Args:
         root: Of the file system.

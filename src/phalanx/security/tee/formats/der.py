@@ -12,7 +12,7 @@ _MAX_INTEGER_BYTES = 64
 
 
 class Der:
-    """Takes DER elements off the front of some bytes; only definite, minimal lengths and tags of one byte.
+    """A reader of DER elements from the front of some bytes; only definite, minimal lengths and tags of one byte.
 
     Args:
         data: What is read.

@@ -10,7 +10,7 @@ def malformed(where: str, what: str) -> RefusedEvidenceError:
 
 
 class Reader:
-    """Takes fields off the front of some bytes.
+    """A reader of fields from the front of some bytes.
 
     Args:
         data: What is read.

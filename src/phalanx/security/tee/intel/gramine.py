@@ -17,7 +17,7 @@ _REPORT_DATA_BYTES = 64
 
 
 class GramineAttester:
-    """Writes a binding and reads the quote over it; the files are the process's own.
+    """An attester that writes a binding and reads the quote over it; the files are the process's own.
 
     Args:
         root: Of the file system.

@@ -15,7 +15,7 @@ from phalanx.security.tee.evidence import Evidence
 
 
 class NvmlAttester:
-    """Asks one GPU for an SPDM report with a binding as its nonce, and for its certificates.
+    """An attester that asks one GPU for an SPDM report with a binding as its nonce, and for its certificates.
 
     Args:
         index: Number of the GPU.

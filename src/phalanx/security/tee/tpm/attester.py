@@ -21,7 +21,7 @@ _ATTEMPTS = 3
 
 
 class TpmAttester(Closeable):
-    """Makes evidence with an attestation key that never leaves its TPM.
+    """An attester with an attestation key that never leaves its TPM.
 
     The key is derived from the TPM's endorsement seed: it is the same after every start, and needs no storage.
 

@@ -21,7 +21,7 @@ _WRONG_STATE = 0x1D
 
 
 class TpmSealer:
-    """Seals to the present values of PCRs, and unseals in the same TPM while they are the same again.
+    """A sealer to the present values of PCRs; it unseals in the same TPM while they are the same again.
 
     An older sealed secret opens as well as a newer one: what must not be turned back needs a counter beside it.
 

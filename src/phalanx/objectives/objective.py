@@ -1,0 +1,91 @@
+"""What an objective is: a pure loss of logits, labels and named extra rows, summed over its targets."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor
+
+from phalanx.errors import DataError
+
+LossFunction = Callable[[Tensor, Tensor], tuple[Tensor, int]]
+"""From ``[batch, seq, vocab or classes]`` and ``[batch, seq]`` to the summed float32 loss and its targets."""
+
+LossWithExtras = Callable[[Tensor, Tensor, Mapping[str, Tensor]], tuple[Tensor, int]]
+"""As `LossFunction`, with extra rows by name, as the objective declares them."""
+
+
+@dataclass(frozen=True)
+class ExtraRows:
+    """One kind of rows that a batch must bring beside tokens and labels.
+
+    Attributes:
+        dtype: Their type.
+        per_token: Whether there is a number for each token, ``[batch, seq]``, or one for each sequence, ``[batch]``.
+    """
+
+    dtype: Literal["float32", "int64"] = "float32"
+    per_token: bool = True
+
+    def shape(self, rows: int, seq: int) -> tuple[int, ...]:
+        """The shape for so many sequences of so many tokens."""
+        return (rows, seq) if self.per_token else (rows,)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """One line of the table.
+
+    The reduction is the same for all: a sum over targets. An engine divides it by the targets of the whole step, so
+    that microbatches add up to the batch's mean, however they are spread.
+
+    Attributes:
+        loss: What is minimised, where no extra rows are read.
+        with_extras: What is minimised otherwise; one of the two is there.
+        extras: The rows that it reads, by name.
+        own_head: Whether it trains a head of its own in the place of the language model's.
+    """
+
+    loss: LossFunction | None = None
+    with_extras: LossWithExtras | None = None
+    extras: Mapping[str, ExtraRows] = field(default_factory=dict)
+    own_head: bool = False
+
+    def __call__(
+        self, logits: Tensor, labels: Tensor, extras: Mapping[str, Tensor] | None = None, /
+    ) -> tuple[Tensor, int]:
+        """Return the summed float32 loss of one microbatch, and its targets.
+
+        Args:
+            logits: ``[batch, seq, vocab or classes]``.
+            labels: int64 ``[batch, seq]``.
+            extras: What the objective declares, by name, and nothing else.
+
+        Raises:
+            DataError: Rows are missing, too many, or of another type or shape; or as the loss does.
+        """
+        given = extras or {}
+        self.check(given, *labels.shape[:2])
+        if self.with_extras is not None:
+            return self.with_extras(logits, labels, given)
+        if self.loss is None:
+            raise DataError("objective: has no loss")
+        return self.loss(logits, labels)
+
+    def check(self, extras: Mapping[str, Tensor], rows: int, seq: int) -> None:
+        """Return where a microbatch has exactly the extra rows that the objective reads.
+
+        Raises:
+            DataError: Names the rows that are missing, that are not read, or that are of another type or shape.
+        """
+        for name in sorted({*extras, *self.extras}):
+            if name not in extras:
+                raise DataError(f"extras.{name}: the objective reads them, and the batch has none")
+            if name not in self.extras:
+                raise DataError(f"extras.{name}: the objective does not read them; leave them out")
+            wanted, found = self.extras[name], extras[name]
+            dtype, shape = str(found.dtype).removeprefix("torch."), tuple(found.shape)
+            if (dtype, shape) != (wanted.dtype, wanted.shape(rows, seq)):
+                raise DataError(
+                    f"extras.{name}: is {dtype} {list(shape)}, expected {wanted.dtype} {list(wanted.shape(rows, seq))}"
+                )
