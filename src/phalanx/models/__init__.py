@@ -15,6 +15,7 @@ from phalanx.models.config import (
 from phalanx.models.layout import StageSpec, partition
 
 if TYPE_CHECKING:
+    from phalanx.models.attention import CAUSAL, AttentionPattern
     from phalanx.models.build import (
         StageRow,
         build_empty_stage,
@@ -33,10 +34,12 @@ if TYPE_CHECKING:
     from phalanx.models.stage import StageModule, tie
 
 __all__ = [
+    "CAUSAL",
     "FAMILIES",
     "PACKAGED_MODELS",
     "AdapterConfig",
     "Attention",
+    "AttentionPattern",
     "Family",
     "LoraConfig",
     "ModelConfig",
@@ -62,6 +65,8 @@ __all__ = [
 ]
 
 _HOMES = {
+    "CAUSAL": "attention",
+    "AttentionPattern": "attention",
     "FAMILIES": "families",
     "Family": "family",
     "ModelSource": "source",

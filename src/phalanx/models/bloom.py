@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phalanx.models.family import Family, causal_mask
+from phalanx.models.attention import CAUSAL, AttentionPattern
+from phalanx.models.family import Family, attention_mask
 
 
 class Bloom(Family):
@@ -22,22 +23,29 @@ class Bloom(Family):
     past_key = "layer_past"
     feed_forward_inputs = ("mlp.dense_h_to_4h",)
     old_keys = ("n_embed",)
+    attention_kinds = frozenset({"causal"})
 
     def attention(self, requested: str) -> str:
         """Return ``eager``: transformers has no other attention for this family."""
         return "eager"
 
-    def embed(self, trunk: Any, ids: Tensor, before: int = 0) -> Tensor:
+    def embed(self, trunk: Any, ids: Tensor, before: int = 0, pattern: AttentionPattern = CAUSAL) -> Tensor:
         """Embed and normalise; there are no positions."""
         hidden: Tensor = trunk.word_embeddings_layernorm(trunk.word_embeddings(ids))
         return hidden
 
-    def context(self, trunk: Any, hub_config: Any, hidden: Tensor, before: int = 0) -> dict[str, Any]:
+    def context(
+        self, trunk: Any, hub_config: Any, hidden: Tensor, before: int = 0, pattern: AttentionPattern = CAUSAL
+    ) -> dict[str, Any]:
         """Give the mask and the bias ``[batch * heads, 1, before + seq]``."""
         batch, seq = hidden.shape[:2]
         whole = torch.ones(batch, before + seq, device=hidden.device, dtype=torch.long)
         alibi = trunk.build_alibi_tensor(whole, hub_config.num_attention_heads, dtype=hidden.dtype)
-        return {"attention_mask": causal_mask(hub_config, hidden, before), "alibi": alibi, "use_cache": False}
+        return {
+            "attention_mask": attention_mask(hub_config, hidden, before, pattern),
+            "alibi": alibi,
+            "use_cache": False,
+        }
 
     def finish(self, trunk: Any, hidden: Tensor) -> Tensor:
         """Apply the final norm."""

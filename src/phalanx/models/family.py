@@ -5,8 +5,9 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from transformers.masking_utils import create_causal_mask
 
+from phalanx.errors import ModelError
+from phalanx.models.attention import ALL_KINDS, CAUSAL, AttentionKind, AttentionPattern, written_mask
 from phalanx.planner.model.families import FAMILIES, FamilyFacts
 
 HEAD = "lm_head"
@@ -32,6 +33,7 @@ class Family(ABC):
         past_key: How a block calls keys and values that come before its own.
         fan_in_fan_out: True where linear weights are stored ``[in, out]``.
         old_keys: Keys that transformers accepts beside the fields of its config class.
+        attention_kinds: The kinds of attention that transformers has for the family.
     """
 
     model_type: ClassVar[str]
@@ -46,6 +48,7 @@ class Family(ABC):
     past_key: ClassVar[str] = "past_key_values"
     fan_in_fan_out: ClassVar[bool] = False
     old_keys: ClassVar[tuple[str, ...]] = ()
+    attention_kinds: ClassVar[frozenset[AttentionKind]] = ALL_KINDS
 
     @property
     def facts(self) -> FamilyFacts:
@@ -55,6 +58,20 @@ class Family(ABC):
     def attention(self, requested: str) -> str:
         """Return the kernel that the family runs when `requested` is asked for."""
         return requested
+
+    def check_pattern(self, pattern: AttentionPattern, before: int) -> None:
+        """Return where the family has a kind of attention.
+
+        Raises:
+            ModelError: transformers has it not, or not together with virtual tokens.
+        """
+        if pattern.kind not in self.attention_kinds:
+            raise ModelError(
+                f"{self.model_type}: has no {pattern.kind} attention in transformers, only "
+                f"{', '.join(sorted(self.attention_kinds))}"
+            )
+        if before and pattern.kind != "causal":
+            raise ModelError(f"attention {pattern.kind}: is not known behind virtual tokens; leave the adapter out")
 
     def objection(self, hub_config: Any) -> str | None:
         """Say which option of the config cannot be sliced, why, and what to set; or None."""
@@ -69,14 +86,16 @@ class Family(ABC):
         return None
 
     @abstractmethod
-    def embed(self, trunk: Any, ids: Tensor, before: int = 0) -> Tensor:
+    def embed(self, trunk: Any, ids: Tensor, before: int = 0, pattern: AttentionPattern = CAUSAL) -> Tensor:
         """Turn ids ``[batch, seq]`` into hidden states ``[batch, seq, hidden]``; positions begin at `before`."""
 
     @abstractmethod
-    def context(self, trunk: Any, hub_config: Any, hidden: Tensor, before: int = 0) -> dict[str, Any]:
+    def context(
+        self, trunk: Any, hub_config: Any, hidden: Tensor, before: int = 0, pattern: AttentionPattern = CAUSAL
+    ) -> dict[str, Any]:
         """Return what every block is called with beside the hidden states ``[batch, seq, hidden]``.
 
-        `before` virtual tokens, which every token sees, come before the first one.
+        `before` virtual tokens, which every token sees, come before the first one; `pattern` says what else it sees.
         """
 
     @abstractmethod
@@ -84,27 +103,15 @@ class Family(ABC):
         """Turn the last block's output into the head's input, ``[batch, seq, features]``."""
 
 
-def causal_mask(hub_config: Any, hidden: Tensor, before: int = 0) -> Any:
-    """Return transformers' causal mask: None for sdpa, which then masks inside the kernel.
+def attention_mask(hub_config: Any, hidden: Tensor, before: int, pattern: AttentionPattern) -> Any:
+    """Return the mask of a pattern; a causal one is None for sdpa, which then masks inside the kernel.
 
     With virtual tokens it is written out, ``[1, 1, seq, before + seq]``: the kernel would count columns from the
     first one. No position ids are handed in: ours count up from 0, and transformers would only use them to look
     for several sequences in one row, which waits for the device and finds none.
     """
-    if before:
-        return _mask_behind(hub_config, hidden, before)
-    return create_causal_mask(config=hub_config, inputs_embeds=hidden, attention_mask=None, past_key_values=None)
-
-
-def positions(hidden_or_ids: Tensor, before: int = 0) -> Tensor:
-    """Return the positions `before`, `before` + 1, ... as ``[1, seq]`` for a tensor ``[batch, seq, ...]``."""
-    return torch.arange(before, before + hidden_or_ids.shape[1], device=hidden_or_ids.device).unsqueeze(0)
-
-
-def _mask_behind(hub_config: Any, hidden: Tensor, before: int) -> Tensor:
+    if not before:
+        return pattern.mask(hub_config, hidden)
     seq = hidden.shape[1]
     seen = torch.ones(seq, before + seq, dtype=torch.bool, device=hidden.device).tril(before)[None, None]
-    if hub_config._attn_implementation != "eager":
-        return seen
-    hides = torch.zeros(seen.shape, dtype=hidden.dtype, device=hidden.device)
-    return hides.masked_fill(~seen, torch.finfo(hidden.dtype).min)
+    return written_mask(hub_config, hidden, seen)

@@ -4,7 +4,8 @@ from typing import Any
 
 from torch import Tensor
 
-from phalanx.models.family import Family, causal_mask, positions
+from phalanx.models.attention import CAUSAL, AttentionPattern
+from phalanx.models.family import Family, attention_mask
 
 
 class Gpt2(Family):
@@ -31,14 +32,16 @@ class Gpt2(Family):
         """Return the number of rows of the position embedding."""
         return int(hub_config.max_position_embeddings)
 
-    def embed(self, trunk: Any, ids: Tensor, before: int = 0) -> Tensor:
+    def embed(self, trunk: Any, ids: Tensor, before: int = 0, pattern: AttentionPattern = CAUSAL) -> Tensor:
         """Add token and position embeddings, then drop out."""
-        hidden: Tensor = trunk.drop(trunk.wte(ids) + trunk.wpe(positions(ids, before)))
+        hidden: Tensor = trunk.drop(trunk.wte(ids) + trunk.wpe(pattern.positions(ids.shape[1], ids.device, before)))
         return hidden
 
-    def context(self, trunk: Any, hub_config: Any, hidden: Tensor, before: int = 0) -> dict[str, Any]:
+    def context(
+        self, trunk: Any, hub_config: Any, hidden: Tensor, before: int = 0, pattern: AttentionPattern = CAUSAL
+    ) -> dict[str, Any]:
         """Give the mask."""
-        return {"attention_mask": causal_mask(hub_config, hidden, before), "use_cache": False}
+        return {"attention_mask": attention_mask(hub_config, hidden, before, pattern), "use_cache": False}
 
     def finish(self, trunk: Any, hidden: Tensor) -> Tensor:
         """Apply the final norm."""

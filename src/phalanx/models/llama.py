@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phalanx.models.family import Family, causal_mask, positions
+from phalanx.models.attention import CAUSAL, AttentionPattern
+from phalanx.models.family import Family, attention_mask
 
 
 class Llama(Family):
@@ -34,16 +35,18 @@ class Llama(Family):
         with torch.device("cpu"):
             trunk.rotary_emb = type(trunk.rotary_emb)(config=hub_config)
 
-    def embed(self, trunk: Any, ids: Tensor, before: int = 0) -> Tensor:
+    def embed(self, trunk: Any, ids: Tensor, before: int = 0, pattern: AttentionPattern = CAUSAL) -> Tensor:
         """Look the tokens up."""
         hidden: Tensor = trunk.embed_tokens(ids)
         return hidden
 
-    def context(self, trunk: Any, hub_config: Any, hidden: Tensor, before: int = 0) -> dict[str, Any]:
+    def context(
+        self, trunk: Any, hub_config: Any, hidden: Tensor, before: int = 0, pattern: AttentionPattern = CAUSAL
+    ) -> dict[str, Any]:
         """Give the mask and the rotary cosines and sines, ``[1, seq, head]`` each."""
-        ids = positions(hidden, before)
+        ids = pattern.positions(hidden.shape[1], hidden.device, before)
         return {
-            "attention_mask": causal_mask(hub_config, hidden, before),
+            "attention_mask": attention_mask(hub_config, hidden, before, pattern),
             "position_embeddings": trunk.rotary_emb(hidden, position_ids=ids),
             "position_ids": ids,
             "use_cache": False,

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from phalanx.errors import ModelError
+from phalanx.models.attention import CAUSAL, AttentionPattern
 from phalanx.models.family import HEAD, HEAD_WEIGHT, Family
 from phalanx.models.layout import StageSpec
 
@@ -23,8 +24,8 @@ class StageModule(nn.Module):
 
     The first stage takes ids (int64 ``[batch, seq]``), the others hidden states ``[batch, seq, hidden]``;
     the last returns logits ``[batch, seq, vocab]``, the others hidden states. Positions count from 0,
-    attention is causal over the whole row, no cache is kept. Dropout draws from torch's global generator:
-    seed it right before a call that has to be repeatable.
+    attention is causal over the whole row unless a call says otherwise, no cache is kept. Dropout draws
+    from torch's global generator: seed it right before a call that has to be repeatable.
 
     Guarantees:
         The chain of all stages computes what transformers' whole model computes, in the same order of
@@ -87,23 +88,27 @@ class StageModule(nn.Module):
         """Return what the optimizer updates: with an adapter the adapter only, else every parameter."""
         return {name: value for name, value in self.all_parameters().items() if value.requires_grad}
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, pattern: AttentionPattern = CAUSAL) -> Tensor:
         """Run the stage.
 
         Args:
             x: Ids ``[batch, seq]`` for the first stage, else hidden states ``[batch, seq, hidden]``.
+            pattern: Which tokens see which, the same for all stages of one call.
 
         Returns:
             Logits ``[batch, seq, vocab]`` of the last stage, else hidden states ``[batch, seq, hidden]``.
 
         Raises:
-            ModelError: `x` has another shape, or is longer than the model has positions.
+            ModelError: `x` has another shape, or is longer than the model has positions; or the family has no such
+                attention.
         """
         self._check_input(x)
         trunk = self.trunk
         before = self.num_virtual_tokens
-        hidden = self.family.embed(trunk, x, before) if self.spec.is_first else x
-        context = self.family.context(trunk, self.hub_config, hidden, before)
+        self.family.check_pattern(pattern, before)
+        pattern.check(*x.shape[:2])
+        hidden = self.family.embed(trunk, x, before, pattern) if self.spec.is_first else x
+        context = self.family.context(trunk, self.hub_config, hidden, before, pattern)
         recompute = self.activation_checkpointing and torch.is_grad_enabled()
         for block in self.own_blocks:
             if recompute:

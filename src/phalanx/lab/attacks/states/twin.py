@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from phalanx.lab.attacks.attack import Attack, same_bits
 from phalanx.lab.attacks.copies import AttackedCopy, AttackedRunner, honest_part
-from phalanx.models import StageModule
+from phalanx.models import CAUSAL, AttentionPattern, StageModule
 from phalanx.pipeline import StageCopy, StageRunner
 
 
@@ -32,13 +32,13 @@ class AlteredWeights(TwinModule):
         # not registered as a part: the parts are shared with it
         vars(self)["_whole"] = whole
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, pattern: AttentionPattern = CAUSAL) -> Tensor:
         """As the whole stage, with other weights."""
         altered = {
             name: weight + (self._alter(name, weight.detach()) - weight).detach()
             for name, weight in self._whole.named_parameters()
         }
-        result: Tensor = torch.func.functional_call(self._whole, altered, (x,))
+        result: Tensor = torch.func.functional_call(self._whole, altered, (x, pattern))
         return result
 
 
