@@ -30,7 +30,7 @@ EXCLUSIONS: dict[tuple[str, str], str] = {
 
 
 def contradiction(written: Collection[str]) -> str | None:
-    """What is wrong with a run file that has these sections; None where nothing is.
+    """Say what is wrong with a run file that has these sections; None where nothing is.
 
     Args:
         written: Sections that are there, whatever they hold: one that repeats every default was asked for too.
@@ -76,7 +76,7 @@ class ValueExclusion:
         return "`true`" if self.only == (False,) else f"all but `{json.dumps(self.only[0])}`"
 
     def refusal(self, run: object) -> str | None:
-        """What is wrong with a run of this engine; None where nothing is."""
+        """Say what is wrong with a run of this engine; None where nothing is."""
         value: Any = run
         for name in self.key.split("."):
             value = getattr(value, name, None)

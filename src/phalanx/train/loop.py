@@ -44,7 +44,7 @@ class Hooks(Protocol):
         ...
 
     def validate(self, num_steps: int) -> Validation | None:
-        """What held-out text says of the model, or None when it is not time for it."""
+        """Validate the model on held-out text, or return None when it is not time for it."""
         ...
 
     def stepped(

@@ -91,7 +91,7 @@ class SignedHeader:
 
     @cached_property
     def fields(self) -> HeaderFields:
-        """What the header says.
+        """The fields of the header.
 
         Raises:
             FrameError: It is malformed.

@@ -54,7 +54,7 @@ def answer_bytes(plan: StepPlan) -> int:
 
 
 def disk_bytes(plan: StepPlan, num_workers: int) -> int:
-    """What the logs of one attempt at a step take at most, whatever workers send; evidence of verdicts comes on top.
+    """Most bytes of the logs of one attempt at a step, whatever workers send; evidence of verdicts comes on top.
 
     | what | lines |
     |---|---|

@@ -55,7 +55,7 @@ class Memory:
         self._ladders = [sorted(ladder) for ladder in ladders.values()]
 
     def footprint(self, stage: int) -> Footprint:
-        """What a stage needs."""
+        """Return the bytes that a stage needs."""
         return self._footprints[stage] if self._footprints else Footprint(0, 0)
 
     def needs(self, holders: Mapping[int, str], shadows: Mapping[int, str]) -> dict[str, int]:

@@ -39,7 +39,7 @@ def footprints(plan: StepPlan) -> tuple[Footprint, ...]:
 
 
 def activation_bytes(plan: StepPlan, stage: int) -> int:
-    """What one microbatch keeps between its forward and its backward pass through a stage."""
+    """Bytes that one microbatch keeps between its forward and its backward pass through a stage."""
     config, spec = _config(canonical_json(plan.hub_config)), stage_spec(plan, stage)
     tokens = plan.microbatch_size * plan.sequence_length
     block = _PER_BLOCK * tokens * plan.hidden_size

@@ -72,7 +72,7 @@ class CheckedEvidence:
         return EvidenceError(f"{self.where}: {reason}")
 
     def said(self, role: str, kind: type[_Said]) -> Statement[_Said]:
-        """What a header of this role says, parsed strictly.
+        """Return the message in the header of this role, parsed strictly.
 
         Raises:
             EvidenceError: It is missing, of another kind or malformed.

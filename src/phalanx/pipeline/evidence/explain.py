@@ -160,7 +160,7 @@ def _held_gradient(checked: CheckedEvidence, committed: Statement[Commit], held:
 def _of_attempt(
     checked: CheckedEvidence, role: str, kind: type[_AboutGradient], commit: Commit
 ) -> Statement[_AboutGradient] | None:
-    """What was said about the gradient of the very attempt that was committed to; None when nothing was."""
+    """Return the statement about the gradient of the very attempt that was committed to; None when there is none."""
     if role not in checked.headers:
         return None
     said = checked.said(role, kind)

@@ -34,7 +34,7 @@ def explain_forgery(checked: CheckedEvidence) -> tuple[str, str | None]:
 
 
 def out_of_bounds(header: SignedHeader) -> str | None:
-    """What is wrong with a message that has a value beyond its bounds; None where that is not what is wrong."""
+    """Say which value of a message is beyond its bounds; None where that is not what is wrong."""
     try:
         parse_message(header.fields.kind, header.fields.body)
     except OutOfBoundsError as exc:

@@ -160,7 +160,7 @@ class Coordinator:
         return [judgement for party, judgement in proved.items() if party in alive]
 
     def forget_audits(self) -> None:
-        """What the owner has redone leads to no update: its batch is given up."""
+        """Forget what the owner has redone: it leads to no update, as its batch is given up."""
         self._owner_audits.forget()
 
     def decided(self, *, may_lag: bool) -> bool:
@@ -221,7 +221,7 @@ class Coordinator:
         return await self._inquest.find(missing)
 
     def waiting_for(self) -> str:
-        """What is still missing, for a message to the user."""
+        """Say what is still missing, for a message to the user."""
         ledger, watched, lagging = self.ledger, set(self.facts.watched), self.facts.lagging
         missing = {
             "audits of the last step (stage, auditor)": [] if lagging is None else lagging.owing,

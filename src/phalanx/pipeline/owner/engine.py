@@ -268,7 +268,7 @@ class PipelineEngine:
 
     @property
     def guarantees(self) -> Mapping[int, str]:
-        """What is promised of each stage now; a name in `GUARANTEES`."""
+        """The guarantee of each stage now; a name in `GUARANTEES`."""
         return self._succession.guarantees.present
 
     @property

@@ -179,7 +179,7 @@ class Failover:
             await self._exclude(self.lost.popleft() if verdict is None else verdict.party, verdict, step)
 
     async def _go_on_without_verdict(self, judgement: Judgement, step: int) -> None:
-        """What was found does not hold: the accuser's word counts as false, and the step is done again."""
+        """Go on where a finding does not hold: the accuser's word counts as false, and the step is done again."""
         found = self.verdicts.to_replace(judgement, self._facts.unanswered)
         if found is None or found[0] not in self.alive:
             await self.begin_again(step)

@@ -24,7 +24,7 @@ class JournalNotes:
         self._noted: int | None = None
 
     def forget(self) -> None:
-        """What was told may be undone: tell it again."""
+        """Forget what was told, which may be undone, and tell it again."""
         self.records.forget()
         self._noted = None
 

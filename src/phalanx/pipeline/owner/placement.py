@@ -28,7 +28,7 @@ class Placement:
 
     @property
     def memory(self) -> Memory:
-        """What stages need, and what every party has that has come so far."""
+        """The memory that stages need, and that every party has that has come so far."""
         return Memory(self._footprints, self._members.rooms)
 
     def first(self, workers: Sequence[str], *, may_exceed: bool) -> Assignment:

@@ -30,7 +30,7 @@ class Outcome:
         return math.isfinite(self.mean_loss(inputs)) and math.isfinite(self._facts.ledger.total_norm())
 
     def failure(self, step: int, inputs: StepInputs) -> str:
-        """What to say of a step where they are not."""
+        """Describe a step with a loss or a norm that is no number."""
         ledger = self._facts.ledger
         return _describe_failure(step, self.mean_loss(inputs), ledger.total_norm(), ledger.norms())
 

@@ -38,7 +38,7 @@ NoteChecks = Callable[[int, Mapping[int, StageChecks]], None]
 
 
 def step_checks(facts: StepFacts) -> dict[int, StageChecks]:
-    """What was checked, by stage; audits that lag count as made, for their step is undone if one fails."""
+    """Return the checks by stage; audits that lag count as made, for their step is undone if one fails."""
     assignment = facts.assignment
     found = {}
     for stage in sorted(assignment.holders):

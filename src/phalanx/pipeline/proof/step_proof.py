@@ -195,7 +195,7 @@ class _StepJudge:
         return [share for stage in sorted(self._assignment.shadows) for share in self._assignment.shares_of(stage)]
 
     def _demands(self, draw: AuditDraw, share: Share) -> Iterator[_Demand]:
-        """What the key demands of one share; the same rules as in `audit_requests.py`, from what is in the log."""
+        """Yield what the key demands of one share, by the rules of `audit_requests.py`, from what is in the log."""
         assignment, (stage, lane) = self._assignment, share
         if assignment.server_of(share) == OWNER:
             return
@@ -270,7 +270,7 @@ class _StepJudge:
     def _open(
         self, signed: PassedOnHeader, party: str, kind: type[_Said], place: Mapping[str, object], where: str
     ) -> Statement[_Said]:
-        """What a party signed, if it is of this session, step and attempt and about this place."""
+        """Open a statement of a party, if it is of this session, step and attempt and about this place."""
         attempt = self._attempt
         try:
             about = {**place, "step": attempt.step}

@@ -136,7 +136,7 @@ class LogMemory:
             self._path = None
 
     def _read(self, path: Path) -> PublicHead | None:
-        """What an earlier process has kept; a file that is damaged, as after a crash of the machine, knows nothing."""
+        """Read the head that an earlier process kept; a file that is damaged, as after a crash, has none."""
         try:
             with path.open("rb") as file:
                 found = PublicHead.model_validate_json(file.read(MOST_BYTES))

@@ -87,7 +87,7 @@ class Mailbox:
 
     @property
     def statements(self) -> Statements:
-        """What opens headers that others pass on, in this session."""
+        """The reader of headers that others pass on, in this session."""
         return Statements(self._endpoint.run, self.peer)
 
     @property

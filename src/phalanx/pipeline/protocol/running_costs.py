@@ -51,7 +51,7 @@ class BytesByLink:
         self._last: dict[str, int] = {}
 
     def take(self, reported: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
-        """What was sent since the last call: to and from the owner as it saw it, elsewhere as its sender says."""
+        """Return the bytes sent since the last call: the owner's as it saw them, others' as their senders say."""
         totals: dict[str, int] = {}
         for party, sent in reported.items():
             if party != OWNER:

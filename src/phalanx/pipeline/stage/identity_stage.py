@@ -36,12 +36,12 @@ class _Identity(StageRunner):
         """It has no module to run."""
 
     def forward(self, step: int, microbatch: int, x: Tensor) -> Tensor:
-        """What came in."""
+        """Return the input."""
         del step, microbatch
         return x
 
     def backward(self, step: int, microbatch: int, gradient: Tensor | None) -> Tensor | None:
-        """What came in."""
+        """Return the gradient that came in."""
         del step, microbatch
         return gradient
 

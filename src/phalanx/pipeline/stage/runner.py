@@ -23,7 +23,7 @@ class RunnableStage(Protocol):
         """The parameter of a tied head, at the last stage."""
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """What the optimizer moves, by name."""
+        """The parameters that the optimizer moves, by name."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """Run the stage."""

@@ -76,7 +76,7 @@ class Past(Protocol):
 
 
 def past_of(guard: GuardConfig) -> Past:
-    """What a copy keeps in order to go back."""
+    """Return the state that a copy keeps in order to go back."""
     if guard.keep_states:
         return KeptPoints(guard.keep_states, guard.undoable_steps)
     return OwnSnapshot(guard.snapshot_every) if guard.keeps_snapshots else UndoLog(guard.undoable_steps)

@@ -45,7 +45,7 @@ def token_distances(claimed: Tensor, reference: Tensor) -> Tensor:
 
 
 def token_residual(claimed: Tensor, reference: Tensor) -> Tensor:
-    """What is left of a message after recomputation, with its sign: ``[batch, seq, dim]`` in float64.
+    """Return the residual of a message after recomputation, with its sign: ``[batch, seq, dim]`` in float64.
 
     Each token is divided by the scale that `token_distance` uses, so its norm is that token's distance.
 

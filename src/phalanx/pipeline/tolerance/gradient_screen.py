@@ -53,7 +53,7 @@ class _Products:
         self.numbers += len(own)
 
     def less(self, part: "_Products") -> "_Products":
-        """What is left without a part."""
+        """Return the products without a part."""
         own = self.own - part.own
         return _Products(self.inner - part.inner, self.claimed - part.claimed, own, self.numbers - part.numbers)
 

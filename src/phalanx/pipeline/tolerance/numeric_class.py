@@ -36,7 +36,7 @@ class NumericClass(StrictModel):
         return hashlib.sha256(canonical_json(self.model_dump(exclude_defaults=True))).hexdigest()[:16]
 
     def unlike(self, other: "NumericClass") -> str:
-        """What this description says that the other one does not, in words; empty where they are equal."""
+        """Say in words what this description has that the other one has not; empty where they are equal."""
         mine, theirs = self.model_dump(), other.model_dump()
         return ", ".join(
             f"{name} {mine[name]} instead of {theirs[name]}" for name in mine if mine[name] != theirs[name]

@@ -65,7 +65,7 @@ class AuditJudgement:
 
     @task
     async def committed_early(self, hit: ScreenHit) -> dict[MessageKey, CommittedMessage]:
-        """What both ends of a screened message have signed, asked for before their commitments are due."""
+        """Ask both ends of a screened message for what they have signed, before their commitments are due."""
         stage, m = hit.source, hit.microbatch
         server = self._facts.server
         wanted: list[tuple[str, MessageKey]] = [

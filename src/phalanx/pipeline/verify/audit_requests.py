@@ -157,7 +157,7 @@ class AuditRequests:
 
 
 def directions_of(hit: ScreenHit | None) -> tuple[Direction, ...]:
-    """What an audit covers: a screened activation has no gradient yet, everything else is audited both ways."""
+    """Return the directions of an audit: a screened activation has no gradient yet, all else is audited both ways."""
     return ("forward",) if hit is not None and hit.direction == "forward" else BOTH
 
 

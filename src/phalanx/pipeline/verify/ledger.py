@@ -42,7 +42,7 @@ class CommittedMessage:
 
     @classmethod
     def of(cls, said: Statement[Activation], shown_by: str) -> "CommittedMessage":
-        """What a statement announces."""
+        """Return the message that a statement announces."""
         return cls(said.digest, to_signed(said.header), shown_by)
 
 

@@ -63,7 +63,7 @@ class Dispute:
     state: StateDigest
 
     def headers(self) -> dict[str, PassedOnHeader]:
-        """What was signed about it: the disputed message and what it was computed from."""
+        """The signed headers about it: the disputed message and what it was computed from."""
         return {"output": self.output.header} | {f"input_{name}": given.header for name, given in self.inputs.items()}
 
 
@@ -88,7 +88,7 @@ class Referee:
         self._work = RefereeWork()
 
     def spent(self) -> RefereeWork:
-        """What was recomputed since this was last asked: the work of one dispute, if it is asked after each."""
+        """Return the work since the last call: that of one dispute, if it is asked after each."""
         spent, self._work = self._work, RefereeWork()
         return spent
 
@@ -153,7 +153,7 @@ class Referee:
 
     @task
     async def snapshot(self, stage: int, party: str, step: int) -> dict[str, Tensor] | None:
-        """What a shadow keeps of a stage after so many steps; None when it does not bring it."""
+        """Fetch a shadow's snapshot of a stage after so many steps; None when it does not bring it."""
         request = FetchBulk(epoch=self.epoch, step=step, stage=stage, purpose="snapshot")
         found = await TensorsNeed(party, request, StageCopy.empty(self._plan, stage).optimizer.state())
         return None if found is None else found[0]

@@ -77,7 +77,7 @@ class SentState:
         return facts.judgement("state", holder, stage, reason, accuser=facts.shadow(stage))
 
     async def _shown_tensors(self, stage: int, shadow: str, taken: StateDigest) -> dict[str, Tensor] | None:
-        """What a shadow has of a stage; None when that is not what it said."""
+        """Fetch a shadow's tensors of a stage; None when they are not what it said."""
         if self._facts.plan.guard.keeps_snapshots:
             found = await self._referee.snapshot(stage, shadow, taken.step)
             return found if found is not None and is_what_was_signed(found, taken) else None

@@ -115,7 +115,7 @@ class SignedHistory:
         claim: str | None = None,
         shown: PassedOnHeader | None = None,
     ) -> Mapping[str, PassedOnHeader]:
-        """What holder and shadow signed about the stage and the step of a verdict.
+        """Return what holder and shadow signed about the stage and the step of a verdict.
 
         Args:
             verdict: The guilty party and its offence.

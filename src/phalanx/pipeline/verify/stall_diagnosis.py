@@ -194,7 +194,7 @@ class StallDiagnosis:
         return ledger.audits_drawn and auditor != OWNER and (stage, auditor) not in owing
 
     async def _without_weights(self, stage: int, signed: StateDigest) -> str | None:
-        """What a shadow lacks after an update is handed on, if it is what the holder signed."""
+        """Hand on what a shadow lacks after an update, if it is what the holder signed."""
         facts, ledger = self.facts, self.facts.ledger
         holder, shadow = facts.holder(stage), facts.shadow(stage)
         mark = ("update", shadow, stage)

@@ -83,7 +83,7 @@ class HostedStage:
         self.past = {number: sent for number, sent in self.past.items() if number in kept}
 
     def sent_in(self, step: int) -> dict[tuple[Direction, int], SentTensor]:
-        """What was sent in a step, as far as it is kept."""
+        """Return the tensors sent in a step, as far as they are kept."""
         return self.sent if step == self.step else self.past.get(step, {})
 
     def discard_inputs(self) -> None:

@@ -200,12 +200,12 @@ class Worker:
         self._begin_to_count_anew()
 
     def _remember(self, item: ReceivedMessage) -> None:
-        """What the owner tells of its audit log goes with what it says anyway."""
+        """Remember what the owner tells of its audit log in its other messages."""
         if isinstance(item.message, Apply | Assign | Shutdown) and item.sender == self._config.owner_name:
             self._memory.take(item.message.log_head)
 
     def _begin_to_count_anew(self) -> None:
-        """What others may send, and what the owner is told of them, is for one attempt at a step."""
+        """Begin to count anew, for one attempt at a step, what others may send and what the owner is told of them."""
         place = None if self._party is None else (self._party.roles.epoch, self._party.roles.step)
         if place != self._place:
             self._place = place

@@ -159,7 +159,7 @@ def read_public_head(path: Path, owner: Peer) -> PublicHead:
 
 
 def hashed_boot(run: str, name: str | None) -> str | None:
-    """What a boot is called in heads of a run: equal names are seen there, and no machine is."""
+    """Return a boot's name in heads of a run: equal names can be compared, and no machine is recognised."""
     return None if name is None else digest_hex(in_domain(_BOOT_DOMAIN, canonical_json([run, name])))
 
 

@@ -43,14 +43,14 @@ Validation = float | Scores
 
 
 def say_validation(value: Validation) -> str:
-    """What a person is told of it."""
+    """Describe a validation for a person."""
     if isinstance(value, Scores):
         return f"validation accuracy {value.accuracy:.3f}, macro-F1 {value.macro_f1:.3f}"
     return f"validation perplexity {value:.1f}"
 
 
 def validation_row(value: Validation | None) -> dict[str, float | None]:
-    """What a step's line in the metrics has of it."""
+    """Return the columns of a validation in a step's line of the metrics."""
     if isinstance(value, Scores):
         return {"validation_perplexity": None, **{f"validation_{name}": one for name, one in asdict(value).items()}}
     return {"validation_perplexity": value}
@@ -71,7 +71,7 @@ def read_scores(saved: object) -> Scores:
 
 
 def describe_texts(texts: LabelledTexts, task: str, seed: int) -> dict[str, Any]:
-    """What a summary says of a task: its texts, and how far one comes without a model.
+    """Describe a task for the summary: its texts, and how far one comes without a model.
 
     TF-IDF with logistic regression is given whole texts of all clients together; its figures are null where
     scikit-learn is not installed.

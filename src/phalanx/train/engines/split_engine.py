@@ -66,7 +66,7 @@ class SplitEngine:
         )
 
     def facts(self) -> dict[str, Any]:
-        """What the steps have cost, for the summary: in all, and the medians of the latest ones part by part."""
+        """The costs of the steps, for the summary: in all, and the medians of the latest ones part by part."""
         names, recent = Costs._fields, tuple(self._recent)
         medians = {name: statistics.median(getattr(one, name) for one in recent) for name in names} if recent else None
         return {

@@ -47,7 +47,7 @@ def rules(run: RunConfig, home: RunDirectory, workers: Iterable[str]) -> dict[st
 
 
 def step_noter(log: AuditLog) -> Callable[[StepRecord], None]:
-    """What takes the record of each step: its root goes into the log, its leaves beside it."""
+    """Return a function that takes the record of each step: its root goes into the log, its leaves beside it."""
     return lambda record: log.append_step({"step": record.step, "epoch": record.epoch}, record.leaves)
 
 

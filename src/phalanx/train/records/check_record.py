@@ -175,7 +175,7 @@ class CheckRecord:
     # --- for a checkpoint ---------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """What a resumed run must know."""
+        """Return what a resumed run must know."""
         return {
             "work": [
                 [stage, party, None if word is None else sorted(word), spans.to_json()]
@@ -212,7 +212,7 @@ def _length(ranges: Iterable[Range]) -> int:
 
 
 def adopted_record(saved: Mapping[str, Any], run_id: str) -> dict[str, Any]:
-    """What a new run takes over of another one's record: its parties are others, whatever they are called there.
+    """Return what a new run takes over of another one's record: its parties are others, whatever their names.
 
     Args:
         saved: As `CheckRecord.to_json` wrote it.

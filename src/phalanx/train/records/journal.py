@@ -151,7 +151,7 @@ def read_entry(directory: Path, peer: Peer) -> Entry | None:
 
 
 def newer_entry(home: RunDirectory, config_digest: str, history: RunHistory, log: AuditLog) -> Entry | None:
-    """What the owner noted after its newest checkpoint; None when there is nothing newer.
+    """Return the owner's note after its newest checkpoint; None when there is nothing newer.
 
     Raises:
         CheckpointError: It is malformed, altered, foreign, of steps that were undone since, or knows lines of the

@@ -64,7 +64,7 @@ class RunProof:
 
     @property
     def conclusion(self) -> str:
-        """What the log proves about steps, in one sentence."""
+        """Say in one sentence what the log proves about steps."""
         if not self.is_guarded:
             return "no step was verified: the guard was off"
         if not self.steps:
@@ -275,7 +275,7 @@ def _checked(path: Path, line: Line, batch: LeafBatch, rules: Rules) -> ShownWor
 
 
 def _rules(session: _Session, owner: Peer, keys: Mapping[str, bytes], run: str) -> Rules:
-    """What a session's opening says, as far as it can be believed: the parties' certificates must hold together."""
+    """Read a session's rules from its opening, as far as the parties' certificates hold together."""
     body, where = session.opening, f"line {session.number}"
     try:
         guard, key = body["guard"], keys.get(body["audit_key_commitment"])

@@ -51,7 +51,7 @@ _SAID: dict[str, tuple[Kind, str]] = {
 
 
 def in_words(kind: str, body: dict[str, object]) -> tuple[Kind, str] | None:
-    """What a person wants to know of an event, and how it looks; None where that is nothing."""
+    """Say what a person wants to know of an event, and how it looks; None where that is nothing."""
     if kind not in _SAID:
         return None
     style, text = _SAID[kind]

@@ -172,7 +172,7 @@ class RunDirectory:
             raise CheckpointError(f"{self.path / _SUMMARY}: cannot be written ({exc.strerror})") from exc
 
     def read_summary(self) -> dict[str, Any] | None:
-        """What an earlier session left; None when there is nothing readable."""
+        """Read the summary of an earlier session; None when there is nothing readable."""
         try:
             summary = json.loads((self.path / _SUMMARY).read_text(encoding="utf-8"))
         except (OSError, ValueError):

@@ -98,7 +98,7 @@ class Figures:
             self.steps_lost += body["steps_lost"]
 
     def to_json(self) -> dict[str, Any]:
-        """What a resumed run must know and the audit log does not tell; an infinity is null."""
+        """Return what a resumed run must know and the audit log does not tell; an infinity is null."""
         scores = {key: asdict(found) for key in self._SCORES if (found := getattr(self, key)) is not None}
         known = {key: _finite(getattr(self, key)) for key in self._SAVED}
         return {**known, **scores, "checks": self.checks.to_json()}

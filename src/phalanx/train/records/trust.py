@@ -38,7 +38,7 @@ def trust_figures(
 
 
 def say_trust(summary: dict[str, Any]) -> list[str]:
-    """What a person must know of it at the end of a run, line by line; nothing where all is well."""
+    """Say what a person must know of it at the end of a run, line by line; nothing where all is well."""
     lines = [
         f"IN DOUBT: {in_words(row['steps'])} of stage {row['stage']} are the work of {row['party']}, who was convicted "
         f"in step {', '.join(map(str, row['convicted_in']))}. Nobody recomputed them in full; they are in the weights."

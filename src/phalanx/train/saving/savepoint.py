@@ -53,7 +53,7 @@ class SavedCheckpoint:
     remote_failure: str | None = None
 
     def body(self) -> dict[str, Any]:
-        """What the event `checkpoint_saved` says."""
+        """The body of the event `checkpoint_saved`."""
         return {"step": self.step, "manifest": self.manifest, "kept": list(self.kept), "write_s": self.write_s}
 
 

@@ -52,7 +52,7 @@ def open_origin(run: RunConfig, path: Path) -> Checkpoint:
 
 
 def adopted_state(checkpoint: Checkpoint, run: RunConfig, run_id: str) -> dict[str, Any]:
-    """What the new run's first checkpoint holds beside the tensors: what was in doubt stays in doubt."""
+    """Return the state of the new run's first checkpoint beside the tensors: what was in doubt stays in doubt."""
     origin = {"run": checkpoint.run, "step": checkpoint.step, "manifest": manifest_digest(checkpoint.path)}
     checks = adopted_record(_record_of(checkpoint).to_json(), checkpoint.run)
     figures = {**checkpoint.state["figures"], "checks": checks}

@@ -48,7 +48,7 @@ from phalanx.train.sessions.factory import EngineStart, RunMaterial
 
 
 def recipe_of(run: RunConfig, parallel: ParallelConfig) -> RankRecipe:
-    """What every rank of a run must know, given the layout for as many ranks as are there."""
+    """Return the recipe that every rank of a run must know, given the layout for as many ranks as are there."""
     return RankRecipe(
         parallel=parallel,
         optimizer=run.optimizer,

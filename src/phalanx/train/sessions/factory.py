@@ -88,7 +88,7 @@ class EngineSetup(Protocol):
 
     @property
     def material(self) -> RunMaterial:
-        """What is trained on what."""
+        """The material of the run."""
         ...
 
     def recover(self, savepoint: Savepoint) -> None:

@@ -22,7 +22,7 @@ class TrainedModel(Protocol):
     """The trained model, as far as it is measured and saved."""
 
     def measure(self, batches: Iterator[Batch]) -> Validation:
-        """What held-out batches say of it."""
+        """Measure it on held-out batches."""
         ...
 
     def settle(self) -> None:
@@ -82,7 +82,7 @@ class RunHooks:
         self._recorder.observe("batch_skipped", body)
 
     def validate(self, num_steps: int) -> Validation | None:
-        """What held-out text says after so many finished steps, when it is time for it."""
+        """Validate after so many finished steps, when it is time for it."""
         every = self._run.train.validate_every
         if num_steps == self._run.train.steps or (every and num_steps % every == 0):
             value = self._measure(num_steps)

@@ -35,7 +35,7 @@ def split_of(run: RunConfig) -> SplitConfig:
 
 
 def kinds_of(run: RunConfig, source: ModelSource, num_classes: int) -> TensorKinds:
-    """What crosses in a run."""
+    """Return the kinds of tensors that cross in a run."""
     rows = run.train.batch_size // run.train.microbatches
     task, wire = task_of(run.train.objective, num_classes), split_of(run).wire
     seq, width = run.data.sequence_length, source.hidden_size

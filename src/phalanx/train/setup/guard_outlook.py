@@ -35,7 +35,7 @@ def watch_of(run: RunConfig) -> AuditRates | None:
 
 
 def outlook(run: RunConfig, untrusted_share: float) -> tuple[list[DetectionOdds], GuardPrice] | None:
-    """What a run's guard finds and costs.
+    """Return what a run's guard finds and costs.
 
     Args:
         run: From a run file.
@@ -69,7 +69,7 @@ def preset_in_words(guard: GuardConfig) -> str:
 
 
 def price_note(guard: GuardConfig, cost: GuardPrice) -> str:
-    """What it costs, in one sentence."""
+    """Say in one sentence what the guard costs."""
     return (
         f"guard preset: {preset_in_words(guard)}; estimated extra CPU {100 * cost.extra_compute:.0f} % of an unguarded "
         f"run, {cost.bytes_per_number:.1f} bytes a step and {cost.memory_per_number:.0f} bytes of kept states per copy "

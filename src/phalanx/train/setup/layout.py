@@ -159,7 +159,7 @@ def _party_ranks(run: RunConfig, rows: Sequence[StageEstimate], source: ModelSou
 
 
 def _guard_notes(run: RunConfig, rows: Sequence[StageEstimate], source: ModelSource) -> list[RenderableType]:
-    """What the guard finds and costs; nothing where nothing is recomputed."""
+    """Return notes on what the guard finds and costs; none where nothing is recomputed."""
     others = [row for row in rows if row.holder != OWNER]
     if not others:
         return []
