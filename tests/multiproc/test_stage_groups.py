@@ -97,15 +97,25 @@ def test_a_lying_rank_has_its_party_named_and_the_bits_are_those_of_honest_ones(
 
 
 @pytest.mark.slow
-def test_a_killed_rank_takes_its_worker_with_it_and_the_shadow_takes_over(place, company):
-    owner, workers = company("train.steps=60", "train.validate_every=100", "checkpoint.every=0")
+@pytest.mark.parametrize(
+    ("blow", "end"),
+    [
+        (signal.SIGKILL, "rank 1 ended with signal 9"),
+        (signal.SIGSTOP, "rank 1 ended with signal 9, after"),
+    ],
+)
+def test_a_rank_that_ends_or_stands_still_takes_its_worker_with_it_and_the_shadow_takes_over(place, company, blow, end):
+    owner, workers = company(
+        *("train.steps=60", "train.validate_every=100", "checkpoint.every=0"),
+        layouts=("dp = 2, zero = 1, silence_s = 15.0", ""),
+    )
     place.wait_for(owner, lambda: place.has_line("metrics.jsonl", '"step": 3,'))
 
-    os.kill(descendant(workers["north"], "worker"), signal.SIGKILL)
+    os.kill(descendant(workers["north"], "worker"), blow)
 
     assert owner.wait() == 0, owner.text
     assert workers["north"].wait() == 4, workers["north"].text
-    assert "rank 1 ended with signal 9" in workers["north"].text
+    assert end in workers["north"].text
     assert [body["party"] for body in events(place, "lost")] == ["north"]
     summary = place.summary()
     assert (summary["steps"], summary["verdicts"], summary["steps_lost"]) == (60, [], 0)

@@ -42,7 +42,12 @@ def follow(config: WorkerConfig, place: RankEnv, wrap_share: WrapShare = honest_
         raise ConfigError(f"rank {place.rank}: was not started by a worker with several ranks; start the worker")
     settle_numerics(config.threads)
     device = own_device(config.device, place)
-    with Client(str(place.rendezvous.parent / LINE), "AF_UNIX") as line, join(place, device, digest(config)):
+    silence_s = config.parallel.silence_s
+    with (
+        Client(str(place.rendezvous.parent / LINE), "AF_UNIX") as line,
+        # rank 0 ends a rank that gives no heartbeat any more
+        join(place, device, digest(config), silence_s=silence_s),
+    ):
         obey(line, open_domain(domain_config(config.parallel), device), wrap_share)
 
 

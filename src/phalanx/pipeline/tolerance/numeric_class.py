@@ -39,7 +39,9 @@ class NumericClass(StrictModel):
         """Say in words what this description has that the other one has not; empty where they are equal."""
         mine, theirs = self.model_dump(), other.model_dump()
         return ", ".join(
-            f"{name} {mine[name]} instead of {theirs[name]}" for name in mine if mine[name] != theirs[name]
+            f"{name} {mine[name] or 'none'} instead of {theirs[name] or 'none'}"
+            for name in mine
+            if mine[name] != theirs[name]
         )
 
 
