@@ -70,10 +70,13 @@ def test_a_section_that_contradicts_itself_is_refused(keys, words):
     ("sections", "words"),
     [
         ("[deepspeed]\n", r"there are none; add \[parallel\]"),
-        ("[parallel]\ndp = 2\ntp = 2\n[deepspeed]\n", "parallel.tp = 2: only data parallel copies"),
+        ("[parallel]\ndp = 2\ntp = 2\n[deepspeed]\n", "parallel.tp = 2: its ranks are data parallel copies only"),
         ("[parallel]\npp = 2\n[deepspeed]\n", "parallel.pp = 2"),
         ("[parallel]\ncp = 2\n[deepspeed]\n", "parallel.cp = 2"),
-        ("[parallel]\ndp = 2\nzero = 3\n[deepspeed]\n", "deepspeed.zero = 3 says what is shared; leave it out"),
+        (
+            "[parallel]\ndp = 2\nzero = 3\n[deepspeed]\n",
+            "parallel.zero = 3: deepspeed.zero says what is shared; leave it out",
+        ),
         ("[parallel]\ndp = 2\ngradient_compression = 'fp16'\n[deepspeed]\n", "gradient_compression"),
         ("[parallel]\ndp = 2\n[parallel.outer]\nevery = 2\n[deepspeed]\n", "parallel.outer"),
         ("[parallel]\ndp = 2\ncompile = true\n[deepspeed]\n", "parallel.compile"),

@@ -221,9 +221,9 @@ def test_every_precision_goes_with_every_layout(make_run, section, precision):
 
 
 def test_what_only_a_domain_has_is_refused_to_stages(make_run):
-    with pytest.raises(ConfigError, match=r"fp16.*is for \[parallel\].*an audit would"):
+    with pytest.raises(ConfigError, match=r'has no train\.precision = "fp16".*an audit would'):
         make_run(ALONE, "train.precision=fp16")
-    with pytest.raises(ConfigError, match=r'kind = "adafactor" is for \[parallel\].*two moments'):
+    with pytest.raises(ConfigError, match=r'has no optimizer\.kind = "adafactor".*two moments'):
         make_run(ALONE, "optimizer.kind=adafactor")
 
 

@@ -96,6 +96,13 @@ WANTED = {
     "model.activation_checkpointing": "true",
     "checkpoint.journal": "true",
     "checkpoint.asynchronous": "true",
+    "parallel.tp": "2",
+    "parallel.pp": "2",
+    "parallel.cp": "2",
+    "parallel.zero": "1",
+    "parallel.gradient_compression": "'fp16'",
+    "parallel.outer": "{every=2}",
+    "parallel.compile": "true",
 }
 
 
@@ -104,11 +111,13 @@ def test_a_value_that_an_engine_has_not_is_refused_with_the_reason(load, line):
     value = f"'{line.never[0]}'" if line.never else WANTED[line.key]
     override = f"model.adapter={{kind={value}}}" if line.key == "model.adapter.kind" else f"{line.key}={value}"
     more = (LABELLED,) if line.never == ("classification",) else ()
+    if line.key == "parallel.outer":
+        more = ("train.validate_every=2", "checkpoint.every=2")
 
     with pytest.raises(ConfigError) as refusal:
         load(ENGINE[line.engine], override, *more)
 
-    said = f"[{line.engine}] has no {line.key} = "
+    said = f"[{line.engine}] has no {line.key}"
     assert said in str(refusal.value)
     assert f": {line.reason}; {line.instead}" in str(refusal.value)
 
@@ -118,6 +127,6 @@ def test_an_engine_has_every_value_that_no_line_takes_from_it(load, engine):
     sections = {engine, "parallel"} if engine == "deepspeed" else {engine}
     taken = {line.key for line in value_exclusions() if line.engine in sections}
     for key, value in WANTED.items():
-        if key not in taken and key != "train.device":
+        if key not in taken and key != "train.device" and not key.startswith("parallel."):
             more = ("optimizer.betas=[0.9,0.95]",) if key == "optimizer.kind" else ()
             load(ENGINE[engine], f"{key}={value}", *more)

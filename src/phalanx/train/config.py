@@ -13,7 +13,7 @@ from phalanx.models import ModelConfig
 from phalanx.objectives import OBJECTIVES
 from phalanx.optimizers import OptimizerConfig
 from phalanx.parallel import ParallelConfig
-from phalanx.parallel.deepspeed import DeepSpeedConfig, contradictions
+from phalanx.parallel.deepspeed import DeepSpeedConfig
 from phalanx.pipeline.config import AttackConfig, GuardConfig, PipelineConfig
 from phalanx.split import ENCLAVE, SplitConfig
 from phalanx.train.exclusions import contradiction, excluded_by, refused_value
@@ -90,8 +90,6 @@ class RunConfig(StrictModel):
             return self
         if self.parallel is None:
             raise ValueError("[deepspeed] is what the ranks of [parallel] share by, and there are none; add [parallel]")
-        for reason in contradictions(self.deepspeed, self.parallel):
-            raise ValueError(f"[deepspeed] with {reason}")
         return self
 
     def _check_islands(self, every: int) -> None:

@@ -82,9 +82,11 @@ class ValueExclusion:
             value = getattr(value, name, None)
         if value in self.only or (self.never and value not in self.never):
             return None
-        return f"[{self.engine}] has no {self.key} = {json.dumps(value)}: {self.reason}; {self.instead}"
+        found = f" = {json.dumps(value)}" if isinstance(value, str | int | float) else ""
+        return f"[{self.engine}] has no {self.key}{found}: {self.reason}; {self.instead}"
 
 
+_COPIES, _NOT_TRIED = "its ranks are data parallel copies only", "it is not tried here"
 _NO_CUT = "it trains the whole language model"
 _ADAMW = "what is saved, sealed or checked of an optimizer are the two moments of adamw"
 _CHOSEN = "which heads and rows are trained follows from the model's weights, and stages are made without any"
@@ -114,6 +116,14 @@ VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
     ValueExclusion("parallel", "model.layers", _NO_CUT, only=(None,)),
     ValueExclusion("parallel", "model.adapter.kind", _CHOSEN, _SET_LORA, never=("spf",)),
     ValueExclusion("parallel", "model.adapter.kind", _VIRTUAL, _SET_LORA, never=("ptuning",)),
+    *(
+        ValueExclusion("deepspeed", f"parallel.{axis}", _COPIES, "set it to 1", only=(1,))
+        for axis in ("tp", "pp", "cp")
+    ),
+    ValueExclusion("deepspeed", "parallel.zero", "deepspeed.zero says what is shared", only=(0,)),
+    ValueExclusion("deepspeed", "parallel.gradient_compression", _NOT_TRIED, only=("none",)),
+    ValueExclusion("deepspeed", "parallel.outer", _NOT_TRIED, only=(None,)),
+    ValueExclusion("deepspeed", "parallel.compile", _NOT_TRIED, only=(False,)),
     ValueExclusion(
         "deepspeed", "optimizer.kind", "it has a kernel on the host for adamw alone", _SET_ADAMW, only=("adamw",)
     ),

@@ -6,13 +6,13 @@ The config and its checks are there at once; what needs torch is imported at its
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from phalanx.parallel.deepspeed.config import AioConfig, DeepSpeedConfig, contradictions
+from phalanx.parallel.deepspeed.config import AioConfig, DeepSpeedConfig
 from phalanx.parallel.deepspeed.refusal import check_machine
 
 if TYPE_CHECKING:
     from phalanx.parallel.deepspeed.member import DeepSpeedMember, opened_member
 
-__all__ = ["AioConfig", "DeepSpeedConfig", "DeepSpeedMember", "check_machine", "contradictions", "opened_member"]
+__all__ = ["AioConfig", "DeepSpeedConfig", "DeepSpeedMember", "check_machine", "opened_member"]
 
 _HOMES = {"DeepSpeedMember": "member", "opened_member": "member"}
 

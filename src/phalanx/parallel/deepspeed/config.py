@@ -1,12 +1,10 @@
 """The ``[deepspeed]`` section: DeepSpeed's ZeRO in the place of torch's, and what it keeps where; imports no torch."""
 
-from collections.abc import Iterator
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from phalanx.config import StrictModel
-from phalanx.parallel.config import ParallelConfig
 
 Home = Literal["none", "cpu", "nvme"]
 
@@ -93,20 +91,3 @@ class DeepSpeedConfig(StrictModel):
         """Bytes of files for each number that is trained, all ranks together."""
         state = 16 if self.offload_optimizer == "nvme" else 0
         return state + (4 if self.offload_parameters == "nvme" else 0)
-
-
-def contradictions(config: DeepSpeedConfig, parallel: ParallelConfig) -> Iterator[str]:
-    """What ``[parallel]`` asks for that DeepSpeed's ranks do not do, with what to change."""
-    for axis in ("tp", "pp", "cp"):
-        if getattr(parallel, axis) > 1:
-            yield f"parallel.{axis} = {getattr(parallel, axis)}: only data parallel copies; set it to 1"
-    refused = {
-        f"parallel.zero = {parallel.zero}": parallel.zero,
-        f'parallel.gradient_compression = "{parallel.gradient_compression}"': parallel.gradient_compression != "none",
-        "parallel.outer": parallel.outer is not None,
-        "parallel.compile": parallel.compile,
-    }
-    for name, is_set in refused.items():
-        if is_set:
-            advice = f"deepspeed.zero = {config.zero} says what is shared" if "zero" in name else "it is not tried here"
-            yield f"{name}: {advice}; leave it out"
