@@ -339,7 +339,7 @@ MUTANTS = (
     ),
     Mutant(
         "L3 parts of another transfer",
-        "pipeline/protocol/transfer_proof.py",
+        "pipeline/protocol/tensor_stream.py",
         "if message != about.model_copy(",
         "if message is None and about.model_copy(",
         PIPELINE + "protocol/test_transfer_proof.py::test_anything_else_proves_nothing",
@@ -353,7 +353,7 @@ MUTANTS = (
     ),
     Mutant(
         "L2 audits of the second lane",
-        "pipeline/verify/audit_requests.py",
+        "pipeline/verify/audits.py",
         "if facts.assignment.server_of(share) == OWNER:",
         "if lane or facts.assignment.server_of(share) == OWNER:",
         PIPELINE + "test_replicas.py::test_each_lane_is_audited_in_each_step",
@@ -367,7 +367,7 @@ MUTANTS = (
     ),
     Mutant(
         "L2 steps whose audits must not lag",
-        "pipeline/verify/audit_requests.py",
+        "pipeline/verify/audits.py",
         "facts.plan.guard.commit_lag > 0 and only_shadows and not ledger.owners_audits",
         "facts.plan.guard.commit_lag > 0",
         PIPELINE + "owner/test_commit_lag.py::test_a_step_that_others_than_shadows_audit_does_not_lag",

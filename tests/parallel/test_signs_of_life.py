@@ -12,50 +12,50 @@ LIMIT = 30.0
 
 
 @pytest.fixture
-def silence():
+def patience():
     return SilenceClock(LIMIT, now=0.0)
 
 
-def look(silence, counts, *times):
+def look(patience, counts, *times):
     """Hear the same numbers at each of these times; return the ranks that are overdue at the last of them."""
     found = {}
     for now in times:
-        silence.hear(counts, now)
-        found = silence.overdue(now)
+        patience.hear(counts, now)
+        found = patience.overdue(now)
     return found
 
 
-def test_a_rank_whose_number_stands_still_is_overdue_after_the_limit(silence):
-    look(silence, {1: 5, 2: 7}, 0.0)
+def test_a_rank_whose_number_stands_still_is_overdue_after_the_limit(patience):
+    look(patience, {1: 5, 2: 7}, 0.0)
 
     found = {}
     for now in range(1, 32):
-        silence.hear({1: 5, 2: 7 + now}, float(now))
-        found = silence.overdue(float(now))
+        patience.hear({1: 5, 2: 7 + now}, float(now))
+        found = patience.overdue(float(now))
 
     assert found == {1: 31.0}
 
 
-def test_at_the_limit_itself_nobody_is_overdue(silence):
-    assert look(silence, {1: 5}, *range(31)) == {}
+def test_at_the_limit_itself_nobody_is_overdue(patience):
+    assert look(patience, {1: 5}, *range(31)) == {}
 
 
-def test_a_rank_that_never_gave_a_sign_is_not_awaited(silence):
-    assert look(silence, {}, *range(100)) == {}
+def test_a_rank_that_never_gave_a_sign_is_not_awaited(patience):
+    assert look(patience, {}, *range(100)) == {}
 
 
-def test_a_rank_that_has_ended_in_good_order_is_not_awaited_any_more(silence):
-    look(silence, {1: 5}, *range(20))
+def test_a_rank_that_has_ended_in_good_order_is_not_awaited_any_more(patience):
+    look(patience, {1: 5}, *range(20))
 
-    assert look(silence, {}, *range(20, 80)) == {}
+    assert look(patience, {}, *range(20, 80)) == {}
 
 
-def test_time_in_which_nobody_looked_is_held_against_nobody(silence):
-    look(silence, {1: 5}, *range(20))
+def test_time_in_which_nobody_looked_is_held_against_nobody(patience):
+    look(patience, {1: 5}, *range(20))
 
-    assert look(silence, {1: 5}, 500.0) == {}
-    assert look(silence, {1: 5}, *range(501, 530)) == {}
-    assert look(silence, {1: 5}, 531.0) == {1: 31.0}
+    assert look(patience, {1: 5}, 500.0) == {}
+    assert look(patience, {1: 5}, *range(501, 530)) == {}
+    assert look(patience, {1: 5}, 531.0) == {1: 31.0}
 
 
 def test_files_tell_of_every_beat_and_of_the_end(tmp_path):

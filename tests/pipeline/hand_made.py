@@ -8,6 +8,7 @@ from phalanx.errors import PeerRefusedError
 from phalanx.models import open_model
 from phalanx.pipeline import GuardConfig
 from phalanx.pipeline.assignment.assignment import Assignment
+from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import AuditReport, Bulk, Commit, FetchReply, ProgressReport, SentDigest
 from phalanx.pipeline.protocol.needs import (
     Delivery,
@@ -17,7 +18,6 @@ from phalanx.pipeline.protocol.needs import (
     TensorsNeed,
     run_task,
 )
-from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.signed import Statements, to_signed
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.stage.gradient_norm import finite_norm_squared

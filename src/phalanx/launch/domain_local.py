@@ -27,7 +27,7 @@ class LeadProcess(Child):
         self._has_begun = False
         self._sizes = Sizes(launch.sizes(), launch.world)
         self._heartbeat = FileHeartbeat(launch.run_dir / "ranks", _NOBODY, range(1))
-        self._silence = SilenceClock(launch.config.silence_s, time.monotonic())
+        self._patience = SilenceClock(launch.config.silence_s, time.monotonic())
 
     @property
     def address(self) -> str | None:
@@ -47,8 +47,8 @@ class LeadProcess(Child):
     def look_for_signs(self) -> None:
         """Kill it when it hangs; `watch_owner` notices its end."""
         now = time.monotonic()
-        self._silence.hear(self._heartbeat.counts(), now)
-        if self._silence.overdue(now):
+        self._patience.hear(self._heartbeat.counts(), now)
+        if self._patience.overdue(now):
             self.kill()
 
 

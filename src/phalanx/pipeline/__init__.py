@@ -15,9 +15,8 @@ from phalanx.pipeline.presets import PRESETS, Preset
 from phalanx.pipeline.processes.allocator import keep_freed_memory
 from phalanx.pipeline.processes.local_workers import LocalWorkers
 from phalanx.pipeline.proof.leaves import read_leaves
-from phalanx.pipeline.proof.step_checks import CHECKS, NoteChecks, StageChecks
 from phalanx.pipeline.proof.step_proof import Rules, ShownWork, check_step
-from phalanx.pipeline.proof.step_record import StepRecord
+from phalanx.pipeline.proof.step_record import CHECKS, NoteChecks, StageChecks, StepRecord
 from phalanx.pipeline.protocol.log_memory import LogHeadExchange, Observe
 from phalanx.pipeline.protocol.messages import StateDigest
 from phalanx.pipeline.stage.battery import run_battery

@@ -7,8 +7,7 @@ import pytest
 
 from phalanx.pipeline import GuardConfig, PipelineConfig
 from phalanx.pipeline.assignment.assignment import first_assignment
-from phalanx.pipeline.assignment.pace import Balance
-from phalanx.pipeline.assignment.rebalance import loads, regrouped
+from phalanx.pipeline.assignment.rebalance import Balance, loads, regrouped
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.protocol.messages import UpdateReport
 from phalanx.pipeline.protocol.running_costs import BUSY

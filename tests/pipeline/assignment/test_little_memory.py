@@ -137,7 +137,7 @@ def test_what_a_dead_worker_shadowed_goes_to_who_has_room(make_company, honest_d
 def test_a_run_that_has_begun_goes_on_with_too_little_and_says_so(make_company, honest_digest):
     run = run_of(3)
     company = make_company(run)
-    company.engine._succession.placing._members.rooms["owner"] = {"": 0}
+    company.engine._failover.placing._members.rooms["owner"] = {"": 0}
 
     company.kill("worker-1")
     company.run(2)
@@ -152,7 +152,7 @@ def test_who_has_too_much_is_relieved_when_somebody_with_room_comes(make_company
     company = make_company(run)
     company.run(1)
     # the worker's neighbours have taken what it had: nothing of what it holds fits any more
-    company.engine._succession.placing._members.rooms["worker-1"] = {"": 0}
+    company.engine._failover.placing._members.rooms["worker-1"] = {"": 0}
     company.join("worker-2")
 
     steps = 1 + run_until(company, lambda: company.engine.holders[1] == "worker-2")

@@ -10,8 +10,7 @@ from phalanx.errors import ConfigError
 from phalanx.pipeline.assignment.assignment import Assignment, first_assignment, without
 from phalanx.pipeline.assignment.fit import fitting
 from phalanx.pipeline.assignment.memory import UNBOUNDED, Footprint, Memory
-from phalanx.pipeline.assignment.pace import Balance
-from phalanx.pipeline.assignment.rebalance import regrouped
+from phalanx.pipeline.assignment.rebalance import Balance, regrouped
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.processes.own_memory import ALONE
 

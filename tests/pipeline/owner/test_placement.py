@@ -4,7 +4,7 @@ import pytest
 from hand_made import OWNER, make_world
 
 from phalanx.errors import ConfigError, NoHolderError
-from phalanx.pipeline.assignment.pace import Balance
+from phalanx.pipeline.assignment.rebalance import Balance
 from phalanx.pipeline.membership.admission import Admission
 from phalanx.pipeline.membership.members import Members
 from phalanx.pipeline.owner.placement import Placement

@@ -10,9 +10,9 @@ from phalanx.engine import StepInputs
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.owner.replay import Replay
 from phalanx.pipeline.owner.step_history import PastStep, StepHistory
+from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import FetchReply
 from phalanx.pipeline.protocol.needs import MessageNeed, TensorsNeed, run_task
-from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.verify.ledger import CommittedMessage, StepLedger
 

@@ -203,7 +203,7 @@ def test_of_steps_between_kept_states_headers_are_let_go(model_cache):
     ledger.commit_headers[(1, 0)] = None
     run.rollback.remember(PastStep(ledger, PRESENT, INPUTS))
 
-    kept = run.rollback._chronicle.get(8)
+    kept = run.rollback._step_history.get(8)
 
     assert (kept.ledger.messages, kept.ledger.commit_headers, kept.agreed) == ({}, {}, ledger.agreed)
     # the ledger of the step itself is left as it is

@@ -2,7 +2,7 @@
 
 import pytest
 
-from phalanx.pipeline.protocol import patience as silence
+from phalanx.pipeline.protocol import patience
 from phalanx.pipeline.protocol.patience import Awake, Patience
 
 
@@ -19,7 +19,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(silence, "time", clock)
+    monkeypatch.setattr(patience, "time", clock)
     return clock
 
 

@@ -5,7 +5,7 @@ import pytest
 from phalanx.errors import PeerRefusedError
 from phalanx.pipeline.protocol.messages import Bulk
 from phalanx.pipeline.protocol.signed import Statements, to_signed
-from phalanx.pipeline.protocol.transfer_proof import whole_transfer
+from phalanx.pipeline.protocol.tensor_stream import whole_transfer
 from phalanx.security.crypto import Identity
 from phalanx.transport import HeaderFields, sign_header
 

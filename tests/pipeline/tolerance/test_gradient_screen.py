@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from phalanx.lab.attacks import ATTACKS, actor
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
 from phalanx.pipeline.protocol.messages import AuditReport
-from phalanx.pipeline.tolerance.gradient_screen import DOUBTS_AT_ONCE, STEPS_PER_DOUBT, DoubtBudget, doubt_about
+from phalanx.pipeline.tolerance.screen import DOUBTS_AT_ONCE, STEPS_PER_DOUBT, DoubtBudget, doubt_about
 from phalanx.testing import Actor, only, tiny_run
 
 STEPS = 8

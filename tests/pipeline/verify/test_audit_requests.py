@@ -6,8 +6,8 @@ from hand_made import EPOCH, HOLDER, OWNER, SHADOW, STAGE, STEP, make_world
 from phalanx.optimizers import OptimizerConfig
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.protocol.messages import ScreenHit
-from phalanx.pipeline.tolerance.gradient_screen import DOUBTS_AT_ONCE
-from phalanx.pipeline.verify.audit_requests import BOTH, AuditRequests
+from phalanx.pipeline.tolerance.screen import DOUBTS_AT_ONCE
+from phalanx.pipeline.verify.audits import BOTH, AuditRequests
 from phalanx.pipeline.verify.draw import AuditDraw
 from phalanx.pipeline.verify.ledger import StepLedger
 

@@ -5,8 +5,8 @@ import torch
 from hand_made import EPOCH, HOLDER, OWNER, SHADOW, make_world, received, sign
 
 from phalanx.pipeline.evidence.forgery import NONSENSE
+from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import Fault
-from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.pipeline.verify.fault_reports import FaultReports
 

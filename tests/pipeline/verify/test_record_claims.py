@@ -4,6 +4,7 @@ import pytest
 from hand_made import EPOCH, HOLDER, OWNER, SHADOW, SHARE, STAGE, STEP, make_world, received
 
 from phalanx.errors import FrameError
+from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import (
     AuditReport,
     Commit,
@@ -16,7 +17,6 @@ from phalanx.pipeline.protocol.messages import (
     UpdateReport,
     WeightsHeld,
 )
-from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.running_costs import BUSY
 from phalanx.pipeline.tolerance.screen import NOT_FINITE
 from phalanx.pipeline.verify.audits import Audits

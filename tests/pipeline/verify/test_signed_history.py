@@ -5,6 +5,7 @@ import torch
 from hand_made import EPOCH, HOLDER, OWNER, SHADOW, SHARE, STAGE, STEP, digest_of, make_world, received
 
 from phalanx.pipeline.evidence.files import ComparedTensors
+from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import (
     AuditReport,
     Commit,
@@ -14,7 +15,6 @@ from phalanx.pipeline.protocol.messages import (
     UpdateReport,
     WeightsHeld,
 )
-from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.pipeline.verify.signed_history import SignedHistory
 

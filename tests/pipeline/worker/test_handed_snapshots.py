@@ -23,8 +23,8 @@ from phalanx.models import open_model
 from phalanx.pipeline import GuardConfig, PipelineConfig, StageCopy, explain_evidence
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.protocol import tensor_stream as bulk
+from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import Bulk, Commit, FetchBulk, Ready, WeightsHeld
-from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.signed import Statements
 from phalanx.pipeline.protocol.tensor_stream import tensors_digest
 from phalanx.pipeline.stage.snapshot import KeptStage
@@ -284,20 +284,20 @@ def test_what_the_owner_hands_on_is_not_mixed_with_late_parts_of_the_stage(model
     kept = roles.kept[1] = KeptStage(plan, 1)
     kept.load({name: torch.zeros(tensor.shape) for name, tensor in kept.state().items()}, 0)
     kept.verified = EVERY
-    keeping = SnapshotReceiver(
+    snapshots = SnapshotReceiver(
         PartyContext("worker-2", plan, roles, post, Statements("run", lambda name: None), PhaseTimer())
     )
     right = {name: torch.ones_like(tensor) for name, tensor in kept.moving(0).items()}
     false = {name: 2 * tensor for name, tensor in right.items()}
     owners, late = as_parts(right, "owner"), as_parts(false, "worker-1")
 
-    keeping.take(late[0], late[0].message)
-    keeping.take(owners[0], owners[0].message)
+    snapshots.take(late[0], late[0].message)
+    snapshots.take(owners[0], owners[0].message)
     for part in late:
         with pytest.raises(FrameError, match="expected those of"):
-            keeping.take(part, part.message)
+            snapshots.take(part, part.message)
     for part in owners[1:]:
-        keeping.take(part, part.message)
+        snapshots.take(part, part.message)
 
     (held,) = said
     assert held.state == state_digest(right, tensors_digest({}), EVERY)

@@ -43,7 +43,7 @@ class LocalRanks:
         self._rendezvous = (directory / "rendezvous").resolve()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._heartbeat = FileHeartbeat(directory, 0, range(world))
-        self._silence = SilenceClock(silence_s, time.monotonic())
+        self._patience = SilenceClock(silence_s, time.monotonic())
         self._hung: dict[int, float] = {}
         self._is_over = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
@@ -156,11 +156,11 @@ class LocalRanks:
         """Kill ranks that hang: those that wait for them learn of a process that has ended, and of nothing else."""
         try:
             self._heartbeat.beat()
-            self._silence.hear(self._heartbeat.counts(), now)
+            self._patience.hear(self._heartbeat.counts(), now)
         except OSError:
             # the directory is gone; a rank that has ended is still seen
             return
-        for rank, seconds in self._silence.overdue(now).items():
+        for rank, seconds in self._patience.overdue(now).items():
             if self._processes[rank].poll() is None:
                 self._hung[rank] = seconds
                 _end(self._processes[rank])

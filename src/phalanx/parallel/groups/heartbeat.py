@@ -160,7 +160,7 @@ class HeartbeatThreads:
         self._act = act
         self._is_over = threading.Event()
         self._lock = threading.Lock()
-        self._silence = SilenceClock(limit_s, time.monotonic())
+        self._patience = SilenceClock(limit_s, time.monotonic())
         self._threads = [threading.Thread(target=self._beat, name="heartbeat", daemon=True)]
         if act is not None:
             self._threads.append(threading.Thread(target=self._listen, name="silence", daemon=True))
@@ -185,7 +185,7 @@ class HeartbeatThreads:
                 if self._act is not None:
                     counts = self._heartbeat.counts()
                     with self._lock:
-                        self._silence.hear(counts, time.monotonic())
+                        self._patience.hear(counts, time.monotonic())
             self._heartbeat.end()
         except (OSError, RuntimeError):
             # the store or the directory is gone: others hear no more of this rank, and it of them
@@ -194,7 +194,7 @@ class HeartbeatThreads:
     def _listen(self) -> None:
         while not self._is_over.wait(_LOOK_EVERY_S):
             with self._lock:
-                silent = self._silence.overdue(time.monotonic())
+                silent = self._patience.overdue(time.monotonic())
             for rank, seconds in silent.items():
                 if self._act is not None:
                     self._act(rank, seconds)

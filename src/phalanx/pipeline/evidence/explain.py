@@ -14,7 +14,7 @@ from phalanx.pipeline.evidence.weight_dispute import explain_sent_weights, part_
 from phalanx.pipeline.plan import BOUNDARY_DTYPE
 from phalanx.pipeline.protocol.messages import Activation, Commit, GradientHeld, StepAudited
 from phalanx.pipeline.protocol.signed import Statement
-from phalanx.pipeline.protocol.transfer_proof import announces_a_boundary, sent_gradient
+from phalanx.pipeline.protocol.tensor_stream import announces_a_boundary, sent_gradient
 
 _Explained = dict[str, Any]
 _AboutGradient = TypeVar("_AboutGradient", GradientHeld, StepAudited)

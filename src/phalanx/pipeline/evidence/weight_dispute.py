@@ -9,8 +9,7 @@ from phalanx.pipeline.evidence.checked import CheckedEvidence
 from phalanx.pipeline.evidence.files import STAGE_PREFIX
 from phalanx.pipeline.evidence.recompute import said_state
 from phalanx.pipeline.protocol.messages import Bulk, StateDigest
-from phalanx.pipeline.protocol.tensor_stream import parts
-from phalanx.pipeline.protocol.transfer_proof import is_whole_transfer
+from phalanx.pipeline.protocol.tensor_stream import is_whole_transfer, parts
 from phalanx.pipeline.stage.stage_copy import state_digest, trained_digest
 from phalanx.security.crypto import digest_hex
 

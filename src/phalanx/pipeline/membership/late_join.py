@@ -11,8 +11,8 @@ from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.protocol.greetings import LONGEST_REASON, Challenge, ChallengeReply, Hello, NotLetIn, Setup
 from phalanx.pipeline.protocol.log_memory import Observe
 from phalanx.pipeline.protocol.mailbox import Mailbox
+from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import PassedOnHeader
-from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.transport import Endpoint
 

@@ -8,8 +8,7 @@ from phalanx.checkpoint.state_files import StateFiles
 from phalanx.pipeline.assignment.memory import Rooms
 from phalanx.pipeline.membership.admission import Admission
 from phalanx.pipeline.membership.incarnations import Incarnations
-from phalanx.pipeline.proof.step_checks import NoteChecks
-from phalanx.pipeline.proof.step_record import StepRecord
+from phalanx.pipeline.proof.step_record import NoteChecks, StepRecord
 from phalanx.pipeline.protocol.greetings import Hello
 from phalanx.pipeline.protocol.log_memory import LogHeadExchange, Observe
 from phalanx.pipeline.protocol.messages import StateDigest

@@ -6,9 +6,9 @@ from phalanx.optimizers import clip_coefficient
 from phalanx.pipeline.assignment.assignment import Assignment, Share
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.owner.paper_recovery import PLAIN, Attempt
+from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import StateDigest
 from phalanx.pipeline.protocol.needs import task
-from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.tensor_stream import Post
 from phalanx.pipeline.verify.audits import Audits
 from phalanx.pipeline.verify.draw import AuditDraw
@@ -42,11 +42,11 @@ class Coordinator:
         bounds = GradientBounds(facts, self._referee)
         self._updates = StateJudgement(facts, self._referee, bounds)
         self._faults = FaultReports(facts)
-        self._intake = ClaimRecorder(facts, self._audits, self._updates, self._faults)
-        self.ready, self.usage, self.busy = self._intake.ready, self._intake.usage, self._intake.busy
-        self.bytes_sent, self._convictions = self._intake.bytes_sent, self._intake.convictions
+        self._claims = ClaimRecorder(facts, self._audits, self._updates, self._faults)
+        self.ready, self.usage, self.busy = self._claims.ready, self._claims.usage, self._claims.busy
+        self.bytes_sent, self._convictions = self._claims.bytes_sent, self._claims.convictions
         self._owner_audits = OwnerAudits(facts, self._referee, bounds)
-        self._inquest = StallDiagnosis(facts)
+        self._diagnosis = StallDiagnosis(facts)
         self._has_news = True
 
     @property
@@ -62,7 +62,7 @@ class Coordinator:
         Raises:
             FrameError: The sender has no part in what it reports.
         """
-        is_mine = self._intake.handle(received)
+        is_mine = self._claims.handle(received)
         self._has_news = self._has_news or is_mine
         return is_mine
 
@@ -218,7 +218,7 @@ class Coordinator:
         ]
         audits = self._audits
         missing = MissingFacts(late, list(audits.screened.values()), self._updates.unsent, audits.said)
-        return await self._inquest.find(missing)
+        return await self._diagnosis.find(missing)
 
     def waiting_for(self) -> str:
         """Say what is still missing, for a message to the user."""

@@ -9,7 +9,7 @@ import torch
 from phalanx.engine import StepInputs, StepResult, Verdict
 from phalanx.errors import FailedBatchError, PeerLostError, TransportError, VerificationError
 from phalanx.pipeline.assignment.budget import allowance_of, answer_bytes
-from phalanx.pipeline.assignment.pace import Balance
+from phalanx.pipeline.assignment.rebalance import Balance
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.membership.incarnations import Incarnations
 from phalanx.pipeline.membership.late_join import LateJoins
@@ -19,9 +19,8 @@ from phalanx.pipeline.owner.async_snapshot import Duplicate, Duplicates
 from phalanx.pipeline.owner.coordinator import Coordinator
 from phalanx.pipeline.owner.event_loop import EventLoop
 from phalanx.pipeline.owner.failover import Failover
-from phalanx.pipeline.owner.journal_notes import JournalNotes
 from phalanx.pipeline.owner.links import OwnerLinks
-from phalanx.pipeline.owner.step_books import StepBooks
+from phalanx.pipeline.owner.step_books import JournalNotes, StepBooks
 from phalanx.pipeline.owner.verified_step import VerifiedStep
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.proof.step_record import StepRecords
@@ -90,19 +89,19 @@ class PipelineEngine:
         self._party.report_usage(RunningCosts(self.timer, endpoint))
         self._facts = StepFacts(plan, mail.statements, files.observe, classes=members.classes)
         self._coordinator = Coordinator(self._facts, mail.post, draw)
-        self._succession = Failover(self._facts, self._coordinator, self._links, self._party.roles, members, files)
+        self._failover = Failover(self._facts, self._coordinator, self._links, self._party.roles, members, files)
         self._requests = Requests(mail.post, clock, endpoint.allowances, answer_bytes(plan))
         self._books = self._open_books(members, files)
         self._newcomers = LateJoins(members, plan, mail, endpoint, files.observe, self.incarnations)
         self._balance = Balance([float(s.end_layer - s.first_layer) for s in plan.stages], members.rebalance_every)
-        self._stepping = VerifiedStep(self._facts, self._coordinator, self._succession, self._party, self._books)
+        self._verified_step = VerifiedStep(self._facts, self._coordinator, self._failover, self._party, self._books)
         self._loop = EventLoop(
-            self._requests, self._newcomers, self._succession, self._coordinator, self._party, self._books
+            self._requests, self._newcomers, self._failover, self._coordinator, self._party, self._books
         )
 
     def _open_books(self, members: Members, files: Files) -> StepBooks:
         endpoint = self._links.endpoint
-        records = StepRecords(self._facts, endpoint.run, lambda: self._succession.signed_history, files.note_step)
+        records = StepRecords(self._facts, endpoint.run, lambda: self._failover.signed_history, files.note_step)
         return StepBooks(
             noting=JournalNotes(self._facts, self._party, files.note_verified, records),
             duplicates=Duplicates(self._facts, self._requests, self._party.roles),
@@ -126,10 +125,10 @@ class PipelineEngine:
         Raises:
             PeerLostError: A worker did not get ready in time.
         """
-        succession = self._succession
-        succession.timeout_s, succession.known = timeout_s, dict(known)
-        self._links.silence.patience_s = self._requests.timeout_s = patience_s
-        self._loop.run(succession.begin(step))
+        failover = self._failover
+        failover.timeout_s, failover.known = timeout_s, dict(known)
+        self._links.patience.patience_s = self._requests.timeout_s = patience_s
+        self._loop.run(failover.begin(step))
 
     def fall_back(self, library: Library, step: int, known: Mapping[int, StateDigest]) -> None:
         """Begin again from an older state, after a `NoHolderError`, with every party that is left.
@@ -145,7 +144,7 @@ class PipelineEngine:
         """
         self._party.roles.library = library
         self._books.undone("the run went back to a checkpoint")
-        self._loop.run(self._succession.fall_back(step, known))
+        self._loop.run(self._failover.fall_back(step, known))
 
     def step(self, step: int, inputs: StepInputs) -> StepResult:
         """Run, verify and apply one optimizer step.
@@ -163,30 +162,30 @@ class PipelineEngine:
     async def _step(self, step: int, inputs: StepInputs) -> StepResult:
         first_verdict, redone = len(self.verdicts), self.steps_redone
         await self._regroup(step)
-        self._succession.signed_history.forget_before(step)
+        self._failover.signed_history.forget_before(step)
         if self._facts.ledger.step != step:
-            self._coordinator.open_step(step, self._succession.epoch)
-        stepping = self._stepping
-        effort = await stepping.train(step, inputs)
-        if not stepping.outcome.is_finite(inputs):
-            error = FailedBatchError(stepping.outcome.failure(step, inputs))
-            await stepping.begin_again(step)
+            self._coordinator.open_step(step, self._failover.epoch)
+        verified_step = self._verified_step
+        effort = await verified_step.train(step, inputs)
+        if not verified_step.outcome.is_finite(inputs):
+            error = FailedBatchError(verified_step.outcome.failure(step, inputs))
+            await verified_step.begin_again(step)
             raise error
-        return await stepping.apply(step, inputs, effort, self.verdicts[first_verdict:], redone)
+        return await verified_step.apply(step, inputs, effort, self.verdicts[first_verdict:], redone)
 
     async def _regroup(self, step: int) -> None:
         """Let workers in and out between two steps, and relieve slow or crowded ones; all states are agreed on then."""
-        succession = self._succession
-        unsound = succession.is_unsound(step, self._balance)
-        if not (self._newcomers.prepared or succession.leaving or unsound):
+        failover = self._failover
+        unsound = failover.is_unsound(step, self._balance)
+        if not (self._newcomers.prepared or failover.leaving or unsound):
             return
-        await self._stepping.settle()
-        if succession.rollback.is_turning_point(step):
+        await self._verified_step.settle()
+        if failover.rollback.is_turning_point(step):
             newcomers = self._newcomers.admit()
-            if newcomers or succession.leaving or unsound:
+            if newcomers or failover.leaving or unsound:
                 self._books.duplicates.abandon("stages move")
-                await succession.regroup(newcomers, step, self._balance)
-                await self._stepping.redo_until(step)
+                await failover.regroup(newcomers, step, self._balance)
+                await self._verified_step.redo_until(step)
 
     # a caller that asks for weights may have switched gradients off, and audits and redone steps need them
     @torch.enable_grad()
@@ -197,7 +196,7 @@ class PipelineEngine:
             PeerLostError: That did not end in time.
             NoHolderError: Every holder of a stage is gone.
         """
-        self._loop.run(self._stepping.settle())
+        self._loop.run(self._verified_step.settle())
 
     @torch.enable_grad()
     def collect(self, stage: int, purpose: Purpose) -> StageCopy:
@@ -215,7 +214,7 @@ class PipelineEngine:
     @task
     async def _collect(self, stage: int, purpose: Purpose) -> StageCopy:
         while True:
-            await self._stepping.settle()
+            await self._verified_step.settle()
             holder = self._facts.holder(stage)
             if holder == OWNER:
                 return self._party.roles.copy_of(stage)
@@ -224,8 +223,8 @@ class PipelineEngine:
             except (PeerLostError, VerificationError) as exc:
                 if not self.plan.guard.enabled:
                     raise
-                self._succession.suspect(holder, str(exc))
-                await self._stepping.recover(None, self._facts.ledger.step)
+                self._failover.suspect(holder, str(exc))
+                await self._verified_step.recover(None, self._facts.ledger.step)
 
     def copies(self, purpose: Purpose) -> Iterator[StageCopy]:
         """Every stage in order, with its verified state or weights; the owner's own are not copied."""
@@ -242,7 +241,7 @@ class PipelineEngine:
 
     def look_for_duplicate(self) -> None:
         """Bring the duplicate under way up to date: whole, or given up because a party is gone or silent."""
-        self._books.duplicates.look(self._succession.lost)
+        self._books.duplicates.look(self._failover.lost)
 
     def finish_duplicate(self, duplicate: Duplicate) -> None:
         """Wait until a duplicate is whole, or given up.
@@ -269,7 +268,7 @@ class PipelineEngine:
     @property
     def guarantees(self) -> Mapping[int, str]:
         """The guarantee of each stage now; a name in `GUARANTEES`."""
-        return self._succession.guarantees.present
+        return self._failover.guarantees.present
 
     @property
     def next_step(self) -> int:
@@ -279,17 +278,17 @@ class PipelineEngine:
     @property
     def verdicts(self) -> list[Verdict]:
         """All verdicts so far."""
-        return self._succession.verdicts.passed
+        return self._failover.verdicts.passed
 
     @property
     def steps_redone(self) -> int:
         """How many steps were undone and done again."""
-        return self._stepping.steps_redone
+        return self._verified_step.steps_redone
 
     @property
     def takeovers(self) -> int:
         """How many stages have changed hands."""
-        return self._succession.takeovers
+        return self._failover.takeovers
 
     @property
     def usage(self) -> dict[str, dict[str, float]]:
@@ -299,8 +298,8 @@ class PipelineEngine:
     def close(self, reason: str) -> None:
         """Tell every worker that the run is over."""
         head = self._books.witnesses.head()
-        shutdown = Shutdown(epoch=max(self._succession.epoch, 0), reason=reason, log_head=head)
-        for name in self._succession.alive:
+        shutdown = Shutdown(epoch=max(self._failover.epoch, 0), reason=reason, log_head=head)
+        for name in self._failover.alive:
             # a worker that is gone, or ends before it has signed for this, needs no good-bye
             with contextlib.suppress(TransportError):
                 self._links.tell([name], shutdown)

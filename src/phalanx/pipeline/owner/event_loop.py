@@ -10,6 +10,7 @@ from phalanx.pipeline.owner.coordinator import Coordinator
 from phalanx.pipeline.owner.failover import Failover
 from phalanx.pipeline.owner.step_books import StepBooks
 from phalanx.pipeline.protocol.greetings import ChallengeReply, Hello, Leave, PreparedNotice
+from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.needs import (
     Delivery,
     MessageNeed,
@@ -22,7 +23,6 @@ from phalanx.pipeline.protocol.needs import (
     Turn,
     run_task,
 )
-from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.requests import PendingRequest, Requests
 from phalanx.pipeline.protocol.tensor_stream import send_bulk
 from phalanx.pipeline.worker.party import Party
@@ -44,7 +44,7 @@ class EventLoop:
     Attributes:
         requests: Takes answers to the owner's own requests.
         newcomers: Hears from those that want to join.
-        succession: Hears of those that are gone or want to leave; has the links.
+        failover: Hears of those that are gone or want to leave; has the links.
         coordinator: Takes what parties commit to and report.
         party: The owner as a party, for everything else.
         books: Looks for verified states while nothing happens; measures the waiting.
@@ -52,7 +52,7 @@ class EventLoop:
 
     requests: Requests
     newcomers: LateJoins
-    succession: Failover
+    failover: Failover
     coordinator: Coordinator
     party: Party
     books: StepBooks
@@ -76,7 +76,7 @@ class EventLoop:
     # --- what tasks need ----------------------------------------------------------------------------
 
     def _see_to(self, need: Need[Any]) -> object:
-        mail = self.succession.links.mail
+        mail = self.failover.links.mail
         match need:
             case Turn():
                 self.turn()
@@ -107,7 +107,7 @@ class EventLoop:
         requests = self.requests
         try:
             pending = requests.begin(need)
-            while not (pending.is_answered or pending.party in self.succession.lost or requests.has_lapsed(pending)):
+            while not (pending.is_answered or pending.party in self.failover.lost or requests.has_lapsed(pending)):
                 self.turn()
         finally:
             requests.end(need)
@@ -119,13 +119,13 @@ class EventLoop:
 
     def turn(self) -> None:
         """Handle everything that has arrived, then do one piece of work; wait a little if there was neither."""
-        links = self.succession.links
+        links = self.failover.links
         handled, before = False, (self.party.num_inputs, self.coordinator.progress)
         self._end_earlier_incarnations()
         for item in links.mail.drain():
             handled = True
             if isinstance(item, LinkFault):
-                self.succession.suspect(item.peer, str(item.error))
+                self.failover.suspect(item.peer, str(item.error))
                 continue
             try:
                 self._hand_on(item)
@@ -137,7 +137,7 @@ class EventLoop:
         worked = self.party.work()
         # a party that only talks is as silent as one that says nothing
         if worked or (self.party.num_inputs, self.coordinator.progress) != before:
-            links.silence.heard()
+            links.patience.heard()
         if worked or handled or links.mail.pending:
             return
         self.books.noting.look()
@@ -145,35 +145,35 @@ class EventLoop:
             arrived = links.mail.wait(_SHORT_WAIT_S)
         if not arrived:
             self.coordinator.look_again()
-            self.succession.suspect_the_dead()
+            self.failover.suspect_the_dead()
 
     def _refuse(self, item: ReceivedMessage, error: PhalanxError) -> None:
         if self.requests.was_asked(item):
             # an answer that comes after it was given up is no party's fault
             return
         facts = self.coordinator.facts
-        self.succession.links.mail.refused(item)
+        self.failover.links.mail.refused(item)
         number = facts.sample.number("refused", item.sender)
         if number is not None:
             body = {"party": item.sender, "error": type(error).__name__, "reason": printable(str(error))}
             facts.observe("refused", body | {"number": number})
 
     def _end_earlier_incarnations(self) -> None:
-        for name in self.succession.links.incarnations.take_restarted():
-            if name in self.succession.alive:
-                self.succession.suspect(name, "its process has begun anew")
+        for name in self.failover.links.incarnations.take_restarted():
+            if name in self.failover.alive:
+                self.failover.suspect(name, "its process has begun anew")
             else:
                 self.newcomers.drop(name)
 
     def _hand_on(self, item: ReceivedMessage) -> None:
-        succession = self.succession
+        failover = self.failover
         if self.requests.accepts(item):
-            succession.links.silence.heard()
+            failover.links.patience.heard()
         elif isinstance(item.message, Hello | ChallengeReply | PreparedNotice):
-            self.newcomers.hear(item, succession.alive)
+            self.newcomers.hear(item, failover.alive)
         elif isinstance(item.message, Leave):
-            succession.leaving |= {item.sender} & set(succession.alive)
+            failover.leaving |= {item.sender} & set(failover.alive)
         elif self.coordinator.handle(item):
-            succession.signed_history.hear(item)
+            failover.signed_history.hear(item)
         else:
             self.party.handle(item)

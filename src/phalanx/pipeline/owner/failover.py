@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from phalanx.engine import Verdict
 from phalanx.errors import PeerLostError, TransportError, VerificationError
 from phalanx.pipeline.assignment.assignment import Assignment, roles_of, settled
-from phalanx.pipeline.assignment.pace import Balance
+from phalanx.pipeline.assignment.rebalance import Balance
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.membership.members import Files, Members
 from phalanx.pipeline.owner.coordinator import Coordinator
@@ -337,16 +337,16 @@ class Failover:
         return settled(new, old, {*self.alive, OWNER}, confirmed)
 
     async def _await_ready(self, *, is_start: bool) -> None:
-        silence = self.links.silence
-        deadline = silence.clock.wall() + self.timeout_s
+        patience = self.links.patience
+        deadline = patience.clock.wall() + self.timeout_s
         waiting = {*self.alive, OWNER}
-        silence.begin()
+        patience.begin()
         while waiting - self._coordinator.ready.keys() and not self.lost:
             await Turn()
             # at the very start all parties may be building a large model, later on one of them a stage
-            if silence.too_long_for_anything and self.epoch:
+            if patience.too_long_for_anything and self.epoch:
                 await self._suspect_the_silent()
-            if silence.clock.wall() > deadline:
+            if patience.clock.wall() > deadline:
                 # the owner is late because a party does not give it a state
                 missing = sorted(waiting - self._coordinator.ready.keys() - {OWNER}) or sorted(self._roles.owed_by())
                 if not missing:
@@ -358,7 +358,7 @@ class Failover:
         """Ask every party for a sign: one that sends or takes a state still answers, and one that hangs does not."""
         request = Ask(epoch=self.epoch, step=self._facts.ledger.step)
         standings = await ProgressNeed(tuple(self.alive), request)
-        self.links.silence.broken()
+        self.links.patience.broken()
         for name in [name for name in self.alive if name not in standings][:1]:
             self.suspect(name, "silent while roles were given out")
 

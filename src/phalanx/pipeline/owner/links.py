@@ -18,13 +18,13 @@ class OwnerLinks:
         endpoint: The owner's end of them; refuses those that are shut out.
         mail: Parses what comes and posts what goes.
         incarnations: Knows which parties may come back, and under which names.
-        silence: Tells when nothing has happened for too long.
+        patience: Tells when nothing has happened for too long.
     """
 
     endpoint: Endpoint
     mail: Mailbox
     incarnations: Incarnations
-    silence: Patience
+    patience: Patience
 
     def tell(self, parties: Collection[str], message: Message) -> None:
         """Post one message to several parties."""

@@ -7,8 +7,7 @@ from dataclasses import replace
 from phalanx.pipeline.assignment.assignment import Assignment, first_assignment, without
 from phalanx.pipeline.assignment.fit import fitting
 from phalanx.pipeline.assignment.memory import Memory
-from phalanx.pipeline.assignment.pace import Balance
-from phalanx.pipeline.assignment.rebalance import regrouped
+from phalanx.pipeline.assignment.rebalance import Balance, regrouped
 from phalanx.pipeline.assignment.stage_memory import footprints
 from phalanx.pipeline.membership.members import Members
 from phalanx.pipeline.plan import StepPlan

@@ -23,9 +23,9 @@ class Replay:
     Costs one stage-step per kept step, on the owner, once per conviction.
     """
 
-    def __init__(self, facts: StepFacts, chronicle: StepHistory) -> None:
+    def __init__(self, facts: StepFacts, step_history: StepHistory) -> None:
         self._facts = facts
-        self._chronicle = chronicle
+        self._step_history = step_history
 
     @task
     async def first_bad_step(self, stage: int, successor: str, since: int, gone: str) -> int | None:
@@ -41,11 +41,11 @@ class Replay:
             The step; None when every kept step is right, or none can be replayed. The event `replayed` tells which
             steps before it were found right.
         """
-        oldest = self._chronicle.oldest
+        oldest = self._step_history.oldest
         if oldest is None:
             return None
         start = max(oldest, since)
-        first = self._chronicle.get(start)
+        first = self._step_history.get(start)
         if first is None:
             return None
         copy = await self._state(stage, successor, start)
@@ -61,7 +61,7 @@ class Replay:
 
     async def _first_bad(self, copy: StageCopy, start: int, gone: str) -> int | None:
         stage = copy.spec.index
-        for past in self._chronicle.since(start):
+        for past in self._step_history.since(start):
             if copy.digest() != past.agreed.get(stage):
                 # both parties had agreed on a state that the update before does not lead to
                 return past.ledger.step - 1

@@ -23,8 +23,8 @@ class Rollback:
         self._facts = facts
         guard = facts.plan.guard
         steps = max(guard.undoable_steps, 2 * guard.keep_states + 1 if guard.keep_states else 0)
-        self._chronicle = StepHistory(guard.snapshot_every if guard.keeps_snapshots else steps)
-        self._replay = Replay(facts, self._chronicle)
+        self._step_history = StepHistory(guard.snapshot_every if guard.keeps_snapshots else steps)
+        self._replay = Replay(facts, self._step_history)
         self._since: dict[tuple[str, int], int] = {}
         self._begin: int | None = None
         self._snapshot = 0
@@ -33,7 +33,7 @@ class Rollback:
     def remember(self, step: PastStep) -> None:
         """Keep a step that is about to be applied."""
         # nothing is replayed where states are kept: of hundreds of steps, their headers are let go of
-        self._chronicle.add(slim(step) if self._facts.plan.guard.keep_states else step)
+        self._step_history.add(slim(step) if self._facts.plan.guard.keep_states else step)
         if self._facts.plan.guard.hands_on(step.ledger.step):
             self._snapshot = step.ledger.step
 
@@ -89,12 +89,12 @@ class Rollback:
 
     def undo(self, first_bad: int, step: int) -> None:
         """Forget every step from the first bad one on; the batches are kept to do them again."""
-        chronicle, facts = self._chronicle, self._facts
-        self.undone |= {past.ledger.step: past.inputs for past in chronicle.since(first_bad)}
-        back, before = chronicle.get(first_bad), chronicle.get(first_bad - 1)
+        step_history, facts = self._step_history, self._facts
+        self.undone |= {past.ledger.step: past.inputs for past in step_history.since(first_bad)}
+        back, before = step_history.get(first_bad), step_history.get(first_bad - 1)
         facts.ledger.agreed = {} if back is None else dict(back.agreed)
         facts.previous = None if before is None else before.ledger
-        chronicle.forget_from(first_bad)
+        step_history.forget_from(first_bad)
         facts.observe("rolled_back", {"step": step, "to": first_bad})
 
     def old_enough(self, old: Assignment | None, step: int) -> Assignment | None:

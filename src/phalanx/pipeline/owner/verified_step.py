@@ -1,22 +1,125 @@
 """One step to its verified end: attempted until no party speaks against it, applied, done again where it was undone."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 from phalanx.engine import GuardReport, StepInputs, StepResult, Verdict
 from phalanx.errors import NonFiniteLossError, PeerLostError
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.owner.attempt import Attempts
 from phalanx.pipeline.owner.coordinator import Coordinator
 from phalanx.pipeline.owner.failover import Failover
 from phalanx.pipeline.owner.step_books import StepBooks
 from phalanx.pipeline.owner.step_history import PastStep
-from phalanx.pipeline.owner.step_outcome import Outcome
+from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import Apply
-from phalanx.pipeline.protocol.needs import OwnMail, task
-from phalanx.pipeline.protocol.received import ReceivedMessage
+from phalanx.pipeline.protocol.needs import OwnMail, Turn, task
 from phalanx.pipeline.protocol.running_costs import claimed_links
 from phalanx.pipeline.verify.facts import Judgement, StepFacts
 from phalanx.pipeline.worker.party import Party
+
+
+class Outcome:
+    """The outcome of a step, read from the owner's last stage and the commitments.
+
+    Args:
+        facts: Has the norms that were committed to.
+        owner: Has the last stage, and so the losses.
+    """
+
+    def __init__(self, facts: StepFacts, owner: Party) -> None:
+        self._facts = facts
+        self._owner = owner
+
+    def mean_loss(self, inputs: StepInputs) -> float:
+        """Mean over the batch's target tokens, in nats; NaN of a batch without any."""
+        losses = self._owner.hosted[len(self._facts.plan.stages) - 1].losses
+        return sum(losses) / inputs.num_targets if inputs.num_targets else math.nan
+
+    def is_finite(self, inputs: StepInputs) -> bool:
+        """Whether the loss and the gradient's norm are numbers."""
+        return math.isfinite(self.mean_loss(inputs)) and math.isfinite(self._facts.ledger.total_norm())
+
+    def failure(self, step: int, inputs: StepInputs) -> str:
+        """Describe a step with a loss or a norm that is no number."""
+        ledger = self._facts.ledger
+        return _describe_failure(step, self.mean_loss(inputs), ledger.total_norm(), ledger.norms())
+
+
+def _describe_failure(step: int, loss: float, norm: float, norms: Mapping[int, float | None]) -> str:
+    """Say why a step came to no number; `norms`: of its gradient, squared, by stage."""
+    stages = [str(stage) for stage, square in sorted(norms.items()) if square is None]
+    where = f" (of stages {', '.join(stages)})" if stages else ""
+    return (
+        f"step {step}: loss {loss}, gradient norm {norm}{where}, and every audit agrees; "
+        "lower optimizer.lr or set optimizer.clip_norm, then --resume from the last checkpoint"
+    )
+
+
+class Attempts:
+    """The attempts at steps: they wait for a decision, and look for the reason where nothing comes.
+
+    Attributes:
+        patience: How long nothing has happened.
+    """
+
+    def __init__(self, facts: StepFacts, coordinator: Coordinator, failover: Failover) -> None:
+        self.patience = failover.links.patience
+        self._facts = facts
+        self._coordinator = coordinator
+        self._failover = failover
+
+    @task
+    async def run(self, is_finite: Callable[[], bool]) -> Judgement | None:
+        """Wait until the step may be applied.
+
+        Args:
+            is_finite: Whether the loss and the gradient's norm are numbers so far. Where they are not, audits
+                tell first which party made them; the owner's own audit of every stage is among them.
+
+        Returns:
+            The first judgement; None when the step is decided, or a party is lost.
+
+        Raises:
+            PeerLostError: It did not end in time.
+        """
+        deadline = self.patience.clock.wall() + self._failover.timeout_s
+        self.patience.begin()
+        while not self._coordinator.decided(may_lag=is_finite()) or (
+            not is_finite() and self._coordinator.doubt_step()
+        ):
+            judgement = await self.go_on()
+            if judgement is not None or self._failover.lost:
+                return judgement
+            if self.patience.clock.wall() > deadline:
+                raise PeerLostError(
+                    f"step {self._facts.ledger.step} did not end within {self._failover.timeout_s:.0f} s; still "
+                    f"waiting for {self._coordinator.waiting_for()}; raise pipeline.step_timeout_s or look at the "
+                    "workers' logs"
+                )
+        self.patience.end()
+        return None
+
+    async def go_on(self) -> Judgement | None:
+        """Handle what has come and draw the conclusions; look for the reason where nothing comes."""
+        await Turn()
+        judgement = await self._coordinator.advance()
+        while judgement is None and self._coordinator.has_news:
+            # to look for mail first would be to wait for some
+            judgement = await self._coordinator.advance()
+        if judgement is None and not self._failover.lost:
+            await self._break_silence()
+        return judgement
+
+    async def _break_silence(self) -> None:
+        """Look for the reason why nothing has come for longer than is honest, and replace a silent party."""
+        if self.patience.is_time_to_probe():
+            self._failover.probe()
+        if not self._facts.plan.guard.enabled or not self.patience.too_long:
+            return
+        name = await self._coordinator.find_silent()
+        self.patience.broken()
+        if name is not None:
+            self._failover.suspect(name, f"silent while the step waited for {self._coordinator.waiting_for()}")
 
 
 class VerifiedStep:
@@ -25,7 +128,7 @@ class VerifiedStep:
     Attributes:
         facts: The present step and assignment.
         coordinator: Opens the next step; knows the clip coefficient.
-        succession: Decides which parties go on after a verdict or a loss.
+        failover: Decides which parties go on after a verdict or a loss.
         party: The owner as a party.
         books: What is written down of each step.
         attempts: Waits for decisions.
@@ -34,14 +137,14 @@ class VerifiedStep:
     """
 
     def __init__(
-        self, facts: StepFacts, coordinator: Coordinator, succession: Failover, party: Party, books: StepBooks
+        self, facts: StepFacts, coordinator: Coordinator, failover: Failover, party: Party, books: StepBooks
     ) -> None:
         self.facts = facts
         self.coordinator = coordinator
-        self.succession = succession
+        self.failover = failover
         self.party = party
         self.books = books
-        self.attempts = Attempts(facts, coordinator, succession)
+        self.attempts = Attempts(facts, coordinator, failover)
         self.outcome = Outcome(facts, party)
         self.steps_redone = 0
 
@@ -67,14 +170,14 @@ class VerifiedStep:
     async def begin_again(self, step: int) -> None:
         """Let every party forget what was done of the step."""
         self.books.duplicates.abandon("a step begins again")
-        await self.succession.begin_again(step)
+        await self.failover.begin_again(step)
         await self.redo_until(step)
 
     @task
     async def recover(self, judgement: Judgement | None, step: int) -> None:
         """Change roles because a party is guilty or gone, and do again what that undid."""
         self.books.undone("roles changed")
-        await self.succession.recover(judgement, step)
+        await self.failover.recover(judgement, step)
         await self.redo_until(step)
 
     @task
@@ -85,12 +188,12 @@ class VerifiedStep:
             NonFiniteLossError: The loss of one is not a number.
         """
         for step in range(self.facts.ledger.step, until):
-            inputs = self.succession.rollback.undone[step]
+            inputs = self.failover.rollback.undone[step]
             attempts, audits = await self.train(step, inputs)
             if not self.outcome.is_finite(inputs):
                 raise NonFiniteLossError(self.outcome.failure(step, inputs))
             await self.apply(step, inputs, (attempts, audits), (), self.steps_redone)
-            del self.succession.rollback.undone[step]
+            del self.failover.rollback.undone[step]
             self.steps_redone += 1
 
     @task
@@ -114,19 +217,19 @@ class VerifiedStep:
         coordinator, facts, books = self.coordinator, self.facts, self.books
         norm, clip = facts.ledger.total_norm(), coordinator.clip()
         books.verified(facts)
-        self.succession.rollback.remember(PastStep(facts.ledger, facts.assignment, inputs))
+        self.failover.rollback.remember(PastStep(facts.ledger, facts.assignment, inputs))
         head = books.witnesses.head()
-        apply = Apply(epoch=self.succession.epoch, step=step, clip_coefficient=clip, log_head=head)
-        self.succession.links.tell(self.succession.alive, apply)
+        apply = Apply(epoch=self.failover.epoch, step=step, clip_coefficient=clip, log_head=head)
+        self.failover.links.tell(self.failover.alive, apply)
         # the workers update meanwhile; what the next decision tells of the log is signed in this time as well
         books.noting.records.applied()
         books.witnesses.head()
-        coordinator.open_step(step + 1, self.succession.epoch)
+        coordinator.open_step(step + 1, self.failover.epoch)
         # what the owner is to audit of this step reaches it before its update, as it does with all other parties
         await OwnMail()
         self.party.handle(ReceivedMessage(OWNER, apply, memoryview(b""), None))
         self.party.finish_applies()
-        attempt, moved = await self.succession.finish(step), books.costs.take(coordinator.bytes_sent)
+        attempt, moved = await self.failover.finish(step), books.costs.take(coordinator.bytes_sent)
         return StepResult(
             step=step,
             loss=self.outcome.mean_loss(inputs),
@@ -152,12 +255,12 @@ class VerifiedStep:
         attempts, audits = 0, 0
         while True:
             attempts += 1
-            self.succession.links.mail.renew_allowances()
+            self.failover.links.mail.renew_allowances()
             self.party.finish_applies()
             self.party.begin(step, inputs)
             judgement = await self.attempts.run(lambda: self.outcome.is_finite(inputs))
             audits += self.facts.ledger.num_audits
-            if judgement is None and not self.succession.lost:
+            if judgement is None and not self.failover.lost:
                 return attempts, audits
             await self.recover(judgement, step)
 
@@ -169,11 +272,11 @@ class VerifiedStep:
             PeerLostError: That did not end in time.
             NoHolderError: Every holder of a stage is gone.
         """
-        facts, clock = self.facts, self.attempts.silence.clock
-        deadline = clock.wall() + self.succession.timeout_s
+        facts, clock = self.facts, self.attempts.patience.clock
+        deadline = clock.wall() + self.failover.timeout_s
         while facts.plan.guard.enabled and (set(facts.watched) - facts.agreed.keys() or facts.lagging is not None):
             judgement = await self.attempts.go_on()
-            if judgement is not None or self.succession.lost:
+            if judgement is not None or self.failover.lost:
                 await self.recover(judgement, facts.ledger.step)
             if clock.wall() > deadline:
                 waiting_for = self.coordinator.waiting_for()

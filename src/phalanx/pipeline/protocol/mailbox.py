@@ -5,9 +5,8 @@ from collections.abc import Iterator, Sequence
 
 from phalanx.errors import OutOfBoundsError, PeerLostError, PeerRefusedError, PhalanxError
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.protocol.message import Message
+from phalanx.pipeline.protocol.message import Message, ReceivedMessage
 from phalanx.pipeline.protocol.messages import Activation, Carry, Fault, parse_message
-from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.relay import LinkRelay
 from phalanx.pipeline.protocol.signed import Statements, to_signed
 from phalanx.security.crypto import Peer

@@ -33,7 +33,7 @@ from phalanx.pipeline.protocol.greetings import Challenge, ChallengeReply, Hello
 from phalanx.pipeline.protocol.message import Message
 from phalanx.pipeline.protocol.running_costs import known_cost
 from phalanx.pipeline.schedules.action import Direction
-from phalanx.pipeline.tolerance.gradient_screen import Doubt
+from phalanx.pipeline.tolerance.screen import Doubt
 from phalanx.security.audit import PublicHead
 from phalanx.transport import by_kind, parse_body
 

@@ -12,9 +12,8 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from torch import Tensor
 
-from phalanx.pipeline.protocol.message import Message
+from phalanx.pipeline.protocol.message import Message, ReceivedMessage
 from phalanx.pipeline.protocol.messages import Ask, Fetch, FetchBulk, ProgressReport
-from phalanx.pipeline.protocol.received import ReceivedMessage
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import Ask, Bulk, Fetch, FetchBulk, FetchReply, ProgressReport
 from phalanx.pipeline.protocol.needs import MessageNeed, ProgressNeed, TensorsNeed
 from phalanx.pipeline.protocol.patience import Awake
-from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.tensor_stream import PART_BYTES, BulkReceiver, Post
 from phalanx.transport import Allowances
 

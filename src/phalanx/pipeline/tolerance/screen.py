@@ -1,7 +1,10 @@
 """The screen looks at every message before it is used. A hit convicts no party; it asks for an audit."""
 
 import math
+import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -84,3 +87,154 @@ def _cosine(one: Tensor, other: Tensor) -> float:
     """Of two vectors; 0 where one has no direction."""
     lengths = float(torch.dot(one, one)) * float(torch.dot(other, other))
     return float(torch.dot(one, other)) / max(math.sqrt(lengths), 1e-30)
+
+
+Doubt = Literal["direction", "largest", "size", "support"]
+"""Why a claimed weight gradient looks odd:
+
+- direction: it points away from the gradient of a microbatch that is in it
+- largest: its largest numbers do, and the rest does not
+- size: its norm is not one that so many microbatches add up to, or not a number
+- support: it is zero where the microbatch's gradient is not
+"""
+
+_LEAST_GRADIENT_COSINE = -0.2
+_LEAST_CONTRAST = -0.5
+_LARGE = 4.0
+"""Numbers beyond so many root mean squares of their tensor are its largest ones."""
+_FEWEST_LARGE = 8
+"""Fewer of them say nothing."""
+_MOST_LOG_RATIO = 0.9
+_LEAST_GRADIENT_LOG_RATIO = -1.5
+"""Below what independent microbatches would add up to."""
+DOUBTS_AT_ONCE = 16
+"""Of one shadow about one stage, which are followed without a look at the rate."""
+STEPS_PER_DOUBT = 8
+"""Steps after which one more doubt is followed; honest shadows doubt one step in 20 to 40."""
+_MOST_MISSING = 0.5
+_LOOKED_AT = 8
+"""One of so many numbers of a large tensor is looked at, all of a small one."""
+_SMALL = 65536
+
+
+@dataclass
+class _Products:
+    """Inner product and squared norms of two vectors, added up over tensors."""
+
+    inner: float = 0.0
+    claimed: float = 0.0
+    own: float = 0.0
+    numbers: int = 0
+
+    def add(self, claimed: Tensor, own: Tensor) -> None:
+        self.inner += float(torch.dot(claimed, own))
+        self.claimed += float(torch.dot(claimed, claimed))
+        self.own += float(torch.dot(own, own))
+        self.numbers += len(own)
+
+    def less(self, part: "_Products") -> "_Products":
+        """Return the products without a part."""
+        own = self.own - part.own
+        return _Products(self.inner - part.inner, self.claimed - part.claimed, own, self.numbers - part.numbers)
+
+    @property
+    def cosine(self) -> float:
+        """0 where one of the two has no direction."""
+        square = self.claimed * self.own
+        return self.inner / math.sqrt(square) if square > 0.0 else 0.0
+
+
+class DoubtBudget:
+    """The number of a shadow's doubts that are followed, each with an audit of a whole step.
+
+    A doubt with a cause convicts the stage, and this pair of stage and shadow ends. So what adds up here had none.
+
+    Guarantees:
+        In n attempts at steps at most `DOUBTS_AT_ONCE` + n / `STEPS_PER_DOUBT` doubts of one shadow about one stage are
+            followed. Of a shadow that doubts in every step, one in `STEPS_PER_DOUBT` steps always is.
+    """
+
+    def __init__(self) -> None:
+        self._spent: dict[tuple[int, str], int] = {}
+        """In steps, by stage and shadow."""
+        self._exhausted: set[tuple[int, str]] = set()
+
+    def pass_step(self) -> None:
+        """A step's audits are drawn."""
+        self._spent = {pair: spent - 1 for pair, spent in self._spent.items() if spent > 1}
+
+    def may_follow(self, stage: int, shadow: str) -> bool:
+        """Count a doubt, if there is room for it; False where there is none."""
+        pair, spent = (stage, shadow), self._spent.get((stage, shadow), 0)
+        if spent > (DOUBTS_AT_ONCE - 1) * STEPS_PER_DOUBT:
+            return False
+        self._spent[pair] = spent + STEPS_PER_DOUBT
+        self._exhausted.discard(pair)
+        return True
+
+    def is_news(self, stage: int, shadow: str) -> bool:
+        """Whether this is the first doubt in a row that is not followed."""
+        is_first = (stage, shadow) not in self._exhausted
+        self._exhausted.add((stage, shadow))
+        return is_first
+
+
+def doubt_about(claimed: Mapping[str, Tensor], own: Mapping[str, Tensor], num_microbatches: int) -> Doubt | None:
+    """Compare a claimed sum of weight gradients with the gradient of one of its microbatches.
+
+    Of a large tensor a window is compared; no other party can know its place.
+
+    Args:
+        claimed: The sum over `num_microbatches`, by name.
+        own: What this party computed for one of them, by the same names and in the same shapes.
+        num_microbatches: How many the sum is made of.
+
+    Returns:
+        Why the sum should be recomputed; None when it looks like what it is said to be.
+
+    Guarantees:
+        NaN and infinity inside the window never pass. Nothing else is certain: microbatches of an honest sum may point
+        away from it, and a party that changes a sum little is found by audits of whole steps alone. How often honest
+        sums are doubted and gross lies are not is measured by `src/phalanx/lab/bench/alone/gradient_screen.py`.
+    """
+    whole, large = _Products(), _Products()
+    missing, present = 0, 0
+    for name in sorted(own):
+        place = _window(own[name].numel())
+        g, total = (tensor.detach().flatten()[place].float() for tensor in (own[name], claimed[name]))
+        whole.add(total, g)
+        is_large = total.abs() > _LARGE * float(torch.linalg.vector_norm(total)) / math.sqrt(max(len(total), 1))
+        large.add(total[is_large], g[is_large])
+        there = g != 0
+        present += int(there.sum())
+        missing += int((there & (total == 0)).sum())
+    if not (math.isfinite(whole.claimed) and math.isfinite(whole.inner)):
+        return "size"
+    if not whole.own:
+        # a microbatch without a single target has nothing to compare with
+        return None
+    contrast = large.cosine - whole.less(large).cosine if large.numbers >= _FEWEST_LARGE else 0.0
+    odd: dict[Doubt, bool] = {
+        "support": missing > _MOST_MISSING * present,
+        "size": not _is_sum_of(num_microbatches, whole.claimed / whole.own),
+        "direction": not whole.cosine >= _LEAST_GRADIENT_COSINE,
+        "largest": not contrast >= _LEAST_CONTRAST,
+    }
+    return next((doubt for doubt, is_odd in odd.items() if is_odd), None)
+
+
+def _window(size: int) -> slice:
+    """Where to look in a tensor of so many numbers."""
+    length = max(_SMALL, size // _LOOKED_AT)
+    if size <= length:
+        return slice(None)
+    start = secrets.randbelow(size - length + 1)
+    return slice(start, start + length)
+
+
+def _is_sum_of(num_microbatches: int, square_ratio: float) -> bool:
+    """Whether so many microbatches can come to this many times the squared norm of one of them."""
+    if not square_ratio > 0.0:
+        return False
+    log_ratio = 0.5 * math.log(square_ratio) - math.log(num_microbatches)
+    return _LEAST_GRADIENT_LOG_RATIO - 0.5 * math.log(num_microbatches) <= log_ratio <= _MOST_LOG_RATIO

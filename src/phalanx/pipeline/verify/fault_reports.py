@@ -3,10 +3,10 @@
 from phalanx.errors import FrameError, SignatureError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.evidence.forgery import NONSENSE, out_of_bounds
+from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import Activation, Fault
-from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.signed import Link, to_signed
-from phalanx.pipeline.protocol.transfer_proof import announces_a_boundary
+from phalanx.pipeline.protocol.tensor_stream import announces_a_boundary
 from phalanx.pipeline.verify.facts import Judgement, StepFacts
 from phalanx.transport import SignedHeader
 

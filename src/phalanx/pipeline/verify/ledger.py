@@ -16,7 +16,7 @@ from phalanx.pipeline.protocol.messages import (
 )
 from phalanx.pipeline.protocol.signed import Statement, to_signed
 from phalanx.pipeline.schedules.action import Direction
-from phalanx.pipeline.tolerance.gradient_screen import Doubt
+from phalanx.pipeline.tolerance.screen import Doubt
 from phalanx.transport import SignedHeader
 
 MessageKey = tuple[int, Direction, int]

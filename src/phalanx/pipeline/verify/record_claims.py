@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from phalanx.errors import FrameError, SignatureError
 from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import (
     Activation,
     AuditReport,
@@ -18,12 +19,10 @@ from phalanx.pipeline.protocol.messages import (
     UpdateReport,
     WeightsHeld,
 )
-from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.running_costs import BUSY
 from phalanx.pipeline.protocol.signed import Link, Statement, to_signed
 from phalanx.pipeline.tolerance.screen import NOT_FINITE
-from phalanx.pipeline.verify.audit_requests import target_of
-from phalanx.pipeline.verify.audits import Audits
+from phalanx.pipeline.verify.audits import Audits, target_of
 from phalanx.pipeline.verify.facts import Judgement, StepFacts
 from phalanx.pipeline.verify.fault_reports import FaultReports
 from phalanx.pipeline.verify.ledger import StepLedger

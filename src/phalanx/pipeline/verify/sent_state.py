@@ -7,8 +7,7 @@ from phalanx.pipeline.evidence.weight_dispute import is_what_was_signed, part_na
 from phalanx.pipeline.protocol.messages import Bulk, Purpose, StateDigest, WeightsHeld
 from phalanx.pipeline.protocol.needs import task
 from phalanx.pipeline.protocol.signed import Statement, to_signed
-from phalanx.pipeline.protocol.tensor_stream import parts
-from phalanx.pipeline.protocol.transfer_proof import whole_transfer
+from phalanx.pipeline.protocol.tensor_stream import parts, whole_transfer
 from phalanx.pipeline.stage.stage_copy import trained_digest
 from phalanx.pipeline.verify.facts import Judgement, StepFacts
 from phalanx.pipeline.verify.referee import Referee

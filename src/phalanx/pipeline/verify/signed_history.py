@@ -7,6 +7,7 @@ from phalanx.engine import Verdict
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.evidence.files import VerdictBasis
+from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import (
     AuditReport,
     Commit,
@@ -17,7 +18,6 @@ from phalanx.pipeline.protocol.messages import (
     UpdateReport,
     WeightsHeld,
 )
-from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.pipeline.verify.facts import Judgement, StepFacts
 from phalanx.security.crypto import digest_hex

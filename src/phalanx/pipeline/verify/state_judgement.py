@@ -5,7 +5,7 @@ from phalanx.pipeline.assignment.assignment import Share
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.protocol.messages import GradientHeld, StateDigest, WeightsHeld
 from phalanx.pipeline.protocol.needs import task
-from phalanx.pipeline.protocol.transfer_proof import sent_gradient
+from phalanx.pipeline.protocol.tensor_stream import sent_gradient
 from phalanx.pipeline.stage.gradient_norm import same_norm
 from phalanx.pipeline.verify.accomplices import vouched_for_gradient
 from phalanx.pipeline.verify.facts import Judgement, StepFacts

@@ -10,6 +10,7 @@ from phalanx.engine import StepInputs
 from phalanx.errors import FrameError, PhalanxError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.plan import StepPlan
+from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import (
     Activation,
     Apply,
@@ -28,7 +29,6 @@ from phalanx.pipeline.protocol.messages import (
     StateDigest,
     UpdateReport,
 )
-from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.signed import Statements
 from phalanx.pipeline.protocol.tensor_stream import Post
 from phalanx.pipeline.stage.stage_copy import WrapCopy, unwrapped
@@ -78,8 +78,8 @@ class Party:
         self._context = PartyContext(name, plan, self.roles, post, statements, timer)
         self._serving = ServedStages(self._context)
         self._shadowing = ShadowedStages(self._context)
-        self._parcels = StateUploads(post)
-        self._keeping = SnapshotReceiver(self._context)
+        self._uploads = StateUploads(post)
+        self._snapshots = SnapshotReceiver(self._context)
         self._early: list[ReceivedMessage] = []
         self._states_due = False
         self._usage: Usage = lambda: ({}, {})
@@ -136,7 +136,7 @@ class Party:
                 self._shadowing.take_input(received, message)
             case FetchBulk() as message:
                 self.finish_applies()
-                answer_fetch_bulk(self._context, self._parcels, received.sender, message)
+                answer_fetch_bulk(self._context, self._uploads, received.sender, message)
             case Apply() as message:
                 self._mark_applies(message)
             case message:
@@ -148,7 +148,7 @@ class Party:
         # what was decided is applied before the roles change, so that every copy is at the same step
         self._shadowing.clear()
         self.finish_applies()
-        self._parcels.clear()
+        self._uploads.clear()
         self._states_due = False
         self.roles.take(message)
         self._announce_if_ready()
@@ -180,10 +180,10 @@ class Party:
     def _take_upkeep(self, received: ReceivedMessage, message: Bulk) -> None:
         """Take what a stage sends its shadow after an update, once that update is known to be verified."""
         snapshot = message.purpose == "snapshot"
-        if (self._keeping if snapshot else self._shadowing).is_early(message):
+        if (self._snapshots if snapshot else self._shadowing).is_early(message):
             self._keep_for_later(received)
         elif snapshot:
-            self._keeping.take(received, message)
+            self._snapshots.take(received, message)
         else:
             self._shadowing.take_update(received, message)
 
@@ -208,7 +208,7 @@ class Party:
         for role in (*self.roles.all(), *self.roles.resting.values()):
             role.pending_apply = message.clip_coefficient
         self._shadowing.drop_fetched_stages()
-        self._keeping.applied(message.step)
+        self._snapshots.applied(message.step)
         self.roles.forget_given_up()
         self._states_due = True
         if self._context.plan.guard.verify_only and self.shadows and not self.hosted and self.name != OWNER:
@@ -275,7 +275,7 @@ class Party:
         )
         if shadowing.has_moved():
             self._replay_early()
-        return worked or self._parcels.send_next()
+        return worked or self._uploads.send_next()
 
     def finish_applies(self) -> None:
         """Let every optimizer take the step that was verified; what came early for the next one is then in time."""

@@ -21,8 +21,8 @@ from phalanx.pipeline.processes.own_memory import own_rooms
 from phalanx.pipeline.protocol.greetings import Challenge, ChallengeReply, Hello, Leave, NotLetIn, PreparedNotice, Setup
 from phalanx.pipeline.protocol.log_memory import LogMemory
 from phalanx.pipeline.protocol.mailbox import Mailbox
+from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import Apply, Assign, Fault, FetchBulk, ProgressReport, Shutdown
-from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.running_costs import RunningCosts
 from phalanx.pipeline.stage.battery import run_battery
 from phalanx.pipeline.stage.stage_copy import WrapCopy, unwrapped

@@ -76,7 +76,7 @@ def answer_ask(context: PartyContext, message: Ask) -> None:
     context.post(OWNER, ProgressReport(epoch=roles.epoch, step=message.step, stages=stages, gradients=gradients), ())
 
 
-def answer_fetch_bulk(context: PartyContext, parcels: StateUploads, sender: str, message: FetchBulk) -> None:
+def answer_fetch_bulk(context: PartyContext, uploads: StateUploads, sender: str, message: FetchBulk) -> None:
     """Send a stage's state, weights, undo copy or gradient to the owner, or weights to a third party that may see them.
 
     A duplicate is copied now and sent later.
@@ -98,7 +98,7 @@ def answer_fetch_bulk(context: PartyContext, parcels: StateUploads, sender: str,
     audit = context.roles.auditing(message.stage)
     gradient = gradient_of(context.roles, message.stage, message.lane, message.step)
     if message.purpose == "duplicate":
-        parcels.put(sender, message, copy.optimizer.state, copy.step)
+        uploads.put(sender, message, copy.optimizer.state, copy.step)
         return
     lags = context.plan.guard.commit_lag > 0 and message.step == copy.step - 1
     if message.purpose == "past" or (message.purpose == "weights" and lags):

@@ -5,6 +5,7 @@ from torch import Tensor
 from phalanx.errors import FrameError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.plan import BOUNDARY_DTYPE
+from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import (
     Activation,
     Commit,
@@ -15,7 +16,6 @@ from phalanx.pipeline.protocol.messages import (
     ScreenHit,
     SentDigest,
 )
-from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.pipeline.protocol.tensor_stream import send_bulk, transfer_digest
 from phalanx.pipeline.schedules.action import Direction

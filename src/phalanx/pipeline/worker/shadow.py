@@ -9,7 +9,7 @@ from phalanx.errors import StaleReplicaError
 from phalanx.pipeline.protocol.tensor_stream import BulkReceiver
 from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.stage.stage_copy import StageCopy
-from phalanx.pipeline.tolerance.gradient_screen import Doubt, doubt_about
+from phalanx.pipeline.tolerance.screen import Doubt, doubt_about
 from phalanx.transport import SignedHeader
 
 

@@ -6,6 +6,7 @@ from phalanx.errors import FrameError
 from phalanx.pipeline.assignment.assignment import Share
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.plan import BOUNDARY_DTYPE
+from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import (
     Audit,
     AuditReport,
@@ -16,12 +17,10 @@ from phalanx.pipeline.protocol.messages import (
     StepAudited,
     WeightsHeld,
 )
-from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.signed import to_signed
-from phalanx.pipeline.protocol.tensor_stream import transfer_digest
-from phalanx.pipeline.protocol.transfer_proof import may_continue
+from phalanx.pipeline.protocol.tensor_stream import may_continue, transfer_digest
 from phalanx.pipeline.stage.gradient_norm import finite_norm_squared
-from phalanx.pipeline.tolerance.gradient_screen import Doubt
+from phalanx.pipeline.tolerance.screen import Doubt
 from phalanx.pipeline.worker.audit_queue import AuditInput, AuditQueue, AuditTask, InputKey
 from phalanx.pipeline.worker.context import PartyContext
 from phalanx.pipeline.worker.gradient_sum import report_held

@@ -2,10 +2,10 @@
 
 from phalanx.errors import FrameError
 from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import Bulk, WeightsHeld
-from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.signed import to_signed
-from phalanx.pipeline.protocol.transfer_proof import may_continue
+from phalanx.pipeline.protocol.tensor_stream import may_continue
 from phalanx.pipeline.worker.context import PartyContext
 
 

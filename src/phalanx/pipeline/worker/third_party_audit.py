@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from phalanx.errors import FrameError
 from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import Audit, Bulk, FetchBulk, PassedOnHeader, StateDigest
-from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.pipeline.protocol.tensor_stream import BulkReceiver
 from phalanx.pipeline.stage.stage_copy import StageCopy

@@ -21,7 +21,7 @@ from phalanx.lab.bench.measure.machine import current_commit, describe_machine, 
 from phalanx.lab.bench.measure.workloads import scratch_run
 from phalanx.models import open_model
 from phalanx.pipeline.stage.stage_copy import StageCopy
-from phalanx.pipeline.tolerance.gradient_screen import doubt_about
+from phalanx.pipeline.tolerance.screen import doubt_about
 from phalanx.train.setup.layout import make_plan
 from phalanx.train.setup.stage_source import StageLibrary
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
-from phalanx.pipeline.tolerance.gradient_screen import doubt_about
+from phalanx.pipeline.tolerance.screen import doubt_about
 
 LIES: dict[str, Callable[[Tensor], Tensor]] = {
     "gradient_sign": lambda g: -g,
