@@ -92,7 +92,7 @@ def test_a_liar_who_lies_in_some_steps_is_caught_in_the_first_of_them(make_compa
 
     results = company.run(5)
 
-    first = next(result.step for result in results if result.verdicts)
+    first = next(result.step for result in results if result.guard.verdicts)
     assert [result.guard.attempts for result in results] == [2 if step == first else 1 for step in range(5)]
     assert company.evicted == ["worker-1"]
     assert company.weights_digest() == honest_digest(tiny_run(), 5)
