@@ -2,12 +2,13 @@
 
 import contextlib
 import time
+from collections.abc import Callable, Iterator
 from typing import Any, final
 
 from rich.console import Console
 
 from phalanx.errors import AuditLogError, CheckpointError, CutLogError, DiskError, NoHolderError
-from phalanx.optimizers import learning_rate
+from phalanx.optimizers import OptimizerConfig, learning_rate
 from phalanx.telemetry import MetricsFile, ProgressDisplay, TensorBoardWriter
 from phalanx.train.config import RunConfig
 from phalanx.train.loop import run_loop
@@ -21,7 +22,7 @@ from phalanx.train.records.summary import Figures, summarise
 from phalanx.train.records.trust import say_trust
 from phalanx.train.saving.savepoint import Savepoint
 from phalanx.train.sessions.context import SessionContext, StartingPoint
-from phalanx.train.sessions.factory import EngineFactory, EngineSetup, EngineStart, RunMaterial, RunningEngine
+from phalanx.train.sessions.factory import EngineFactory, EngineStart
 from phalanx.train.sessions.hooks import RunHooks
 
 
@@ -66,17 +67,22 @@ class Session:
                 self._console.print(f"{home.path}: is complete, all {finished['steps']} steps are done")
                 return finished
             run, figures = self._run_file, Figures(checks=CheckRecord(self._run_file.guard))
-            return self._guarded(
-                SessionContext(run, home, self._console, log, history, beginning, resume, figures, RunningTotals())
+            context = SessionContext(
+                run, home, self._console, log, history, beginning, resume, figures, RunningTotals()
             )
+            with self._summarised(context) as summary:
+                if not context.asks_workers:
+                    context.begin()
+                self._run(context)
+            return summary
 
-    def _guarded(self, context: SessionContext) -> dict[str, Any]:
+    @contextlib.contextmanager
+    def _summarised(self, context: SessionContext) -> Iterator[dict[str, Any]]:
+        """Leave a summary of what is done meanwhile, however it ends; its entries are in the dict that is given."""
         started = time.perf_counter()
-        figures, is_whole = context.figures, True
+        figures, is_whole, summary = context.figures, True, dict[str, Any]()
         try:
-            if not context.asks_workers:
-                context.begin()
-            self._run(context)
+            yield summary
             figures.status = "completed"
         except CutLogError:
             # whatever is signed now would be another story of the same run
@@ -91,8 +97,7 @@ class Session:
             ) from exc
         finally:
             figures.wall_s += time.perf_counter() - started
-            summary = self._leave_summary(context) if is_whole else {}
-        return summary
+            summary |= self._leave_summary(context) if is_whole else {}
 
     def _leave_summary(self, context: SessionContext) -> dict[str, Any]:
         figures, log, history = context.figures, context.log, context.history
@@ -143,38 +148,23 @@ class Session:
             board = stack.enter_context(TensorBoardWriter(home.path / "tensorboard"))
             progress = stack.enter_context(ProgressDisplay(run.train.steps, start, console=self._console))
             recorder = RunRecorder(metrics, context.log, board, progress, self._truth, totals)
-            self._train(context, setup, EngineStart(start, checkpoint, savepoint, metrics, recorder))
-
-    def _train(self, context: SessionContext, setup: EngineSetup, opening: EngineStart) -> None:
-        """Train, and go back to a checkpoint as often as a stage is left without a holder."""
-        with setup.open(opening) as running:
-            hooks = RunHooks(
-                context.run,
-                running.trained,
-                setup.material.corpus,
-                opening.recorder,
-                running.saver,
-                context.figures,
-            )
-            step = opening.start
+            running = stack.enter_context(setup.open(EngineStart(start, checkpoint, savepoint, metrics, recorder)))
+            hooks = RunHooks(run, running.trained, material.corpus, recorder, running.saver, figures)
+            last, step = run.train.steps, start
             while True:
+                if step == 0:
+                    hooks.begin(self._console.print)
+                steps = range(step, last)
                 try:
-                    self._steps(running, setup.material, hooks, step)
+                    run_loop(running.engine, material.loader, steps, run.train, rate_of(run.optimizer, last), hooks)
                     running.finish()
                 except NoHolderError as exc:
+                    # as often as a stage is left without a holder
                     step = running.go_back(exc)
                 else:
-                    return
+                    break
 
-    def _steps(self, running: RunningEngine, material: RunMaterial, hooks: RunHooks, start: int) -> None:
-        run = self._run_file
-        if start == 0:
-            hooks.begin(self._console.print)
-        run_loop(
-            running.engine,
-            material.loader,
-            range(start, run.train.steps),
-            run.train,
-            lambda step: learning_rate(run.optimizer, step, run.train.steps),
-            hooks,
-        )
+
+def rate_of(optimizer: OptimizerConfig, total_steps: int) -> Callable[[int], float]:
+    """Return the learning rate as a function of the step."""
+    return lambda step: learning_rate(optimizer, step, total_steps)
