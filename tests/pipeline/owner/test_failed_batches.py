@@ -66,8 +66,8 @@ def test_a_fault_of_the_owner_itself_that_does_not_come_back_costs_one_attempt(m
     runner = company.engine._party.hosted[3].copy.runner
     honest, faults = runner.loss, [0]
 
-    def flip(microbatch, labels, num_targets):
-        loss = honest(microbatch, labels, num_targets)
+    def flip(*given):
+        loss = honest(*given)
         faults[0] += 1
         return math.inf if faults[0] == 2 else loss
 

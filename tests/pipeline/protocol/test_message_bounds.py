@@ -94,7 +94,7 @@ APPLIED = {
     "bytes_sent": {"owner": 3},
 }
 FAULT = {"epoch": 0, "about": "worker-1", "error": "FrameError", "reason": "odd", "evidence": None}
-CLASS = {"torch": "2.13", "device": "x86_64", "instructions": "AVX2", "threads": 1, "ranks": 1}
+CLASS = {"torch": "2.13", "device": "x86_64", "instructions": "AVX2", "threads": 1, "ranks": 1, "layout": ""}
 LOG_HEAD = {
     "run": "ab" * 16,
     "last": {"number": 2, "digest": "ab" * 32},
