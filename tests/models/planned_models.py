@@ -49,6 +49,8 @@ _OWN: dict[str, dict[str, Any]] = {
 
 PLANNED = {name: {"model_type": name, **_COMMON, **_OWN.get(name, {})} for name in FAMILIES if FAMILIES[name].slicing}
 """By the hub's ``model_type``; windows shorter than the rows wherever a family has them."""
+# each of its query heads has keys and values of its own
+PLANNED["gpt_neox"].pop("num_key_value_heads")
 
 NO_WINDOWS: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": None},

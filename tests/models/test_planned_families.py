@@ -2,17 +2,28 @@
 
 import dataclasses
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from planned_models import NO_WINDOWS, OTHERWISE, PLANNED, WINDOW, dropout_of
 from safetensors.torch import load_file, save_file
-from tiny_models import LAYERS, VOCAB, build_all, chain, lm_loss, named, some_ids, whole_model
+from tiny_models import LAYERS, VOCAB, build_all, chain, disturbed, lm_loss, named, some_ids, trained, whole_model
+from transformers import DynamicCache
 
 from phalanx.errors import ModelError
-from phalanx.models import FAMILIES, AttentionPattern, ModelSource, parse_hub_config
+from phalanx.models import (
+    FAMILIES,
+    AttentionPattern,
+    LoraConfig,
+    ModelSource,
+    PrefixConfig,
+    SpfConfig,
+    parse_hub_config,
+)
 from phalanx.models.planned import Planned
 from phalanx.models.scratch import write_random_model
+from phalanx.planner.model.families import FAMILIES as FACTS
 
 _WRITTEN = ("bloom", "gpt2", "llama", "opt")
 
@@ -89,6 +100,65 @@ def test_dropout_draws_the_same_numbers_as_the_whole_model(cache, name):
 
     assert torch.equal(found, expected)
     assert torch.equal(found, other) == (not dropout_of(name))
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_adapters_are_bit_equal_to_peft_on_the_whole_model(cache, name):
+    peft = pytest.importorskip("peft")
+    source, ids = source_of(name, cache), some_ids()
+    stages, model = build_all(source, 3, adapter=LoraConfig(rank=4, alpha=8)), whole_model(source)
+    targets = list(source.family.facts.adapter_targets)
+    peft.inject_adapter_in_model(peft.LoraConfig(r=4, lora_alpha=8, target_modules=targets), model)
+    adapters = trained(disturbed(stages, 0.1))
+    with torch.no_grad():
+        for key, value in adapters.items():
+            model.get_parameter(key.replace(".weight", ".default.weight")).copy_(value)
+
+    expected = model(input_ids=ids, use_cache=False).logits
+    lm_loss(expected, ids).backward()
+    logits = chain(stages, ids)
+    lm_loss(logits, ids).backward()
+
+    assert torch.equal(logits, expected)
+    for key, value in adapters.items():
+        assert torch.equal(value.grad, model.get_parameter(key.replace(".weight", ".default.weight")).grad), key
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_virtual_tokens_are_a_cache_of_transformers_or_refused_behind_a_window(cache, name):
+    source, ids = source_of(name, cache, **NO_WINDOWS.get(name, {})), some_ids()
+    stages = disturbed(build_all(source, 2, adapter=PrefixConfig(kind="ptuning", tokens=5)), 1.0)
+    if "sliding_attention" in source.family._layer_types(source.hub_config):
+        with pytest.raises(ModelError, match="virtual tokens are not known in layers with a sliding window"):
+            chain(stages, ids)
+        return
+    model, past, values = whole_model(source).eval(), DynamicCache(), trained(stages)
+    path = f"{source.family.trunk}.{source.family.blocks}"
+    for layer in range(source.num_layers):
+        pair = [values[f"{path}.{layer}.prefix.{part}"].detach() for part in ("key", "value")]
+        past.update(*(one.expand(len(ids), -1, -1, -1) for one in pair), layer)
+
+    with torch.no_grad():
+        found, expected = chain(stages, ids), model(ids, past_key_values=past).logits
+
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gpt_neox", "qwen3", "phi"])
+def test_a_share_of_heads_and_rows_is_trained_beside_frozen_ones(cache, name):
+    source, ids = source_of(name, cache), some_ids()
+    whole, sparse = build_all(source, 2), build_all(source, 2, adapter=SpfConfig(kind="spf", share=0.5))
+
+    found = chain(sparse, ids)
+    lm_loss(found, ids).backward()
+
+    torch.testing.assert_close(found, chain(whole, ids))
+    assert all(value.grad.abs().sum() > 0 for value in trained(sparse).values())
+
+
+def test_heads_that_share_one_matrix_with_fewer_keys_are_not_ranked(cache):
+    with pytest.raises(ModelError, match="spf cannot rank heads of phi3, whose 4 query heads share 2 of keys"):
+        build_all(source_of("phi3", cache), 2, adapter=SpfConfig(kind="spf"))
 
 
 @pytest.mark.parametrize("name", ["mistral", "gemma2", "gemma3_text"])
@@ -203,3 +273,17 @@ def test_hub_files_of_gpt_neox_have_another_name_for_the_head(cache, tmp_path):
 
     assert torch.equal(saved.read("lm_head.weight"), head)
     assert torch.equal(whole_model(saved).lm_head.weight, head)
+
+
+def test_the_page_of_families_has_a_row_for_each_with_what_it_can_do():
+    page = (Path(__file__).parents[2] / "docs/model_families.md").read_text()
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("| `")
+    ]
+
+    assert [name for name, *_ in rows] == [f"`{name}`" for name in sorted(FACTS)]
+    windows = {"none": "", "config": "all layers", "layers": "by layer"}
+    for name, _, window, shared in rows:
+        facts = FACTS[name.strip("`")]
+        assert window == windows[facts.slicing.windows if facts.slicing else "none"], name
+        assert {axis.split()[0] for axis in shared.split(", ") if axis} == facts.shared_axes, name

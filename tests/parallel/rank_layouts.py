@@ -38,7 +38,7 @@ _SIZES: dict[str, dict[str, Any]] = {
 }
 _PLANNED: dict[str, dict[str, Any]] = {
     "arcee": {},
-    "cohere2": {"sliding_window": 5, "head_dim": 8},
+    "cohere2": {"sliding_window": 5, "logit_scale": 1.0},
     "ernie4_5": {"use_bias": True, "head_dim": 8},
     "gemma2": {"sliding_window": 5, "head_dim": 8},
     "gpt_neox": {},

@@ -136,12 +136,16 @@ class Planned(Family):
         if self._slicing.logits is None:
             return logits
         how, key = self._slicing.logits
-        number = getattr(hub_config, key)
-        if how == "multiplied":
-            return logits * number
-        if how == "divided":
-            return logits / number
-        return logits if number is None else torch.tanh(logits / number) * number
+        number: float | None = getattr(hub_config, key)
+        if number is None:
+            return logits
+        match how:
+            case "multiplied":
+                return logits * number
+            case "divided":
+                return logits / number
+            case "capped":
+                return torch.tanh(logits / number) * number
 
     def finish(self, trunk: Any, hidden: Tensor) -> Tensor:
         """Apply the parts that the plan names behind the blocks."""
@@ -162,8 +166,8 @@ class Planned(Family):
     @cached_property
     def _plan(self) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
         """Parts before the blocks, the list of blocks, and parts behind them."""
-        plan = getattr(CONFIG_MAPPING[self.model_type], "base_model_pp_plan", None)
-        names = list(plan or ())
+        plan = getattr(CONFIG_MAPPING[self.model_type], "base_model_pp_plan", None) or {}
+        names = list(plan)
         blocks = [name for name in names if "attention_mask" in plan[name][0]]
         if len(blocks) != 1:
             raise ModelError(

@@ -182,7 +182,7 @@ _COHERE = PlannedFamily(
 )
 _OLMO = PlannedFamily(biased=_attention(_ATTENTION_BIAS))
 _QK_NORMED = replace(_OLMO, head_norm=(True, "all"))
-_CAPPED = ("capped", "final_logit_softcapping")
+_CAPPED: tuple[Literal["capped"], str] = ("capped", "final_logit_softcapping")
 
 PLANNED: dict[str, PlannedFamily] = {
     "arcee": PlannedFamily(
