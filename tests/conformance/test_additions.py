@@ -20,7 +20,7 @@ from phalanx.lab.bench.detection.cells import cells
 from phalanx.lab.bench.detection.drills import list_attacks
 from phalanx.lab.bench.detection.honest import honest_cells
 from phalanx.models import FAMILIES, LoraConfig, ModelConfig, StageSpec, build_stage, open_model
-from phalanx.models.planned import Planned
+from phalanx.models.planned import FamilyByPlan
 from phalanx.objectives import OBJECTIVES, Objective, causal_lm
 from phalanx.optimizers import OptimizerConfig
 from phalanx.parallel import ParallelConfig, RankRecipe
@@ -33,7 +33,7 @@ from phalanx.planner.cost.memory import in_flight
 from phalanx.planner.cost.schedule import StageTimes, simulate
 from phalanx.planner.layout import layouts
 from phalanx.planner.model.families import FAMILIES as FACTS
-from phalanx.planner.model.families import Slicing
+from phalanx.planner.model.families import SlicingRule
 from phalanx.planner.model.families.planned import PlannedFamily
 from phalanx.planner.model.linears import linears
 from phalanx.planner.model.optimizers import OPTIMIZERS, OptimizerFacts, moment_shapes
@@ -122,9 +122,9 @@ def test_a_model_family_with_a_plan_is_cut_and_planned_by_its_line(tmp_path, mon
     with pytest.raises(ModelError, match="'cwm'; expected one of arcee, bloom"):
         shape_of(CWM)
 
-    line = PlannedFamily(Slicing(windows="layers"), shared_axes=frozenset({"tp"}), defaults={"head_dim": 128})
+    line = PlannedFamily(SlicingRule(windows="layers"), shared_axes=frozenset({"tp"}), defaults={"head_dim": 128})
     monkeypatch.setitem(FACTS, "cwm", line.facts)
-    monkeypatch.setitem(FAMILIES, "cwm", Planned("cwm"))
+    monkeypatch.setitem(FAMILIES, "cwm", FamilyByPlan("cwm"))
 
     source = open_model(ModelConfig(from_scratch=True, architecture=CWM), tmp_path, seed=1)
 

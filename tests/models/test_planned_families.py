@@ -21,7 +21,7 @@ from phalanx.models import (
     SpfConfig,
     parse_hub_config,
 )
-from phalanx.models.planned import Planned
+from phalanx.models.planned import FamilyByPlan
 from phalanx.models.scratch import write_random_model
 from phalanx.planner.model.families import FAMILIES as FACTS
 
@@ -249,7 +249,7 @@ def test_a_transformers_without_a_plan_is_named(cache, monkeypatch):
     monkeypatch.setattr(CONFIG_MAPPING["qwen3"], "base_model_pp_plan", None)
 
     with pytest.raises(ModelError, match="qwen3: the installed transformers has no pipeline plan for it"):
-        Planned("qwen3").blocks  # noqa: B018 - reading is what fails
+        FamilyByPlan("qwen3").blocks  # noqa: B018 - reading is what fails
 
 
 def test_a_shortened_model_keeps_the_types_of_its_first_layers(cache):

@@ -14,12 +14,12 @@ from phalanx.models.family import Family
 from phalanx.models.gpt2 import Gpt2
 from phalanx.models.llama import Llama
 from phalanx.models.opt import Opt
-from phalanx.models.planned import Planned
+from phalanx.models.planned import FamilyByPlan
 from phalanx.models.quiet import quiet_transformers
 from phalanx.planner.model.families import FAMILIES as FACTS
 
 FAMILIES: dict[str, Family] = {family.model_type: family for family in (Bloom(), Gpt2(), Llama(), Opt())} | {
-    model_type: Planned(model_type) for model_type, facts in FACTS.items() if facts.slicing is not None
+    model_type: FamilyByPlan(model_type) for model_type, facts in FACTS.items() if facts.slicing is not None
 }
 
 # what transformers and torch raise over a config that they cannot read or build

@@ -11,12 +11,12 @@ from transformers import CONFIG_MAPPING
 from phalanx.errors import ModelError
 from phalanx.models.attention import CAUSAL, AttentionPattern
 from phalanx.models.family import Family, attention_mask
-from phalanx.planner.model.families import FAMILIES, Slicing
+from phalanx.planner.model.families import FAMILIES, SlicingRule
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
-class Planned(Family):
+class FamilyByPlan(Family):
     """The order that the ``forward`` of models with a pipeline plan has.
 
     Embeddings, then the parts that the plan names before the blocks; masks, one for each type of layer; rotary
@@ -32,7 +32,7 @@ class Planned(Family):
     def __init__(self, model_type: str) -> None:
         facts = FAMILIES[model_type]
         self.model_type = model_type
-        self._slicing = facts.slicing or Slicing()
+        self._slicing = facts.slicing or SlicingRule()
         self.prefix = self.trunk = self._slicing.trunk
         self.past_key = self._slicing.past_key
         self.stored_names = MappingProxyType(dict(self._slicing.stored_names))

@@ -1,7 +1,7 @@
 """The facts about each model family, without torch; `phalanx.models.FAMILIES` has the code of the same families."""
 
 from phalanx.planner.model.families.bloom import BLOOM
-from phalanx.planner.model.families.facts import FamilyFacts, Feed, SharedAxis, Slicing
+from phalanx.planner.model.families.facts import FamilyFacts, Feed, SharedAxis, SlicingRule
 from phalanx.planner.model.families.gpt2 import GPT2
 from phalanx.planner.model.families.llama import LLAMA
 from phalanx.planner.model.families.opt import OPT
@@ -16,4 +16,4 @@ FAMILIES: dict[str, FamilyFacts] = {
 }
 """By the hub's ``model_type``."""
 
-__all__ = ["FAMILIES", "FamilyFacts", "Feed", "SharedAxis", "Slicing"]
+__all__ = ["FAMILIES", "FamilyFacts", "Feed", "SharedAxis", "SlicingRule"]

@@ -18,7 +18,7 @@ SharedAxis = Literal["tp", "cp"]
 
 
 @dataclass(frozen=True)
-class Slicing:
+class SlicingRule:
     """What the stages of a model must know beside transformers' own pipeline plan for it.
 
     Attributes:
@@ -78,4 +78,4 @@ class FamilyFacts:
     dropout: tuple[str, float] = ("attention_dropout", 0.0)
     norms: int = 2
     shared_axes: frozenset[SharedAxis] = frozenset({"tp", "cp"})
-    slicing: Slicing | None = None
+    slicing: SlicingRule | None = None

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from phalanx.planner.model.config_keys import ConfigKeys
-from phalanx.planner.model.families.facts import FamilyFacts, Feed, SharedAxis, Slicing, Width
+from phalanx.planner.model.families.facts import FamilyFacts, Feed, SharedAxis, SlicingRule, Width
 from phalanx.planner.model.shape import ModelShape
 
 Flag = bool | tuple[str, bool]
@@ -53,7 +53,7 @@ class PlannedFamily:
         defaults: transformers' defaults of config keys that real configs may leave out.
     """
 
-    slicing: Slicing = field(default_factory=Slicing)
+    slicing: SlicingRule = field(default_factory=SlicingRule)
     matrices: Matrices = _QKVO + _GATED
     adapter_targets: tuple[str, ...] = ("q_proj", "v_proj")
     biased: Mapping[Feed, Flag] = field(default_factory=dict)
@@ -161,7 +161,7 @@ def _attention(flag: Flag) -> dict[Feed, Flag]:
 
 _LLAMA_BIAS: Mapping[Feed, Flag] = _attention(_ATTENTION_BIAS) | {"second": _MLP_BIAS, "inner": _MLP_BIAS}
 _GEMMA = PlannedFamily(
-    Slicing(scaled_embedding=True),
+    SlicingRule(scaled_embedding=True),
     biased=_attention(_ATTENTION_BIAS),
     activation=("hidden_act", "gelu_pytorch_tanh"),
     tied=True,
@@ -174,7 +174,7 @@ _LATER_GEMMA = replace(
     defaults={"num_key_value_heads": 4, "head_dim": 256},
 )
 _COHERE = PlannedFamily(
-    Slicing(logits=("multiplied", "logit_scale")),
+    SlicingRule(logits=("multiplied", "logit_scale")),
     biased=_attention(_ATTENTION_BIAS),
     norms=1,
     head_norm=(("use_qk_norm", False), "all"),
@@ -190,7 +190,7 @@ PLANNED: dict[str, PlannedFamily] = {
     ),
     "cohere": _COHERE,
     "cohere2": replace(
-        _COHERE, slicing=Slicing(windows="layers", logits=("multiplied", "logit_scale")), head_norm=None
+        _COHERE, slicing=SlicingRule(windows="layers", logits=("multiplied", "logit_scale")), head_norm=None
     ),
     "ernie4_5": PlannedFamily(
         biased=_everywhere(("use_bias", False)),
@@ -198,15 +198,17 @@ PLANNED: dict[str, PlannedFamily] = {
         shared_axes=_TP,
         defaults={"num_key_value_heads": 2, "head_dim": 128},
     ),
-    "exaone4": PlannedFamily(Slicing(windows="layers"), head_norm=(True, "head"), defaults={"num_key_value_heads": 32}),
+    "exaone4": PlannedFamily(
+        SlicingRule(windows="layers"), head_norm=(True, "head"), defaults={"num_key_value_heads": 32}
+    ),
     "gemma": _GEMMA,
     "gemma2": replace(
         _LATER_GEMMA,
-        slicing=Slicing(windows="layers", scaled_embedding=True, logits=_CAPPED, plain_attention=True),
+        slicing=SlicingRule(windows="layers", scaled_embedding=True, logits=_CAPPED, plain_attention=True),
     ),
     "gemma3_text": replace(
         _LATER_GEMMA,
-        slicing=Slicing(
+        slicing=SlicingRule(
             windows="layers",
             rotary_by_type=True,
             scaled_embedding=True,
@@ -221,7 +223,7 @@ PLANNED: dict[str, PlannedFamily] = {
         defaults={"num_key_value_heads": 2, "head_dim": 128},
     ),
     "gpt_neox": PlannedFamily(
-        Slicing("gpt_neox", past_key="layer_past", stored_names=(("lm_head.weight", "embed_out.weight"),)),
+        SlicingRule("gpt_neox", past_key="layer_past", stored_names=(("lm_head.weight", "embed_out.weight"),)),
         matrices=(
             ("attention.query_key_value", "first", "all"),
             ("attention.dense", "mixed", "stream"),
@@ -237,7 +239,7 @@ PLANNED: dict[str, PlannedFamily] = {
         shared_axes=_TP,
     ),
     "granite": PlannedFamily(
-        Slicing(embedding_factor="embedding_multiplier", logits=("divided", "logits_scaling")),
+        SlicingRule(embedding_factor="embedding_multiplier", logits=("divided", "logits_scaling")),
         biased=_LLAMA_BIAS,
         shared_axes=_TP,
     ),
@@ -246,10 +248,10 @@ PLANNED: dict[str, PlannedFamily] = {
         shared_axes=_TP,
         defaults={"num_key_value_heads": 20, "head_dim": 128},
     ),
-    "mistral": PlannedFamily(Slicing(windows="config"), shared_axes=_TP, defaults={"num_key_value_heads": 8}),
+    "mistral": PlannedFamily(SlicingRule(windows="config"), shared_axes=_TP, defaults={"num_key_value_heads": 8}),
     "olmo": replace(_OLMO, norm_weights=0, shared_axes=_TP),
     "olmo2": _QK_NORMED,
-    "olmo3": replace(_QK_NORMED, slicing=Slicing(windows="layers", rotary_by_type=True)),
+    "olmo3": replace(_QK_NORMED, slicing=SlicingRule(windows="layers", rotary_by_type=True)),
     "phi": PlannedFamily(
         matrices=(
             *_QKVO[:3],
@@ -266,15 +268,15 @@ PLANNED: dict[str, PlannedFamily] = {
         rms=False,
     ),
     "phi3": PlannedFamily(
-        Slicing(windows="config"),
+        SlicingRule(windows="config"),
         matrices=(("self_attn.o_proj", "mixed", "stream"), ("self_attn.qkv_proj", "first", "all"), *_FUSED_GATE),
         adapter_targets=("qkv_proj",),
     ),
     "qwen2": PlannedFamily(
-        Slicing(windows="layers"), biased={"first": True}, shared_axes=_TP, defaults={"num_key_value_heads": 32}
+        SlicingRule(windows="layers"), biased={"first": True}, shared_axes=_TP, defaults={"num_key_value_heads": 32}
     ),
     "qwen3": PlannedFamily(
-        Slicing(windows="layers"),
+        SlicingRule(windows="layers"),
         biased=_attention(_ATTENTION_BIAS),
         head_norm=(True, "head"),
         defaults={"num_key_value_heads": 32, "head_dim": 128},
@@ -290,10 +292,14 @@ PLANNED: dict[str, PlannedFamily] = {
         defaults={"num_key_value_heads": 8, "head_dim": 128},
     ),
     "smollm3": PlannedFamily(
-        Slicing(windows="layers"), biased=_LLAMA_BIAS, tied=True, shared_axes=_TP, defaults={"num_key_value_heads": 4}
+        SlicingRule(windows="layers"),
+        biased=_LLAMA_BIAS,
+        tied=True,
+        shared_axes=_TP,
+        defaults={"num_key_value_heads": 4},
     ),
     "starcoder2": PlannedFamily(
-        Slicing(windows="config", embedding_dropout="embedding_dropout"),
+        SlicingRule(windows="config", embedding_dropout="embedding_dropout"),
         matrices=(*_QKVO, ("mlp.c_fc", "second", "inner"), ("mlp.c_proj", "inner", "stream")),
         biased=_everywhere(("use_bias", True)),
         norm_weights=2,
