@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from phalanx.pipeline.tolerance.numeric_class import NumericClass, local_numeric_class, settle_numerics
     from phalanx.pipeline.verify.draw import AuditDraw, fresh_nonce
     from phalanx.pipeline.worker.kept_states import fetch_kept
-    from phalanx.pipeline.worker.process import Worker, die_with_parent, requested_file, run_worker
+    from phalanx.pipeline.worker.process import Worker, requested_file, run_worker
 
 __all__ = [
     "CHECKS",
@@ -81,7 +81,6 @@ __all__ = [
     "WrapCopy",
     "band",
     "check_step",
-    "die_with_parent",
     "explain_evidence",
     "fetch_kept",
     "fresh_nonce",
@@ -136,7 +135,6 @@ _HOMES = {
     "WrapCopy": "stage.stage_copy",
     "band": "tolerance.distance",
     "check_step": "proof.step_proof",
-    "die_with_parent": "worker.process",
     "explain_evidence": "evidence.explain",
     "fetch_kept": "worker.kept_states",
     "fresh_nonce": "verify.draw",

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
+from phalanx.child import PARENT
 from phalanx.config import StrictModel
 
 FORK_SERVER = "-"
@@ -113,7 +114,7 @@ class _RequestLoop:
             os.dup2(source, target)
         os.close(null)
         os.close(output)
-        os.environ["PHALANX_PARENT"] = parent
+        os.environ[PARENT] = parent
         ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
     def _reap(self, handle: int) -> None:
@@ -141,7 +142,7 @@ def _start(file: str, log: str, parent: str) -> int:
             stdout=output,
             stderr=subprocess.STDOUT,
             process_group=0,
-            env={**os.environ, "PHALANX_PARENT": parent},
+            env={**os.environ, PARENT: parent},
         )
     # its end is seen and told like that of every other child
     process.returncode = 0

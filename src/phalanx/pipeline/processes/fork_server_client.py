@@ -9,14 +9,15 @@ import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from phalanx.child import PARENT, ChildProcess
 from phalanx.pipeline.processes.fork_server import FORK_SERVER, ForkRequest, WorkerEvent
 
 _GONE = -9
 _PATIENCE_S = 5.0
 
 
-class ForkedWorker:
-    """One worker of a fork server, with the methods of `subprocess.Popen` that `LocalWorkers` needs."""
+class ForkedWorker(ChildProcess):
+    """One worker of a fork server."""
 
     def __init__(self, fork_server: "ForkServer", name: str) -> None:
         self._fork_server = fork_server
@@ -26,23 +27,15 @@ class ForkedWorker:
         """Exit code; None while it runs, or is about to."""
         return self._fork_server.code_of(self._name)
 
-    def kill(self) -> None:
-        """End it at once."""
-        self._fork_server.tell(ForkRequest(name=self._name))
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end.
-
-        Raises:
-            subprocess.TimeoutExpired: It has not ended in time, seconds.
-        """
-        deadline = time.monotonic() + (_PATIENCE_S if timeout is None else timeout)
-        while (code := self.poll()) is None:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise subprocess.TimeoutExpired(self._name, timeout or _PATIENCE_S)
+    def wait(self, timeout_s: float) -> int | None:
+        """Wait for its end; None where it has not ended in time."""
+        deadline = time.monotonic() + timeout_s
+        while (code := self.poll()) is None and (left := deadline - time.monotonic()) > 0:
             self._fork_server.listen(left)
         return code
+
+    def _kill(self) -> None:
+        self._fork_server.tell(ForkRequest(name=self._name))
 
 
 class ForkServer:
@@ -70,7 +63,7 @@ class ForkServer:
                 env={
                     **os.environ,
                     **threads_of_kernels,
-                    "PHALANX_PARENT": str(os.getpid()),
+                    PARENT: str(os.getpid()),
                     "PHALANX_PRELOAD": ",".join(modules),
                 },
             )
