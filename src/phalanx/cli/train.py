@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.console import say_figures, say_page
+from phalanx.cli.forking import one_blas_thread, opener_of
 
 # the figures of summary.json that are worth a line each; those a run does not have are left out
 SHOWN = (
@@ -63,21 +64,17 @@ def train(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print config, stages and memory; train nothing.")] = False,
 ) -> None:
     """Train a model across stages that check each other, then write the report."""
-    if {"PHALANX_PARENT", "TORCHELASTIC_RUN_ID"} & set(os.environ):
-        # started by an engine: a second owner must never meet this one in the same directory
-        from phalanx.pipeline import die_with_parent
+    with one_blas_thread():
+        if {"PHALANX_PARENT", "TORCHELASTIC_RUN_ID"} & set(os.environ):
+            # started by an engine: a second owner must never meet this one in the same directory
+            from phalanx.pipeline import die_with_parent
 
-        die_with_parent()
-    from phalanx.report import write_report
-    from phalanx.train import describe, follow, load_run, plays_rank
-    from phalanx.train import train as train_run
+            die_with_parent()
+        from phalanx.report import write_report
+        from phalanx.train import describe, follow, load_run, plays_rank
+        from phalanx.train import train as train_run
 
     run = load_run(run_file, overrides or ())
-    open_workers = None
-    if run.attack.kind != "none":
-        from phalanx.lab.attacks import attackers_of
-
-        open_workers = attackers_of(run.attack)
     if dry_run:
         say_page(describe(run))
         return
@@ -92,7 +89,7 @@ def train(
             raise typer.Exit(keep_domain(domain, from_step=from_step, from_run=from_run))
         resume = resume or goes_on(domain.run_dir, os.environ)
     summary = train_run(
-        run, run_dir, resume=resume, from_step=from_step, from_run=from_run, ranks=ranks, open_workers=open_workers
+        run, run_dir, resume=resume, from_step=from_step, from_run=from_run, ranks=ranks, open_workers=opener_of(run)
     )
     known = {**summary, **summary.get("classification", {})}
     say_figures({key: known[key] for key in SHOWN if key in known})

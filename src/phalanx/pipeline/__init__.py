@@ -13,6 +13,8 @@ from phalanx.pipeline.party_layout import NOT_FOR_PARTIES, PartyLayout
 from phalanx.pipeline.plan import StageRange, StepPlan
 from phalanx.pipeline.presets import PRESETS, Preset
 from phalanx.pipeline.processes.allocator import keep_freed_memory
+from phalanx.pipeline.processes.fork_server import can_fork, die_with_parent
+from phalanx.pipeline.processes.fork_server_client import fork_here
 from phalanx.pipeline.processes.local_workers import LocalWorkers
 from phalanx.pipeline.proof.leaves import read_leaves
 from phalanx.pipeline.proof.step_proof import Rules, ShownWork, check_step
@@ -28,7 +30,7 @@ from phalanx.pipeline.tolerance.drift import Drift, DriftWatch
 from phalanx.pipeline.tolerance.numeric_class import NumericClass, local_numeric_class, settle_numerics
 from phalanx.pipeline.verify.draw import AuditDraw, fresh_nonce
 from phalanx.pipeline.worker.kept_states import fetch_kept
-from phalanx.pipeline.worker.process import Worker, die_with_parent, requested_file, run_worker
+from phalanx.pipeline.worker.process import Worker, requested_file, run_worker
 
 __all__ = [
     "CHECKS",
@@ -71,10 +73,12 @@ __all__ = [
     "WorkerConfig",
     "WrapCopy",
     "band",
+    "can_fork",
     "check_step",
     "die_with_parent",
     "explain_evidence",
     "fetch_kept",
+    "fork_here",
     "fresh_nonce",
     "gather",
     "keep_freed_memory",
