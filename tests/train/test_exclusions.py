@@ -1,5 +1,8 @@
 """A section that is written is kept or refused: sections exclude each other by presence, with the reason."""
 
+import functools
+import tomllib
+
 import pytest
 
 from phalanx.config import digest, dump_toml
@@ -129,4 +132,6 @@ def test_an_engine_has_every_value_that_no_line_takes_from_it(load, engine):
     for key, value in WANTED.items():
         if key not in taken and key != "train.device" and not key.startswith("parallel."):
             more = ("optimizer.betas=[0.9,0.95]",) if key == "optimizer.kind" else ()
-            load(ENGINE[engine], f"{key}={value}", *more)
+            found = load(ENGINE[engine], f"{key}={value}", *more)
+
+            assert functools.reduce(getattr, key.split("."), found) == tomllib.loads(f"value = {value}")["value"]
