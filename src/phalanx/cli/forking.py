@@ -48,7 +48,7 @@ def _fork_workers(run: "RunConfig") -> "ForkServer | None":
     """Make this process a fork server of the run's workers.
 
     Returns:
-        None where the run has no workers on this machine, where they compute on a device, whose driver does not
+        None where the run has no workers on this machine, where they compute on a device with a driver that does not
         survive a fork, and where this process has threads or the system cannot fork.
     """
     from phalanx.cli.outcome import run as run_command
