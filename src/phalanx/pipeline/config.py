@@ -98,25 +98,6 @@ class PipelineConfig(StrictModel):
         return max(self.stages - 2, 0) + self.spares
 
 
-_BASELINES: dict[object, dict[str, object]] = {
-    "paper": {
-        "audit_rate": 1.0,
-        "step_audit_rate": 0.0,
-        "owner_audit_rate": 0.0,
-        "third_party_audit_rate": 0.0,
-        "shadow": "lockstep",
-        "screen": False,
-    },
-    "statistics": {
-        "step_audit_rate": 0.0,
-        "owner_audit_rate": 0.0,
-        "third_party_audit_rate": 0.0,
-        "shadow": "gradient",
-        "screen": True,
-    },
-}
-
-
 class GuardConfig(StrictModel):
     """The guard: what is checked, how often, and how a shadow stays fresh."""
 
@@ -169,14 +150,7 @@ class GuardConfig(StrictModel):
     @classmethod
     def _settle_baseline(cls, found: Any) -> Any:
         """A preset fills in what is not written out; a baseline is what it is, and its rates are not for choice."""
-        found = settled(found) if isinstance(found, dict) else found
-        fixed = _BASELINES.get(found.get("mode")) if isinstance(found, dict) else None
-        if fixed is None:
-            return found
-        bent = sorted(key for key, value in fixed.items() if found.get(key, value) != value)
-        if bent:
-            raise ValueError(f"mode = {found['mode']!r} fixes {bent[0]} = {fixed[bent[0]]!r}; leave it out")
-        return {**found, **fixed}
+        return settled(found) if isinstance(found, dict) else found
 
     @model_validator(mode="after")
     def _check_recovery(self) -> "GuardConfig":
