@@ -13,6 +13,8 @@ from torch import Tensor
 
 from phalanx.checkpoint.export_adapter import merged, peft_files
 from phalanx.checkpoint.load import Checkpoint
+from phalanx.data import Corpus, TokenizerConfig
+from phalanx.data.tokenizer import original_tokenizer
 from phalanx.errors import CheckpointError
 from phalanx.models import AdapterConfig, ModelSource, parameter_names
 from phalanx.models.hub_files import GENERATION, architecture_of, copy_tokenizer
@@ -29,12 +31,18 @@ class RunTokenizer:
     Attributes:
         file: Its tokenizer.json; companions such as a chat template lie beside it.
         eos_id: What ends a text.
-        of_model: It came with the model, whose config and generation defaults then name its tokens.
+        of_model: It came with the model; config and generation defaults of the model then name its tokens.
     """
 
     file: Path
     eos_id: int
     of_model: bool
+
+    @classmethod
+    def of(cls, config: TokenizerConfig, source: ModelSource, corpus: Corpus) -> "RunTokenizer":
+        """Find the file that was made elsewhere, or else the one that the run trained."""
+        file = original_tokenizer(config, source.tokenizer_path) or corpus.tokenizer_path
+        return cls(file, corpus.eos_id, of_model=config.kind == "model")
 
 
 def export_model(

@@ -52,7 +52,6 @@ def export(
     """Write the model, or the adapter, of a verified checkpoint so that transformers and peft load it."""
     from phalanx.checkpoint.export import RunTokenizer, export_model
     from phalanx.data import prepare
-    from phalanx.data.tokenizer import original_tokenizer
     from phalanx.models import open_model
     from phalanx.train.records.run_directory import cache_beside
 
@@ -61,8 +60,7 @@ def export(
     source = open_model(config.model, cache / "models", config.train.seed)
     corpus = prepare(config.data, cache / "data", config.train.seed, source.tokenizer_path)
     found = past.open(step)
-    file = original_tokenizer(config.data.tokenizer, source.tokenizer_path) or corpus.tokenizer_path
-    tokenizer = RunTokenizer(file, corpus.eos_id, of_model=config.data.tokenizer.kind == "model")
+    tokenizer = RunTokenizer.of(config.data.tokenizer, source, corpus)
     export_model(found, source, out, adapter=config.model.adapter, merge=merge, tokenizer=tokenizer)
     typer.echo(f"{out}: weights of step {found.step}")
 
