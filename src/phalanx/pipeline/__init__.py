@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from phalanx.pipeline.owner.paper_recovery import MAX_ATTEMPTS, skipping
     from phalanx.pipeline.plan import StageRange, StepPlan
     from phalanx.pipeline.processes.allocator import keep_freed_memory
+    from phalanx.pipeline.processes.fork_server import can_fork
+    from phalanx.pipeline.processes.fork_server_client import fork_here
     from phalanx.pipeline.processes.local_workers import LocalWorkers
     from phalanx.pipeline.proof.leaves import read_leaves
     from phalanx.pipeline.proof.step_proof import Rules, ShownWork, check_step
@@ -80,9 +82,11 @@ __all__ = [
     "WorkerConfig",
     "WrapCopy",
     "band",
+    "can_fork",
     "check_step",
     "explain_evidence",
     "fetch_kept",
+    "fork_here",
     "fresh_nonce",
     "gather",
     "keep_freed_memory",
@@ -134,9 +138,11 @@ _HOMES = {
     "Worker": "worker.process",
     "WrapCopy": "stage.stage_copy",
     "band": "tolerance.distance",
+    "can_fork": "processes.fork_server",
     "check_step": "proof.step_proof",
     "explain_evidence": "evidence.explain",
     "fetch_kept": "worker.kept_states",
+    "fork_here": "processes.fork_server_client",
     "fresh_nonce": "verify.draw",
     "gather": "membership.join",
     "keep_freed_memory": "processes.allocator",
