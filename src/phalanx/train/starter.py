@@ -174,9 +174,8 @@ def _text_field(file: Path) -> str:
             record = json.loads(stream.readline(_MOST_LINE_BYTES))
     except (OSError, EOFError, ValueError, RecursionError) as exc:
         raise DataError(f"{file}, line 1: is no JSON ({exc}); expected one object a line") from exc
-    texts = (
-        {name: value for name, value in record.items() if isinstance(value, str)} if isinstance(record, dict) else {}
-    )
+    fields = record.items() if isinstance(record, dict) else ()
+    texts: dict[str, str] = {str(name): value for name, value in fields if isinstance(value, str)}
     if isinstance(texts.get("text"), str):
         return "text"
     if texts and max(map(len, texts.values())):
