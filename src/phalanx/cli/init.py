@@ -27,7 +27,7 @@ def init(
     task: Annotated[str, typer.Option("--task", help="Which labelled texts to classify; for kind split.")] = "icd10",
     force: Annotated[bool, typer.Option("--force", help="Replace a run file that is there.")] = False,
 ) -> None:
-    """Write a commented run file to begin with; asks where a flag is left out and somebody can answer."""
+    """Write a commented run file to begin with; in a terminal, ask for what is left out."""
     from phalanx.errors import ConfigError
     from phalanx.train import load_run
     from phalanx.train.starter import STARTERS, Answers

@@ -364,7 +364,7 @@ class Starter:
     """One line of the table.
 
     Attributes:
-        purpose: For whom it is, one line.
+        purpose: What it is for, one line.
         write: Makes the text.
     """
 
