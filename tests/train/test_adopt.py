@@ -43,7 +43,6 @@ def tensors(checkpoint):
     [
         pytest.param(["pipeline.stages=1"], id="un-sliced"),
         pytest.param(["pipeline.stages=4"], id="four"),
-        pytest.param(["pipeline.stages=4", "guard.shadow='replica'"], id="two-copies-share", marks=pytest.mark.slow),
         pytest.param(
             ["pipeline.stages=3", "guard.mode='off'", "train.microbatches=2"], id="unguarded", marks=pytest.mark.slow
         ),

@@ -38,7 +38,7 @@ class ModelSource:
         self.family = family_of(self.hub_config.model_type, str(directory / "config.json"))
         tokenizer = directory / "tokenizer.json"
         self.tokenizer_path = tokenizer if tokenizer.is_file() else None
-        self._weights = WeightFiles(directory, self.family.prefix, self.family.stored_names)
+        self._weights = WeightFiles(directory, self.family.prefix)
 
     @property
     def hub_config_dict(self) -> dict[str, Any]:
@@ -71,9 +71,6 @@ class ModelSource:
         short = copy.copy(self)
         short.hub_config = copy.deepcopy(self.hub_config)
         short.hub_config.num_hidden_layers = num_layers
-        for key in ("layer_types", "no_rope_layers"):
-            if getattr(short.hub_config, key, None) is not None:
-                setattr(short.hub_config, key, list(getattr(short.hub_config, key))[:num_layers])
         return short
 
     def files_digest(self) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx.pipeline.config import OWNER, AttackConfig, GuardConfig, PipelineConfig, WorkerConfig
 from phalanx.pipeline.party_layout import NOT_FOR_PARTIES, PartyLayout
-from phalanx.pipeline.presets import PRESETS, Preset
+from phalanx.pipeline.presets import PRESETS, REMOVED_SHADOWS, Preset
 
 if TYPE_CHECKING:
     from phalanx.pipeline.evidence.explain import explain_evidence
@@ -45,6 +45,7 @@ __all__ = [
     "NOT_FOR_PARTIES",
     "OWNER",
     "PRESETS",
+    "REMOVED_SHADOWS",
     "AttackConfig",
     "AuditDraw",
     "Band",
