@@ -11,8 +11,7 @@ from phalanx.optimizers.schedule import learning_rate
 from phalanx.planner.model.optimizers import moment_names, moment_shapes
 
 if TYPE_CHECKING:
-    from phalanx.optimizers.clipping import clip_coefficient, gradient_norm_squared
-    from phalanx.optimizers.stage import StageOptimizer, expect_state
+    from phalanx.optimizers.stage import StageOptimizer, clip_coefficient, expect_state, gradient_norm_squared
 
 __all__ = [
     "OptimizerConfig",
@@ -27,9 +26,9 @@ __all__ = [
 
 _LATER = {
     "StageOptimizer": "phalanx.optimizers.stage",
-    "clip_coefficient": "phalanx.optimizers.clipping",
+    "clip_coefficient": "phalanx.optimizers.stage",
     "expect_state": "phalanx.optimizers.stage",
-    "gradient_norm_squared": "phalanx.optimizers.clipping",
+    "gradient_norm_squared": "phalanx.optimizers.stage",
 }
 
 

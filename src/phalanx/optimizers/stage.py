@@ -1,4 +1,4 @@
-"""AdamW over the parameters of one stage, or of a copy of it."""
+"""The update of one stage, or of a copy of it, and the norm by which the gradients of all stages are clipped."""
 
 import math
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch.optim.adamw import adamw
 
-from phalanx.errors import CheckpointError, ModelError, TrainingError
+from phalanx.errors import CheckpointError, ModelError, NonFiniteLossError, TrainingError
 from phalanx.optimizers.config import OptimizerConfig
 from phalanx.optimizers.single_rounding import UpdateRule
 
@@ -260,3 +260,35 @@ def _mismatch(found: torch.Tensor, expected: torch.Tensor) -> str | None:
     if found.shape == expected.shape and found.dtype == expected.dtype:
         return None
     return f"found {found.dtype} {list(found.shape)}, expected {expected.dtype} {list(expected.shape)}"
+
+
+# as in torch.nn.utils.clip_grad_norm_
+_EPS = 1e-6
+
+
+def gradient_norm_squared(gradients: Mapping[str, torch.Tensor]) -> float:
+    """Squared Euclidean norm of one stage's gradient; the sum over all stages is that of the whole gradient.
+
+    Norms per tensor in float32, squared and added in float64 in the order of the names, so two holders of the
+    same gradient get the same number. NaN or infinity when the gradient holds one.
+    """
+    total = 0.0
+    for name in sorted(gradients):
+        norm = float(torch.linalg.vector_norm(gradients[name].detach(), dtype=torch.float32))
+        total += norm * norm
+    return total
+
+
+def clip_coefficient(total_norm: float, clip_norm: float | None) -> float:
+    """What every gradient is multiplied by, at most 1, so that the whole norm is at most `clip_norm`.
+
+    Raises:
+        NonFiniteLossError: The norm is NaN, infinite or negative, whether clipping is on or not.
+    """
+    if not (math.isfinite(total_norm) and total_norm >= 0.0):
+        raise NonFiniteLossError(
+            f"gradient norm is {total_norm}; nothing was updated; lower optimizer.lr, or use train.precision='fp32'"
+        )
+    if clip_norm is None:
+        return 1.0
+    return min(1.0, clip_norm / (total_norm + _EPS))

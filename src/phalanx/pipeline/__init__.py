@@ -12,9 +12,8 @@ from phalanx.pipeline.presets import PRESETS, REMOVED_SHADOWS, Preset
 
 if TYPE_CHECKING:
     from phalanx.pipeline.evidence.explain import explain_evidence
-    from phalanx.pipeline.membership.incarnations import Incarnations
     from phalanx.pipeline.membership.join import ExpectedWorkers, gather
-    from phalanx.pipeline.membership.members import Files, Members
+    from phalanx.pipeline.membership.members import Files, Incarnations, Members
     from phalanx.pipeline.owner.async_snapshot import Duplicate
     from phalanx.pipeline.owner.engine import PipelineEngine
     from phalanx.pipeline.owner.guarantees import GUARANTEES, weaker
@@ -116,7 +115,7 @@ _HOMES = {
     "ExpectedWorkers": "membership.join",
     "Files": "membership.members",
     "GUARANTEES": "owner.guarantees",
-    "Incarnations": "membership.incarnations",
+    "Incarnations": "membership.members",
     "LocalWorkers": "processes.local_workers",
     "LogHeadExchange": "protocol.log_memory",
     "MAX_ATTEMPTS": "owner.paper_recovery",

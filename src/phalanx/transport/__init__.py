@@ -3,23 +3,24 @@
 `phalanx.transport.tensors` is apart from the rest because it needs torch.
 """
 
-from phalanx.transport.allowance import Allowance, Allowances
-from phalanx.transport.bodies import Body, by_kind, parse_body
 from phalanx.transport.config import TransportConfig
 from phalanx.transport.endpoint import Endpoint
 from phalanx.transport.frame import (
+    Body,
     Frame,
     HeaderFields,
     Receipt,
     SignedHeader,
+    by_kind,
     check_payload,
     encode_frame,
+    parse_body,
     parse_frame,
     sign_header,
 )
 from phalanx.transport.grpc_wire import GrpcWire, JoinedPeer, describe
-from phalanx.transport.inbox import CheckedFrame, LinkFault
-from phalanx.transport.meter import Meter
+from phalanx.transport.inbox import Allowance, Allowances, CheckedFrame, LinkFault
+from phalanx.transport.link import Meter
 from phalanx.transport.receipts import Receipts
 from phalanx.transport.wire import Handle, MemoryNetwork, MemoryWire, Wire
 

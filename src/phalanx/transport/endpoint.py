@@ -17,12 +17,10 @@ from phalanx.errors import (
     VerificationError,
 )
 from phalanx.security.crypto import Identity, Peer, certified_name, digest_hex, incarnation_of
-from phalanx.transport.allowance import Allowances
 from phalanx.transport.config import TransportConfig
 from phalanx.transport.frame import Receipt, SignedHeader, check_payload, parse_frame, sign_receipt
-from phalanx.transport.inbox import CheckedFrame, Inbox, LinkFault
-from phalanx.transport.link import ReceivingChain, SendingChain
-from phalanx.transport.meter import Meter
+from phalanx.transport.inbox import Allowances, CheckedFrame, Inbox, LinkFault
+from phalanx.transport.link import Meter, ReceivingChain, SendingChain
 from phalanx.transport.outbox import DeliveredFrame, Outbox, Payload
 from phalanx.transport.receipts import Receipts, encode_receipt, encode_refusal, is_receipt_due
 from phalanx.transport.wire import Wire

@@ -13,8 +13,7 @@ from phalanx.security.crypto import Peer
 from phalanx.transport.config import TransportConfig
 from phalanx.transport.frame import Receipt, SignedHeader, encode_frame
 from phalanx.transport.inbox import LinkFault
-from phalanx.transport.link import SendingChain
-from phalanx.transport.meter import Meter
+from phalanx.transport.link import Meter, SendingChain
 from phalanx.transport.receipts import read_answer
 from phalanx.transport.wire import Wire
 

@@ -4,7 +4,7 @@ import pytest
 
 from phalanx.errors import PeerRefusedError
 from phalanx.pipeline import GuardConfig, PipelineConfig, explain_evidence
-from phalanx.pipeline.membership.incarnations import Incarnations
+from phalanx.pipeline.membership.members import Incarnations
 from phalanx.pipeline.protocol.greetings import PreparedNotice
 from phalanx.security.crypto import Identity
 from phalanx.testing import Actor, MemoryCompany, WorkerCrash, only, tampering, tiny_run

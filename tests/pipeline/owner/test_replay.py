@@ -8,13 +8,12 @@ from hand_made import ASSIGNMENT, EPOCH, HOLDER, OWNER, SHADOW, STAGE, bytes_of,
 
 from phalanx.engine import StepInputs
 from phalanx.pipeline.assignment.assignment import Assignment
-from phalanx.pipeline.owner.replay import Replay
-from phalanx.pipeline.owner.step_history import PastStep, StepHistory
+from phalanx.pipeline.owner.replay import PastStep, Replay, StepHistory
 from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import FetchReply
 from phalanx.pipeline.protocol.needs import MessageNeed, TensorsNeed, run_task
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
-from phalanx.pipeline.verify.ledger import CommittedMessage, StepLedger
+from phalanx.pipeline.verify.facts import CommittedMessage, StepLedger
 
 STEPS = 4
 INPUTS = StepInputs((), (), 0)

@@ -5,10 +5,10 @@ from hand_made import HOLDER, OWNER, SHADOW, make_world
 
 from phalanx.engine import StepInputs
 from phalanx.pipeline.assignment.assignment import Assignment
+from phalanx.pipeline.owner.replay import PastStep
 from phalanx.pipeline.owner.rollback import Rollback
-from phalanx.pipeline.owner.step_history import PastStep
 from phalanx.pipeline.protocol.needs import run_task
-from phalanx.pipeline.verify.ledger import StepLedger
+from phalanx.pipeline.verify.facts import StepLedger
 
 PRESENT = Assignment({0: OWNER, 1: HOLDER, 2: OWNER}, {1: SHADOW})
 HEIRS = Assignment({0: OWNER, 1: SHADOW, 2: OWNER}, {1: "worker-9"})

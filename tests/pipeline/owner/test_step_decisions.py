@@ -8,7 +8,7 @@ from phalanx.pipeline.owner.coordinator import Coordinator
 from phalanx.pipeline.owner.paper_recovery import skipping
 from phalanx.pipeline.protocol.messages import GradientHeld, ScreenHit
 from phalanx.pipeline.verify.draw import AuditDraw
-from phalanx.pipeline.verify.ledger import StepLedger
+from phalanx.pipeline.verify.facts import StepLedger
 
 OTHER = 2
 

@@ -9,7 +9,7 @@ from phalanx.pipeline.protocol.messages import ScreenHit
 from phalanx.pipeline.tolerance.screen import DOUBTS_AT_ONCE
 from phalanx.pipeline.verify.audits import BOTH, AuditRequests
 from phalanx.pipeline.verify.draw import AuditDraw
-from phalanx.pipeline.verify.ledger import StepLedger
+from phalanx.pipeline.verify.facts import StepLedger
 
 ALL = (0, 1, 2, 3)
 

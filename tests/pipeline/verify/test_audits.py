@@ -9,7 +9,7 @@ from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.protocol.messages import ScreenHit
 from phalanx.pipeline.verify.audits import Audits
 from phalanx.pipeline.verify.draw import AuditDraw
-from phalanx.pipeline.verify.ledger import StepLedger
+from phalanx.pipeline.verify.facts import StepLedger
 from phalanx.pipeline.verify.referee import Referee
 
 THIRD = "worker-9"

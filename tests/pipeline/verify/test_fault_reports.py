@@ -8,7 +8,7 @@ from phalanx.pipeline.evidence.forgery import NONSENSE
 from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import Fault
 from phalanx.pipeline.protocol.signed import to_signed
-from phalanx.pipeline.verify.fault_reports import FaultReports
+from phalanx.pipeline.verify.record_claims import FaultReports
 
 KEY = (1, "forward", 0)
 WRONG_SHAPE = torch.zeros(2, 8, 15)

@@ -8,8 +8,8 @@ from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.protocol.messages import AuditReport, StepAudited
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.stage.gradient_norm import finite_norm_squared
+from phalanx.pipeline.verify.facts import StepLedger
 from phalanx.pipeline.verify.gradient_bounds import GradientBounds
-from phalanx.pipeline.verify.ledger import StepLedger
 from phalanx.pipeline.verify.owner_audit import OwnerAudits
 from phalanx.pipeline.verify.referee import Referee
 

@@ -21,10 +21,9 @@ from phalanx.pipeline.protocol.running_costs import BUSY
 from phalanx.pipeline.tolerance.screen import NOT_FINITE
 from phalanx.pipeline.verify.audits import Audits
 from phalanx.pipeline.verify.draw import AuditDraw
-from phalanx.pipeline.verify.fault_reports import FaultReports
+from phalanx.pipeline.verify.facts import StepLedger
 from phalanx.pipeline.verify.gradient_bounds import GradientBounds
-from phalanx.pipeline.verify.ledger import StepLedger
-from phalanx.pipeline.verify.record_claims import ClaimRecorder
+from phalanx.pipeline.verify.record_claims import ClaimRecorder, FaultReports
 from phalanx.pipeline.verify.referee import Referee
 from phalanx.pipeline.verify.state_judgement import StateJudgement
 

@@ -5,7 +5,7 @@ from hand_made import EPOCH, HOLDER, OWNER, SHADOW, STAGE, STEP, make_world
 
 from phalanx.pipeline.protocol.messages import WeightsHeld
 from phalanx.pipeline.stage.stage_copy import state_digest
-from phalanx.pipeline.verify.ledger import StepLedger
+from phalanx.pipeline.verify.facts import StepLedger
 from phalanx.pipeline.verify.referee import Referee
 from phalanx.pipeline.verify.sent_state import SentState, frozen_part
 

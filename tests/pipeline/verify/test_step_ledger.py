@@ -4,7 +4,7 @@ import math
 from phalanx.config import canonical_json
 from phalanx.pipeline.protocol.messages import Activation, Commit, SentDigest
 from phalanx.pipeline.protocol.signed import Statement
-from phalanx.pipeline.verify.ledger import StepLedger
+from phalanx.pipeline.verify.facts import StepLedger
 from phalanx.transport import SignedHeader
 
 BODY = {"epoch": 1, "step": 5, "source": 0, "target": 1, "direction": "forward", "microbatch": 2}

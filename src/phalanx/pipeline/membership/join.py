@@ -9,8 +9,7 @@ from phalanx.errors import ConfigError, CutLogError, FrameError, PeerLostError, 
 from phalanx.pipeline.assignment.memory import Rooms
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.membership.admission import Admission, ClassMeasurement
-from phalanx.pipeline.membership.incarnations import Incarnations
-from phalanx.pipeline.membership.members import Members
+from phalanx.pipeline.membership.members import Incarnations, Members
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.processes.own_memory import own_rooms
 from phalanx.pipeline.protocol.greetings import LONGEST_REASON, Challenge, ChallengeReply, Hello, NotLetIn, Setup

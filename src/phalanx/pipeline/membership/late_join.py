@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from phalanx.errors import CutLogError, FrameError
 from phalanx.pipeline.membership.admission import ClassMeasurement
-from phalanx.pipeline.membership.incarnations import Incarnations
-from phalanx.pipeline.membership.members import Members
+from phalanx.pipeline.membership.members import Incarnations, Members
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.protocol.greetings import LONGEST_REASON, Challenge, ChallengeReply, Hello, NotLetIn, Setup
 from phalanx.pipeline.protocol.log_memory import Observe

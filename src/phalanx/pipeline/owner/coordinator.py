@@ -12,13 +12,11 @@ from phalanx.pipeline.protocol.needs import task
 from phalanx.pipeline.protocol.tensor_stream import Post
 from phalanx.pipeline.verify.audits import Audits
 from phalanx.pipeline.verify.draw import AuditDraw
-from phalanx.pipeline.verify.facts import Judgement, StepFacts
-from phalanx.pipeline.verify.fault_reports import FaultReports
+from phalanx.pipeline.verify.facts import Judgement, StepFacts, StepLedger
 from phalanx.pipeline.verify.gradient_bounds import GradientBounds
-from phalanx.pipeline.verify.ledger import StepLedger
 from phalanx.pipeline.verify.link_check import compare_links
 from phalanx.pipeline.verify.owner_audit import OwnerAudits
-from phalanx.pipeline.verify.record_claims import ClaimRecorder
+from phalanx.pipeline.verify.record_claims import ClaimRecorder, FaultReports
 from phalanx.pipeline.verify.referee import Referee
 from phalanx.pipeline.verify.stall_diagnosis import MissingFacts, StallDiagnosis
 from phalanx.pipeline.verify.state_judgement import StateJudgement

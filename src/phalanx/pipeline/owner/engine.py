@@ -11,9 +11,8 @@ from phalanx.errors import FailedBatchError, PeerLostError, TransportError, Veri
 from phalanx.pipeline.assignment.budget import allowance_of, answer_bytes
 from phalanx.pipeline.assignment.rebalance import Balance
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.membership.incarnations import Incarnations
 from phalanx.pipeline.membership.late_join import LateJoins
-from phalanx.pipeline.membership.members import Files, Members
+from phalanx.pipeline.membership.members import Files, Incarnations, Members
 from phalanx.pipeline.owner.agreed_state import collect_agreed
 from phalanx.pipeline.owner.async_snapshot import Duplicate, Duplicates
 from phalanx.pipeline.owner.coordinator import Coordinator

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from phalanx.pipeline.membership.incarnations import Incarnations
+from phalanx.pipeline.membership.members import Incarnations
 from phalanx.pipeline.protocol.mailbox import Mailbox
 from phalanx.pipeline.protocol.message import Message
 from phalanx.pipeline.protocol.patience import Patience

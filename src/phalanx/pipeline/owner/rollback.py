@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from phalanx.engine import StepInputs
 from phalanx.pipeline.assignment.assignment import Assignment
-from phalanx.pipeline.owner.replay import Replay
-from phalanx.pipeline.owner.step_history import PastStep, StepHistory, slim
+from phalanx.pipeline.owner.replay import PastStep, Replay, StepHistory, slim
 from phalanx.pipeline.protocol.needs import task
 from phalanx.pipeline.stage.kept_points import points_before
 from phalanx.pipeline.verify.facts import StepFacts

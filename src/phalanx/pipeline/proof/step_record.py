@@ -21,8 +21,7 @@ from phalanx.pipeline.proof.leaves import (
 from phalanx.pipeline.protocol.messages import AuditReport, PassedOnHeader, StepAudited
 from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.pipeline.schedules.action import Direction
-from phalanx.pipeline.verify.facts import StepFacts
-from phalanx.pipeline.verify.ledger import MessageKey, StepLedger
+from phalanx.pipeline.verify.facts import MessageKey, StepFacts, StepLedger
 from phalanx.pipeline.verify.signed_history import SignedHistory
 
 _DIRECTIONS: tuple[Direction, Direction] = ("forward", "backward")

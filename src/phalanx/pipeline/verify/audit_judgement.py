@@ -11,8 +11,7 @@ from phalanx.pipeline.protocol.needs import MessageNeed, task
 from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.tolerance.distance import band, token_distance, token_residual
 from phalanx.pipeline.tolerance.drift import DriftWatch
-from phalanx.pipeline.verify.facts import Judgement, StepFacts
-from phalanx.pipeline.verify.ledger import CommittedMessage, MessageKey
+from phalanx.pipeline.verify.facts import CommittedMessage, Judgement, MessageKey, StepFacts
 from phalanx.pipeline.verify.referee import Dispute, Referee
 from phalanx.transport.tensors import tensor_from
 

@@ -13,8 +13,7 @@ from phalanx.pipeline.tolerance.screen import STEPS_PER_DOUBT, Doubt, DoubtBudge
 from phalanx.pipeline.verify.accomplices import accomplice, vouched
 from phalanx.pipeline.verify.audit_judgement import AuditJudgement
 from phalanx.pipeline.verify.draw import AuditDraw
-from phalanx.pipeline.verify.facts import Judgement, StepFacts
-from phalanx.pipeline.verify.ledger import AuditKey, MessageKey, StepLedger
+from phalanx.pipeline.verify.facts import AuditKey, Judgement, MessageKey, StepFacts, StepLedger
 from phalanx.pipeline.verify.referee import Referee
 
 BOTH: tuple[Direction, Direction] = ("forward", "backward")

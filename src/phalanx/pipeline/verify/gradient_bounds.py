@@ -10,8 +10,7 @@ from phalanx.pipeline.stage.rounding import MARGIN
 from phalanx.pipeline.stage.runner import StageRunner
 from phalanx.pipeline.stage.stage_copy import StageCopy
 from phalanx.pipeline.tolerance.distance import gradient_distance
-from phalanx.pipeline.verify.facts import StepFacts
-from phalanx.pipeline.verify.ledger import StepLedger
+from phalanx.pipeline.verify.facts import StepFacts, StepLedger
 from phalanx.pipeline.verify.referee import Referee
 
 

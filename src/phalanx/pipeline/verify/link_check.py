@@ -2,8 +2,7 @@
 
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.schedules.action import Direction
-from phalanx.pipeline.verify.facts import Judgement, StepFacts
-from phalanx.pipeline.verify.ledger import MessageKey
+from phalanx.pipeline.verify.facts import Judgement, MessageKey, StepFacts
 
 _BOTH: tuple[tuple[Direction, int], ...] = (("forward", 1), ("backward", -1))
 

@@ -14,9 +14,8 @@ from phalanx.pipeline.stage.gradient_norm import finite_norm_squared, same_norm
 from phalanx.pipeline.stage.stage_copy import StageCopy
 from phalanx.pipeline.tolerance.distance import distance_to_truth
 from phalanx.pipeline.verify.accomplices import accomplice, vouched, vouched_for_gradient
-from phalanx.pipeline.verify.facts import Judgement, StepFacts
+from phalanx.pipeline.verify.facts import CommittedMessage, Judgement, MessageKey, StepFacts
 from phalanx.pipeline.verify.gradient_bounds import GradientBounds
-from phalanx.pipeline.verify.ledger import CommittedMessage, MessageKey
 from phalanx.pipeline.verify.referee import Dispute, Referee
 from phalanx.security.crypto import digest_hex
 from phalanx.transport.tensors import tensor_buffers

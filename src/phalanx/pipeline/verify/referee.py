@@ -18,8 +18,7 @@ from phalanx.pipeline.stage.gradient_norm import finite_norm_squared, same_norm
 from phalanx.pipeline.stage.rounding import MARGIN, PROBES, rounding_noise
 from phalanx.pipeline.stage.stage_copy import StageCopy
 from phalanx.pipeline.tolerance.distance import distance_to_truth, token_distance
-from phalanx.pipeline.verify.facts import RefereeWork
-from phalanx.pipeline.verify.ledger import CommittedMessage, MessageKey, StepLedger
+from phalanx.pipeline.verify.facts import CommittedMessage, MessageKey, RefereeWork, StepLedger
 from phalanx.security.crypto import digest_hex
 from phalanx.transport.tensors import tensor_buffers, tensor_from
 

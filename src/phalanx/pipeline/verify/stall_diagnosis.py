@@ -25,8 +25,7 @@ from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.schedules import actions
 from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.stage.stage_copy import StageCopy
-from phalanx.pipeline.verify.facts import StepFacts
-from phalanx.pipeline.verify.ledger import AuditKey, MessageKey, StepLedger
+from phalanx.pipeline.verify.facts import AuditKey, MessageKey, StepFacts, StepLedger
 from phalanx.security.crypto import digest_hex
 
 

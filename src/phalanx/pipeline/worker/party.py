@@ -33,12 +33,11 @@ from phalanx.pipeline.protocol.signed import Statements
 from phalanx.pipeline.protocol.tensor_stream import Post
 from phalanx.pipeline.stage.stage_copy import WrapCopy, unwrapped
 from phalanx.pipeline.worker.context import PartyContext
-from phalanx.pipeline.worker.request_handlers import answer_ask, answer_fetch, answer_fetch_bulk
+from phalanx.pipeline.worker.request_handlers import StateUploads, answer_ask, answer_fetch, answer_fetch_bulk
 from phalanx.pipeline.worker.roles import Roles
 from phalanx.pipeline.worker.serving import ServedStages
 from phalanx.pipeline.worker.shadowing import ShadowedStages
 from phalanx.pipeline.worker.snapshot_receiver import SnapshotReceiver
-from phalanx.pipeline.worker.state_upload import StateUploads
 from phalanx.security.crypto import digest_hex
 from phalanx.telemetry import PhaseTimer
 

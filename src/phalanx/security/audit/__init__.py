@@ -1,10 +1,9 @@
 """The audit log: what a run decided and why, in signed and chained lines that cannot be changed unnoticed."""
 
 from phalanx.security.audit.head import HeadEntry, KnownHead, read_head
-from phalanx.security.audit.leaves import LEAVES_FILE, LeafBatch, LeafFile, read_batch
+from phalanx.security.audit.leaves import LEAVES_FILE, LeafBatch, LeafFile, merkle_root, read_batch
 from phalanx.security.audit.line import Line, LogHead
 from phalanx.security.audit.log import AuditLog
-from phalanx.security.audit.merkle import merkle_root
 from phalanx.security.audit.public_head import (
     MOST_BYTES,
     PUBLIC_KINDS,

@@ -1,6 +1,6 @@
 """Digests, identities, certificates and counters: the only place that touches keys."""
 
-from phalanx.security.crypto.canonical import parse_canonical
+from phalanx.security.crypto.canonical import DIGEST_PATTERN, digest_hex, digest_one_by_one, in_domain, parse_canonical
 from phalanx.security.crypto.certificate import (
     CertificateFacts,
     certificate_facts,
@@ -17,7 +17,6 @@ from phalanx.security.crypto.counter import (
     write_number,
 )
 from phalanx.security.crypto.files import make_private_directory, read_private, read_public, write_private, write_public
-from phalanx.security.crypto.hashing import DIGEST_PATTERN, digest_hex, digest_one_by_one, in_domain
 from phalanx.security.crypto.identity import (
     SESSION_NAME,
     Identity,

@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509.oid import NameOID
 
 from phalanx.errors import CertificateError, SignatureError
+from phalanx.security.crypto.canonical import in_domain
 from phalanx.security.crypto.certificate import DIGEST_LENGTH, party_from_names, party_uri, tls_server_name
-from phalanx.security.crypto.hashing import in_domain
 from phalanx.security.crypto.identity import Identity, Peer, check_party_name
 from phalanx.security.crypto.keys import SIGNING_KEY, TLS_KEY, load_signing_key, load_tls_key, make_party_keys
 

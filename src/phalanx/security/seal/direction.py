@@ -1,8 +1,9 @@
 """One direction of a channel in one epoch: its ciphers and its counter. It lives in one process and is never copied."""
 
+import os
 import threading
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
@@ -10,9 +11,32 @@ from phalanx.errors import SealError
 from phalanx.security.crypto import in_domain
 from phalanx.security.seal.context import Context, Direction, Purpose
 from phalanx.security.seal.header import TAG_BYTES, Header, count_chunks, header_size
-from phalanx.security.seal.process import BoundToProcess
 from phalanx.security.seal.refusal import SealRefusal
 from phalanx.security.seal.tensor import TensorKind
+
+
+class BoundToProcess:
+    """An object that refuses to be copied or pickled, and to work in a fork.
+
+    Not found out: a snapshot of the whole machine that is started twice. Only an enclave that cannot be
+    snapshotted excludes that.
+    """
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+
+    def check_process(self) -> None:
+        """Return in the process that made this object.
+
+        Raises:
+            SealError: This is a fork of it.
+        """
+        if os.getpid() != self._pid:
+            raise SealError(SealRefusal.FORKED, "channel: belongs to the process that was forked; open another one")
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError(f"{type(self).__name__} is never copied or pickled: its nonces would be used twice")
+
 
 Readable: TypeAlias = bytes | bytearray | memoryview
 Writable: TypeAlias = bytearray | memoryview

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 
 from phalanx.errors import RefusedEvidenceError
-from phalanx.security.crypto.hashing import in_domain
+from phalanx.security.crypto.canonical import in_domain
 from phalanx.security.tee.refusal_reason import Reason
 
 NONCE_BYTES = 32
