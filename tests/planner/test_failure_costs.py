@@ -10,20 +10,10 @@ from phalanx.planner.cost.failures import (
     daly_interval,
     device_to_cluster_mtbf,
     goodput,
-    lost_share,
-    young_interval,
 )
 from phalanx.planner.guard.guarding import FIXED_SHARE, Verification, sealed_bandwidth
 
 HOUR = 3600.0
-
-
-@pytest.mark.parametrize(("save", "hours", "minutes", "lost"), [(60.0, 3.0, 19.0, 0.105), (20.0, 8.0, 17.9, 0.0373)])
-def test_youngs_interval_and_what_is_lost_with_it(save: float, hours: float, minutes: float, lost: float) -> None:
-    interval = young_interval(save, hours * HOUR)
-
-    assert interval / 60 == pytest.approx(minutes, abs=0.1)
-    assert lost_share(interval, save, hours * HOUR) == pytest.approx(lost, rel=0.01)
 
 
 @given(save=st.floats(0.1, 600), mtbf=st.floats(600, 1e6), factor=st.floats(0.3, 3.0))

@@ -1,4 +1,4 @@
-"""The workers of a run: who may come, leave and be replaced, and in which life each one is."""
+"""The workers of a run: they come, leave and are replaced, and each life of one is a party of its own."""
 
 import threading
 from collections import Counter

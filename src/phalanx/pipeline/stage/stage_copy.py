@@ -114,11 +114,6 @@ class StageCopy:
             self._frozen_digest = tensors_digest(self._frozen())
         return state_digest(self.optimizer.reading(), self._frozen_digest, self.step)
 
-    @property
-    def frozen_digest(self) -> str:
-        """Digest of the frozen weights alone."""
-        return self._frozen_digest or tensors_digest(self._frozen())
-
     def apply(self, step: int, gradients: Mapping[str, Tensor], clip_coefficient: float) -> None:
         """Let the optimizer take step number `step` (from 0).
 

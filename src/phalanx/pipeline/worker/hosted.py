@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from phalanx.engine import StepInputs
@@ -141,8 +140,3 @@ class HostedStage:
             )
             self.losses.append(loss)
         return None
-
-
-def all_finite(tensors: dict[str, Tensor]) -> bool:
-    """Whether no tensor holds NaN or infinity."""
-    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values())

@@ -8,22 +8,12 @@ def device_to_cluster_mtbf(device_mtbf_s: float, num_devices: int) -> float:
     return device_mtbf_s / num_devices
 
 
-def young_interval(save_s: float, mtbf_s: float) -> float:
-    """Seconds of work between two checkpoints. Source: Young 1974: ``sqrt(2 C M)``."""
-    return math.sqrt(2 * save_s * mtbf_s)
-
-
 def daly_interval(save_s: float, mtbf_s: float) -> float:
     """Seconds of work between two checkpoints, by the higher order estimate. Source: Daly 2006, equation 37."""
     if save_s >= 2 * mtbf_s:
         return mtbf_s
     ratio = save_s / (2 * mtbf_s)
     return math.sqrt(2 * save_s * mtbf_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - save_s
-
-
-def lost_share(interval_s: float, save_s: float, mtbf_s: float) -> float:
-    """Share of the time lost to saving and to work done again, to first order; restarts come on top."""
-    return save_s / interval_s + interval_s / (2 * mtbf_s)
 
 
 def goodput(interval_s: float, save_s: float, restart_s: float, mtbf_s: float) -> float:
