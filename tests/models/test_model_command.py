@@ -117,7 +117,7 @@ def test_many_pickled_parts_become_as_many_of_safetensors(pickled, tmp_path):
 
 
 class Command:
-    """An object whose pickle runs a command where it is loaded."""
+    """An object with a pickle that runs a command where it is loaded."""
 
     def __init__(self, path):
         self.path = path

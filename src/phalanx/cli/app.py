@@ -9,12 +9,12 @@ from phalanx.cli.attack import attack
 from phalanx.cli.audit import audit_app
 from phalanx.cli.bench import bench
 from phalanx.cli.calibrate import calibrate
-from phalanx.cli.checkpoint import checkpoint_app
 from phalanx.cli.doctor import doctor
 from phalanx.cli.enclave import enclave_app
 from phalanx.cli.init import init
 from phalanx.cli.launch import launch
-from phalanx.cli.model import model_app
+from phalanx.cli.models.checkpoint import checkpoint_app
+from phalanx.cli.models.model import model_app
 from phalanx.cli.pki import pki_app
 from phalanx.cli.plan import PLAN_EXAMPLES, plan
 from phalanx.cli.report import report
