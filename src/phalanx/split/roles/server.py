@@ -30,9 +30,11 @@ from phalanx.split.roles.enclave import Enclave, Replies
 from phalanx.split.training.parts import build_back
 from phalanx.split.training.release import ReleaseMaker
 from phalanx.split.training.task import task_of
-from phalanx.split.training.trainer import BackTrainer
+from phalanx.split.training.trainer import BackTrainer, SplitTrainer
 from phalanx.transport import CheckedFrame, Endpoint, GrpcWire, LinkFault, Meter
 
+MakeTrainer = Callable[[BackTrainer], SplitTrainer]
+"""What trains, made of the trainer of the whole back part in this process."""
 _OWNER_ONLY = (say.Restore, say.Keep, say.Settle, say.Weigh, say.AskRelease, say.End)
 
 
@@ -84,6 +86,7 @@ class EnclaveServer:
         endpoint: Knows owner and clients.
         source: The model.
         prepare: Changes what is frozen in the back part before it is trained.
+        trains: Makes what trains; the back part in this process when left out.
 
     Raises:
         PhalanxError: Model or tier is unusable.
@@ -96,6 +99,7 @@ class EnclaveServer:
         endpoint: Endpoint,
         source: ModelSource,
         prepare: Prepare = as_it_is,
+        trains: MakeTrainer = lambda whole: whole,
     ) -> None:
         split, directory = config.split, Path(config.directory)
         self._config, self._endpoint, self._source = config, endpoint, source
@@ -118,9 +122,10 @@ class EnclaveServer:
             activation_checkpointing=config.model.activation_checkpointing,
         )
         task = task_of(config.objective, config.classes)
-        self._trainer = BackTrainer(back, task, config.optimizer, config.steps, config.seed)
+        whole = BackTrainer(back, task, config.optimizer, config.steps, config.seed)
         # after the head is there: a masked split has no use for one that is replaced
         prepare(back)
+        self._trainer = trains(whole)
         self._releasing = ReleaseMaker(split.release, self._trainer.weights())
         kinds = TensorKinds(
             config.rows,

@@ -4,6 +4,7 @@ import json
 import os
 import secrets
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,14 @@ class RunDirectory:
         owner: The owner's identity.
     """
 
-    def __init__(self, path: Path, run: RunConfig, *, resume: bool) -> None:
+    def __init__(self, path: Path, run: RunConfig, *, resume: bool, parties: Sequence[str] | None = None) -> None:
         """Make the directory of a new run, or open that of a run to resume.
+
+        Args:
+            path: The directory.
+            run: The run file.
+            resume: Whether it is there.
+            parties: Names that get keys beside the owner's; those of the run file when left out.
 
         Raises:
             ConfigError: It holds a run already and `resume` is false, or another run than this one.
@@ -72,6 +79,7 @@ class RunDirectory:
         """
         self.path = path
         self._run = run
+        self._parties = run.workers if parties is None else tuple(parties)
         record = path / _RECORD
         try:
             if record.exists():
@@ -213,7 +221,7 @@ class RunDirectory:
             # a crash in the middle leaves no record, so what it made is made anew
             shutil.rmtree(self.pki, ignore_errors=True)
             create_authority(self.pki)
-            for name in (OWNER, *self._run.workers):
+            for name in (OWNER, *self._parties):
                 issue(self.pki, name)
         run_id = secrets.token_hex(16)
         temporary = self.path / f".{_RECORD}.tmp"

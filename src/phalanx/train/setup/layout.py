@@ -14,6 +14,7 @@ from phalanx.pipeline import OWNER, StageRange, StepPlan
 from phalanx.pipeline.assignment.assignment import first_assignment
 from phalanx.pipeline.assignment.rank_memory import rank_bytes
 from phalanx.pipeline.assignment.stage_memory import footprints, stage_counts
+from phalanx.split import cut_model
 from phalanx.train.config import RunConfig
 from phalanx.train.setup.guard_outlook import outlook, outlook_rows, price_note
 
@@ -25,15 +26,19 @@ _OWNER_BYTES = 750 * 2**20
 def cut(run: RunConfig, source: ModelSource) -> tuple[StageSpec, ...]:
     """The stages' layers, balanced over the processes by estimated cost unless the run file gives them.
 
-    The owner has the first and the last stage, so both together get about as much work as one worker.
+    The owner has the first and the last stage, so both together get about as much work as one worker. Of a split the
+    stages are those of the enclave's part.
 
     Raises:
         ConfigError: The model has too few layers for so many stages.
     """
     embedding, head = estimate_costs(source.hub_config)
-    return partition(
-        source.num_layers, run.pipeline.stages, run.pipeline.layers, embedding, head, ends_in_one_process=True
-    )
+    stages, layers = run.pipeline.stages, run.pipeline.layers
+    if run.split is None:
+        return partition(source.num_layers, stages, layers, embedding, head, ends_in_one_process=True)
+    front, back = cut_model(source.num_layers, run.split.cut)
+    # clients embed
+    return partition(back.num_layers, stages, layers, 0.0, head, ends_in_one_process=True, front=front.end_layer)
 
 
 def make_plan(run: RunConfig, source: ModelSource) -> StepPlan:

@@ -39,7 +39,7 @@ class StageLibrary:
         if spec.is_last and self._first is not None:
             tie(self._first.module, module)
         copy = StageCopy.of_module(self._plan, spec, module)
-        if spec.is_first:
+        if spec.embeds:
             self._first = copy
         elif spec.is_last and self._first is not None:
             self._first.runner.adopt_head(copy.runner)
