@@ -217,6 +217,11 @@ class RunConfig(StrictModel):
         return self.split is not None and self.split.workers_see_hidden_states
 
     @property
+    def has_stages(self) -> bool:
+        """Whether there is a verified pipeline; a domain and an enclave with its whole part have none."""
+        return self.parallel is None and (self.split is None or self.is_joined)
+
+    @property
     def journals(self) -> bool:
         """Whether the owner keeps a journal and local processes their states; remote ones where their files say so."""
         wanted = self.checkpoint.journal
@@ -238,9 +243,8 @@ class RunConfig(StrictModel):
 
     @property
     def stage_workers(self) -> tuple[str, ...]:
-        """Names of all workers that may ever serve a stage; a domain and an enclave without a pipeline have none."""
-        has_stages = self.parallel is None and (self.split is None or self.is_joined)
-        return (*self.pipeline.workers, *self.pipeline.late_workers) if has_stages else ()
+        """Names of all workers that may ever serve a stage."""
+        return (*self.pipeline.workers, *self.pipeline.late_workers) if self.has_stages else ()
 
     @property
     def world(self) -> dict[str, int]:

@@ -115,12 +115,6 @@ _LOSS_SCALE = "its loss scale depends on every stage, and an audit would have to
 _HERE = "client, enclave and workers of a run are processes of this machine"
 
 
-def _joined(
-    key: str, reason: str, instead: str = "leave it out", *, only: tuple[object, ...] = (), never: tuple[object, ...] = ()
-) -> ValueExclusion:
-    return ValueExclusion("split", key, reason, instead, only, never, beside="pipeline")
-
-
 VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
     ValueExclusion("pipeline", "optimizer.kind", _ADAMW, _SET_ADAMW, only=("adamw",)),
     ValueExclusion("pipeline", "train.precision", _LOSS_SCALE, _SET_BF16, never=("fp16",)),
@@ -182,19 +176,37 @@ VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
         "an enclave numbers its states and has one that is not settled yet",
         only=(False,),
     ),
-    _joined("split.mode", "what is masked is a whole back part in one process", 'set mode = "sealed"', never=("masked",)),
-    _joined(
+    ValueExclusion(
+        "split",
+        "split.mode",
+        "what is masked is a whole back part in one process",
+        'set mode = "sealed"',
+        never=("masked",),
+        beside="pipeline",
+    ),
+    ValueExclusion(
+        "split",
         "split.tier",
         "its sandbox reaches no network, and workers listen on one",
         'set tier = "tpm" or "sim"',
         never=("process",),
+        beside="pipeline",
     ),
-    _joined("guard.mode", "workers that nobody trusts are not believed", 'set mode = "phalanx"', only=("phalanx",)),
-    _joined("guard.commit_lag", "an enclave tells of a step once it is verified", only=(0,)),
-    _joined("pipeline.remote_workers", _HERE, only=((),)),
-    _joined("pipeline.pki", _HERE, only=(None,)),
-    _joined("pipeline.layout", _NOT_TRIED, only=(None,)),
-    _joined("pipeline.layouts", _NOT_TRIED, only=(None,)),
+    ValueExclusion(
+        "split",
+        "guard.mode",
+        "workers that nobody trusts are not believed",
+        'set mode = "phalanx"',
+        only=("phalanx",),
+        beside="pipeline",
+    ),
+    ValueExclusion(
+        "split", "guard.commit_lag", "an enclave tells of a step once it is verified", only=(0,), beside="pipeline"
+    ),
+    ValueExclusion("split", "pipeline.remote_workers", _HERE, only=((),), beside="pipeline"),
+    ValueExclusion("split", "pipeline.pki", _HERE, only=(None,), beside="pipeline"),
+    ValueExclusion("split", "pipeline.layout", _NOT_TRIED, only=(None,), beside="pipeline"),
+    ValueExclusion("split", "pipeline.layouts", _NOT_TRIED, only=(None,), beside="pipeline"),
 )
 """What an engine has not, apart from objectives."""
 

@@ -3,13 +3,13 @@
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from phalanx.config import dump_toml
+from phalanx.config import StrictModel, dump_toml
 from phalanx.errors import PeerLostError
-from phalanx.split.processes.enclave_file import EnclaveConfig
 
 _SECONDS_TO_END = 5.0
 _LAST_LINES = 3
@@ -22,10 +22,14 @@ class LocalEnclave:
     Args:
         directory: Gets its file and its log.
         config: What it is started with.
+        threads: Threads of tensor kernels.
+        command: Module and arguments, without the file.
     """
 
-    def __init__(self, directory: Path, config: EnclaveConfig) -> None:
-        self._directory, self._config = directory, config
+    def __init__(
+        self, directory: Path, config: StrictModel, threads: int = 1, command: Sequence[str] = COMMAND
+    ) -> None:
+        self._directory, self._config, self._threads, self._command = directory, config, threads, command
         self._log = directory / "enclave.log"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -34,10 +38,10 @@ class LocalEnclave:
         self._directory.mkdir(parents=True, exist_ok=True)
         path = self._directory / "enclave.toml"
         path.write_text(dump_toml(self._config), encoding="utf-8")
-        settings = {"OMP_NUM_THREADS": str(self._config.threads), "PHALANX_PARENT": str(os.getpid())}
+        settings = {"OMP_NUM_THREADS": str(self._threads), "PHALANX_PARENT": str(os.getpid())}
         with self._log.open("wb") as output:
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and our own file
-                [sys.executable, "-m", *COMMAND, str(path)],
+                [sys.executable, "-m", *self._command, str(path)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -35,11 +35,23 @@ from phalanx.transport import CheckedFrame, Endpoint, GrpcWire, LinkFault, Meter
 
 MakeTrainer = Callable[[BackTrainer], SplitTrainer]
 """What trains, made of the trainer of the whole back part in this process."""
+OpenTrainer = Callable[[Endpoint, ModelSource], contextlib.AbstractContextManager[MakeTrainer]]
+"""Opens what trains beside the enclave's own endpoint, and ends it whatever happens."""
 _OWNER_ONLY = (say.Restore, say.Keep, say.Settle, say.Weigh, say.AskRelease, say.End)
 
 
+@contextlib.contextmanager
+def _in_this_process(endpoint: Endpoint, source: ModelSource) -> Iterator[MakeTrainer]:
+    """Train the whole back part here."""
+    del endpoint, source
+    yield lambda whole: whole
+
+
 def serve(
-    config: EnclaveConfig, end: socket.socket | None = None, workers: Mapping[str, socket.socket] | None = None
+    config: EnclaveConfig,
+    end: socket.socket | None = None,
+    workers: Mapping[str, socket.socket] | None = None,
+    open_trainer: OpenTrainer = _in_this_process,
 ) -> None:
     """Be the enclave until the owner ends the session or a party is gone.
 
@@ -47,6 +59,7 @@ def serve(
         config: What the enclave is started with.
         end: Its end of a pipe to all parties; without one it listens on the network.
         workers: Its ends of pipes to masked workers; without them it starts those that it needs.
+        open_trainer: Opens what trains; the whole back part in this process when left out.
 
     Raises:
         PeerLostError: A party cannot be reached any more.
@@ -67,12 +80,15 @@ def serve(
         with (
             offloaded(config, identity, workers) as prepare,
             Endpoint(identity, {}, config.session, wire, limits) as endpoint,
+            # what trains may have something to say to the owner until its end
+            contextlib.ExitStack() as inside,
         ):
             for name, pem in config.certificates.items():
                 peer = peer_from_certificate(pem.encode("ascii"), identity.authority_pem, where=name)
                 endpoint.add_peer(peer, config.addresses[name])
             source = open_model(config.model, Path(config.cache), config.seed)
-            server = EnclaveServer(config, identity, endpoint, source, prepare)
+            trains = inside.enter_context(open_trainer(endpoint, source))
+            server = EnclaveServer(config, identity, endpoint, source, prepare, trains)
             server.announce(wire.address)
             server.run()
 

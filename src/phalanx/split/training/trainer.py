@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -80,7 +80,7 @@ class SplitTrainer(Protocol):
         """
         ...
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
+    def weights(self) -> Iterable[tuple[str, Tensor]]:
         """What is trained, by canonical name, as it is now."""
         ...
 

@@ -180,7 +180,7 @@ def _classification(figures: Figures) -> dict[str, Any]:
 
 
 def _guarded(run: RunConfig) -> bool | None:
-    return None if run.parallel is not None or run.split is not None else run.guard.enabled
+    return run.guard.enabled if run.has_stages else None
 
 
 def _head(signed: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -127,6 +127,11 @@ def estimate_stages(run: RunConfig, source: ModelSource, workers: Sequence[str] 
 
 def describe_stages(run: RunConfig, source: ModelSource) -> RenderableType:
     """The resolved config and the stage table, for the terminal."""
+    return Group(Syntax(dump_toml(run), "toml", background_color="default"), stages_of(run, source))
+
+
+def stages_of(run: RunConfig, source: ModelSource) -> RenderableType:
+    """The stages with their parties and their memory, and what the guard finds and costs."""
     table = Table(title=f"{run.pipeline.stages} stages, {run.train.microbatches} microbatches, {run.pipeline.schedule}")
     for name in ("stage", "layers", "parameters", "trained", "size", "memory, expected", "holder", "shadow"):
         table.add_column(name, justify="left" if name in ("holder", "shadow") else "right")
@@ -142,8 +147,7 @@ def describe_stages(run: RunConfig, source: ModelSource) -> RenderableType:
             row.holder,
             row.shadow or "-",
         )
-    toml = Syntax(dump_toml(run), "toml", background_color="default")
-    return Group(toml, table, _memory_note(rows), *_party_ranks(run, rows, source), *_guard_notes(run, rows, source))
+    return Group(table, _memory_note(rows), *_party_ranks(run, rows, source), *_guard_notes(run, rows, source))
 
 
 def _party_ranks(run: RunConfig, rows: Sequence[StageEstimate], source: ModelSource) -> list[RenderableType]:
