@@ -37,6 +37,8 @@ MakeTrainer = Callable[[BackTrainer], SplitTrainer]
 """What trains, made of the trainer of the whole back part in this process."""
 OpenTrainer = Callable[[Endpoint, ModelSource], contextlib.AbstractContextManager[MakeTrainer]]
 """Opens what trains beside the enclave's own endpoint, and ends it whatever happens."""
+_TRAINER = "trainer"
+"""Key, in the books of a sealed state, of what belongs to the trainer."""
 _OWNER_ONLY = (say.Restore, say.Keep, say.Settle, say.Weigh, say.AskRelease, say.End)
 
 
@@ -279,6 +281,8 @@ class EnclaveServer:
     def _restore(self, sender: str, message: say.Restore, item: CheckedFrame) -> None:
         if message.step:
             tensors, books = self._keeper.open(item.payload, message.step)
+            about = books.pop(_TRAINER, {})
+            self._trainer.check_books(about if isinstance(about, dict) else {})
             self._trainer.load_state(self._releasing.load(tensors, books), message.step)
             self._enclave.gate = self._releasing.gate
             self._is_current = True
@@ -287,8 +291,11 @@ class EnclaveServer:
 
     def _keep(self, sender: str, message: say.Keep, item: CheckedFrame) -> None:
         released, books = self._releasing.state()
-        step = self._trainer.num_steps
-        blob, number = self._keeper.seal({**self._trainer.state(), **released}, books, step)
+        state, step = self._trainer.state(), self._trainer.num_steps
+        # as they are once the state is agreed on
+        about = self._trainer.books()
+        books |= {_TRAINER: about} if about else {}
+        blob, number = self._keeper.seal({**state, **released}, books, step)
         self._post(sender, say.SealedState(step=step, number=number), blob)
 
     def _settle(self, sender: str, message: say.Settle, item: CheckedFrame) -> None:

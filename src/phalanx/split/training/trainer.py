@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.engine import NO_EXTRAS
-from phalanx.errors import FailedBatchError, ModelError, NonFiniteLossError
+from phalanx.errors import CheckpointError, FailedBatchError, ModelError, NonFiniteLossError
 from phalanx.models import StageModule
 from phalanx.optimizers import (
     OptimizerConfig,
@@ -82,6 +82,19 @@ class SplitTrainer(Protocol):
 
     def weights(self) -> Iterable[tuple[str, Tensor]]:
         """What is trained, by canonical name, as it is now."""
+        ...
+
+    def books(self) -> dict[str, object]:
+        """JSON data that belongs to a state beside its tensors; empty where there is none."""
+        ...
+
+    def check_books(self, books: Mapping[str, object]) -> None:
+        """Look at the books of a state before it is loaded.
+
+        Raises:
+            RollbackError: What they speak of has been turned back since.
+            CheckpointError: They are of another kind of run.
+        """
         ...
 
 
@@ -220,6 +233,15 @@ class BackTrainer:
         """What is trained, by canonical name, as it is now."""
         for name, value in self._trained.items():
             yield name, value.detach()
+
+    def books(self) -> dict[str, object]:
+        """None: the tensors say it all."""
+        return {}
+
+    def check_books(self, books: Mapping[str, object]) -> None:
+        """As `SplitTrainer` says."""
+        if books:
+            raise CheckpointError("sealed state: is of an enclave that owns a pipeline, and this one does not")
 
     def _dropout_seed(self) -> int:
         """A microbatch that is learned again has the dropout that it had."""

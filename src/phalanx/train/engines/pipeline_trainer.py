@@ -1,7 +1,8 @@
 """The trainer of an enclave that owns a pipeline: workers that nobody trusts have the middle stages of its part."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,8 +13,25 @@ from phalanx.errors import CheckpointError, DataError, FailedBatchError
 from phalanx.pipeline import PipelineEngine
 from phalanx.split import BackTrainer, HeldOutScores
 
-BeginPipeline = Callable[[Mapping[str, Tensor], int], PipelineEngine]
-"""Gives every party its stages, cut from the state of the whole back part after so many steps."""
+
+class OwnedStages(Protocol):
+    """The pipeline of an enclave, as its trainer needs it."""
+
+    def begin(self, state: Mapping[str, Tensor], num_steps: int) -> PipelineEngine:
+        """Give every party its stages, cut from the state of the whole back part after so many steps; called once."""
+        ...
+
+    def report(self, guard: GuardReport) -> None:
+        """Take the guard's report of a step, of one that failed as well."""
+        ...
+
+    def books(self) -> dict[str, object]:
+        """What a sealed state must know of the guard."""
+        ...
+
+    def check_books(self, books: Mapping[str, object]) -> None:
+        """As `SplitTrainer` says."""
+        ...
 
 
 class PipelineTrainer:
@@ -24,16 +42,13 @@ class PipelineTrainer:
 
     Args:
         whole: Trains nothing from the first step on.
-        begin: Called once, before the first step.
-        tell: Takes the guard's report of each step, of one that failed as well.
+        owned: The stages.
         vocab_size: Of the head.
     """
 
-    def __init__(
-        self, whole: BackTrainer, begin: BeginPipeline, tell: Callable[[GuardReport], None], vocab_size: int
-    ) -> None:
+    def __init__(self, whole: BackTrainer, owned: OwnedStages, vocab_size: int) -> None:
         self.losses: Sequence[tuple[float, int]] = ()
-        self._whole, self._begin, self._tell, self._vocab_size = whole, begin, tell, vocab_size
+        self._whole, self._owned, self._vocab_size = whole, owned, vocab_size
         self._engine: PipelineEngine | None = None
         self._fed: list[tuple[Tensor, Tensor, Mapping[str, Tensor]]] = []
         self._gathered_after = whole.num_steps
@@ -75,7 +90,7 @@ class PipelineTrainer:
             self.losses = list(zip(engine.losses, targets, strict=True))
             report = result.guard or UNGUARDED
         finally:
-            self._tell(report)
+            self._owned.report(report)
         return result.gradient_norm
 
     def measure(self, hidden: Tensor, labels: Tensor) -> HeldOutScores:
@@ -111,9 +126,17 @@ class PipelineTrainer:
         self._gather()
         return list(self._whole.weights())
 
+    def books(self) -> dict[str, object]:
+        """As `SplitTrainer` says: where the log of the guard ends."""
+        return self._owned.books()
+
+    def check_books(self, books: Mapping[str, object]) -> None:
+        """As `SplitTrainer` says."""
+        self._owned.check_books(books)
+
     def _running(self) -> PipelineEngine:
         if self._engine is None:
-            self._engine = self._begin(self._whole.state(), self._whole.num_steps)
+            self._engine = self._owned.begin(self._whole.state(), self._whole.num_steps)
         return self._engine
 
     def _gather(self) -> None:

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from phalanx.config import StrictModel, digest
 from phalanx.engine import GuardReport
-from phalanx.errors import AuditLogError, ConfigError, DiskError
+from phalanx.errors import AuditLogError, CheckpointError, ConfigError, DiskError, RollbackError
 from phalanx.models import ModelSource
 from phalanx.pipeline import OWNER, PipelineEngine, StageChecks, WorkerConfig
-from phalanx.security.audit import AuditLog
+from phalanx.security.audit import AuditLog, LogHead
 from phalanx.split.channel import messages as say
 from phalanx.split.processes.enclave_file import EnclaveConfig
 from phalanx.split.roles.server import MakeTrainer, serve
@@ -78,7 +78,7 @@ def serve_owner(config: EnclaveOwnerConfig) -> None:
             endpoint.send(OWNER, message.kind, message.model_dump(mode="json"))
 
         with OwnedPipeline(run, home, source, tell) as owned:
-            yield lambda whole: PipelineTrainer(whole, owned.begin, owned.report, source.vocab_size)
+            yield lambda whole: PipelineTrainer(whole, owned, source.vocab_size)
 
     with deterministic(run.train.threads):
         serve(config.enclave, open_trainer=open_trainer)
@@ -147,8 +147,8 @@ class OwnedPipeline:
 
     def begin(self, state: Mapping[str, Tensor], num_steps: int) -> PipelineEngine:
         """Give every party its stages, cut from the state of the whole back part after so many steps."""
-        log, joined = self._log, self._joined
-        if log is None or joined is None:
+        joined = self._joined
+        if joined is None:
             raise ConfigError("the pipeline of an enclave begins once its workers are there")
         run, home, history = self._run, self._home, self._history
         draw = session_draw(home, run)
@@ -169,7 +169,7 @@ class OwnedPipeline:
                 draw=draw,
                 late=self._late,
                 note_checks=self._checked,
-                note_step=step_noter(log),
+                note_step=step_noter(self._open_log),
             )
         )
         settings = run.pipeline
@@ -182,13 +182,39 @@ class OwnedPipeline:
         found = asdict(guard) | {"verdicts": guard.verdicts}
         self._tell(say.GuardedStep(**found))
 
-    def _observe(self, kind: str, body: dict[str, Any]) -> None:
+    def books(self) -> dict[str, object]:
+        """Where the log of the guard ends, on the disk: a state is void beside a log that lacks one of these lines."""
+        head = self._open_log.sync()
+        return {"num_events": head.num_events, "digest": head.digest}
+
+    def check_books(self, books: Mapping[str, object]) -> None:
+        """Return where the log has every line that the state knows of, convictions included.
+
+        Raises:
+            CheckpointError: They are no books of an enclave that owns a pipeline.
+            RollbackError: The log was turned back.
+        """
+        number, ends = books.get("num_events"), books.get("digest")
+        if not isinstance(number, int) or not isinstance(ends, str):
+            raise CheckpointError("sealed state: is of an enclave that owns no pipeline, and this one does")
+        if not self._open_log.contains(LogHead(number, ends)):
+            raise RollbackError(
+                f"{self._home.path / LOG_FILE}: lacks lines that the sealed state knows of, maybe a conviction; "
+                "put back the log that belongs to it"
+            )
+
+    @property
+    def _open_log(self) -> AuditLog:
         if self._log is None:
-            return
+            raise AuditLogError("the log of an enclave's pipeline is not open")
+        return self._log
+
+    def _observe(self, kind: str, body: dict[str, Any]) -> None:
+        log = self._open_log
         self._figures.observe(kind, body)
-        self._log.append(kind, body)
+        log.append(kind, body)
         if kind in LASTING:
-            self._log.sync()
+            log.sync()
         self._tell(say.GuardEvent(event=kind, facts=body))
 
     def _checked(self, step: int, stages: Mapping[int, StageChecks]) -> None:

@@ -18,8 +18,8 @@ from phalanx.train.sessions.cluster import OpenWorkers, WorkerProcesses, worker_
 from phalanx.train.sessions.enclave_owner import CHECKED, MIDDLE
 
 WORKERS_SEE = (
-    "the workers of the middle stages see hidden states, their gradients and the adapters of their stages in the clear; "
-    "text can be rebuilt from these: it is secret from everybody but these workers and the machines that they run on"
+    "the workers of the middle stages see hidden states, their gradients and their stages' adapters in the clear; text "
+    "can be rebuilt from these: it is secret from everybody but these workers and the machines that they run on"
 )
 """What a run with such workers is not worth, for terminal, summary and report."""
 
