@@ -143,6 +143,19 @@ def test_test_files_have_unique_names() -> None:
     assert sorted(names) == sorted(set(names))
 
 
+OF_NO_PACKAGE = {"conformance", "deepspeed_engine", "multiproc", "vectors"}
+"""Folders of tests that many packages fulfil together, and of data; `deepspeed` would hide the library of that name."""
+
+
+@pytest.mark.parametrize("package", ["", "lab", "pipeline"])
+def test_folders_of_tests_are_named_as_the_packages_they_test(package: str) -> None:
+    tests, source = ROOT / "tests" / package, SOURCE / package
+
+    folders = {path.parent.name for path in tests.glob("*/*.py")} - OF_NO_PACKAGE
+
+    assert folders <= {path.parent.name for path in source.glob("*/__init__.py")} | {"fuzz"}
+
+
 def test_every_package_that_re_exports_lists_its_public_names() -> None:
     packages = {path: path.read_text(encoding="utf-8") for path in FILES if path.name == "__init__.py"}
 

@@ -2,11 +2,13 @@
 
 import contextlib
 import copy
+import threading
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from peft.utils.integrations import init_empty_weights
 from tiny_models import ARCHITECTURES, build_all, chain, named, some_ids, spec_of, tiny_source, whole_model
 
 from phalanx.errors import ConfigError, ModelError
@@ -21,6 +23,7 @@ from phalanx.models import (
     stage_table,
     tie,
 )
+from phalanx.models.quiet import quiet_transformers
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +97,34 @@ def test_only_first_and_last_can_be_tied(cache):
 
     with pytest.raises(ModelError, match="only the first and the last stage"):
         tie(stages[0], stages[1])
+
+
+def test_a_head_is_not_tied_while_another_thread_builds_on_the_meta_device(cache):
+    source = tiny_source("gpt2", cache)
+    first, last = (
+        build_stage(
+            source, spec_of(source, 3, n), adapter=None, activation_checkpointing=False, attention="sdpa", seed=0
+        )
+        for n in (0, 2)
+    )
+    patched, go_on = threading.Event(), threading.Event()
+
+    def build():
+        # what peft does while it adds adapters: every parameter that a module is given goes to the meta device
+        with quiet_transformers(), init_empty_weights():
+            patched.set()
+            go_on.wait()
+
+    builder, tying = threading.Thread(target=build), threading.Thread(target=tie, args=(first, last))
+    builder.start()
+    patched.wait()
+    tying.start()
+    tying.join(0.2)
+    go_on.set()
+    builder.join()
+    tying.join()
+
+    assert last.get_parameter("lm_head.weight") is first.get_parameter(first.family.embedding_weight)
 
 
 @pytest.mark.parametrize(

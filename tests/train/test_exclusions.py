@@ -1,5 +1,8 @@
 """A section that is written is kept or refused: sections exclude each other by presence, with the reason."""
 
+import functools
+import tomllib
+
 import pytest
 
 from phalanx.config import digest, dump_toml
@@ -151,7 +154,9 @@ def test_an_engine_has_every_value_that_no_line_takes_from_it(load, engine):
     taken = {line.key for line in lines}
     for key, value in WANTED.items():
         if key not in taken and key != "train.device" and not key.startswith(SECTIONS_OF_ONE):
-            load(ENGINE[engine], f"{key}={value}", *MORE.get(key, ()))
+            found = load(ENGINE[engine], f"{key}={value}", *MORE.get(key, ()))
+
+            assert functools.reduce(getattr, key.split("."), found) == tomllib.loads(f"value = {value}")["value"]
 
 
 def test_a_split_has_a_pipeline_once_it_says_what_workers_see_and_not_before(load):

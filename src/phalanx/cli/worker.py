@@ -1,5 +1,6 @@
 """``phalanx worker``: host stages for an owner on another machine; ``phalanx masked-worker``: multiply for one."""
 
+import faulthandler
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +18,8 @@ def worker(
     from phalanx.config import load_config
     from phalanx.pipeline import WorkerConfig, die_with_parent, requested_file, run_worker
 
+    # a fault in a library's own code leaves its place in the log
+    faulthandler.enable()
     die_with_parent()
     # an owner that starts workers again and again has them forked
     file = requested_file(worker_file)

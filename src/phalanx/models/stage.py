@@ -10,6 +10,7 @@ from phalanx.errors import ModelError
 from phalanx.models.attention import CAUSAL, AttentionPattern
 from phalanx.models.family import HEAD, HEAD_WEIGHT, Family
 from phalanx.models.layout import StageSpec
+from phalanx.models.quiet import quiet_transformers
 
 PREFIX = "prefix"
 """The part of a block that has keys and values of virtual tokens, where an adapter has added one."""
@@ -153,7 +154,9 @@ def tie(first: StageModule, last: StageModule) -> None:
     embedding = first.get_parameter(first.family.embedding_weight)
     if last.get_parameter(HEAD_WEIGHT).shape != embedding.shape:
         raise ModelError(f"{HEAD_WEIGHT}: shape differs from {first.family.embedding_weight}; cannot be tied")
-    setattr(last.get_submodule(HEAD), "weight", embedding)  # noqa: B010 - mypy knows a submodule's members no better
+    # peft's patch of torch in another thread would put the weight on the meta device, where products are garbage
+    with quiet_transformers():
+        setattr(last.get_submodule(HEAD), "weight", embedding)  # noqa: B010 - mypy knows no submodule's members
     last._head_is_shared = True
 
 

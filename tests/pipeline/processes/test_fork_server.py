@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.pipeline import LocalWorkers
+from phalanx.pipeline import LocalWorkers, WorkerConfig
 from phalanx.pipeline.processes.fork_server_client import ForkServer
 
 FORKED_WORKER = """
@@ -141,3 +141,23 @@ def test_without_a_fork_server_workers_start_as_ever(tmp_path, monkeypatch):
         workers.start_fork_server(1)
 
         assert workers._fork_server is None
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("import sys; sys.exit(3)", "(no output, exit code 3)"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "(no output, ended by signal 9)"),
+        ("print('first'); print('last')", "last"),
+    ],
+)
+def test_a_worker_that_ended_is_described_by_its_last_line_or_its_end(tmp_path, monkeypatch, program, said):
+    (tmp_path / "short_worker.py").write_text(program)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    config = WorkerConfig(identity="keys", owner="127.0.0.1:1", owner_name="owner")
+
+    with LocalWorkers(tmp_path, ("short_worker",)) as workers:
+        workers.start({"worker-1": config})
+        wait_until(lambda: not workers.is_alive("worker-1"))
+
+        assert workers.last_output("worker-1") == said

@@ -17,8 +17,8 @@ from snapshot_runs import (
 from phalanx.lab.attacks import actor
 from phalanx.models import LoraConfig
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig, explain_evidence
-from phalanx.pipeline.protocol.messages import Bulk
-from phalanx.testing import Actor, only, tampering, tiny_run
+from phalanx.pipeline.protocol.messages import Bulk, UpdateReport
+from phalanx.testing import Actor, WorkerCrash, only, tampering, tiny_run
 
 # --- honest ---------------------------------------------------------------------------------------
 
@@ -160,15 +160,19 @@ def test_losses_one_after_the_other_end_with_the_same_bits(make_company, honest_
 
 
 def test_a_run_of_one_step_between_snapshots_redoes_the_interrupted_step_alone(make_company, honest_digest):
+    def die_with_the_snapshot_unconfirmed(outgoing, report):
+        if report.step == 2:
+            raise WorkerCrash("after step 2, before the owner knows of its snapshot")
+        return [outgoing]
+
     run = run_with(snapshot_every=1)
-    company = make_company(run)
-    company.run(3)
+    company = make_company(run, {2: Actor(rewrite=only(UpdateReport, die_with_the_snapshot_unconfirmed))})
 
-    company.kill("worker-2")
-    results = company.run(2)
+    results = company.run(5)
 
-    # the snapshot of step 3 is everybody's only when step 3 is applied
-    assert [result.guard.steps_redone for result in results] == [1, 0]
+    # the snapshot that follows step 2 is everybody's only when all have confirmed it
+    assert company.lost == ["worker-2"]
+    assert sum(result.guard.steps_redone for result in results) == 1
     assert company.weights_digest() == honest_digest(run, 5)
 
 

@@ -93,10 +93,16 @@ class LocalWorkers:
             process.wait(_SECONDS_TO_END)
 
     def last_output(self, name: str) -> str:
-        """The last line of a worker's log, for an error message."""
+        """The last line of a worker's log, for an error message; how the worker ended, where it has said nothing."""
         path = self._directory / f"{name}.log"
         lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.exists() else []
-        return lines[-1] if lines else "(no output)"
+        return lines[-1] if lines else f"(no output, {self._end_of(name)})"
+
+    def _end_of(self, name: str) -> str:
+        code = self._processes[name].poll() if name in self._processes else None
+        if code is None:
+            return "it has not ended"
+        return f"exit code {code}" if code >= 0 else f"ended by signal {-code}"
 
     def close(self) -> None:
         """Give every worker a moment to end by itself, then end it."""

@@ -18,7 +18,7 @@ from phalanx.pipeline.processes import local_workers
 from phalanx.testing import WorkerCrash
 from phalanx.train import load_run, train
 
-QUICKSTART = Path(__file__).resolve().parents[2] / "examples" / "quickstart.toml"
+QUICKSTART = Path(__file__).resolve().parents[3] / "examples" / "quickstart.toml"
 
 
 @pytest.fixture
