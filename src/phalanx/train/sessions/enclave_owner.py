@@ -183,25 +183,12 @@ class OwnedPipeline:
         self._tell(say.GuardedStep(**found))
 
     def books(self) -> dict[str, object]:
-        """Where the log of the guard ends, on the disk: a state is void beside a log that lacks one of these lines."""
-        head = self._open_log.sync()
-        return {"num_events": head.num_events, "digest": head.digest}
+        """Where the log of the guard ends, on the disk: what a sealed state must know of it."""
+        return end_of(self._open_log)
 
     def check_books(self, books: Mapping[str, object]) -> None:
-        """Return where the log has every line that the state knows of, convictions included.
-
-        Raises:
-            CheckpointError: They are no books of an enclave that owns a pipeline.
-            RollbackError: The log was turned back.
-        """
-        number, ends = books.get("num_events"), books.get("digest")
-        if not isinstance(number, int) or not isinstance(ends, str):
-            raise CheckpointError("sealed state: is of an enclave that owns no pipeline, and this one does")
-        if not self._open_log.contains(LogHead(number, ends)):
-            raise RollbackError(
-                f"{self._home.path / LOG_FILE}: lacks lines that the sealed state knows of, maybe a conviction; "
-                "put back the log that belongs to it"
-            )
+        """As `check_end`, of this pipeline's log."""
+        check_end(self._open_log, books)
 
     @property
     def _open_log(self) -> AuditLog:
@@ -252,6 +239,32 @@ class OwnedPipeline:
                 "audit_log_head": {key: log.signed_head[key] for key in ("num_events", "digest")},
                 "audit_log_head_signed": log.signed_head,
             }
+        )
+
+
+def end_of(log: AuditLog) -> dict[str, object]:
+    """Where a log ends, on the disk, for a sealed state."""
+    return asdict(log.sync())
+
+
+def check_end(log: AuditLog, books: Mapping[str, object]) -> None:
+    """Return where a log has every line that a sealed state knows of, convictions included.
+
+    Args:
+        log: Of the guard of middle stages.
+        books: As `end_of` made them when the state was sealed.
+
+    Raises:
+        CheckpointError: They are no books of an enclave that owns a pipeline.
+        RollbackError: The log was turned back, or exchanged.
+    """
+    number, ends = books.get("num_events"), books.get("digest")
+    if not isinstance(number, int) or not isinstance(ends, str):
+        raise CheckpointError("sealed state: is of an enclave that owns no pipeline, and this one does")
+    if not log.contains(LogHead(number, ends)):
+        raise RollbackError(
+            f"{MIDDLE}/{LOG_FILE}: lacks lines that the sealed state knows of, maybe a conviction; put back the log "
+            "that belongs to it"
         )
 
 
