@@ -1,4 +1,4 @@
-"""A split with a pipeline as users start it: clients, an enclave that owns stages, workers that nobody trusts."""
+"""A split with a pipeline as users start it: clients, an enclave that owns stages, and untrusted workers."""
 
 import json
 import os

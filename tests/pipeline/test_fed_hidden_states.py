@@ -1,4 +1,4 @@
-"""A pipeline whose first stage is fed hidden states: the part of a model behind a front that other parties have."""
+"""A pipeline with a first stage that is fed hidden states: the part of a model behind a front at other parties."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A trainer whose stages are a guarded pipeline's: an enclave trains with it as with a back part of its own."""
+"""A trainer of stages that lie in a guarded pipeline: an enclave trains with it as with a back part of its own."""
 
 import math
 from contextlib import ExitStack

@@ -36,9 +36,9 @@ class SplitConfig(StrictModel):
     allow_insecure_sim: bool = False
     """Whether evidence that proves nothing is accepted."""
     workers_see_hidden_states: bool = False
-    """Whether workers that nobody trusts may serve the middle stages of the enclave's part, as ``[pipeline]`` and
-    ``[guard]`` say. They see hidden states, gradients and the adapters of these stages in the clear: what is sealed is
-    sealed against everybody but them, and text can be rebuilt from hidden states."""
+    """Whether untrusted workers may serve the middle stages of the enclave's part, as ``[pipeline]`` and ``[guard]``
+    say. They see hidden states, gradients and the adapters of these stages in the clear: text can be rebuilt from
+    these, and is not secret from the workers nor from the machines that they run on."""
     insecure: bool = False
     """Whether the host may read and alter what crosses; needed for "plaintext"."""
     policy: str | None = None

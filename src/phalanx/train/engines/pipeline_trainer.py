@@ -1,4 +1,4 @@
-"""The trainer of an enclave that owns a pipeline: workers that nobody trusts have the middle stages of its part."""
+"""The trainer of an enclave that owns a pipeline: untrusted workers have the middle stages of its part."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -103,7 +103,7 @@ class PipelineTrainer:
         self._fed.clear()
 
     def state(self) -> Mapping[str, Tensor]:
-        """As `SplitTrainer` says: that of all stages, whoever has them, as holder and shadow have agreed on it."""
+        """As `SplitTrainer` says: that of all stages, as holders and shadows have agreed on it."""
         if self._engine is None:
             return self._whole.state()
         stages = self._engine.copies("state")
