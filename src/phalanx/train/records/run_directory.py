@@ -21,6 +21,8 @@ ATTACK_LOG = "attack.jsonl"
 OWNER_CERTIFICATE = "owner.pem"
 """A copy of the owner's certificate, wherever its keys are."""
 
+MIDDLE = "middle"
+"""Directory, inside that of the run, where an enclave that owns a pipeline has its log, its evidence and its keys."""
 HEAD_FILE = Path("secrets") / "audit.head"
 _OWN_NAMES = ("config.toml", "pki", "secrets", "events.jsonl", "steps.jsonl", "metrics.jsonl", "checkpoints", _SUMMARY)
 

@@ -22,7 +22,7 @@ from phalanx.train.engines.pipeline_trainer import PipelineTrainer
 from phalanx.train.records.audit_trail import LOG_FILE, open_log, retire_key, reveal_key, step_noter
 from phalanx.train.records.history import read_history
 from phalanx.train.records.record import LASTING
-from phalanx.train.records.run_directory import RunDirectory
+from phalanx.train.records.run_directory import MIDDLE, RunDirectory
 from phalanx.train.records.summary import Figures
 from phalanx.train.sessions.cluster import (
     JoinedWorkers,
@@ -37,8 +37,6 @@ from phalanx.train.setup.process import deterministic
 from phalanx.train.setup.stage_source import BackLibrary
 from phalanx.transport import Endpoint
 
-MIDDLE = "middle"
-"""Directory, inside that of the run, of the enclave's own log, evidence and keys of the middle stages."""
 CHECKED = "checked"
 """Name under which the enclave tells what was checked of an applied step; no event of the log."""
 

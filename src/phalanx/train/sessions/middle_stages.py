@@ -11,11 +11,11 @@ from phalanx.split.channel import messages as say
 from phalanx.train.config import RunConfig
 from phalanx.train.records.audit_trail import LOG_FILE
 from phalanx.train.records.history import read_history
-from phalanx.train.records.run_directory import RunDirectory, holds_run
+from phalanx.train.records.run_directory import MIDDLE, RunDirectory, holds_run
 from phalanx.train.records.summary import Figures
 from phalanx.train.saving.savepoint import Savepoint
 from phalanx.train.sessions.cluster import OpenWorkers, WorkerProcesses, worker_config
-from phalanx.train.sessions.enclave_owner import CHECKED, MIDDLE
+from phalanx.train.sessions.enclave_owner import CHECKED
 
 WORKERS_SEE = (
     "the workers of the middle stages see hidden states, their gradients and their stages' adapters in the clear; text "

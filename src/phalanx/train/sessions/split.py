@@ -24,11 +24,11 @@ from phalanx.train.batches.scores import describe_texts
 from phalanx.train.config import RunConfig
 from phalanx.train.engines.split_engine import SplitEngine
 from phalanx.train.records.record import RunRecorder
+from phalanx.train.records.run_directory import MIDDLE
 from phalanx.train.saving.savepoint import Savepoint
 from phalanx.train.saving.saver import PlainSaver
 from phalanx.train.sessions.cluster import OpenWorkers
 from phalanx.train.sessions.context import SessionContext, check_vocabulary
-from phalanx.train.sessions.enclave_owner import MIDDLE
 from phalanx.train.sessions.factory import EngineStart, RunMaterial
 from phalanx.train.sessions.middle_stages import WORKERS_SEE, middle_directory, middle_stages, noting, recall
 from phalanx.train.sessions.split_cluster import enclave_of, split_company, split_of
