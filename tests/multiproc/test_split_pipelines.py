@@ -5,7 +5,7 @@ import os
 import signal
 
 import pytest
-from real_runs import TINY, descendant, events, exists, worker_pid
+from real_runs import TINY, descendant, end_all, events, exists, make_place, worker_pid
 
 from phalanx.errors import EvidenceError
 from phalanx.pipeline import explain_evidence
@@ -43,17 +43,28 @@ clip_norm = 100.0
 every = 3
 """
 LIAR = ("attack.kind='forward_sign_flip'", "attack.stages=[1]", "attack.from_step=4")
-LONG = ("train.steps=40",)
 
 
 def run_file(middle):
-    text = TINY[: TINY.index("[pipeline]")].replace("n_layer = 4", "n_layer = 5")
+    text = TINY[: TINY.index("[pipeline]")].replace("n_layer = 4", "n_layer = 5").replace("steps = 8", "steps = 14")
     return text.replace("[data]", f"{SPLIT}{middle}{REST}\n[data]")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """A place with an honest run that has both, in `run`, and one without the pipeline, in `alone`."""
+    place = make_place(tmp_path_factory.mktemp("undisturbed"))
+    place.run_file.write_text(run_file(MIDDLE))
+    place.finish()
+    place.run_file.write_text(run_file(""))
+    place.finish(run_dir="alone")
+    yield place
+    end_all(place)
 
 
 @pytest.fixture
 def joined(place):
-    """A place with a run file that has both, and one beside it without the pipeline."""
+    """A place with a run file that has both."""
     place.run_file.write_text(run_file(MIDDLE))
     return place
 
@@ -66,13 +77,12 @@ def losses_of(place, run_dir="run"):
     return [line["loss"] for line in lines_of(place, run_dir)]
 
 
-def test_losses_are_those_of_the_enclave_alone_and_no_party_is_blamed(joined):
-    summary = joined.finish()
-    joined.run_file.write_text(run_file(""))
-    alone = joined.finish(run_dir="alone")
+def test_losses_are_those_of_the_enclave_alone_and_no_party_is_blamed(undisturbed):
+    summary, alone = undisturbed.summary(), undisturbed.summary("alone")
 
-    assert losses_of(joined) == pytest.approx(losses_of(joined, "alone"), rel=1e-6)
-    assert [line["batch"] for line in lines_of(joined)] == [line["batch"] for line in lines_of(joined, "alone")]
+    assert losses_of(undisturbed) == pytest.approx(losses_of(undisturbed, "alone"), rel=1e-6)
+    batches = [[line["batch"] for line in lines_of(undisturbed, where)] for where in ("run", "alone")]
+    assert batches[0] == batches[1]
     for name in ("validation_perplexity_first", "validation_perplexity"):
         assert summary[name] == pytest.approx(alone[name], rel=1e-6)
     assert (summary["verdicts"], summary["evicted"], summary["lost"], summary["takeovers"]) == ([], [], [], 0)
@@ -80,43 +90,40 @@ def test_losses_are_those_of_the_enclave_alone_and_no_party_is_blamed(joined):
     assert (alone["audits"], alone["split"].get("workers_see")) == (0, None)
 
 
-def test_what_workers_see_is_said_in_terminal_summary_and_report_and_both_logs_hold(joined):
-    summary = joined.finish()
+def test_what_workers_see_is_said_in_terminal_summary_and_report_and_both_logs_hold(undisturbed):
+    summary, text = undisturbed.summary(), undisturbed.processes[0].text
 
     said = "text can be rebuilt from these"
-    assert said in " ".join(joined.processes[0].text.split())
+    assert said in " ".join(text.split())
     assert said in summary["split"]["workers_see"]
-    assert said in (joined.path / "run" / "report.html").read_text()
+    assert said in (undisturbed.path / "run" / "report.html").read_text()
     assert summary["world"] == {"processes": 4, "stages": 5, "clients": 2}
-    proves = {"run": "signs a log of its own", "run/middle": "8 of 8 steps: each drawn audit was drawn again"}
+    proves = {"run": "signs a log of its own", "run/middle": "14 of 14 steps: each drawn audit was drawn again"}
     for log, words in proves.items():
-        process = joined.start("audit", "verify", str(joined.path / log))
+        process = undisturbed.start("audit", "verify", str(undisturbed.path / log))
         assert process.wait() == 0, process.text
         assert words in " ".join(process.text.split())
 
 
-def test_a_liar_in_the_middle_is_convicted_and_no_bit_of_the_weights_is_lost(joined):
-    clean = joined.finish(run_dir="clean")
+def test_a_liar_in_the_middle_is_convicted_and_no_bit_of_the_weights_is_lost(joined, undisturbed):
     summary = joined.finish(*LIAR)
 
     (verdict,) = summary["verdicts"]
     assert (verdict["party"], verdict["stage"], verdict["step"], verdict["offence"]) == ("worker-1", 1, 4, "message")
     assert (summary["evicted"], summary["detections"], summary["false_accusations"]) == (["worker-1"], 1, 0)
-    assert summary["final_weights_digest"] == clean["final_weights_digest"]
-    assert losses_of(joined) == losses_of(joined, "clean")
+    assert summary["final_weights_digest"] == undisturbed.summary()["final_weights_digest"]
+    assert losses_of(joined) == losses_of(undisturbed)
     ((_, told),) = events(joined, "verdict")
-    evidence = joined.path / "run" / told["evidence"]
-    assert explain_evidence(evidence, joined.path / "run" / "middle" / "pki" / "authority.pem")["verdict"] == (
-        "worker-1 is guilty: message"
-    )
+    evidence, keys = joined.path / "run" / told["evidence"], joined.path / "run"
+    facts = explain_evidence(evidence, keys / "middle" / "pki" / "authority.pem")
+    assert facts["verdict"] == "worker-1 is guilty: message"
     with pytest.raises(EvidenceError):
         # the authority of the clients has not certified workers
-        explain_evidence(evidence, joined.path / "run" / "pki" / "authority.pem")
+        explain_evidence(evidence, keys / "pki" / "authority.pem")
 
 
-def test_a_killed_worker_is_replaced_and_the_weights_are_those_of_an_undisturbed_run(joined):
-    clean = joined.finish(*LONG, run_dir="clean")
-    process = joined.train(*LONG, "pipeline.respawns=1")
+def test_a_killed_worker_is_replaced_and_the_weights_are_those_of_an_undisturbed_run(joined, undisturbed):
+    process = joined.train("pipeline.respawns=1")
     joined.wait_for(process, lambda: joined.has_line("metrics.jsonl", '"step": 4,'))
 
     os.kill(worker_pid(process, "worker-2"), signal.SIGKILL)
@@ -126,12 +133,11 @@ def test_a_killed_worker_is_replaced_and_the_weights_are_those_of_an_undisturbed
     assert (summary["lost"], summary["verdicts"]) == (["worker-2"], [])
     assert summary["takeovers"] >= 1
     assert [body["party"] for _, body in events(joined, "respawned")] == ["worker-3"]
-    assert summary["final_weights_digest"] == clean["final_weights_digest"]
+    assert summary["final_weights_digest"] == undisturbed.summary()["final_weights_digest"]
 
 
-def test_the_enclave_is_killed_and_the_run_goes_on_from_its_sealed_state_with_the_same_bits(joined):
-    clean = joined.finish(*LONG, run_dir="clean")
-    process = joined.train(*LONG, *LIAR)
+def test_the_enclave_is_killed_and_the_run_goes_on_from_its_sealed_state_with_the_same_bits(joined, undisturbed):
+    process = joined.train(*LIAR)
     joined.wait_for(process, lambda: joined.has_line("metrics.jsonl", '"step": 7,'))
     enclave, worker = descendant(process, "enclave own"), worker_pid(process, "worker-2")
 
@@ -139,10 +145,11 @@ def test_the_enclave_is_killed_and_the_run_goes_on_from_its_sealed_state_with_th
     assert process.wait() == 4, process.text
     assert "the enclave ended with signal 9" in process.text
     joined.wait_until(lambda: not exists(worker))
-    summary = joined.finish(*LONG, *LIAR, resume=True)
+    summary = joined.finish(*LIAR, resume=True)
 
     assert summary["resumed_from"] % 3 == 0 and summary["resumed_from"] >= 6
-    assert summary["evicted"] == ["worker-1"], "who was convicted before stays out"
-    assert not any("worker-1" in str(body) for _, body in events(joined, "party_joined")[2:])
-    assert summary["final_weights_digest"] == clean["final_weights_digest"]
-    assert losses_of(joined) == losses_of(joined, "clean")
+    assert summary["evicted"] == ["worker-1"]
+    joined_parties = [body["party"] for _, body in events(joined, "party_joined")]
+    assert joined_parties == ["worker-1", "worker-2", "worker-2"], "a convicted worker was let in again"
+    assert summary["final_weights_digest"] == undisturbed.summary()["final_weights_digest"]
+    assert losses_of(joined) == losses_of(undisturbed)
