@@ -11,6 +11,7 @@ import pytest
 
 from phalanx import errors
 from phalanx.cli import run
+from tiny_run_file import tiny_run_file
 
 HEAVY = ("torch", "transformers", "grpc", "numpy", "cryptography", "pydantic")
 
@@ -111,6 +112,34 @@ def test_import_and_help_load_nothing_heavy(arguments: tuple[str, ...]) -> None:
     assert loaded.isdisjoint(HEAVY)
 
 
+BAD_FILES = {
+    "syntax": "steps = = 3\n",
+    "unknown key": tiny_run_file("[pipeline]\nstagess = 3\n"),
+    "wrong type": tiny_run_file().replace("batch_size = 8", 'batch_size = "eight"'),
+    "two engines": tiny_run_file("[pipeline]\nstages = 4\n[parallel]\ndp = 2\n"),
+    "an objective that is none": tiny_run_file().replace("seed = 3", 'objective = "magic"'),
+}
+
+
+@pytest.mark.parametrize("verb", ["train", "plan", "attack", "calibrate", "launch"])
+@pytest.mark.parametrize("mistake", BAD_FILES)
+def test_a_wrong_run_file_is_refused_before_torch_is_imported(tmp_path: Path, verb: str, mistake: str) -> None:
+    (tmp_path / "run.toml").write_text(BAD_FILES[mistake])
+    code = """
+import sys
+from phalanx.cli import run
+code = run(sys.argv[1:])
+print(sorted({"torch", "transformers"} & set(sys.modules)))
+sys.exit(code)
+"""
+
+    result = python(code, verb, str(tmp_path / "run.toml"))
+
+    assert result.returncode == 2, result.stderr
+    assert result.stdout == "[]\n"
+    assert result.stderr.startswith(f"error: {tmp_path / 'run.toml'}: ")
+
+
 @pytest.mark.parametrize(
     "verb",
     ["train", "plan", "launch", "worker", "report", "attack", "bench", "reproduce", "audit verify", "audit explain"],
@@ -151,11 +180,12 @@ def test_train_passes_its_options_on_and_prints_figures_and_report(
     summary = {"status": "completed", "loss_last": 2.5, "evicted": ["worker-1"], "run_dir": str(tmp_path)}
     recorder = install(monkeypatch, Recorder(summary))
 
-    code = run(["train", "run.toml", "--set", "a.b=1", "--set", "c=x", "--run-dir", "runs/x", "--resume"])
+    options = ["--set", "a.b=1", "--unset", "d.e", "--set", "c=x", "--run-dir", "runs/x", "--resume"]
+    code = run(["train", "run.toml", *options])
 
     assert code == 0
     assert recorder.calls == [
-        ("load_run", Path("run.toml"), ("a.b=1", "c=x")),
+        ("load_run", Path("run.toml"), ("d.e-", "a.b=1", "c=x")),
         ("train", "the run", Path("runs/x"), True),
         ("write_report", tmp_path),
     ]

@@ -202,6 +202,33 @@ def test_an_override_value_is_toml_or_else_plain_text(text: str, value: object) 
     assert parse_override(text) == (["a"], value)
 
 
+def test_a_key_or_a_section_is_taken_out_before_another_is_set(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("name = 'x'\nnote = 'gone'\n[train]\nsteps = 3\nbatch_size = 7\n")
+
+    run = load_config(path, Run, ["note-", "train.batch_size-", "train.steps=4"])
+
+    assert (run.note, run.train) == (None, Train(steps=4))
+    assert "train: missing; add it" in refused(tmp_path, "name = 'x'\n[train]\nsteps = 3\n", "train-")
+
+
+@pytest.mark.parametrize(
+    ("override", "written"),
+    [
+        ("train.batch_size-", "; written there: steps"),
+        ("train.steps.deep-", ""),
+        ("verifier-", "; written there: train"),
+        ("-", "; written there: train"),
+    ],
+)
+def test_a_key_that_is_not_written_cannot_be_taken_out(tmp_path: Path, override: str, written: str) -> None:
+    message = refused(tmp_path, "[train]\nsteps = 3\n", override)
+
+    assert (
+        message == f"--unset {override[:-1]}: {tmp_path / 'run.toml'} does not write it{written}; leave the option out"
+    )
+
+
 @given(st.text())
 def test_any_override_text_gives_a_value_or_our_error(text: str) -> None:
     try:

@@ -27,6 +27,7 @@ def domain(directory, *overrides, **options):
 def begun(directory):
     (directory / "run").mkdir()
     (directory / "run" / "run.json").touch()
+    (directory / "run" / "metrics.jsonl").write_text('{"step": 0}\n')
     return directory
 
 

@@ -1,9 +1,14 @@
 """The modes that Phalanx is compared with: the paper's duplicated block, and statistics alone."""
 
+import re
+
 import pytest
 
+from phalanx.errors import ConfigError
 from phalanx.pipeline import GuardConfig
 from phalanx.testing import Actor, tampering, tiny_run
+from phalanx.train import load_run
+from tiny_run_file import tiny_run_file
 
 PAPER = GuardConfig(mode="paper")
 STATISTICS = GuardConfig(mode="statistics")
@@ -67,3 +72,17 @@ def test_statistics_do_not_see_a_small_lie(make_company, honest_digest):
 def test_what_a_baseline_fixes_cannot_be_chosen(change):
     with pytest.raises(ValueError, match="mode = 'paper' fixes"):
         GuardConfig(mode="paper", **change)
+
+
+def test_all_that_a_baseline_fixes_is_said_at_once_and_how_to_take_it_out(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(tiny_run_file("[guard]\naudit_rate = 0.25\nstep_audit_rate = 0.5\n"))
+
+    with pytest.raises(ConfigError) as refusal:
+        load_run(path, ["guard.mode=paper"])
+
+    said = str(refusal.value)
+    assert "fixes audit_rate = 1.0 (found 0.25), step_audit_rate = 0.0 (found 0.5);" in said
+    removed = re.findall(r"--unset (\S+)", said)
+    guard = load_run(path, [*(f"{key}-" for key in removed), "guard.mode=paper"]).guard
+    assert (guard.mode, guard.audit_rate, guard.step_audit_rate) == ("paper", 1.0, 0.0)

@@ -2,6 +2,7 @@
 
 import functools
 import tomllib
+from itertools import combinations
 
 import pytest
 
@@ -9,7 +10,7 @@ from phalanx.config import digest, dump_toml
 from phalanx.errors import ConfigError
 from phalanx.lab.bench.detection.drill_plan import Drill, drill_scenes
 from phalanx.pipeline import GuardConfig
-from phalanx.train import load_run
+from phalanx.train import RunConfig, load_run
 from phalanx.train.exclusions import EXCLUSIONS, value_exclusions
 from tiny_run_file import tiny_run_file
 
@@ -53,6 +54,41 @@ def test_two_sections_that_exclude_each_other_are_refused_whatever_they_hold(loa
         load(ASKED_FOR[one] + ASKED_FOR[other])
 
     assert f"[{one}] and [{other}] exclude each other: {EXCLUSIONS[pair]}; remove one" in str(refusal.value)
+
+
+TOGETHER = {("parallel", "deepspeed"), ("pipeline", "guard"), ("pipeline", "attack"), ("guard", "attack")}
+COMMON = {"model", "data", "train", "optimizer", "checkpoint"}
+SET = {
+    "parallel": "parallel.dp=1",
+    "deepspeed": "deepspeed.zero=3",
+    "split": "split={cut=2,allow_insecure_sim=true}",
+    "pipeline": "pipeline.stages=4",
+    "guard": "guard.mode=phalanx",
+    "attack": "attack.kind=none",
+}
+
+
+def test_every_pair_of_sections_is_either_refused_or_known_to_go_together():
+    pairs = {frozenset(pair) for pair in combinations(ASKED_FOR, 2)}
+    refused, together = ({frozenset(pair) for pair in found} for found in (EXCLUSIONS, TOGETHER))
+
+    assert refused | together == pairs
+    assert not refused & together
+    assert set(ASKED_FOR) | COMMON == set(RunConfig.model_fields)
+
+
+@pytest.mark.parametrize("pair", EXCLUSIONS)
+def test_a_section_that_came_by_override_is_refused_beside_one_that_is_written(load, pair):
+    for written, by_override in (pair, pair[::-1]):
+        with pytest.raises(ConfigError, match=r"exclude each other: .*; remove one"):
+            load(ASKED_FOR[written], SET[by_override])
+
+
+@pytest.mark.parametrize("pair", [pair for pair in TOGETHER if "parallel" not in pair])
+def test_sections_that_go_together_are_both_kept(load, pair):
+    kept = dump_toml(load("".join(ASKED_FOR[name] for name in pair)))
+
+    assert all(f"[{name}]" in kept for name in pair)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from phalanx.errors import CheckpointError, FrameError, PeerLostError, RollbackError
+from phalanx.errors import CheckpointError, ConfigError, FrameError, PeerLostError, RollbackError
 from phalanx.pipeline import StageChecks
 from phalanx.security.audit import AuditLog
 from phalanx.security.crypto import Identity
@@ -11,6 +11,7 @@ from phalanx.split.channel import messages as say
 from phalanx.testing import tiny_run
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.records.summary import Figures
+from phalanx.train.records.unstarted import is_unstarted
 from phalanx.train.sessions.cluster import worker_config
 from phalanx.train.sessions.enclave_owner import CHECKED, AskedWorkers, check_end, end_of
 from phalanx.train.sessions.middle_stages import MiddleStages, middle_directory, noting
@@ -172,12 +173,12 @@ def test_the_enclave_cannot_speak_for_the_owner_of_the_run(note, noted, kind):
 
 
 def test_what_was_checked_is_in_the_record_of_checks(note, figures):
-    told = {"step": 0, "stages": {"1": {"made": ["sampled"], "rests_on": {"worker-1": None}}}}
+    told = {"step": 0, "stages": {"1": {"made": ["sampled"], "party": "worker-1", "rests_on": None}}}
 
     note[0](CHECKED, told)
 
     expected = Figures()
-    expected.checks.applied(0, {1: StageChecks(frozenset({"sampled"}), {"worker-1": None})})
+    expected.checks.applied(0, {1: StageChecks(frozenset({"sampled"}), "worker-1", None)})
     assert figures.checks.to_json() == expected.checks.to_json()
 
 
@@ -219,3 +220,24 @@ def test_a_state_of_an_enclave_without_a_pipeline_is_refused(tmp_path, books):
 
     with AuditLog(tmp_path / "events.jsonl", identity, "run") as log, pytest.raises(CheckpointError, match="owns no"):
         check_end(log, books)
+
+
+# --- a run that has not finished a step ------------------------------------------------------------
+
+
+def test_a_run_that_begins_anew_has_new_keys_of_its_middle_stages_as_well(run, home):
+    before = middle_directory(run, home).owner.authority_pem
+    home.close()
+
+    with RunDirectory(home.path, run, resume=False) as again:
+        assert again.begun_anew
+        assert middle_directory(run, again).owner.authority_pem != before
+
+
+def test_a_step_that_the_enclave_alone_knows_of_keeps_a_run_from_beginning_anew(run, home):
+    (middle_directory(run, home).path / "steps.jsonl").write_text("{}\n")
+    home.close()
+
+    assert not is_unstarted(home.path)
+    with pytest.raises(ConfigError, match="holds a run already"):
+        RunDirectory(home.path, run, resume=False)

@@ -5,8 +5,10 @@ import stat
 import pytest
 
 from phalanx.errors import CheckpointError, ConfigError
+from phalanx.security.audit import AuditLog
+from phalanx.security.crypto import create_authority, issue, load_identity
 from phalanx.train.records import run_directory
-from phalanx.train.records.run_directory import RunDirectory
+from phalanx.train.records.run_directory import RunDirectory, holds_run
 
 
 def test_a_new_run_gets_an_identity_for_everybody(make_run, tmp_path):
@@ -40,11 +42,91 @@ def test_a_resumed_run_keeps_its_name_and_its_secret(make_run, tmp_path):
     assert (again.run_id, again.audit_key(), again.owner.public) == (first.run_id, key, first.owner.public)
 
 
-def test_a_run_is_not_started_over_another(make_run, tmp_path):
-    RunDirectory(tmp_path / "run", make_run(), resume=False)
+def test_a_start_without_a_finished_step_is_begun_anew_by_the_corrected_run_file(make_run, tmp_path):
+    first = RunDirectory(tmp_path / "run", make_run(), resume=False)
+    (first.path / "events.jsonl").write_text(
+        '{"kind":"run_started"}\n{"kind":"party_joined"}\n{"kind":"run_stopped"}\n'
+    )
+    (first.path / "summary.json").write_text("{}")
+    (first.path / "metrics.jsonl").touch()
+    (first.path / "notes.txt").write_text("mine")
+    first.audit_key()
+    first.close()
 
-    with pytest.raises(ConfigError, match="--resume"):
-        RunDirectory(tmp_path / "run", make_run(), resume=False)
+    with pytest.raises(ConfigError, match=r"has not finished a step.* without --resume, and it is begun anew"):
+        RunDirectory(first.path, make_run("train.steps=9"), resume=True)
+    again = RunDirectory(first.path, make_run("train.steps=9"), resume=False)
+
+    assert again.begun_anew and not first.begun_anew
+    assert again.run_id != first.run_id and again.owner.public != first.owner.public
+    assert "steps = 9" in (again.path / "config.toml").read_text()
+    assert sorted(path.name for path in again.path.iterdir()) == [
+        ".lock", "config.toml", "notes.txt", "owner.pem", "pki", "run.json"
+    ]  # fmt: skip
+    assert load_identity(again.pki / "owner").public == again.owner.public
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("metrics.jsonl", "{"),
+        ("steps.jsonl", "x"),
+        ("checkpoints/step-00000001/manifest.json", "{}"),
+        ("evidence/verdict.json", "{}"),
+        ("journal/entry.json", "{}"),
+        ("events.jsonl", '{"kind":"run_started"}\n{"kind":"verdict"}\n'),
+        ("events.jsonl", '{"kind":"evicted"}\n'),
+        ("events.jsonl", '{"kind":"step"}\n'),
+        ("events.jsonl", '{"kind":"checkpoint"}\n'),
+        ("events.jsonl", '{"kind":"never heard of"}\n'),
+        ("events.jsonl", '{"kind":"run_started"}\n{"kind":"run_st'),
+        ("events.jsonl", "[1]\n"),
+        ("events.jsonl", '{"kind":"run_started"}\n' * 50_000),
+    ],
+)
+def test_a_run_with_a_step_a_checkpoint_or_a_decision_is_never_overwritten(make_run, tmp_path, name, content):
+    first = RunDirectory(tmp_path / "run", make_run(), resume=False)
+    path = first.path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+    first.close()
+    before = {path: path.read_bytes() for path in first.path.rglob("*") if path.is_file()}
+
+    with pytest.raises(ConfigError, match="holds a run already; add --resume"):
+        RunDirectory(first.path, make_run("train.steps=9"), resume=False)
+    with pytest.raises(ConfigError, match="holds another run"):
+        RunDirectory(first.path, make_run("train.steps=9"), resume=True)
+
+    assert {path: path.read_bytes() for path in first.path.rglob("*") if path.is_file()} == before
+    assert holds_run(first.path)
+
+
+def test_a_run_that_another_process_begins_or_drives_is_left_alone(make_run, tmp_path):
+    first = RunDirectory(tmp_path / "run", make_run(), resume=False)
+    with pytest.raises(ConfigError, match="another process runs here"):
+        RunDirectory(first.path, make_run(), resume=False)
+    first.close()
+
+    with (
+        AuditLog(first.path / "events.jsonl", first.owner, first.run_id),
+        pytest.raises(ConfigError, match="another process runs here"),
+    ):
+        RunDirectory(first.path, make_run(), resume=False)
+
+    assert RunDirectory(first.path, make_run(), resume=True).run_id == first.run_id
+
+
+def test_keys_that_were_not_made_for_the_run_are_never_removed(make_run, tmp_path):
+    create_authority(tmp_path / "keys")
+    issue(tmp_path / "keys", "owner")
+    first = RunDirectory(tmp_path / "run", make_run(f'pipeline.pki="{tmp_path / "keys"}"'), resume=False)
+    first.close()
+    (tmp_path / "keys").rename(first.path / "pki")
+
+    with pytest.raises(ConfigError, match=r"holds pki but no run\.json"):
+        RunDirectory(first.path, make_run(), resume=False)
+
+    assert load_identity(first.path / "pki" / "owner").public == first.owner.public
 
 
 @pytest.mark.parametrize("exists", [False, True])

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.console import say_figures, say_rows, write_json
+from phalanx.cli.options import Sets, Unsets, overrides_of
 from phalanx.errors import ConfigError, VerificationError
 
 NOT_HELD = VerificationError.exit_code
@@ -39,10 +40,8 @@ def attack(
         str | None,
         typer.Option("--stages", metavar="1,2", help="Where the attackers are; default the first middle stage."),
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="A.B=C", help="Override one key of the run file; may be repeated."),
-    ] = None,
+    sets: Sets = None,
+    unsets: Unsets = None,
     run_dir: Annotated[
         Path | None, typer.Option("--run-dir", metavar="DIR", help="Keep the run directories here.")
     ] = None,
@@ -56,6 +55,10 @@ def attack(
 
     Exits with 5 when an attack went undetected or never took place, an innocent party was blamed, or a run failed.
     """
+    from phalanx.train import load_run
+
+    # a mistake in the file is said before torch is imported
+    run = None if run_file is None else load_run(run_file, overrides_of(sets, unsets))
     from phalanx.lab.bench.detection.drill_plan import Drill
     from phalanx.lab.bench.detection.drills import list_attacks, run_drill
 
@@ -63,10 +66,8 @@ def attack(
         listed = list_attacks()
         typer.echo(json.dumps({"attacks": listed})) if as_json else say_rows(listed)
         return
-    if run_file is None:
+    if run is None:
         raise ConfigError("attack: no run file; give one, or --list for the table of attacks")
-    from phalanx.train import load_run
-
     drill = Drill(
         kinds=None if kinds is None else tuple(filter(None, kinds.split(","))),
         together=tuple(together or ()),
@@ -75,7 +76,7 @@ def attack(
         rate=rate,
         stages=None if stages is None else _numbers(stages),
     )
-    result = run_drill(load_run(run_file, overrides or ()), drill, run_dir)
+    result = run_drill(run, drill, run_dir)
     if out is not None:
         write_json(out, result)
     if as_json:

@@ -7,16 +7,15 @@ from typing import Annotated, Any
 import typer
 
 from phalanx.cli.console import say_figures, say_rows, write_json
+from phalanx.cli.options import Sets, Unsets, overrides_of
 
 OPERATORS = ("attention", "mlp", "linear", "norm")
 
 
 def calibrate(
     run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file.")],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="A.B=C", help="Override one key of the run file; may be repeated."),
-    ] = None,
+    sets: Sets = None,
+    unsets: Unsets = None,
     quick: Annotated[bool, typer.Option("--quick", help="128 messages instead of 512; nothing compiled.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, nothing else.")] = False,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write the JSON.")] = None,
@@ -26,13 +25,17 @@ def calibrate(
     Threads, attention kernels, oneDNN, torch.compile, bf16, float64 and a GPU where there is one; distances are
     those of the guard, the largest over the tokens of a message.
     """
-    from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
-    from phalanx.lab.calibrate import calibrate as measure
     from phalanx.train import load_run
 
-    words = ["phalanx calibrate", str(run_file), *(f"--set {text}" for text in overrides or ()), *["--quick"] * quick]
+    # a mistake in the file is said before torch is imported
+    run = load_run(run_file, overrides_of(sets, unsets))
+    from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+    from phalanx.lab.calibrate import calibrate as measure
+
+    changes = [*(f"--unset {key}" for key in unsets or ()), *(f"--set {text}" for text in sets or ())]
+    words = ["phalanx calibrate", str(run_file), *changes, *["--quick"] * quick]
     where = {"command": " ".join(words), "machine": describe_machine(), "commit": current_commit()}
-    result = where | {"load": load_average()} | measure(load_run(run_file, overrides or ()), quick=quick)
+    result = where | {"load": load_average()} | measure(run, quick=quick)
     if out is not None:
         write_json(out, result)
     if as_json:

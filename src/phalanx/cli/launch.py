@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from phalanx.cli.options import Sets, Unsets, overrides_of
+
 
 def launch(
     run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file, the same as for train.")],
@@ -12,10 +14,8 @@ def launch(
     engine: Annotated[
         Literal["torchrun", "ray"], typer.Option(help="What starts and restarts the processes.")
     ] = "torchrun",
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="A.B=C", help="Override one key of the run file; may be repeated."),
-    ] = None,
+    sets: Sets = None,
+    unsets: Unsets = None,
     run_dir: Annotated[
         Path | None, typer.Option("--run-dir", metavar="DIR", help="Where the owner writes; default runs/NAME.")
     ] = None,
@@ -49,6 +49,11 @@ def launch(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be run; start nothing.")] = False,
 ) -> None:
     """Start a run's owner and workers, or the ranks of its domain, on torchrun or Ray, and again when they die."""
+    from phalanx.train import load_run
+
+    # a mistake in the file is said before torch is imported
+    overrides = tuple(overrides_of(sets, unsets))
+    load_run(run_file, overrides)
     from phalanx.launch import (
         Launch,
         Nodes,
@@ -64,7 +69,7 @@ def launch(
 
     request = Launch(
         run_file,
-        tuple(overrides or ()),
+        overrides,
         run_dir,
         tuple(parties or ()),
         owner,

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from phalanx.cli.options import Sets, Unsets, overrides_of
 from phalanx.errors import ConfigError
 
 PLAN_EXAMPLES = (
@@ -31,9 +32,8 @@ def plan(
         list[int] | None,
         typer.Option("--gpus", metavar="N", help="How many of its devices; may be repeated; else all."),
     ] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override one key of the run file.")
-    ] = None,
+    sets: Sets = None,
+    unsets: Unsets = None,
     tokens: Annotated[float | None, typer.Option("--tokens", help="Of the whole training, such as 2e12.")] = None,
     sequences: Annotated[int, typer.Option("--sequences", help="Sequences a step, with --model.")] = 512,
     sequence_length: Annotated[int, typer.Option("--sequence-length", help="Tokens of each, with --model.")] = 2048,
@@ -52,8 +52,7 @@ def plan(
     ] = None,
     cut: Annotated[int | None, typer.Option("--cut", metavar="N", help="With --split: judge this cut only.")] = None,
     leaks: Annotated[
-        Path | None,
-        typer.Option("--leaks", metavar="FILE", help="With --split: JSON of phalanx reproduce leaks."),
+        Path | None, typer.Option("--leaks", metavar="FILE", help="With --split: JSON of phalanx reproduce leaks.")
     ] = None,
     by: Annotated[str, typer.Option("--by", help="What counts as best: speed or cost.")] = "speed",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, nothing else.")] = False,
@@ -62,7 +61,7 @@ def plan(
 ) -> None:
     """Rank every layout of a cluster, say why the others cannot be used, and write the best down.
 
-    Nothing is started and no GPU is needed. Every figure is an estimate; --json and --html name what it rests on.
+    Nothing is started. Every figure is an estimate; --json and --html name what it rests on.
     """
     from phalanx.cli.planned import planned_cluster, say_plan
     from phalanx.cli.planned_guard import guard_of
@@ -71,17 +70,18 @@ def plan(
     from phalanx.planner.search.question import about_model
     from phalanx.planner.search.run_file import new_run, write_run
 
+    overrides = overrides_of(sets, unsets)
     if (run_file is None) == (model is None):
         raise ConfigError("plan: give either a run file or --model")
     if split or parties or leaks or cut is not None:
         from phalanx.cli.planned_split import asked_for_split, propose_cut
 
-        asked = asked_for_split(run_file, overrides or [], model, sequences, sequence_length, precision)
+        asked = asked_for_split(run_file, overrides, model, sequences, sequence_length, precision)
         propose_cut(asked, split, parties, cut, leaks, as_json=as_json)
         return
     there = planned_cluster(cluster, gpus, probe)
     if run_file is not None:
-        question, data = from_run(run_file, overrides or [], there)
+        question, data = from_run(run_file, overrides, there)
     else:
         question = about_model(model or "", there, sequences, sequence_length, precision, offload)
         data = new_run(model or "", question.recipe, tokens)
@@ -90,7 +90,7 @@ def plan(
         from phalanx.report.plan_page import write_plan
 
         write_plan(html, answer)
-    guarded = None if run_file is None else guard_of(run_file, overrides or [])
+    guarded = None if run_file is None else guard_of(run_file, overrides)
     if as_json:
         typer.echo(json.dumps(answer.as_json() | (guarded.as_json() if guarded else {}), allow_nan=False))
     best = answer.require_best()

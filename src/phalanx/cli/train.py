@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.console import say_figures, say_page
+from phalanx.cli.options import RunDir, Sets, Unsets, overrides_of
 
 # the figures of summary.json that are worth a line each; those a run does not have are left out
 SHOWN = (
@@ -36,21 +37,15 @@ EXIT_CODE_OF = {"completed": 0, "failed": 6, "interrupted": 130}
 def train(
     run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file.")],
     *,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="A.B=C", help="Override one key of the run file; may be repeated."),
-    ] = None,
-    run_dir: Annotated[
-        Path | None, typer.Option("--run-dir", metavar="DIR", help="Where to write; default runs/NAME.")
-    ] = None,
+    sets: Sets = None,
+    unsets: Unsets = None,
+    run_dir: RunDir = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the last good checkpoint of the run directory.")
     ] = False,
     from_step: Annotated[
         int | None,
-        typer.Option(
-            "--from-step", metavar="STEP", help="With --resume: give up later checkpoints, go on from this one."
-        ),
+        typer.Option("--from-step", metavar="STEP", help="With --resume: give up the checkpoints of later steps."),
     ] = None,
     from_run: Annotated[
         Path | None,
@@ -63,16 +58,20 @@ def train(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print config, stages and memory; train nothing.")] = False,
 ) -> None:
     """Train a model across stages that check each other, then write the report."""
+    from phalanx.train import load_run
+
+    # a mistake in the file is said before torch is imported
+    overrides = tuple(overrides_of(sets, unsets))
+    run = load_run(run_file, overrides)
     if {"PHALANX_PARENT", "TORCHELASTIC_RUN_ID"} & set(os.environ):
         # started by an engine: a second owner must never meet this one in the same directory
         from phalanx.pipeline import die_with_parent
 
         die_with_parent()
     from phalanx.report import write_report
-    from phalanx.train import describe, follow, load_run, plays_rank
+    from phalanx.train import describe, follow, plays_rank
     from phalanx.train import train as train_run
 
-    run = load_run(run_file, overrides or ())
     open_workers = None
     if run.attack.kind != "none":
         from phalanx.lab.attacks import attackers_of
@@ -87,7 +86,7 @@ def train(
     if run.parallel is not None:
         from phalanx.launch import DomainLaunch, goes_on, is_kept_here, keep_domain
 
-        domain = DomainLaunch(run_file, tuple(overrides or ()), run_dir, resume=resume, ranks=ranks)
+        domain = DomainLaunch(run_file, overrides, run_dir, resume=resume, ranks=ranks)
         if is_kept_here(run, os.environ):
             raise typer.Exit(keep_domain(domain, from_step=from_step, from_run=from_run))
         resume = resume or goes_on(domain.run_dir, os.environ)

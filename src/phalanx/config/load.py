@@ -24,7 +24,8 @@ def load_config(path: Path, model: type[Config], overrides: Iterable[str] = ()) 
     Args:
         path: The file.
         model: The config class.
-        overrides: ``section.key=value`` strings; values are TOML, or plain text.
+        overrides: ``section.key=value`` strings, with values in TOML or plain text, and ``section.key-``, which takes
+            a key or a section out; in this order.
 
     Raises:
         ConfigError: Names the file, the key, the value found and what was expected.
@@ -37,8 +38,11 @@ def load_config(path: Path, model: type[Config], overrides: Iterable[str] = ()) 
         # ValueError: bad syntax, bad UTF-8, and an integer of thousands of digits
         raise ConfigError(f"{path}: is not valid TOML: {exc}") from exc
     for override in overrides:
-        keys, value = parse_override(override)
-        _assign(data, keys, value, override)
+        if override.endswith("-") and "=" not in override:
+            _remove(data, override.removesuffix("-"), path)
+        else:
+            keys, value = parse_override(override)
+            _assign(data, keys, value, override)
     for name, value in _dates(data):
         raise ConfigError(f'{path}: {name}: found the date or time {value}; write it as text: "{value}"')
     try:
@@ -78,6 +82,17 @@ def _assign(data: dict[str, Any], keys: list[str], value: Any, override: str) ->
         if not isinstance(data, dict):
             raise ConfigError(f"--set {override!r}: {key!r} is a value, not a section")
     data[keys[-1]] = value
+
+
+def _remove(data: dict[str, Any], name: str, path: Path) -> None:
+    *sections, last = (key.strip() for key in name.split("."))
+    for key in sections:
+        inner = data.get(key)
+        data = inner if isinstance(inner, dict) else {}
+    if last not in data:
+        written = f"; written there: {', '.join(data)}" if data else ""
+        raise ConfigError(f"--unset {name}: {path} does not write it{written}; leave the option out")
+    del data[last]
 
 
 def _dates(data: Any, name: str = "") -> Iterator[tuple[str, Any]]:

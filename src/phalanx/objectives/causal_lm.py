@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-from torch.nn import functional
-
 from phalanx.errors import DataError
 
 if TYPE_CHECKING:
@@ -36,11 +33,13 @@ def causal_lm(
         DataError: The shapes do not fit, the labels are not int64, or a label is neither IGNORE nor a token
             of the vocabulary.
     """
+    from torch.nn import functional  # noqa: PLC0415 - the table of objectives is read without torch
+
     check_labels("causal_lm", logits, labels)
     counted = labels != IGNORE
     vocab_size = logits.shape[2]
     loss = functional.cross_entropy(
-        logits.to(torch.float32).reshape(-1, vocab_size),
+        logits.float().reshape(-1, vocab_size),
         labels.reshape(-1),
         ignore_index=IGNORE,
         reduction="sum",
@@ -54,7 +53,7 @@ def check_labels(name: str, logits: Tensor, labels: Tensor) -> None:
     Raises:
         DataError: They are not.
     """
-    if logits.ndim != 3 or logits.shape[:2] != labels.shape or labels.dtype != torch.int64:
+    if logits.ndim != 3 or logits.shape[:2] != labels.shape or str(labels.dtype) != "torch.int64":
         raise DataError(
             f"{name}: logits {list(logits.shape)} and labels {labels.dtype} {list(labels.shape)}; "
             "expected [batch, seq, vocab] and int64 [batch, seq]"

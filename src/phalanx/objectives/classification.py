@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-from torch.nn import functional
-
 from phalanx.errors import DataError
 from phalanx.objectives.causal_lm import IGNORE
 
@@ -39,6 +36,8 @@ def classification(
     Guarantees:
         Padding has no part in it: whatever its logits are, finite or not, loss and gradient are the same.
     """
+    from torch.nn import functional  # noqa: PLC0415 - the table of objectives is read without torch
+
     pooled, classes = pooled_logits(logits, labels)
     loss = functional.cross_entropy(pooled, classes, reduction="sum")
     return loss, int(classes.shape[0])
@@ -48,6 +47,8 @@ def pooled_logits(
     logits: Float[Tensor, "batch seq classes"], labels: Int64[Tensor, "batch seq"]
 ) -> tuple[Float[Tensor, "batch classes"], Int64[Tensor, " batch"]]:
     """Return each text's logits in float32, and its class; as `classification` otherwise."""
+    import torch  # noqa: PLC0415 - the table of objectives is read without torch
+
     if logits.ndim != 3 or logits.shape[:2] != labels.shape or labels.dtype != torch.int64:
         raise DataError(
             f"classification: logits {list(logits.shape)} and labels {labels.dtype} {list(labels.shape)}; "
@@ -78,6 +79,8 @@ def mark_classes(classes: Sequence[int], lengths: Sequence[int], seq: int) -> In
     Raises:
         DataError: A length does not fit.
     """
+    import torch  # noqa: PLC0415 - the table of objectives is read without torch
+
     if len(classes) != len(lengths) or not all(1 <= length <= seq for length in lengths):
         raise DataError(f"classification: {len(classes)} classes, lengths {list(lengths)[:5]}...; expected 1 to {seq}")
     labels = torch.full((len(classes), seq), IGNORE, dtype=torch.int64)

@@ -1,17 +1,20 @@
 """What an objective is: a pure loss of logits, labels and named extra rows, summed over its targets."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal
 
 from phalanx.errors import DataError
 
-LossFunction = Callable[[Tensor, Tensor], tuple[Tensor, int]]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LossFunction = Callable[["Tensor", "Tensor"], tuple["Tensor", int]]
 """From ``[batch, seq, vocab or classes]`` and ``[batch, seq]`` to the summed float32 loss and its targets."""
 
-LossWithExtras = Callable[[Tensor, Tensor, Mapping[str, Tensor]], tuple[Tensor, int]]
+LossWithExtras = Callable[["Tensor", "Tensor", Mapping[str, "Tensor"]], tuple["Tensor", int]]
 """As `LossFunction`, with extra rows by name, as the objective declares them."""
 
 

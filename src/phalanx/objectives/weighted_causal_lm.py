@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-from torch.nn import functional
-
 from phalanx.objectives.causal_lm import IGNORE, check_labels
 
 if TYPE_CHECKING:
@@ -38,6 +35,9 @@ def weighted_causal_lm(
     Raises:
         DataError: As `causal_lm`.
     """
+    import torch  # noqa: PLC0415 - the table of objectives is read without torch
+    from torch.nn import functional  # noqa: PLC0415
+
     check_labels("weighted_causal_lm", logits, labels)
     counted = labels != IGNORE
     losses = functional.cross_entropy(

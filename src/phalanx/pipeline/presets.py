@@ -30,19 +30,58 @@ PRESETS: Mapping[Preset, Mapping[str, Any]] = {
 }
 """`keep_states` reaches back at least as many steps as it takes to find a league with 99.9 % (a test says so)."""
 
+BASELINES: Mapping[object, Mapping[str, Any]] = {
+    "paper": {
+        "audit_rate": 1.0,
+        "step_audit_rate": 0.0,
+        "owner_audit_rate": 0.0,
+        "third_party_audit_rate": 0.0,
+        "shadow": "lockstep",
+        "screen": False,
+    },
+    "statistics": {
+        "step_audit_rate": 0.0,
+        "owner_audit_rate": 0.0,
+        "third_party_audit_rate": 0.0,
+        "shadow": "gradient",
+        "screen": True,
+    },
+}
+"""What a mode that is compared with fixes: its rates are not for choice."""
+
+REMOVED_SHADOWS = {"replica": "it sent the most and was the slowest upkeep on a slow line (ADR 70)"}
+"""Upkeeps that older versions had and this one neither runs nor verifies, with the reason."""
+
 _WRITTEN_OUT = frozenset({*PRESETS["standard"], "keep_steps", "third_party_audit_rate"})
 _MAKE_UPDATES = ("gradient", "adapters", "lockstep")
 
 
 def settled(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Fill in what a preset decides and the run file does not say.
+    """Fill in what a preset or a baseline decides and the run file does not say.
 
     A key that is written out wins over a preset that is named. Where keys are written out and no preset is named,
     there is none, and what is left out has its plain default.
 
     Raises:
-        ValueError: A preset is named beside a baseline, and a baseline has fixed rates.
+        ValueError: A baseline has fixed rates, and another one or a preset is written beside it; or the upkeep is gone.
     """
+    shadow = found.get("shadow")
+    if isinstance(shadow, str) and shadow in REMOVED_SHADOWS:
+        reason = REMOVED_SHADOWS[shadow]
+        raise ValueError(f'shadow = "{shadow}" was removed: {reason}; write shadow = "gradient" or leave it out')
+    found = _with_preset(found)
+    fixed = BASELINES.get(found.get("mode"))
+    if fixed is None:
+        return found
+    bent = sorted(key for key, value in fixed.items() if found.get(key, value) != value)
+    if bent:
+        fixes = ", ".join(f"{key} = {fixed[key]!r} (found {found[key]!r})" for key in bent)
+        removed = " ".join(f"--unset guard.{key}" for key in bent)
+        raise ValueError(f"mode = {found['mode']!r} fixes {fixes}; remove what differs, or give {removed}")
+    return {**found, **fixed}
+
+
+def _with_preset(found: Mapping[str, Any]) -> dict[str, Any]:
     mode, named = found.get("mode", "phalanx"), "preset" in found
     if not named and (mode != "phalanx" or _WRITTEN_OUT & found.keys()):
         return {**found, "preset": None}
@@ -50,7 +89,9 @@ def settled(found: Mapping[str, Any]) -> dict[str, Any]:
     if name not in PRESETS or mode == "off":
         return {**found, "preset": None} if mode == "off" else dict(found)
     if mode != "phalanx":
-        raise ValueError(f"preset = {name!r} with mode = {mode!r}, which fixes its own rates; leave preset out")
+        raise ValueError(
+            f"preset = {name!r} with mode = {mode!r}, which fixes its own rates; remove preset (--unset guard.preset)"
+        )
     chosen = {"preset": name, **PRESETS[name]}
     if found.get("keep_steps") or found.get("shadow", "gradient") not in _MAKE_UPDATES:
         chosen["keep_states"] = 0

@@ -1,16 +1,22 @@
-"""From a run file to a trained model: the loop and everything that it joins."""
+"""From a run file to a trained model: the loop and everything that it joins.
 
+The config is there at once; what needs torch is imported at its first use.
+"""
+
+import importlib
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from phalanx.train.config import RunConfig, TrainConfig, load_run
-from phalanx.train.entry import describe, follow, plays_rank, train
-from phalanx.train.loop import run_loop, step_inputs
-from phalanx.train.records.check_record import CheckRecord
-from phalanx.train.records.past_run import PastRun
-from phalanx.train.records.run_directory import ADDRESS_FILE, default_directory, holds_run
+
+if TYPE_CHECKING:
+    from phalanx.train.entry import describe, follow, plays_rank, train
+    from phalanx.train.loop import run_loop, step_inputs
+    from phalanx.train.records.check_record import CheckRecord
+    from phalanx.train.records.past_run import PastRun
+    from phalanx.train.records.run_directory import ADDRESS_FILE, default_directory, holds_run
 
 __all__ = [
     "ADDRESS_FILE",
@@ -29,6 +35,26 @@ __all__ = [
     "train",
 ]
 
+_HOMES = {
+    "ADDRESS_FILE": "records.run_directory",
+    "CheckRecord": "records.check_record",
+    "PastRun": "records.past_run",
+    "default_directory": "records.run_directory",
+    "describe": "entry",
+    "follow": "entry",
+    "holds_run": "records.run_directory",
+    "plays_rank": "entry",
+    "run_loop": "loop",
+    "step_inputs": "loop",
+    "train": "entry",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'phalanx.train' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"phalanx.train.{_HOMES[name]}"), name)
+
 
 class _Callable(ModuleType):
     """A module type that lets ``phalanx.train(run)`` work although ``phalanx.train`` is this package as well."""
@@ -42,7 +68,9 @@ class _Callable(ModuleType):
         from_step: int | None = None,
         from_run: str | Path | None = None,
     ) -> dict[str, Any]:
-        return train(run, run_dir, resume=resume, from_step=from_step, from_run=from_run)
+        from phalanx.train.entry import train as train_run  # noqa: PLC0415 - it needs torch, and a run file does not
+
+        return train_run(run, run_dir, resume=resume, from_step=from_step, from_run=from_run)
 
 
 sys.modules[__name__].__class__ = _Callable

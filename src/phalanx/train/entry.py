@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
+from phalanx.engine import check_device
 from phalanx.errors import ConfigError
 from phalanx.models import open_model
 from phalanx.parallel.groups.rank_env import find_place
@@ -69,13 +70,17 @@ def train(
             "attack: production starts honest workers only; use `phalanx train` or `phalanx attack`, or in Python "
             "train(run, open_workers=phalanx.lab.attacks.attackers_of(run.attack))"
         )
+    check_device(run.train.device, "train.device")
     run = settle_tier(run)
     with deterministic(run.train.threads), interruptible():
         # before the directory of the new run is made: a refusal leaves nothing behind
         origin = None if from_run is None else open_origin(run, Path(from_run))
-        home = RunDirectory(_directory(run, run_dir), run, resume=resume)
-        factory = _factory_of(run, open_workers or LocalWorkers, ranks)
-        return Session(run, home, console or Console(), factory, StartingPoint(from_step, origin)).run(resume=resume)
+        console = console or Console()
+        with RunDirectory(_directory(run, run_dir), run, resume=resume) as home:
+            if home.begun_anew:
+                console.print(f"{home.path}: an earlier start had not finished a step; the run is begun anew")
+            factory = _factory_of(run, open_workers or LocalWorkers, ranks)
+            return Session(run, home, console, factory, StartingPoint(from_step, origin)).run(resume=resume)
 
 
 def plays_rank(run: RunConfig) -> bool:
@@ -102,6 +107,7 @@ def follow(run: RunConfig, run_dir: str | Path | None = None) -> None:
 
 def describe(run: RunConfig, run_dir: str | Path | None = None) -> RenderableType:
     """The resolved config, the stage table and the expected memory; trains nothing."""
+    check_device(run.train.device, "train.device")
     run = settle_tier(run)
     cache = cache_beside(_directory(run, run_dir))
     source = open_model(run.model, cache / "models", run.train.seed)

@@ -311,7 +311,8 @@ class Endpoint(Closeable):
         name = self._incarnations.get(tls_peer, tls_peer)
         link = self._links.get(name)
         if link is None or name in self._evicted or name in self._cut:
-            raise PeerRefusedError(f"{tls_peer}: is {'unknown' if link is None else 'evicted'}")
+            unknown = "is no party of this run; its run file names workers in pipeline.remote_workers and may_join"
+            raise PeerRefusedError(f"{tls_peer}: {unknown if link is None else 'is evicted'}")
         excess = self.allowances.spend(name, memoryview(raw).nbytes)
         if excess is not None:
             self._cut_off(name, excess)

@@ -34,10 +34,10 @@ from phalanx.split.masked import (
     SimulatedWorker,
     mask_linears,
     open_masking_client,
-    pad_sources,
     process_pads,
     system_pads,
 )
+from phalanx.split.masked.pad_sources import pad_sources
 
 FAMILIES = sorted(ARCHITECTURES)
 MOST_ERROR = 1.2e-3

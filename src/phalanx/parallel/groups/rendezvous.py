@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
+from phalanx.engine import check_device
 from phalanx.errors import ConfigError, PeerLostError
 from phalanx.parallel.groups.heartbeat import FileHeartbeat, Heartbeat, HeartbeatThreads, StoreHeartbeat
 from phalanx.parallel.groups.network import address_of, check_private, interface_of, listen_at, own_address, resolved
@@ -26,7 +27,12 @@ _OVER = "phalanx/over"
 
 
 def own_device(name: str, place: RankEnv) -> torch.device:
-    """The device of a rank: "cuda" is shared out, one for each rank of a machine."""
+    """The device of a rank: "cuda" is shared out, one for each rank of a machine.
+
+    Raises:
+        ConfigError: It is not there.
+    """
+    check_device(f"cuda:{place.local_rank}" if name == "cuda" else name, "train.device")
     return torch.device(name, place.local_rank) if name == "cuda" else torch.device(name)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from phalanx.checkpoint.state_files import StateFiles
+from phalanx.engine import check_device
 from phalanx.errors import ConfigError, CutLogError, FrameError, PeerLostError, PeerRefusedError, PhalanxError
 from phalanx.pipeline.assignment.budget import Sample, allowance_of
 from phalanx.pipeline.config import WorkerConfig
@@ -62,6 +63,7 @@ def run_worker(
         ConfigError: The owner's run is not the one that `run_digest` pins.
         CertificateError: This worker's own identity is unusable.
     """
+    check_device(config.device, "device")
     settle_numerics(config.threads)
     keep_freed_memory()
     identity = load_identity(Path(config.identity))
@@ -77,7 +79,7 @@ def run_worker(
         with open_endpoint(identity, {}, met.run, wire, config.transport) as endpoint:
             endpoint.add_peer(met.peer, config.owner)
             worker = Worker(config, identity, endpoint, wrap_copy, kernels)
-            with _leaving_on_sigterm(worker.leave):
+            with _leaving_on_signals(worker.leave):
                 worker.run(address)
     finally:
         wire.close()
@@ -267,6 +269,8 @@ class Worker:
         self._mail.post(config.owner_name, ProgressReport(epoch=epoch, step=0, stages={}, gradients=()))
 
     def _owner_is_gone(self, reason: Exception) -> PeerLostError:
+        if isinstance(reason, PeerRefusedError) and self._party is None:
+            return PeerLostError(f"the owner at {self._config.owner} does not let this worker in: {reason}")
         if isinstance(reason, PeerRefusedError):
             return PeerLostError(
                 f"the owner at {self._config.owner} goes on without this worker ({reason}); when the run is resumed it "
@@ -305,21 +309,29 @@ def _say(reason: str) -> None:
 
 
 @contextlib.contextmanager
-def _leaving_on_sigterm(leave: Callable[[], None]) -> Iterator[None]:
-    """The first SIGTERM hands over what this worker holds; the second one ends it."""
+def _leaving_on_signals(leave: Callable[[], None]) -> Iterator[None]:
+    """The first SIGTERM or Ctrl-C hands over what this worker holds; the second one ends it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    old = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def give_back() -> None:
+        for number, handler in old.items():
+            signal.signal(number, handler)
 
     def hand_over(signum: int, frame: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        give_back()
+        if signum == signal.SIGINT:
+            sys.stderr.write("handing over what this worker serves; Ctrl-C again ends it at once\n")
         leave()
 
-    old = signal.signal(signal.SIGTERM, hand_over)
+    for number in old:
+        signal.signal(number, hand_over)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, old)
+        give_back()
 
 
 def requested_file(file: Path) -> Path | None:

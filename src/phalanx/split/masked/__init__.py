@@ -1,4 +1,4 @@
-"""Masked offload of a model's frozen linear layers; torch loads with the first name that needs it.
+"""Masked offload of a model's frozen linear layers; all but the config loads at its first use.
 
 WorkerPort <- SimulatedWorker, RemoteWorker     workers that multiply
 MaskingClient on PadSources                     masks, asks, checks, unmasks
@@ -9,16 +9,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from phalanx.split.masked.config import OWNER, MaskedConfig, MaskedWorkerConfig
-from phalanx.split.masked.idle import IdlePads, open_masking_client
-from phalanx.split.masked.offload_client import MaskingClient, OffloadClient
-from phalanx.split.masked.pad_sources import PadSources, ledger_pads, pad_sources, process_pads, system_pads
-from phalanx.split.masked.port import SimulatedWorker, WorkerPort
-from phalanx.split.masked.process import LocalMaskedWorkers, end_with_parent
-from phalanx.split.masked.remote import RemoteWorker, remote_workers
-from phalanx.split.masked.serving import Multiplier, run_masked_worker
 
 if TYPE_CHECKING:
+    from phalanx.split.masked.idle import IdlePads, open_masking_client
     from phalanx.split.masked.linear import MaskedLinear, mask_linears
+    from phalanx.split.masked.offload_client import MaskingClient, OffloadClient
+    from phalanx.split.masked.pad_sources import PadSources, ledger_pads, process_pads, system_pads
+    from phalanx.split.masked.port import SimulatedWorker, WorkerPort
+    from phalanx.split.masked.process import LocalMaskedWorkers, end_with_parent
+    from phalanx.split.masked.remote import RemoteWorker, remote_workers
+    from phalanx.split.masked.serving import Multiplier, run_masked_worker
 
 __all__ = [
     "OWNER",
@@ -38,17 +38,35 @@ __all__ = [
     "ledger_pads",
     "mask_linears",
     "open_masking_client",
-    "pad_sources",
     "process_pads",
     "remote_workers",
     "run_masked_worker",
     "system_pads",
 ]
 
-_WITH_TORCH = ("MaskedLinear", "mask_linears")
+_HOMES = {
+    "IdlePads": "idle",
+    "LocalMaskedWorkers": "process",
+    "MaskedLinear": "linear",
+    "MaskingClient": "offload_client",
+    "Multiplier": "serving",
+    "OffloadClient": "offload_client",
+    "PadSources": "pad_sources",
+    "RemoteWorker": "remote",
+    "SimulatedWorker": "port",
+    "WorkerPort": "port",
+    "end_with_parent": "process",
+    "ledger_pads": "pad_sources",
+    "mask_linears": "linear",
+    "open_masking_client": "idle",
+    "process_pads": "pad_sources",
+    "remote_workers": "remote",
+    "run_masked_worker": "serving",
+    "system_pads": "pad_sources",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WITH_TORCH:
+    if name not in _HOMES:
         raise AttributeError(f"module 'phalanx.split.masked' has no attribute {name!r}")
-    return getattr(importlib.import_module("phalanx.split.masked.linear"), name)
+    return getattr(importlib.import_module(f"phalanx.split.masked.{_HOMES[name]}"), name)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.errors import AuditLogError, CertificateError
-from phalanx.pipeline import OWNER, AuditDraw, Rules, ShownWork, check_step, read_leaves
+from phalanx.pipeline import OWNER, REMOVED_SHADOWS, AuditDraw, Rules, ShownWork, check_step, read_leaves
 from phalanx.security.audit import (
     LEAVES_FILE,
     PUBLIC_KINDS,
@@ -25,7 +25,8 @@ from phalanx.security.crypto import Peer, certificate_facts, peer_from_certifica
 from phalanx.train.records.audit_trail import LEAVES_FORMAT, LOG_FILE
 from phalanx.train.records.history import KEY_REVEALED
 from phalanx.train.records.log_heads import SUMMARY_FILE, head_in_summary, known_heads
-from phalanx.train.records.run_directory import MIDDLE, owner_certificate
+from phalanx.train.records.run_directory import owner_certificate
+from phalanx.train.records.unstarted import MIDDLE
 
 _OPENINGS = ("run_started", "run_resumed")
 
@@ -284,6 +285,11 @@ def _rules(session: _Session, owner: Peer, keys: Mapping[str, bytes], run: str) 
     body, where = session.opening, f"line {session.number}"
     try:
         guard, key = body["guard"], keys.get(body["audit_key_commitment"])
+        if guard["shadow"] in REMOVED_SHADOWS:
+            raise AuditLogError(
+                f'{where}: its stages were kept with shadow = "{guard["shadow"]}", which this version cannot verify '
+                "(ADR 70); verify it with a version that has it"
+            )
         draw = None
         if key is not None:
             draw = AuditDraw(

@@ -1,5 +1,6 @@
 """A run's directory: identities, logs, metrics, checkpoints, and what a resumed run finds there."""
 
+import contextlib
 import json
 import os
 import secrets
@@ -8,11 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from phalanx.closing import Closeable
 from phalanx.config import digest, dump_toml
 from phalanx.errors import CheckpointError, ConfigError
 from phalanx.pipeline.config import OWNER
 from phalanx.security.crypto import Identity, create_authority, issue, load_identity
 from phalanx.train.config import RunConfig, load_run
+from phalanx.train.records.unstarted import claim, free, is_unstarted
 
 _RECORD, _SUMMARY, _BEGUN = "run.json", "summary.json", ".begun"
 ADDRESS_FILE = "address"
@@ -21,8 +24,6 @@ ATTACK_LOG = "attack.jsonl"
 OWNER_CERTIFICATE = "owner.pem"
 """A copy of the owner's certificate, wherever its keys are."""
 
-MIDDLE = "middle"
-"""Directory, inside that of the run, where an enclave that owns a pipeline has its log, its evidence and its keys."""
 HEAD_FILE = Path("secrets") / "audit.head"
 _OWN_NAMES = ("config.toml", "pki", "secrets", "events.jsonl", "steps.jsonl", "metrics.jsonl", "checkpoints", _SUMMARY)
 
@@ -52,21 +53,29 @@ def owner_certificate(run_dir: Path) -> Path:
 
 
 def holds_run(run_dir: Path) -> bool:
-    """Whether there is a run to go on with, be it one that a crash interrupted while its directory was made."""
-    return any((run_dir / name).exists() for name in (_RECORD, _BEGUN))
+    """Whether there is a run to go on with: one that has finished a step; any other is begun anew."""
+    return (run_dir / _RECORD).exists() and not is_unstarted(run_dir)
 
 
-class RunDirectory:
+def is_made(run_dir: Path) -> bool:
+    """Whether a run's directory is there, with its keys, whatever the run has done."""
+    return (run_dir / _RECORD).exists()
+
+
+class RunDirectory(Closeable):
     """Paths and identities of one run.
 
     Attributes:
         path: The directory.
         run_id: Random name of the run, the same after a resume.
         owner: The owner's identity.
+        begun_anew: Whether an earlier start was here that had not finished a step.
     """
 
     def __init__(self, path: Path, run: RunConfig, *, resume: bool, parties: Sequence[str] | None = None) -> None:
         """Make the directory of a new run, or open that of a run to resume.
+
+        A directory of a run that has not finished a step is made free and filled anew, keys included.
 
         Args:
             path: The directory.
@@ -75,30 +84,35 @@ class RunDirectory:
             parties: Names that get keys beside the owner's; those of the run file when left out.
 
         Raises:
-            ConfigError: It holds a run already and `resume` is false, or another run than this one.
+            ConfigError: It holds a run already and `resume` is false, or another run than this one; or another
+                process begins one there.
             CheckpointError: There is nothing to resume.
             CertificateError: Its identities are unusable.
         """
         self.path = path
         self._run = run
         self._parties = run.workers if parties is None else tuple(parties)
+        self._claim: int | None = None
+        self.begun_anew = False
         record = path / _RECORD
-        try:
-            if record.exists():
-                if not resume:
-                    raise ConfigError(
-                        f"{path}: holds a run already; add --resume to go on with it, or choose another --run-dir"
-                    )
-                self.run_id = self._check_record(record)
-            else:
-                self._check_creation(resume)
-                self.run_id = self._create(record)
-        except OSError as exc:
-            raise ConfigError(
-                f"{path}: cannot be used as a run directory ({exc.strerror}); choose another --run-dir"
-            ) from exc
-        self.owner: Identity = load_identity(self.pki / OWNER)
-        self._leave_certificate()
+        with contextlib.ExitStack() as on_failure:
+            on_failure.callback(self.close)
+            try:
+                is_there = resume and record.exists()
+                self.run_id = self._check_record(record) if is_there else self._begin(record, resume)
+            except OSError as exc:
+                raise ConfigError(
+                    f"{path}: cannot be used as a run directory ({exc.strerror}); choose another --run-dir"
+                ) from exc
+            self.owner: Identity = load_identity(self.pki / OWNER)
+            self._leave_certificate()
+            on_failure.pop_all()
+
+    def close(self) -> None:
+        """Let another process begin a run here; one that has an audit log is guarded by the log's own lock."""
+        if self._claim is not None:
+            os.close(self._claim)
+            self._claim = None
 
     @property
     def pki(self) -> Path:
@@ -213,8 +227,21 @@ class RunDirectory:
                 "choose another --run-dir"
             )
 
-    def _create(self, record: Path) -> str:
+    def _begin(self, record: Path, resume: bool) -> str:
+        if not record.exists():
+            self._check_creation(resume)
         self.path.mkdir(parents=True, exist_ok=True)
+        self._claim = claim(self.path)
+        if record.exists():
+            self.begun_anew = free(self.path)
+            if not self.begun_anew:
+                raise ConfigError(
+                    f"{self.path}: holds a run already; add --resume to go on with it, or choose another --run-dir"
+                )
+        self._check_creation(resume)
+        return self._create(record)
+
+    def _create(self, record: Path) -> str:
         begun = self.path / _BEGUN
         begun.touch()
         text = f"# digest {digest(self._run)}\n{dump_toml(self._run)}"
@@ -239,6 +266,11 @@ class RunDirectory:
         except (ValueError, KeyError, TypeError) as exc:
             raise CheckpointError(f"{record}: is damaged; start a new run in another directory") from exc
         if config_digest != digest(self._run):
+            if is_unstarted(self.path):
+                raise ConfigError(
+                    f"{self.path}: the run in it has not finished a step, so there is nothing to resume; start it "
+                    "without --resume, and it is begun anew with this run file"
+                )
             raise ConfigError(
                 f"{self.path}: holds another run (config digest {config_digest[:12]}..., this run file has "
                 f"{digest(self._run)[:12]}...); resume with the very run file, see {self.path / 'config.toml'}"

@@ -22,8 +22,9 @@ from phalanx.train.engines.pipeline_trainer import PipelineTrainer
 from phalanx.train.records.audit_trail import LOG_FILE, open_log, retire_key, reveal_key, step_noter
 from phalanx.train.records.history import read_history
 from phalanx.train.records.record import LASTING
-from phalanx.train.records.run_directory import MIDDLE, RunDirectory
+from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.records.summary import Figures
+from phalanx.train.records.unstarted import MIDDLE
 from phalanx.train.sessions.cluster import (
     JoinedWorkers,
     engaged,
@@ -207,7 +208,8 @@ class OwnedPipeline:
         found = {
             str(stage): {
                 "made": sorted(one.made),
-                "rests_on": {who: None if on is None else sorted(on) for who, on in one.rests_on.items()},
+                "party": one.party,
+                "rests_on": None if one.rests_on is None else sorted(one.rests_on),
             }
             for stage, one in stages.items()
         }

@@ -11,8 +11,9 @@ from phalanx.split.channel import messages as say
 from phalanx.train.config import RunConfig
 from phalanx.train.records.audit_trail import LOG_FILE
 from phalanx.train.records.history import read_history
-from phalanx.train.records.run_directory import MIDDLE, RunDirectory, holds_run
+from phalanx.train.records.run_directory import RunDirectory, is_made
 from phalanx.train.records.summary import Figures
+from phalanx.train.records.unstarted import MIDDLE
 from phalanx.train.saving.savepoint import Savepoint
 from phalanx.train.sessions.cluster import OpenWorkers, WorkerProcesses, worker_config
 from phalanx.train.sessions.enclave_owner import CHECKED
@@ -95,8 +96,12 @@ class MiddleStages:
 
 def middle_directory(run: RunConfig, home: RunDirectory) -> RunDirectory | None:
     """The directory of an enclave's pipeline, with keys of an authority of its own; None where it has none."""
+    if not run.is_joined:
+        return None
     path = home.path / MIDDLE
-    return RunDirectory(path, run, resume=holds_run(path), parties=run.stage_workers) if run.is_joined else None
+    with RunDirectory(path, run, resume=is_made(path), parties=run.stage_workers) as middle:
+        # the directory around it is this process's alone
+        return middle
 
 
 @contextlib.contextmanager
@@ -153,5 +158,7 @@ def noting(figures: Figures, savepoint: Savepoint, observe: Observe) -> Observe:
 
 
 def _checks(told: dict[str, Any]) -> StageChecks:
-    rests_on = {str(who): None if on is None else frozenset(on) for who, on in told["rests_on"].items()}
-    return StageChecks(frozenset(told["made"]), rests_on)
+    rests_on = told["rests_on"]
+    return StageChecks(
+        frozenset(told["made"]), str(told["party"]), None if rests_on is None else frozenset(map(str, rests_on))
+    )

@@ -24,7 +24,7 @@ from phalanx.train.batches.scores import describe_texts
 from phalanx.train.config import RunConfig
 from phalanx.train.engines.split_engine import SplitEngine
 from phalanx.train.records.record import RunRecorder
-from phalanx.train.records.run_directory import MIDDLE
+from phalanx.train.records.unstarted import MIDDLE
 from phalanx.train.saving.savepoint import Savepoint
 from phalanx.train.saving.saver import PlainSaver
 from phalanx.train.sessions.cluster import OpenWorkers

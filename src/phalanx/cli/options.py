@@ -1,0 +1,23 @@
+"""Options that several verbs share."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="A.B=C", help="Override one key of the run file; may be repeated."),
+]
+Unsets = Annotated[
+    list[str] | None,
+    typer.Option("--unset", metavar="A.B", help="Take one key or section out of the run file; may be repeated."),
+]
+
+RunDir = Annotated[Path | None, typer.Option("--run-dir", metavar="DIR", help="Where to write; default runs/NAME.")]
+
+
+def overrides_of(sets: Sequence[str] | None, unsets: Sequence[str] | None) -> list[str]:
+    """Return the overrides of a run file: what is taken out first, then what is set."""
+    return [*(f"{key}-" for key in unsets or ()), *(sets or ())]
