@@ -54,12 +54,14 @@ def run_file(middle):
 def undisturbed(tmp_path_factory):
     """A place with an honest run that has both, in `run`, and one without the pipeline, in `alone`."""
     place = make_place(tmp_path_factory.mktemp("undisturbed"))
-    place.run_file.write_text(run_file(MIDDLE))
-    place.finish()
-    place.run_file.write_text(run_file(""))
-    place.finish(run_dir="alone")
-    yield place
-    end_all(place)
+    try:
+        place.run_file.write_text(run_file(MIDDLE))
+        place.finish()
+        place.run_file.write_text(run_file(""))
+        place.finish(run_dir="alone")
+        yield place
+    finally:
+        end_all(place)
 
 
 @pytest.fixture
