@@ -10,7 +10,9 @@ from phalanx.cli.audit import audit_app
 from phalanx.cli.bench import bench
 from phalanx.cli.calibrate import calibrate
 from phalanx.cli.checkpoint import checkpoint_app
+from phalanx.cli.doctor import doctor
 from phalanx.cli.enclave import enclave_app
+from phalanx.cli.init import init
 from phalanx.cli.launch import launch
 from phalanx.cli.pki import pki_app
 from phalanx.cli.plan import PLAN_EXAMPLES, plan
@@ -51,6 +53,12 @@ def phalanx(
     """Train language models on machines you do not have to trust."""
 
 
+app.command(epilog="Example: phalanx doctor --identity pki/alice")(doctor)
+app.command(
+    epilog="Example: phalanx init run.toml --kind scratch --data my_texts\n\n"
+    "Example: phalanx init tune.toml --kind finetune --model models/mine --data notes.jsonl\n\n"
+    "Example: phalanx init shared.toml --kind remote --workers alice,bob"
+)(init)
 app.command(epilog="Example: phalanx train run.toml --set train.steps=100 --run-dir runs/first")(train)
 app.command(epilog="Example: phalanx worker worker.toml")(worker)
 app.command(epilog="Example: phalanx masked-worker worker.toml")(masked_worker)

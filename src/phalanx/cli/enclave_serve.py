@@ -10,8 +10,8 @@ _FILE = typer.Argument(metavar="ENCLAVE.toml", help="As a run writes it.")
 
 def serve(enclave_file: Annotated[Path, _FILE]) -> None:
     """Be the enclave of a run with [split]: a run starts it itself, and it ends with that run."""
+    from phalanx.child import die_with_parent
     from phalanx.config import load_config
-    from phalanx.pipeline import die_with_parent
     from phalanx.split.processes.enclave_file import EnclaveConfig
     from phalanx.split.roles.server import serve as serve_enclave
 
@@ -21,8 +21,8 @@ def serve(enclave_file: Annotated[Path, _FILE]) -> None:
 
 def own(enclave_file: Annotated[Path, _FILE]) -> None:
     """Be the enclave of a run with [split] and [pipeline]: a run starts it itself, and it ends with that run."""
+    from phalanx.child import die_with_parent
     from phalanx.config import load_config
-    from phalanx.pipeline import die_with_parent
     from phalanx.train.sessions.enclave_owner import EnclaveOwnerConfig, serve_owner
 
     die_with_parent()

@@ -6,7 +6,9 @@ from typing import Annotated
 
 import typer
 
+from phalanx.child import PARENT, die_with_parent
 from phalanx.cli.console import say_figures, say_page
+from phalanx.cli.forking import one_blas_thread, opener_of
 from phalanx.cli.options import RunDir, Sets, Unsets, overrides_of
 
 # the figures of summary.json that are worth a line each; those a run does not have are left out
@@ -63,20 +65,18 @@ def train(
     # a mistake in the file is said before torch is imported
     overrides = tuple(overrides_of(sets, unsets))
     run = load_run(run_file, overrides)
-    if {"PHALANX_PARENT", "TORCHELASTIC_RUN_ID"} & set(os.environ):
+    if {PARENT, "TORCHELASTIC_RUN_ID"} & set(os.environ):
         # started by an engine: a second owner must never meet this one in the same directory
-        from phalanx.pipeline import die_with_parent
-
         die_with_parent()
-    from phalanx.report import write_report
-    from phalanx.train import describe, follow, plays_rank
-    from phalanx.train import train as train_run
+    with one_blas_thread():
+        from phalanx.report import write_report
+        from phalanx.train import describe, follow, plays_rank
+        from phalanx.train import train as train_run
 
-    open_workers = None
     if run.attack.kind != "none":
-        from phalanx.lab.attacks import attackers_of
+        from phalanx.lab.attacks.table import check_attack
 
-        open_workers = attackers_of(run.attack)
+        check_attack(run.attack)
     if dry_run:
         say_page(describe(run))
         return
@@ -91,7 +91,7 @@ def train(
             raise typer.Exit(keep_domain(domain, from_step=from_step, from_run=from_run))
         resume = resume or goes_on(domain.run_dir, os.environ)
     summary = train_run(
-        run, run_dir, resume=resume, from_step=from_step, from_run=from_run, ranks=ranks, open_workers=open_workers
+        run, run_dir, resume=resume, from_step=from_step, from_run=from_run, ranks=ranks, open_workers=opener_of(run)
     )
     known = {**summary, **summary.get("classification", {})}
     say_figures({key: known[key] for key in SHOWN if key in known})

@@ -1,7 +1,6 @@
 """One worker process: join an owner, take the roles that it gives, work until it says that the run is over."""
 
 import contextlib
-import ctypes
 import os
 import signal
 import sys
@@ -11,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from phalanx.checkpoint.state_files import StateFiles
+from phalanx.child import die_with_parent
 from phalanx.engine import check_device
 from phalanx.errors import ConfigError, CutLogError, FrameError, PeerLostError, PeerRefusedError, PhalanxError
 from phalanx.pipeline.assignment.budget import Sample, allowance_of
@@ -35,7 +35,6 @@ from phalanx.telemetry import PhaseTimer
 from phalanx.transport import Endpoint, GrpcWire, LinkFault, TransportConfig, Wire, describe
 
 _SETUP_TIMEOUT_S = 120.0
-_PR_SET_PDEATHSIG = 1
 
 
 OpenEndpoint = Callable[[Identity, Mapping[str, Peer], str, Wire, TransportConfig], Endpoint]
@@ -347,15 +346,3 @@ def requested_file(file: Path) -> Path | None:
         # a child of the fork server has that for its parent, and the kernel forgets over a fork what was asked of it
         die_with_parent()
     return forked
-
-
-def die_with_parent() -> None:
-    """Ask the kernel to end this process when its parent ends, however that happens (Linux)."""
-    if not sys.platform.startswith("linux"):
-        return
-    # a parent that ended while this process was still starting is found by its number
-    parent = os.environ.get("PHALANX_PARENT", str(os.getppid()))
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if str(os.getppid()) != parent:
-        os.write(2, b"the process that started this one has ended\n")
-        os._exit(1)

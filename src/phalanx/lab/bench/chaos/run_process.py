@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from phalanx.child import PARENT
 from phalanx.closing import Closeable
 from phalanx.errors import TrainingError
 from phalanx.lab.bench.measure.process_clock import process_tree
+from phalanx.pipeline.processes.fork_server import PROCESS_NAME
 from phalanx.telemetry import read_metrics
 from phalanx.train import RunConfig
 from phalanx.train.records.run_directory import RunDirectory
@@ -62,7 +64,7 @@ class RunProcess(Closeable):
         """
         self.run_dir = run_dir
         self._log = run_dir.with_name(f"{run_dir.name}.log")
-        inherited = {name: value for name, value in os.environ.items() if name != "PHALANX_PARENT"}
+        inherited = {name: value for name, value in os.environ.items() if name != PARENT}
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and our own files
@@ -142,4 +144,6 @@ def _is_worker(pid: int) -> bool:
     except OSError:
         return False
     is_gone = rest.startswith(("Z", "X"))
-    return not is_gone and (name.startswith("worker-") or (b".toml" in command[-2] if len(command) > 1 else False))
+    if is_gone or name == PROCESS_NAME:
+        return False
+    return name.startswith("worker-") or (b".toml" in command[-2] if len(command) > 1 else False)
