@@ -11,6 +11,8 @@ from phalanx.cli.bench import bench
 from phalanx.cli.calibrate import calibrate
 from phalanx.cli.checkpoint import checkpoint_app
 from phalanx.cli.enclave import enclave_app
+from phalanx.cli.invite import invite
+from phalanx.cli.join import join
 from phalanx.cli.launch import launch
 from phalanx.cli.pki import pki_app
 from phalanx.cli.plan import PLAN_EXAMPLES, plan
@@ -53,6 +55,8 @@ def phalanx(
 
 app.command(epilog="Example: phalanx train run.toml --set train.steps=100 --run-dir runs/first")(train)
 app.command(epilog="Example: phalanx worker worker.toml")(worker)
+app.command(epilog="Example: phalanx invite run.toml --name alice --host owner.example.org")(invite)
+app.command(epilog="Example: phalanx join phx1-...")(join)
 app.command(epilog="Example: phalanx masked-worker worker.toml")(masked_worker)
 app.command(
     epilog="Example: phalanx launch run.toml --set pipeline.pki=keys --dry-run\n\n"

@@ -95,6 +95,7 @@ class PipelineSetup:
                     late=self._late,
                     open_workers=self._open_workers,
                     log=context.log,
+                    say=context.say,
                 )
             )
 
