@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from phalanx.config import canonical_json
 from phalanx.errors import CertificateError, ConfigError, FrameError, PeerGoneError, PeerRefusedError
 from phalanx.security.crypto import create_authority, fingerprint, issue, load_identity, make_request
-from phalanx.security.invite import EnrolmentServer, Invitations, Terms, Token, enrol
+from phalanx.security.invite import EnrolmentServer, Invitations, JoinTerms, JoinToken, enrol
 from phalanx.security.invite import client as clients
 from phalanx.security.invite.line import MOST_BYTES, client_context, server_context
 
@@ -38,7 +38,7 @@ class Owner:
         create_authority(directory)
         issue(directory, "owner")
         self.invitations = Invitations(directory, self.clock)
-        terms = Terms(7070, ("serve a stage", "\x1b[31mred"))
+        terms = JoinTerms(7070, ("serve a stage", "\x1b[31mred"))
         self.server = EnrolmentServer(directory, self.invitations, terms, self.said.append, lambda: self.seconds)
         self.server.listen("127.0.0.1", 0)
 
@@ -54,11 +54,11 @@ def owner(tmp_path):
 
 
 def changed(token, **fields):
-    return Token(**{name: fields.get(name, getattr(token, name)) for name in Token.__annotations__})
+    return JoinToken(**{name: fields.get(name, getattr(token, name)) for name in JoinToken.__annotations__})
 
 
 def test_from_a_token_a_machine_has_an_identity_and_the_owner_no_key_of_it(owner, tmp_path):
-    token = Token.parse(owner.invite().line())
+    token = JoinToken.parse(owner.invite().line())
 
     told = enrol(token, tmp_path / "alice")
 
@@ -318,7 +318,7 @@ def test_a_clock_that_is_wrong_is_named_and_the_token_stays_good(owner, tmp_path
 def test_where_nothing_listens_the_message_says_what_should(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    token = Token.new("alice", f"127.0.0.1:{port}", "0" * 64, datetime.now(UTC))
+    token = JoinToken.new("alice", f"127.0.0.1:{port}", "0" * 64, datetime.now(UTC))
 
     with pytest.raises(PeerGoneError, match="is the owner's `phalanx invite` running"):
         enrol(token, tmp_path / "alice")
@@ -341,17 +341,17 @@ def test_an_endpoint_that_closes_finishes_its_answers_first(owner, tmp_path, mon
     assert load_identity(tmp_path / "alice").name == "alice"
 
 
-LINE = Token.new("alice", "owner.example.org:7070", "ab" * 32, datetime(2030, 1, 1, tzinfo=UTC)).line()
+LINE = JoinToken.new("alice", "owner.example.org:7070", "ab" * 32, datetime(2030, 1, 1, tzinfo=UTC)).line()
 
 
 def test_a_token_is_one_line_without_anything_a_shell_would_read():
-    assert Token.parse(f"  {LINE}\n").line() == LINE
+    assert JoinToken.parse(f"  {LINE}\n").line() == LINE
     assert len(LINE) < 500
     assert LINE.replace("-", "").replace("_", "").isalnum()
 
 
 def test_a_token_does_not_show_its_secret_when_it_is_printed():
-    assert Token.parse(LINE).secret not in repr(Token.parse(LINE))
+    assert JoinToken.parse(LINE).secret not in repr(JoinToken.parse(LINE))
 
 
 @given(st.integers(0, len(LINE) - 1), st.sampled_from("abcXYZ019-_ \n=."))
@@ -361,30 +361,30 @@ def test_no_changed_character_of_a_token_passes(place, other):
         return
 
     try:
-        read = Token.parse(altered)
+        read = JoinToken.parse(altered)
     except (ConfigError, CertificateError):
         return
     # the last character has bits that stand for nothing
-    assert read == Token.parse(LINE)
+    assert read == JoinToken.parse(LINE)
 
 
 @given(st.integers(0, len(LINE) - 1))
 def test_a_token_that_is_cut_is_refused(length):
     with pytest.raises(ConfigError, match="token"):
-        Token.parse(LINE[:length])
+        JoinToken.parse(LINE[:length])
 
 
 @given(st.text(max_size=300))
 def test_any_text_at_all_is_refused_as_a_token(text):
     for line in (text, f"phx1-{text}"):
         with pytest.raises(ConfigError):
-            Token.parse(line)
+            JoinToken.parse(line)
 
 
 @pytest.mark.parametrize("address", ["owner", "owner:", "owner:0", "owner:70000", ":7070", "a b:1", "owner:7070:1"])
 def test_an_address_without_host_or_port_is_refused(address):
     with pytest.raises(ConfigError, match="expected host:port"):
-        Token.new("alice", address, "0" * 64, datetime.now(UTC))
+        JoinToken.new("alice", address, "0" * 64, datetime.now(UTC))
 
 
 def test_the_fingerprint_in_a_token_is_that_of_the_authority(owner):

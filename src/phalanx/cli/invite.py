@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from phalanx.security.invite import Terms
+    from phalanx.security.invite import JoinTerms
 
 _PORT = 7070
 _LASTS = re.compile(r"([1-9][0-9]{0,5})([mhd])", re.ASCII)
@@ -64,13 +64,13 @@ def _lasts(text: str) -> timedelta:
     return lasts
 
 
-def _read(target: Path, names: list[str], port: int | None) -> "tuple[Path, str, Terms]":
-    """Return the pki directory, where to listen, and what those who join are told."""
+def _read(target: Path, names: list[str], port: int | None) -> "tuple[Path, str, JoinTerms]":
+    """Return the pki directory, where to listen, and what invited machines are told."""
     from phalanx.errors import ConfigError
-    from phalanx.security.invite import Terms
+    from phalanx.security.invite import JoinTerms
 
     if target.is_dir():
-        return target, "0.0.0.0", Terms(port or _PORT)  # noqa: S104 - other machines are to reach it
+        return target, "0.0.0.0", JoinTerms(port or _PORT)  # noqa: S104 - other machines are to reach it
     from phalanx.train.config import load_run
 
     run = load_run(target)
@@ -86,7 +86,7 @@ def _read(target: Path, names: list[str], port: int | None) -> "tuple[Path, str,
         "give memory and processor time; neither text nor a model is needed on this machine",
         "hand over with Ctrl-C or SIGTERM at any time",
     )
-    return Path(pipeline.pki), pipeline.transport.bind, Terms(pipeline.transport.port, asks)
+    return Path(pipeline.pki), pipeline.transport.bind, JoinTerms(pipeline.transport.port, asks)
 
 
 def _complete(directory: Path) -> None:

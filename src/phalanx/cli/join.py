@@ -26,9 +26,9 @@ def join(
 ) -> None:
     """Make keys here, have them certified, and serve until the run is complete; again whenever the owner is back."""
     from phalanx.security.crypto import load_identity
-    from phalanx.security.invite import Token, enrol
+    from phalanx.security.invite import JoinToken, enrol
 
-    token = Token.parse(line)
+    token = JoinToken.parse(line)
     home = directory or Path(token.name)
     file = home / "worker.toml"
     if file.exists() and load_identity(home).name == token.name:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from phalanx.pipeline import Ending, Say, WorkerConfig
+    from phalanx.pipeline import Say, WorkerConfig, WorkerOutcome
 
 
 def worker(
@@ -30,7 +30,7 @@ def worker(
     serve_once(config, file)
 
 
-def serve_once(config: "WorkerConfig", file: Path) -> "Ending | None":
+def serve_once(config: "WorkerConfig", file: Path) -> "WorkerOutcome | None":
     """Serve an owner once, alone or with the ranks of this party, and tell people of it.
 
     Returns:
@@ -49,7 +49,7 @@ def _say(line: str) -> None:
         typer.echo(line)
 
 
-def _serve_together(config: "WorkerConfig", file: Path, say: "Say | None") -> "Ending | None":
+def _serve_together(config: "WorkerConfig", file: Path, say: "Say | None") -> "WorkerOutcome | None":
     from phalanx.parallel import find_place
     from phalanx.pipeline import run_worker
     from phalanx.stage_group import follow, open_group

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from phalanx.pipeline.tolerance.numeric_class import NumericClass, local_numeric_class, settle_numerics
     from phalanx.pipeline.verify.draw import AuditDraw, fresh_nonce
     from phalanx.pipeline.worker.kept_states import fetch_kept
-    from phalanx.pipeline.worker.narration import Ending, Say, keep_serving
+    from phalanx.pipeline.worker.narration import Say, WorkerOutcome, keep_serving
     from phalanx.pipeline.worker.process import Worker, requested_file, run_worker
 
 __all__ = [
@@ -57,7 +57,6 @@ __all__ = [
     "Drift",
     "DriftWatch",
     "Duplicate",
-    "Ending",
     "ExpectedWorkers",
     "Files",
     "GuardConfig",
@@ -85,6 +84,7 @@ __all__ = [
     "WideRunner",
     "Worker",
     "WorkerConfig",
+    "WorkerOutcome",
     "WrapCopy",
     "band",
     "can_fork",
@@ -121,7 +121,7 @@ _HOMES = {
     "DriftWatch": "tolerance.drift",
     "Callers": "membership.callers",
     "Duplicate": "owner.async_snapshot",
-    "Ending": "worker.narration",
+    "WorkerOutcome": "worker.narration",
     "ExpectedWorkers": "membership.join",
     "Files": "membership.members",
     "GUARANTEES": "owner.guarantees",

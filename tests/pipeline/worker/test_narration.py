@@ -3,7 +3,7 @@
 import pytest
 
 from phalanx.errors import PeerLostError, PeerRefusedError
-from phalanx.pipeline import Ending, keep_serving
+from phalanx.pipeline import WorkerOutcome, keep_serving
 from phalanx.pipeline.worker.narration import Narration
 
 
@@ -17,7 +17,7 @@ def test_a_whole_part_in_a_run_is_told_in_order():
     story.has_roles({2}, {1, 3}, 0)
     story.at_step(0)
     story.has_roles({2}, {3, 1}, 1)
-    story.ended(Ending.COMPLETE, "the run is complete")
+    story.ended(WorkerOutcome.COMPLETE, "the run is complete")
 
     assert said == [
         "looking for the owner at host:1; other parties reach this worker at me:2",
@@ -44,14 +44,14 @@ def test_steps_are_told_four_times_a_minute_at_most_and_each_once():
 def test_what_another_party_chose_cannot_steer_the_terminal():
     said = []
 
-    Narration(said.append).ended(Ending.LEFT, "\x1b[2Jgone")
+    Narration(said.append).ended(WorkerOutcome.LEFT, "\x1b[2Jgone")
 
     assert said == ["this worker has left (?[2Jgone)"]
 
 
 def test_an_owner_that_is_gone_is_looked_for_again_ever_more_slowly():
     said, pauses = [], []
-    outcomes = iter([PeerLostError("gone")] * 8 + [Ending.COMPLETE])
+    outcomes = iter([PeerLostError("gone")] * 8 + [WorkerOutcome.COMPLETE])
 
     def serve():
         outcome = next(outcomes)
@@ -59,7 +59,7 @@ def test_an_owner_that_is_gone_is_looked_for_again_ever_more_slowly():
             raise outcome
         return outcome
 
-    assert keep_serving(serve, said.append, pauses.append) is Ending.COMPLETE
+    assert keep_serving(serve, said.append, pauses.append) is WorkerOutcome.COMPLETE
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60]
     assert said[0] == "gone; looking for the owner again in 1 s, until Ctrl-C"
 

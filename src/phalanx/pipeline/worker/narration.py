@@ -1,4 +1,4 @@
-"""What a worker tells the person who started it: a line for each turn of events, and now and then one for its steps."""
+"""The lines that a worker prints for people: one for each turn of events, and now and then one for its steps."""
 
 import itertools
 import time
@@ -13,7 +13,7 @@ _SECONDS_BETWEEN_STEPS = 15.0
 _LONGEST_PAUSE_S = 60
 
 
-class Ending(Enum):
+class WorkerOutcome(Enum):
     """How a worker's part in a run came to a good end."""
 
     COMPLETE = "the run is complete"
@@ -67,7 +67,7 @@ class Narration:
             self._next_s = self._clock() + _SECONDS_BETWEEN_STEPS
             self._tell(f"step {step} begins")
 
-    def ended(self, ending: Ending, reason: str = "") -> None:
+    def ended(self, ending: WorkerOutcome, reason: str = "") -> None:
         """The part of this worker is over."""
         done = f" after step {self._step}" if self._step >= 0 else ""
         self._tell(f"{ending.value}{done}" + (f" ({reason})" if reason and reason != ending.value else ""))
@@ -77,7 +77,9 @@ class Narration:
             self._say(printable(text))
 
 
-def keep_serving(serve: Callable[[], Ending | None], say: Say, pause: Callable[[float], None]) -> Ending | None:
+def keep_serving(
+    serve: Callable[[], WorkerOutcome | None], say: Say, pause: Callable[[float], None]
+) -> WorkerOutcome | None:
     """Serve again and again until the run is complete or this worker has left; an owner that is gone may come back.
 
     Args:

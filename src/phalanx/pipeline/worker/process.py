@@ -28,7 +28,7 @@ from phalanx.pipeline.stage.battery import run_battery
 from phalanx.pipeline.stage.stage_copy import WrapCopy, unwrapped
 from phalanx.pipeline.tolerance.numeric_class import local_numeric_class, settle_numerics
 from phalanx.pipeline.worker.kept_states import send_kept
-from phalanx.pipeline.worker.narration import Ending, Narration, Say
+from phalanx.pipeline.worker.narration import Narration, Say, WorkerOutcome
 from phalanx.pipeline.worker.party import Party
 from phalanx.security.crypto import Identity, Peer, certified_name, load_identity, peer_from_certificate
 from phalanx.telemetry import PhaseTimer
@@ -48,7 +48,7 @@ def run_worker(
     *,
     wrap_copy: WrapCopy = unwrapped,
     say: Say | None = None,
-) -> Ending:
+) -> WorkerOutcome:
     """Serve until the owner ends the run or is gone.
 
     Args:
@@ -129,7 +129,7 @@ class Worker:
         """Ask the owner to be let go, once this party's step is done; before it is set up, end at once."""
         self._wants_to_leave = True
 
-    def run(self, address: str) -> Ending:
+    def run(self, address: str) -> WorkerOutcome:
         """Say hello, then work until the owner says that the run is over.
 
         Returns:
@@ -151,7 +151,7 @@ class Worker:
         finally:
             self._memory.keep()
 
-    def _serve(self, address: str) -> Ending:
+    def _serve(self, address: str) -> WorkerOutcome:
         config = self._config
         has_asked = False
         last_mail = time.monotonic()
@@ -163,7 +163,7 @@ class Worker:
                 elif isinstance(item.message, Shutdown) and item.sender == self._config.owner_name:
                     self._remember(item)
                     self._tidy_up()
-                    ending = Ending.LEFT if has_asked else Ending.COMPLETE
+                    ending = WorkerOutcome.LEFT if has_asked else WorkerOutcome.COMPLETE
                     self.story.ended(ending, item.message.reason)
                     return ending
                 elif isinstance(item.message, NotLetIn) and item.sender == self._config.owner_name:
@@ -173,8 +173,8 @@ class Worker:
             if self._wants_to_leave:
                 self._wants_to_leave = False
                 if self._party is None:
-                    self.story.ended(Ending.LEFT)
-                    return Ending.LEFT
+                    self.story.ended(WorkerOutcome.LEFT)
+                    return WorkerOutcome.LEFT
                 has_asked = True
                 self._mail.post(self._config.owner_name, Leave(epoch=0))
             if self._party is None and time.monotonic() > deadline:

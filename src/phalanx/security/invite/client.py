@@ -20,7 +20,7 @@ from phalanx.security.crypto import (
     write_public,
 )
 from phalanx.security.invite.line import EXCHANGE_S, client_context, receive_line, send_line, text
-from phalanx.security.invite.token import Token, split_address
+from phalanx.security.invite.token import JoinToken, split_address
 
 _OWNER = "owner"
 _MOST_SKEW_S = 240
@@ -29,7 +29,7 @@ _MOST_ASKS = 20
 
 
 @dataclass(frozen=True)
-class Enrolled:
+class JoinAnswer:
     """What an invited machine is told when it is certified.
 
     Attributes:
@@ -45,10 +45,10 @@ class Enrolled:
     skew_s: int
 
 
-def enrol(token: Token, home: Path) -> Enrolled:
+def enrol(token: JoinToken, home: Path) -> JoinAnswer:
     """Make keys in a directory, or take those that are there, and have them certified.
 
-    The first connection trusts nobody and asks for the authority's certificate, which the fingerprint in the token
+    The first connection trusts no certificate and asks for the authority's certificate, which the fingerprint in the token
     proves; the second one trusts that authority alone, and only there the secret is told.
 
     Args:
@@ -88,7 +88,7 @@ def enrol(token: Token, home: Path) -> Enrolled:
     return _terms(answer, token, own_host)
 
 
-def _terms(answer: dict[str, Any], token: Token, own_host: str) -> Enrolled:
+def _terms(answer: dict[str, Any], token: JoinToken, own_host: str) -> JoinAnswer:
     port, owners_time, asks = answer.get("port"), answer.get("time"), answer.get("asks")
     if type(port) is not int or not 1 <= port <= 65535 or type(owners_time) is not int or not isinstance(asks, list):
         raise FrameError(f"{token.address}: its answer is malformed")
@@ -100,7 +100,7 @@ def _terms(answer: dict[str, Any], token: Token, own_host: str) -> Enrolled:
         )
     lines = tuple(printable(line) for line in asks[:_MOST_ASKS] if isinstance(line, str))
     host = token.address.rpartition(":")[0]
-    return Enrolled(f"{host}:{port}", lines, own_host, skew_s)
+    return JoinAnswer(f"{host}:{port}", lines, own_host, skew_s)
 
 
 def _connect(address: str, authority: bytes | None, party: str | None) -> ssl.SSLSocket:

@@ -25,7 +25,7 @@ def server_context(home: Path) -> ssl.SSLContext:
 
 
 def client_context(authority_pem: bytes | None) -> ssl.SSLContext:
-    """Return TLS 1.3 that trusts one authority; with None it trusts anybody, and may only be told what is public."""
+    """Return TLS 1.3 that trusts one authority; with None it trusts every server, and may only carry what is public."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     if authority_pem is None:

@@ -1,4 +1,4 @@
-"""The owner's register of invitations: hashes of secrets, and by whose keys each was used.
+"""The owner's register of invitations: a hash of each secret, and the keys that used it.
 
 AUTHORITY_DIR/invitations/NAME.json, 0600
 """
@@ -28,7 +28,7 @@ from phalanx.security.crypto import (
     steady_now,
     write_public,
 )
-from phalanx.security.invite.token import Token, secret_digest
+from phalanx.security.invite.token import JoinToken, secret_digest
 
 _Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 _NO_SUCH = secret_digest("")
@@ -51,14 +51,14 @@ class Invitations:
 
     Guarantees:
         A secret is never written. It certifies one pair of keys, before it expires, under the name that it was made
-        for; it tells nobody whether a name is invited.
+        for; no answer shows whether a name is invited.
     """
 
     def __init__(self, directory: Path, now: Callable[[], datetime] = steady_now) -> None:
         self._directory = directory
         self._now = now
 
-    def invite(self, name: str, address: str, lasts: timedelta) -> Token:
+    def invite(self, name: str, address: str, lasts: timedelta) -> JoinToken:
         """Make a token for a party; an earlier one for the same name is void from now on.
 
         Raises:
@@ -72,7 +72,7 @@ class Invitations:
                 f"{name} is certified already and needs no invitation: it joins with the keys that it has; choose "
                 f"another name, or move {self._directory / name} away if its keys are lost"
             )
-        token = Token.new(name, address, authority, self._now() + lasts)
+        token = JoinToken.new(name, address, authority, self._now() + lasts)
         with self._locked():
             self._write(name, _Entry(secret_digest=secret_digest(token.secret), expires=token.expires))
         return token

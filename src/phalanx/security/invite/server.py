@@ -26,7 +26,7 @@ _LOOK_S = 0.2
 
 
 @dataclass(frozen=True)
-class Terms:
+class JoinTerms:
     """The terms under which a machine joins.
 
     Attributes:
@@ -43,7 +43,7 @@ class EnrolmentServer:
 
     Args:
         directory: Of the authority, with the owner's identity in ``owner``.
-        invitations: Who may come.
+        invitations: The register that admits or refuses.
         terms: What it tells those that come.
         say: Takes a line about each that came or was refused; called from other threads.
         clock: Monotonic seconds.
@@ -61,7 +61,7 @@ class EnrolmentServer:
         self,
         directory: Path,
         invitations: Invitations,
-        terms: Terms,
+        terms: JoinTerms,
         say: Callable[[str], None] = lambda line: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -94,7 +94,7 @@ class EnrolmentServer:
         return self
 
     def close(self) -> None:
-        """Let nobody else in, and finish with those that are being answered."""
+        """Take no more connections, and finish with those that are being answered."""
         self._closed.set()
         if self._listener is not None:
             self._listener.close()

@@ -25,7 +25,7 @@ _ADDRESS = re.compile(r"(?P<host>[A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):(
 
 
 @dataclass(frozen=True, repr=False)
-class Token:
+class JoinToken:
     """The contents of a token.
 
     Attributes:
@@ -50,7 +50,7 @@ class Token:
             raise ConfigError("token: a field of it is malformed; ask for a new one")
 
     @classmethod
-    def new(cls, name: str, address: str, authority: str, expires: datetime) -> "Token":
+    def new(cls, name: str, address: str, authority: str, expires: datetime) -> "JoinToken":
         """Make a token with a fresh secret.
 
         Raises:
@@ -60,7 +60,7 @@ class Token:
         return cls(name, address, authority, secrets.token_hex(_SECRET_BYTES), int(expires.timestamp()))
 
     @classmethod
-    def parse(cls, line: str) -> "Token":
+    def parse(cls, line: str) -> "JoinToken":
         """Read a token.
 
         Raises:
@@ -93,7 +93,7 @@ class Token:
         return datetime.fromtimestamp(self.expires, UTC)
 
     def __repr__(self) -> str:
-        return f"Token({self.name!r}, {self.address!r})"
+        return f"JoinToken({self.name!r}, {self.address!r})"
 
 
 def secret_digest(secret: str) -> str:
