@@ -9,11 +9,14 @@ from phalanx.cli.attack import attack
 from phalanx.cli.audit import audit_app
 from phalanx.cli.bench import bench
 from phalanx.cli.calibrate import calibrate
-from phalanx.cli.checkpoint import checkpoint_app
+from phalanx.cli.doctor import doctor
 from phalanx.cli.enclave import enclave_app
+from phalanx.cli.init import init
 from phalanx.cli.invite import invite
 from phalanx.cli.join import join
 from phalanx.cli.launch import launch
+from phalanx.cli.models.checkpoint import checkpoint_app
+from phalanx.cli.models.model import model_app
 from phalanx.cli.pki import pki_app
 from phalanx.cli.plan import PLAN_EXAMPLES, plan
 from phalanx.cli.report import report
@@ -53,6 +56,12 @@ def phalanx(
     """Train language models on machines you do not have to trust."""
 
 
+app.command(epilog="Example: phalanx doctor --identity pki/alice")(doctor)
+app.command(
+    epilog="Example: phalanx init run.toml --kind scratch --data my_texts\n\n"
+    "Example: phalanx init tune.toml --kind finetune --model models/mine --data notes.jsonl\n\n"
+    "Example: phalanx init shared.toml --kind remote --workers alice,bob"
+)(init)
 app.command(epilog="Example: phalanx train run.toml --set train.steps=100 --run-dir runs/first")(train)
 app.command(epilog="Example: phalanx worker worker.toml")(worker)
 app.command(epilog="Example: phalanx invite run.toml --name alice --host owner.example.org")(invite)
@@ -72,4 +81,5 @@ app.command(epilog="Example: phalanx calibrate examples/quickstart.toml --quick 
 app.add_typer(audit_app, name="audit")
 app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(enclave_app, name="enclave")
+app.add_typer(model_app, name="model")
 app.add_typer(pki_app, name="pki")

@@ -1,15 +1,18 @@
 """The console of every command: figures on stdout, errors on stderr; rich is loaded at the first line."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from phalanx.errors import PhalanxError
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+INTERRUPTED = 130
 _MOST_CHARACTERS = 100_000
 
 
@@ -17,6 +20,24 @@ def say_error(message: str) -> None:
     """Print one error on stderr; the text is never read as markup, and nothing in it can steer the terminal."""
     typer.secho("error: ", fg=typer.colors.RED, bold=True, err=True, nl=False)
     typer.echo(_plain(message), err=True)
+
+
+def exit_code_of(act: Callable[[], object]) -> int:
+    """Do what a command does, and return the exit code of its outcome.
+
+    Errors of the tree become one message on stderr. Anything else is a bug and is raised, so
+    that Python prints a plain traceback, without the values of variables, and exits with 1.
+    """
+    try:
+        act()
+    except PhalanxError as exc:
+        say_error(str(exc))
+        return exc.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except SystemExit as exc:
+        return exc.code if isinstance(exc.code, int) else int(exc.code is not None)
+    return 0
 
 
 def say_figures(figures: Mapping[str, Any]) -> None:

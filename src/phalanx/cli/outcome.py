@@ -1,4 +1,4 @@
-"""The one place where an outcome becomes an exit code."""
+"""The command line as a function: arguments in, an exit code out."""
 
 import sys
 from collections.abc import Sequence
@@ -6,29 +6,13 @@ from collections.abc import Sequence
 import typer
 
 from phalanx.cli.app import app
-from phalanx.cli.console import say_error
-from phalanx.errors import PhalanxError
-
-INTERRUPTED = 130
+from phalanx.cli.console import exit_code_of
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line and return its exit code.
-
-    Errors of the tree become one message on stderr. Anything else is a bug and is raised, so
-    that Python prints a plain traceback, without the values of variables, and exits with 1.
-    """
-    try:
-        # the command, not the app: calling the app installs typer's own traceback printer
-        typer.main.get_command(app)(args=list(arguments), prog_name="phalanx")
-    except PhalanxError as exc:
-        say_error(str(exc))
-        return exc.exit_code
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except SystemExit as exc:
-        return exc.code if isinstance(exc.code, int) else int(exc.code is not None)
-    return 0
+    """Run one command line and return its exit code."""
+    # the command, not the app: calling the app installs typer's own traceback printer
+    return exit_code_of(lambda: typer.main.get_command(app)(args=list(arguments), prog_name="phalanx"))
 
 
 def main() -> None:

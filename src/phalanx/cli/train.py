@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from phalanx.child import PARENT, die_with_parent
 from phalanx.cli.console import say_figures, say_page
 from phalanx.cli.forking import one_blas_thread, opener_of
 from phalanx.cli.options import RunDir, Sets, Unsets, overrides_of
@@ -64,10 +65,8 @@ def train(
     # a mistake in the file is said before torch is imported
     overrides = tuple(overrides_of(sets, unsets))
     run = load_run(run_file, overrides)
-    if {"PHALANX_PARENT", "TORCHELASTIC_RUN_ID"} & set(os.environ):
+    if {PARENT, "TORCHELASTIC_RUN_ID"} & set(os.environ):
         # started by an engine: a second owner must never meet this one in the same directory
-        from phalanx.pipeline import die_with_parent
-
         die_with_parent()
     with one_blas_thread():
         from phalanx.report import write_report

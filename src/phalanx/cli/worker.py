@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from phalanx.child import PARENT, die_with_parent
+
 if TYPE_CHECKING:
     from phalanx.pipeline import Say, WorkerConfig, WorkerOutcome
 
@@ -17,7 +19,7 @@ def worker(
 ) -> None:
     """Join a run as a worker; it ends when the owner ends the run."""
     from phalanx.config import load_config
-    from phalanx.pipeline import WorkerConfig, die_with_parent, requested_file
+    from phalanx.pipeline import WorkerConfig, requested_file
 
     # a fault in a library's own code leaves its place in the log
     faulthandler.enable(2)
@@ -39,7 +41,7 @@ def serve_once(config: "WorkerConfig", file: Path) -> "WorkerOutcome | None":
     from phalanx.pipeline import run_worker
 
     # a worker that another process has started has no reader but that process, which looks at its last line
-    say = None if "PHALANX_PARENT" in os.environ else _say
+    say = None if PARENT in os.environ else _say
     return run_worker(config, say=say) if config.parallel.world == 1 else _serve_together(config, file, say)
 
 
@@ -67,7 +69,8 @@ def masked_worker(
 ) -> None:
     """Multiply masked numbers for a trusted side; it ends when that side ends the run."""
     from phalanx.config import load_config
-    from phalanx.split.masked import MaskedWorkerConfig, end_with_parent, run_masked_worker
+    from phalanx.split.masked import MaskedWorkerConfig, run_masked_worker
 
-    end_with_parent()
+    if PARENT in os.environ:
+        die_with_parent()
     run_masked_worker(load_config(worker_file, MaskedWorkerConfig))

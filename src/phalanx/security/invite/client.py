@@ -48,8 +48,8 @@ class JoinAnswer:
 def enrol(token: JoinToken, home: Path) -> JoinAnswer:
     """Make keys in a directory, or take those that are there, and have them certified.
 
-    The first connection trusts no certificate and asks for the authority's certificate, which the fingerprint in the token
-    proves; the second one trusts that authority alone, and only there the secret is told.
+    The first connection checks no certificate and asks for the authority's, which the fingerprint in the token proves;
+    the second one trusts that authority alone, and only there the secret is told.
 
     Args:
         token: The invitation.
