@@ -12,12 +12,12 @@ from phalanx.cli.calibrate import calibrate
 from phalanx.cli.doctor import doctor
 from phalanx.cli.enclave import enclave_app
 from phalanx.cli.init import init
-from phalanx.cli.invite import invite
-from phalanx.cli.join import join
 from phalanx.cli.launch import launch
 from phalanx.cli.models.checkpoint import checkpoint_app
 from phalanx.cli.models.model import model_app
-from phalanx.cli.pki import pki_app
+from phalanx.cli.parties.invite import invite
+from phalanx.cli.parties.join import join
+from phalanx.cli.parties.pki import pki_app
 from phalanx.cli.plan import PLAN_EXAMPLES, plan
 from phalanx.cli.report import report
 from phalanx.cli.reproduce import reproduce

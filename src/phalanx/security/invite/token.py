@@ -31,7 +31,7 @@ class JoinToken:
     Attributes:
         name: Party name that the invited machine will have.
         address: ``host:port`` where its request is answered.
-        authority: Fingerprint of the authority; whoever answers must have a certificate of it.
+        authority: Fingerprint of the authority; the server must have a certificate of it.
         secret: What shows that a request comes from the invited one; random, 32 bytes in hex.
         expires: Second since 1970 from which on it counts no more.
     """
