@@ -1,6 +1,7 @@
 """All verbs in one app."""
 
-from typing import Annotated
+import re
+from typing import Annotated, Any
 
 import typer
 
@@ -69,3 +70,21 @@ app.add_typer(audit_app, name="audit")
 app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(enclave_app, name="enclave")
 app.add_typer(pki_app, name="pki")
+
+_TAG = re.compile(r"(?=\[[a-zA-Z#/@])")
+"""Before what rich takes for the beginning of a tag."""
+
+
+def command() -> Any:
+    """Return the app as a command with help that keeps words in square brackets, such as the name of a section."""
+    made = typer.main.get_command(app)
+    _keep_brackets(made)
+    return made
+
+
+def _keep_brackets(part: Any) -> None:
+    for name in ("help", "short_help", "epilog"):
+        if getattr(part, name, None):
+            setattr(part, name, _TAG.sub(r"\\", getattr(part, name)))
+    for below in (*getattr(part, "params", ()), *getattr(part, "commands", {}).values()):
+        _keep_brackets(below)

@@ -3,9 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-import typer
-
-from phalanx.cli.app import app
+from phalanx.cli.app import command
 from phalanx.cli.console import say_error
 from phalanx.errors import PhalanxError
 
@@ -20,7 +18,7 @@ def run(arguments: Sequence[str]) -> int:
     """
     try:
         # the command, not the app: calling the app installs typer's own traceback printer
-        typer.main.get_command(app)(args=list(arguments), prog_name="phalanx")
+        command()(args=list(arguments), prog_name="phalanx")
     except PhalanxError as exc:
         say_error(str(exc))
         return exc.exit_code
