@@ -12,6 +12,31 @@ if TYPE_CHECKING:
 
 _MOST_CHARACTERS = 100_000
 
+# the figures of summary.json that are worth a line each; those a run does not have are left out
+SUMMARY = (
+    "status",
+    "steps",
+    "loss_first",
+    "loss_last",
+    "validation_perplexity",
+    "accuracy",
+    "macro_f1",
+    "tfidf_accuracy",
+    "majority_accuracy",
+    "tokens_per_s",
+    "audits",
+    "attacks_injected",
+    "detections",
+    "false_accusations",
+    "evicted",
+    "in_doubt",
+    "takeovers",
+    "steps_lost",
+    "final_weights_digest",
+)
+_OF_A_DRILL = ("attacks_injected", "detections", "false_accusations")
+"""Known where attackers are started here; elsewhere a row of dashes."""
+
 
 def say_error(message: str) -> None:
     """Print one error on stderr; the text is never read as markup, and nothing in it can steer the terminal."""
@@ -24,6 +49,13 @@ def say_figures(figures: Mapping[str, Any]) -> None:
     width = max((len(name) for name in figures), default=0)
     for name, value in figures.items():
         typer.echo(f"{name:<{width}}  {_as_text(value)}")
+
+
+def say_summary(summary: Mapping[str, Any]) -> None:
+    """Print what a user wants to know of ``summary.json`` on stdout."""
+    known = {**summary, **summary.get("classification", {})}
+    measured = {name for name, value in known.items() if value is not None or name not in _OF_A_DRILL}
+    say_figures({name: known[name] for name in SUMMARY if name in measured})
 
 
 def say_rows(rows: Sequence[Mapping[str, Any]]) -> None:

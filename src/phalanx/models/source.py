@@ -2,7 +2,6 @@
 
 import copy
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from phalanx.errors import ModelError
 from phalanx.models.config import ModelConfig
+from phalanx.models.directory import TOKENIZER, model_directory, read_config
 from phalanx.models.families import family_of, hub_config_dict, parse_hub_config
 from phalanx.models.family import HEAD_WEIGHT
 from phalanx.models.packaged import open_packaged
@@ -36,7 +36,7 @@ class ModelSource:
         self.directory = directory
         self.hub_config = read_hub_config(directory)
         self.family = family_of(self.hub_config.model_type, str(directory / "config.json"))
-        tokenizer = directory / "tokenizer.json"
+        tokenizer = directory / TOKENIZER
         self.tokenizer_path = tokenizer if tokenizer.is_file() else None
         self._weights = WeightFiles(directory, self.family.prefix)
 
@@ -135,14 +135,14 @@ def _open_whole(config: ModelConfig, cache_dir: Path, seed: int) -> ModelSource:
     if config.name is not None:
         return ModelSource(open_packaged(config.name, cache_dir))
     if not config.from_scratch:
-        return ModelSource(_directory(config))
+        return ModelSource(model_directory(config.path or ""))
     tokenizer = None
     if config.architecture is not None:
         hub_config = parse_hub_config(config.architecture, "model.architecture", refuse_unknown=True)
     else:
-        directory = _directory(config)
+        directory = model_directory(config.path or "")
         hub_config = read_hub_config(directory)
-        tokenizer = directory / "tokenizer.json"
+        tokenizer = directory / TOKENIZER
     return ModelSource(write_random_model(hub_config, seed, cache_dir, tokenizer))
 
 
@@ -152,23 +152,4 @@ def read_hub_config(directory: Path) -> Any:
     Raises:
         ModelError: It is missing, not JSON, of an unknown family, or refused by transformers.
     """
-    path = directory / "config.json"
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as exc:
-        raise ModelError(
-            f"{path}: cannot be read ({exc.strerror}); expected a directory in the hub's layout: "
-            "config.json, *.safetensors, tokenizer.json"
-        ) from exc
-    except (ValueError, RecursionError) as exc:
-        raise ModelError(f"{path}: is not valid JSON: {exc}") from exc
-    if not isinstance(data, dict):
-        raise ModelError(f"{path}: found a {type(data).__name__}; expected an object")
-    return parse_hub_config(data, str(path))
-
-
-def _directory(config: ModelConfig) -> Path:
-    directory = Path(config.path or "")
-    if not directory.is_dir():
-        raise ModelError(f"model.path: {directory}: is no directory; give one in the hub's layout")
-    return directory
+    return parse_hub_config(read_config(directory), str(directory / "config.json"))

@@ -20,6 +20,7 @@ from phalanx.train.sessions.factory import EngineFactory
 from phalanx.train.sessions.pipeline import PipelineFactory
 from phalanx.train.sessions.session import Session
 from phalanx.train.setup.layout import describe_stages
+from phalanx.train.setup.preflight import check_inputs
 from phalanx.train.setup.process import deterministic, interruptible
 from phalanx.train.setup.tiers import settle_tier
 
@@ -70,6 +71,7 @@ def train(
             "attack: production starts honest workers only; use `phalanx train` or `phalanx attack`, or in Python "
             "train(run, open_workers=phalanx.lab.attacks.attackers_of(run.attack))"
         )
+    check_inputs(run)
     check_device(run.train.device, "train.device")
     run = settle_tier(run)
     with deterministic(run.train.threads), interruptible():
@@ -107,6 +109,7 @@ def follow(run: RunConfig, run_dir: str | Path | None = None) -> None:
 
 def describe(run: RunConfig, run_dir: str | Path | None = None) -> RenderableType:
     """The resolved config, the stage table and the expected memory; trains nothing."""
+    check_inputs(run)
     check_device(run.train.device, "train.device")
     run = settle_tier(run)
     cache = cache_beside(_directory(run, run_dir))

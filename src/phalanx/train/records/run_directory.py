@@ -56,6 +56,27 @@ def holds_run(run_dir: Path) -> bool:
     return (run_dir / _RECORD).exists() and not is_unstarted(run_dir)
 
 
+def check_directory(run_dir: Path, *, resume: bool) -> None:
+    """Refuse what `RunDirectory` would, as far as it can be seen without the run; nothing is touched.
+
+    Raises:
+        ConfigError: It holds a run already and `resume` is false.
+        CheckpointError: There is nothing to resume.
+    """
+    if resume and not any((run_dir / name).exists() for name in (_RECORD, _BEGUN)):
+        raise _nothing_to_resume(run_dir)
+    if not resume and holds_run(run_dir):
+        raise _holds_run(run_dir)
+
+
+def _nothing_to_resume(run_dir: Path) -> CheckpointError:
+    return CheckpointError(f"{run_dir}: there is no run to resume; start it without --resume")
+
+
+def _holds_run(run_dir: Path) -> ConfigError:
+    return ConfigError(f"{run_dir}: holds a run already; add --resume to go on with it, or choose another --run-dir")
+
+
 class RunDirectory(Closeable):
     """Paths and identities of one run.
 
@@ -206,7 +227,7 @@ class RunDirectory(Closeable):
         """Only a new directory is filled, or one in which a crash interrupted just that."""
         begun = (self.path / _BEGUN).exists()
         if resume and not begun:
-            raise CheckpointError(f"{self.path}: there is no run to resume; start it without --resume")
+            raise _nothing_to_resume(self.path)
         foreign = sorted(name for name in _OWN_NAMES if (self.path / name).exists())
         if foreign and not begun:
             raise ConfigError(
@@ -222,9 +243,7 @@ class RunDirectory(Closeable):
         if record.exists():
             self.begun_anew = free(self.path)
             if not self.begun_anew:
-                raise ConfigError(
-                    f"{self.path}: holds a run already; add --resume to go on with it, or choose another --run-dir"
-                )
+                raise _holds_run(self.path)
         self._check_creation(resume)
         return self._create(record)
 
