@@ -101,10 +101,9 @@ def _draw() -> dict:
             {
                 **place,
                 "microbatches_of_8": list(draw.microbatches(**place, num_microbatches=8)),
-                "microbatches_of_5_in_lane_1": list(draw.microbatches(**place, num_microbatches=5, lane=1)),
+                "microbatches_of_5": list(draw.microbatches(**place, num_microbatches=5)),
                 "all_messages": draw.all_messages(**place),
                 "whole_step": draw.whole_step(**place),
-                "whole_step_in_lane_1": draw.whole_step(**place, lane=1),
                 "owners_step": draw.owners_step(**place),
                 "third_party": draw.third_party(**place, among=names),
             }

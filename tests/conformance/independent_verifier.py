@@ -113,11 +113,10 @@ class Draw:
     def coin(self, *where) -> float:
         return self.number(*where) / 2**64
 
-    def microbatches(self, t: int, e: int, s: int, lane: int, m: int) -> list:
+    def microbatches(self, t: int, e: int, s: int, m: int) -> list:
         c = math.ceil(self.guard["audit_rate"] * m)
         edges = [round(n * m / c) for n in range(c + 1)]
-        tail = [lane] if lane else []
-        return [edges[n] + self.number(t, e, s, n, *tail) % (edges[n + 1] - edges[n]) for n in range(c)]
+        return [edges[n] + self.number(t, e, s, n) % (edges[n + 1] - edges[n]) for n in range(c)]
 
 
 # --- one step -------------------------------------------------------------------------------------------
@@ -130,22 +129,15 @@ class Step:
         for leaf in leaves:
             self.by_kind.setdefault(leaf["leaf"], []).append(leaf)
         (self.attempt,) = self.by_kind["attempt"]
-        self.t, self.e, self.lanes = self.attempt["step"], self.attempt["epoch"], self.attempt["lanes"]
+        self.t, self.e = self.attempt["step"], self.attempt["epoch"]
         self.holder = {int(s): pair[0] for s, pair in self.attempt["stages"].items()}
         self.shadow = {int(s): pair[1] for s, pair in self.attempt["stages"].items() if pair[1] is not None}
         self.m = opening["microbatches"]
         self.classes = self.guard.get("classes")
+        if any(leaf.get("lane", 0) != 0 or leaf.get("lanes", 1) != 1 for leaf in leaves):
+            raise RefusedError("two copies share a stage")
         if self.attempt["classes"] and self.classes == "one":
             raise RefusedError("somebody is of another class than the run's")
-
-    def server(self, s, lane):
-        return self.holder[s] if lane == 0 else self.shadow[s]
-
-    def auditor(self, s, lane):
-        return self.shadow[s] if lane == 0 else self.holder[s]
-
-    def lane_of(self, s, microbatch):
-        return microbatch % self.lanes if s in self.shadow else 0
 
     def same(self, one, other="owner"):
         return self.attempt["classes"].get(one, 0) == self.attempt["classes"].get(other, 0)
@@ -169,16 +161,15 @@ class Step:
         return sum(self.check_audit(leaf) for leaf in self.reports.values())
 
     def check_cover(self):
-        commits = {(c["stage"], c["lane"]): c["party"] for c in self.by_kind.get("commit", ())}
+        commits = {c["stage"]: c["party"] for c in self.by_kind.get("commit", ())}
         states = {s["stage"] for s in self.by_kind.get("state", ())}
         if set(self.holder) != set(range(len(self.opening["stages"]))) and self.guard["recovery"] != "skip_layer":
             raise RefusedError("a stage is missing")
         for s, holder in self.holder.items():
             if holder != "owner" and (s not in self.shadow or s not in states):
                 raise RefusedError(f"stage {s} is not watched")
-            for lane in range(self.lanes if s in self.shadow else 1):
-                if commits.get((s, lane)) != self.server(s, lane):
-                    raise RefusedError(f"stage {s} has no commitment")
+            if commits.get(s) != holder:
+                raise RefusedError(f"stage {s} has no commitment")
 
     def demand(self, s, auditor, microbatches, whole):
         for m in microbatches:
@@ -192,25 +183,22 @@ class Step:
             alike = self.classes or (self.same(self.holder[s]) and self.same(self.shadow[s]))
             if alike and s not in self.owned and self.draw.coin(self.t, self.e, s, -2) < self.guard["owner_audit_rate"]:
                 raise RefusedError(f"stage {s}: the owner's audit was drawn and not made")
-            for lane in range(self.lanes):
-                if self.server(s, lane) != "owner":
-                    for auditor, microbatches, whole in self.drawn(s, lane, alike):
-                        if not {(s, m, auditor) for m in microbatches} <= asked:
-                            raise RefusedError(f"stage {s}: another draw than the key's")
-                        self.demand(s, auditor, microbatches, whole)
+            if self.holder[s] != "owner":
+                for auditor, microbatches, whole in self.drawn(s, alike):
+                    if not {(s, m, auditor) for m in microbatches} <= asked:
+                        raise RefusedError(f"stage {s}: another draw than the key's")
+                    self.demand(s, auditor, microbatches, whole)
 
-    def drawn(self, s, lane, alike):
+    def drawn(self, s, alike):
         t, e, shadow = self.t, self.e, self.guard["shadow"]
-        mine = [m for m in range(self.m) if self.lane_of(s, m) == lane]
-        place = (t, e, s, lane) if lane else (t, e, s)
-        whole = alike and shadow != "lockstep" and self.draw.coin(*place, -1) < self.guard["step_audit_rate"]
+        whole = alike and shadow != "lockstep" and self.draw.coin(t, e, s, -1) < self.guard["step_audit_rate"]
         if whole or shadow == "lockstep":
-            yield self.auditor(s, lane), mine, whole
+            yield self.shadow[s], list(range(self.m)), whole
         elif shadow == "snapshot":
             if self.draw.coin(t, e, s, -5) < self.guard["audit_rate"]:
-                yield self.auditor(s, lane), mine, False
+                yield self.shadow[s], list(range(self.m)), False
         else:
-            yield self.auditor(s, lane), [mine[n] for n in self.draw.microbatches(t, e, s, lane, len(mine))], False
+            yield self.shadow[s], self.draw.microbatches(t, e, s, self.m), False
         others = {*self.holder.values(), *self.shadow.values()} - {"owner", self.holder[s], self.shadow[s]}
         if others and self.draw.coin(t, e, s, -3) < self.guard["third_party_audit_rate"]:
             third = sorted(others)[self.draw.number(t, e, s, -4) % len(others)]
@@ -218,7 +206,7 @@ class Step:
 
     def check_audit(self, leaf) -> int:
         s, m, auditor = leaf["stage"], leaf["microbatch"], leaf["auditor"]
-        server = self.server(s, self.lane_of(s, m))
+        server = self.holder[s]
         if leaf["report"] is None:
             if auditor != "owner":
                 raise RefusedError(f"stage {s}, microbatch {m}: the report is not signed")
@@ -238,15 +226,15 @@ class Step:
         return leaf["report"] is not None
 
     def check_whole(self, leaf):
-        s, lane, auditor = leaf["stage"], leaf["lane"], leaf["auditor"]
+        s, auditor = leaf["stage"], leaf["auditor"]
         if leaf["commit"] is None or (leaf["report"] is None and auditor != "owner"):
             raise RefusedError(f"stage {s}: a weight gradient is not signed")
-        said = self.opened(leaf["commit"], self.server(s, lane), "commit", stage=s, lane=lane)["body"]
+        said = self.opened(leaf["commit"], self.holder[s], "commit", stage=s, lane=0)["body"]
         got = leaf
         if leaf["report"] is not None:
-            got = self.opened(leaf["report"], auditor, "step_audited", stage=s, lane=lane)["body"]
+            got = self.opened(leaf["report"], auditor, "step_audited", stage=s, lane=0)["body"]
         differ = (got["gradient"], got["norm_squared"]) != (said["gradient"], said["norm_squared"])
-        if differ and self.bits_decide(auditor, self.server(s, lane)):
+        if differ and self.bits_decide(auditor, self.holder[s]):
             raise RefusedError(f"stage {s}: the weight gradients differ")
 
     def opened(self, signed, party, kind, **place):

@@ -20,7 +20,7 @@ from phalanx.lab.bench.detection.cells import cells
 from phalanx.lab.bench.detection.drills import list_attacks
 from phalanx.lab.bench.detection.honest import honest_cells
 from phalanx.models import FAMILIES, LoraConfig, ModelConfig, StageSpec, build_stage, open_model
-from phalanx.models.llama import Llama
+from phalanx.models.planned import FamilyByPlan
 from phalanx.objectives import OBJECTIVES, Objective, causal_lm
 from phalanx.optimizers import OptimizerConfig
 from phalanx.parallel import ParallelConfig, RankRecipe
@@ -33,6 +33,8 @@ from phalanx.planner.cost.memory import in_flight
 from phalanx.planner.cost.schedule import StageTimes, simulate
 from phalanx.planner.layout import layouts
 from phalanx.planner.model.families import FAMILIES as FACTS
+from phalanx.planner.model.families import SlicingRule
+from phalanx.planner.model.families.planned import PlannedFamily
 from phalanx.planner.model.linears import linears
 from phalanx.planner.model.optimizers import OPTIMIZERS, OptimizerFacts, moment_shapes
 from phalanx.planner.schedules import SCHEDULES, Schedule, Work
@@ -101,14 +103,8 @@ def test_a_schedule_is_run_by_verified_stages_and_known_to_ranks_planner_and_ben
     assert "pairs" in {cell.run.pipeline.schedule for cell in honest_cells(quick=False)}
 
 
-class Mistral(Llama):
-    """Llama's order under another name."""
-
-    model_type = "mistral"
-
-
-MISTRAL = {
-    "model_type": "mistral",
+CWM = {
+    "model_type": "cwm",
     "hidden_size": 16,
     "intermediate_size": 24,
     "num_hidden_layers": 2,
@@ -116,19 +112,21 @@ MISTRAL = {
     "num_key_value_heads": 2,
     "vocab_size": 32,
     "max_position_embeddings": 32,
-    "sliding_window": None,
+    "sliding_window": 4,
+    "pad_token_id": None,
     "tie_word_embeddings": False,
 }
 
 
-def test_a_model_family_is_cut_and_planned_by_what_its_two_files_say(tmp_path, monkeypatch):
-    with pytest.raises(ModelError, match="'mistral'; expected one of bloom, gpt2, llama, opt"):
-        shape_of(MISTRAL)
+def test_a_model_family_with_a_plan_is_cut_and_planned_by_its_line(tmp_path, monkeypatch):
+    with pytest.raises(ModelError, match="'cwm'; expected one of arcee, bloom"):
+        shape_of(CWM)
 
-    monkeypatch.setitem(FAMILIES, "mistral", Mistral())
-    monkeypatch.setitem(FACTS, "mistral", FACTS["llama"])
+    line = PlannedFamily(SlicingRule(windows="layers"), shared_axes=frozenset({"tp"}), defaults={"head_dim": 128})
+    monkeypatch.setitem(FACTS, "cwm", line.facts)
+    monkeypatch.setitem(FAMILIES, "cwm", FamilyByPlan("cwm"))
 
-    source = open_model(ModelConfig(from_scratch=True, architecture=MISTRAL), tmp_path, seed=1)
+    source = open_model(ModelConfig(from_scratch=True, architecture=CWM), tmp_path, seed=1)
 
     def build(spec, adapter=None):
         return build_stage(source, spec, adapter=adapter, activation_checkpointing=False, attention="sdpa", seed=1)
@@ -140,11 +138,11 @@ def test_a_model_family_is_cut_and_planned_by_what_its_two_files_say(tmp_path, m
     trained = [name for name, weight in adapted.named_parameters() if weight.requires_grad]
     assert len(trained) == 4
     assert all("q_proj" in name or "v_proj" in name for name in trained)
-    shape = shape_of(MISTRAL)
-    assert shape.family == "mistral"
+    shape = shape_of(CWM)
+    assert shape.family == "cwm"
     assert shape.parameters == sum(weight.numel() for weight in whole.parameters())
     assert why_not(Layout(tp=2), shape, RECIPE) is None
-    assert {one.name for one in linears(shape)} == {*plan_of("mistral").columns, *plan_of("mistral").rows}
+    assert {one.name for one in linears(shape)} == {*plan_of("cwm").columns, *plan_of("cwm").rows}
 
 
 def test_an_optimizer_is_told_its_own_settings_and_planned_by_what_it_keeps(monkeypatch):

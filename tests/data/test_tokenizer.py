@@ -88,7 +88,7 @@ def test_a_model_names_its_own_end_of_text(trained, tmp_path, name, content):
 
 
 def test_a_model_tokenizer_without_what_it_needs_is_refused(trained, tmp_path):
-    with pytest.raises(ConfigError, match=r"comes without a tokenizer\.json"):
+    with pytest.raises(ConfigError, match=r"nor vocab\.json and merges\.txt to make one"):
         load_tokenizer(ModelTokenizerConfig(), None)
     with pytest.raises(DataError, match="cannot be read"):
         load_tokenizer(ModelTokenizerConfig(), tmp_path)

@@ -3,7 +3,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import real_runs
 from real_runs import Place, end_all, make_place
+
+from forked_commands import ForkedCommands
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -13,6 +16,16 @@ def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("PHALANX_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("COLUMNS", "200")
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Fork the commands of all runs here from one server; `clean`, to which runs are compared, starts from nothing."""
+    commands = ForkedCommands(tmp_path_factory.mktemp("forked_commands"))
+    real_runs.FORKED.append(commands)
+    yield
+    real_runs.FORKED.clear()
+    commands.close()
 
 
 @pytest.fixture
@@ -26,5 +39,5 @@ def place(tmp_path: Path) -> Iterator[Place]:
 def clean(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """Summary of the undisturbed run."""
     place = make_place(tmp_path_factory.mktemp("clean"))
-    yield place.finish()
+    yield place.finish(anew=True)
     end_all(place)

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from forked_commands import ForkedCommand, ForkedCommands
+from phalanx.lab.bench.chaos.run_process import descendants
 from tiny_run_file import tiny_run_file
 
 TINY = tiny_run_file(
@@ -38,6 +40,8 @@ journal = false
 JOURNAL = "checkpoint.journal=true"
 FORWARD_LIAR = ("attack.kind='forward_sign_flip'", "attack.stages=[1]", "attack.rate=1.0", "attack.from_step=4")
 PATIENCE_S = 250.0
+FORKED: list[ForkedCommands] = []
+"""What commands are forked from; while it is empty they all start from nothing."""
 _RESTRICTED = str(Path(__file__).with_name("restricted.py"))
 
 
@@ -54,7 +58,7 @@ def worker_program(file: Path, attack: str | None = None) -> tuple[str, ...]:
 class Process:
     """One ``phalanx`` command in a process of its own."""
 
-    popen: subprocess.Popen[bytes]
+    popen: subprocess.Popen[bytes] | ForkedCommand
     output: Path
 
     def wait(self) -> int:
@@ -79,16 +83,32 @@ class Place:
     run_file: Path
     processes: list[Process] = field(default_factory=list)
 
-    def start(self, *arguments: str, restriction: str | None = None, inside: Sequence[str] = ()) -> Process:
-        """Start ``phalanx`` with arguments, behind `inside`; with a restriction of `restricted.py`, under it."""
+    def start(
+        self, *arguments: str, restriction: str | None = None, inside: Sequence[str] = (), anew: bool = False
+    ) -> Process:
+        """Start ``phalanx`` with arguments, behind `inside`; with a restriction of `restricted.py`, under it.
+
+        With one of these, or `anew`, it starts from nothing as a user's command does; others have the imports done.
+        """
+        if FORKED and not (restriction or inside or anew):
+            return self._fork("phalanx", arguments)
         command = [*inside, sys.executable, "-m", "phalanx", *arguments]
         if restriction is not None:
             command = [sys.executable, _RESTRICTED, restriction, *command]
         return self.start_program(*command)
 
+    def _fork(self, module: str, arguments: Sequence[str]) -> Process:
+        output = self._next_output()
+        output.touch()
+        self.processes.append(Process(FORKED[0].start(module, arguments, output), output))
+        return self.processes[-1]
+
+    def _next_output(self) -> Path:
+        return self.path / f"output-{len(self.processes)}.txt"
+
     def start_program(self, *command: str) -> Process:
         """Start any program; what it prints is kept."""
-        output = self.path / f"output-{len(self.processes)}.txt"
+        output = self._next_output()
         with output.open("wb") as stream:
             popen = subprocess.Popen(
                 command,
@@ -103,7 +123,10 @@ class Place:
 
     def start_worker(self, file: Path, attack: str | None = None) -> Process:
         """Start the worker of a file; with an attack, as keys of ``[attack]`` in TOML, the laboratory's worker."""
-        return self.start_program(sys.executable, *worker_program(file, attack))
+        _, module, *arguments = worker_program(file, attack)
+        if FORKED:
+            return self._fork(module, arguments)
+        return self.start_program(sys.executable, "-m", module, *arguments)
 
     def train(
         self,
@@ -112,13 +135,15 @@ class Place:
         run_dir: str = "run",
         restriction: str | None = None,
         inside: Sequence[str] = (),
+        anew: bool = False,
     ) -> Process:
         """Start ``phalanx train`` on the run file."""
         options = [word for override in overrides for word in ("--set", override)]
         if resume:
             options.append("--resume")
         where = ("--run-dir", str(self.path / run_dir))
-        return self.start("train", str(self.run_file), *where, *options, restriction=restriction, inside=inside)
+        command = ("train", str(self.run_file), *where, *options)
+        return self.start(*command, restriction=restriction, inside=inside, anew=anew)
 
     def can_have(self, restriction: str) -> bool:
         """Whether this system lets us restrict a process so."""
@@ -128,9 +153,9 @@ class Place:
         found: dict[str, Any] = json.loads((self.path / run_dir / "summary.json").read_text())
         return found
 
-    def finish(self, *overrides: str, resume: bool = False, run_dir: str = "run") -> dict[str, Any]:
+    def finish(self, *overrides: str, resume: bool = False, run_dir: str = "run", anew: bool = False) -> dict[str, Any]:
         """Train to the end and return the summary."""
-        process = self.train(*overrides, resume=resume, run_dir=run_dir)
+        process = self.train(*overrides, resume=resume, run_dir=run_dir, anew=anew)
         assert process.wait() == 0, process.text
         return self.summary(run_dir)
 
@@ -206,10 +231,26 @@ def events(place: Place, *kinds: str) -> list[tuple[str, dict[str, Any]]]:
     return [(event["kind"], event["body"]) for event in found if event["kind"] in kinds]
 
 
+def local_workers(owner: Process) -> dict[str, int]:
+    """Names and process ids of the workers below an owner."""
+    found = {}
+    for pid in descendants(owner.popen.pid):
+        try:
+            name = Path(f"/proc/{pid}/comm").read_text().strip()
+            last = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")[-2:-1]
+        except OSError:
+            continue
+        # one that is forked has its name, one that is started from nothing its file
+        found.update(
+            {Path(word).stem: pid for word in (f"{name}.toml", *last) if Path(word).name.startswith("worker-")}
+        )
+    return found
+
+
 def worker_pid(owner: Process, name: str) -> int:
-    pids = [pid for pid, command in children_of(owner.popen.pid).items() if f"{name}.toml" in command]
-    assert pids, f"{name} does not run"
-    return pids[0]
+    workers = local_workers(owner)
+    assert name in workers, f"{name} does not run, but {workers}"
+    return workers[name]
 
 
 def peak_bytes(pid: int) -> int:

@@ -6,8 +6,9 @@ import signal
 import time
 
 import pytest
-from real_runs import FORWARD_LIAR, JOURNAL, children_of, exists, worker_pid
+from real_runs import FORWARD_LIAR, JOURNAL, children_of, exists, local_workers, worker_pid
 
+from phalanx.lab.bench.chaos.run_process import descendants
 from phalanx.security.audit import LogHead, verify_log
 from phalanx.security.crypto import load_identity
 from phalanx.telemetry import read_metrics
@@ -34,7 +35,7 @@ def assert_like(place, summary, clean):
 
 def kill_owner(place, process):
     """SIGKILL, and wait until the workers have followed."""
-    workers = children_of(process.popen.pid)
+    workers = descendants(process.popen.pid)
     process.kill()
     deadline = time.monotonic() + 10
     while [pid for pid in workers if exists(pid)]:
@@ -210,10 +211,12 @@ def test_a_liar_that_is_convicted_while_checkpoints_are_under_way_leaves_no_trac
 
 
 def test_ctrl_c_and_then_a_full_disk_and_then_a_good_end(place, clean):
-    process = place.train()
+    process = place.train(anew=True)
     place.wait_for(process, lambda: place.has_line("events.jsonl", "worker-2"))
     # looked up before the run is under way: the search takes longer than the rest of it on a busy machine
-    workers = children_of(process.popen.pid)
+    workers = local_workers(process).values()
+    (server,) = children_of(process.popen.pid)
+    assert sorted(children_of(server)) == sorted(workers), "each worker has imported everything by itself"
     place.wait_for(process, (place.path / "run" / "checkpoints" / "step-00000003").exists)
     os.killpg(process.popen.pid, signal.SIGINT)
     assert process.wait() == 130, process.text

@@ -36,6 +36,25 @@ _SIZES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": TOKENS,
     },
 }
+_PLANNED: dict[str, dict[str, Any]] = {
+    "arcee": {},
+    "cohere2": {"sliding_window": 5, "logit_scale": 1.0},
+    "ernie4_5": {"use_bias": True, "head_dim": 8},
+    "gemma2": {"sliding_window": 5, "head_dim": 8},
+    "gpt_neox": {},
+    "granite": {"embedding_multiplier": 3.0, "logits_scaling": 2.0},
+    "helium": {"head_dim": 8},
+    "mistral": {"sliding_window": 5},
+    "olmo": {},
+    "qwen2": {},
+    "seed_oss": {"head_dim": 8, "residual_dropout": 0.0},
+    "smollm3": {},
+    "starcoder2": {"sliding_window": 5},
+}
+for _family, _own in _PLANNED.items():
+    _SIZES[_family] = _SIZES["llama"] | {"pad_token_id": None} | _own
+    _NO_DROPOUT[_family] = () if _family == "ernie4_5" else ("attention_dropout",)
+_SIZES["gpt_neox"].pop("num_key_value_heads")
 
 
 def architecture(family: str, vocab_size: int = VOCAB) -> dict[str, Any]:
@@ -132,6 +151,8 @@ FAST = [
     adapter("llama", dp=2, zero=3),
     sgd(dp=2, pp=2, schedule="zero-bubble"),
     sgd("llama", cp=2, context="ring"),
+    sgd("qwen2", tp=2, sequence_parallel=True),
+    sgd("mistral", pp=2, schedule="interleaved"),
 ]
 
 SLOW = [
@@ -223,6 +244,16 @@ RING = [
     Case({"dp": 2, "cp": 2, "context": "ring", "outer": _JOINED}),
     Case({"cp": 2, "context": "ring"}, family="llama", precision="bf16", allowed=2e-2),
     Case({"cp": 2, "context": "ring", "activation_checkpointing": "selective"}, precision="fp16", allowed=2e-2),
+]
+
+PLANNED = [
+    *(sgd(family, tp=2) for family in _PLANNED if family not in ("cohere2", "gemma2")),
+    sgd("gpt_neox", tp=2, sequence_parallel=True),
+    sgd("starcoder2", tp=2, pp=2, sequence_parallel=True),
+    sgd("gemma2", pp=2, schedule="interleaved"),
+    sgd("cohere2", pp=2, schedule="zero-bubble", activation_checkpointing="full"),
+    adamw("gemma2", dp=2, zero=3),
+    adapter("qwen2", tp=2),
 ]
 
 COMPILED = [

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import torch
 from forks import fork_ranks
-from rank_layouts import BATCH, COMPILED, FAST, LARGE, RING, SLOW, STEPS, TOKENS, Case
+from rank_layouts import BATCH, COMPILED, FAST, LARGE, PLANNED, RING, SLOW, STEPS, TOKENS, Case
 from references import adapter_of, batch_of, one_process, optimizer_of, source_of
 from safetensors.torch import load_file, save_file
 
 from phalanx.parallel import ParallelConfig, RankEnv, RankRecipe, RankSaver, RankTrainer, join
 from phalanx.parallel.groups.mesh import open_domain
 
-TABLES = {"fast": FAST, "slow": SLOW, "ring": RING, "large": LARGE, "compiled": COMPILED}
+TABLES = {"fast": FAST, "slow": SLOW, "ring": RING, "large": LARGE, "compiled": COMPILED, "planned": PLANNED}
 
 
 def play(case: Case, rank: int, home: Path, number: int) -> dict[str, object]:

@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from rank_layouts import COMPILED, FAST, LARGE, RING, SLOW, STEPS, Case
+from rank_layouts import COMPILED, FAST, LARGE, PLANNED, RING, SLOW, STEPS, Case
+
+from phalanx.planner.model.families import FAMILIES
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -36,6 +38,11 @@ def slow(tmp_path_factory):
 @pytest.fixture(scope="session")
 def ring(tmp_path_factory):
     return run_table("ring", tmp_path_factory.mktemp("ring"))
+
+
+@pytest.fixture(scope="session")
+def planned(tmp_path_factory):
+    return run_table("planned", tmp_path_factory.mktemp("planned"))
 
 
 @pytest.fixture(scope="session")
@@ -109,6 +116,19 @@ def test_compiled_blocks_give_the_curve_of_one_process(compiled, case):
 @pytest.mark.parametrize("case", SLOW, ids=[case.name for case in SLOW])
 def test_another_layout_gives_the_curve_of_one_process(slow, case):
     check(slow, SLOW, case)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("case", PLANNED, ids=[case.name for case in PLANNED])
+def test_a_family_cut_by_its_plan_gives_the_curve_of_one_process(planned, case):
+    check(planned, PLANNED, case)
+
+
+def test_every_family_whose_blocks_ranks_share_is_compared_with_one_rank():
+    compared = {case.family for case in [*FAST, *SLOW, *PLANNED] if case.parallel.get("tp", 1) > 1}
+
+    assert compared >= {name for name, facts in FAMILIES.items() if "tp" in facts.shared_axes}
 
 
 @pytest.mark.slow

@@ -1,11 +1,10 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
-from phalanx.pipeline import AuditDraw, GuardConfig, PipelineConfig
+from phalanx.pipeline import AuditDraw, GuardConfig
 from phalanx.testing import Actor, MemoryCompany, tiny_run
 from phalanx.train import RunConfig
 
@@ -38,11 +37,11 @@ def make_company(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) ->
 
 @pytest.fixture(scope="session")
 def honest_digest(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Callable[[RunConfig, int], str]:
-    """Tell the final weights of an honest, unguarded run, in as many lanes as the guarded one; each is trained once."""
+    """Tell the final weights of an honest, unguarded run; each is trained once."""
     known: dict[tuple[str, int], str] = {}
 
     def digest(run: RunConfig, num_steps: int) -> str:
-        guard = GuardConfig(mode="off", shadow=run.guard.shadow, classes=run.guard.classes)
+        guard = GuardConfig(mode="off", classes=run.guard.classes)
         # how long anybody waits is in no bit of an undisturbed run
         pipeline = run.pipeline.model_copy(update={"patience_s": 30.0, "step_timeout_s": 30.0})
         bare = run.model_copy(update={"guard": guard, "pipeline": pipeline})
@@ -54,16 +53,3 @@ def honest_digest(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -
         return known[key]
 
     return digest
-
-
-@pytest.fixture
-def shared_run() -> Callable[..., RunConfig]:
-    """Build a run with two copies of each middle stage, which share the microbatches; rates are for choice."""
-
-    def build(stages: int = 4, *, schedule: Literal["gpipe", "1f1b"] = "1f1b", **changes: float) -> RunConfig:
-        patience = {"patience_s": changes.pop("patience_s")} if "patience_s" in changes else {}
-        pipeline = PipelineConfig(stages=stages, schedule=schedule, step_timeout_s=30.0, **patience)
-        rates = {"step_audit_rate": 0.0, "owner_audit_rate": 0.0} | changes
-        return tiny_run(pipeline=pipeline, guard=GuardConfig(shadow="replica", **rates))
-
-    return build

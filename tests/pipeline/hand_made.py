@@ -32,7 +32,6 @@ from phalanx.transport.tensors import tensor_buffers
 
 SESSION, EPOCH, STEP, STAGE = "run-1", 2, 0, 1
 HOLDER, SHADOW, OWNER = "worker-1", "worker-2", "owner"
-SHARE = (STAGE, 0)
 TENSOR = "tensor"
 IDENTITIES = {name: Identity.without_certificate(name) for name in (OWNER, HOLDER, SHADOW, "worker-9")}
 ASSIGNMENT = Assignment({0: OWNER, 1: HOLDER, 2: SHADOW, 3: OWNER}, {1: SHADOW, 2: HOLDER})
@@ -106,7 +105,7 @@ class World:
                 for party in (sender, receiver):
                     self.tensors[(party, *key, False)] = tensor
         gradients = self.copy.runner.gradients()
-        self.facts.ledger.commits[SHARE] = Commit(
+        self.facts.ledger.commits[STAGE] = Commit(
             epoch=EPOCH,
             step=STEP,
             stage=STAGE,
@@ -224,7 +223,7 @@ class World:
         for source, direction, target in STEPS_OF_A_MICROBATCH:
             for m in range(self.plan.microbatches):
                 key = (source, direction, m)
-                sender, receiver = assignment.server(source, m), assignment.server(target, m)
+                sender, receiver = assignment.holders[source], assignment.holders[target]
                 keys.append(key)
                 if key not in ledger.messages:
                     tensor = torch.full(self.plan.hidden_shape, float(source))
@@ -236,8 +235,8 @@ class World:
                 for source, direction, m in keys
                 if source == stage
             ]
-            known = ledger.commits.get((stage, 0), ledger.commits[SHARE])
-            ledger.commits[(stage, 0)] = known.model_copy(update={"stage": stage, "sent": tuple(sent)})
+            known = ledger.commits.get(stage, ledger.commits[STAGE])
+            ledger.commits[stage] = known.model_copy(update={"stage": stage, "sent": tuple(sent)})
         return keys
 
 

@@ -1,8 +1,9 @@
 """Presets fill in what is not written out, and nothing that is."""
 
 import pytest
+from pydantic import ValidationError
 
-from phalanx.pipeline import PRESETS, GuardConfig
+from phalanx.pipeline import PRESETS, REMOVED_SHADOWS, GuardConfig
 
 KEYS = tuple(PRESETS["standard"])
 
@@ -62,7 +63,7 @@ def test_a_resolved_config_means_the_same_when_it_is_read_again(written):
     assert GuardConfig.model_validate_json(guard.model_dump_json()) == guard
 
 
-@pytest.mark.parametrize("shadow", ["update", "replica", "snapshot"])
+@pytest.mark.parametrize("shadow", ["update", "snapshot"])
 def test_an_upkeep_that_cannot_go_back_keeps_no_states(shadow):
     guard = GuardConfig(shadow=shadow)
 
@@ -77,3 +78,13 @@ def test_a_preset_beside_a_baseline_is_refused():
 def test_an_unknown_preset_is_refused():
     with pytest.raises(ValueError, match="standard"):
         GuardConfig(preset="paranoid")
+
+
+@pytest.mark.parametrize("shadow", REMOVED_SHADOWS)
+def test_an_upkeep_that_was_removed_is_refused_with_what_to_write_instead(shadow):
+    with pytest.raises(ValidationError) as caught:
+        GuardConfig(shadow=shadow)
+
+    (error,) = caught.value.errors()
+    assert f'shadow = "{shadow}" was removed: ' in error["msg"]
+    assert 'write shadow = "gradient" or leave it out' in error["msg"]

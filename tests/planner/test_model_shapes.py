@@ -1,12 +1,14 @@
 """Parameter counts out of a config.json are exact, and a config that cannot be counted is refused."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 
 from phalanx.errors import ConfigError, ModelError
 from phalanx.planner.cluster.catalog import known_models, open_model_shape
+from phalanx.planner.model.families.planned import PLANNED
 from phalanx.planner.model.read import read_shape, shape_of
 
 GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
@@ -75,6 +77,62 @@ def test_a_count_is_that_of_the_model_which_transformers_builds(config: dict[str
     assert shape_of(config).parameters == sum(parameter.numel() for parameter in built.parameters())
 
 
+PLANNED_SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "vocab_size": 160,
+    "pad_token_id": None,
+}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("sizes", [{}, {"num_key_value_heads": 2, "head_dim": 8}], ids=["defaults", "given"])
+@pytest.mark.parametrize("family", PLANNED)
+def test_a_family_with_a_plan_is_counted_as_transformers_builds_it(
+    family: str, sizes: dict[str, int], tied: bool
+) -> None:
+    from phalanx.models import parameter_shapes, parse_hub_config
+
+    config = {"model_type": family, **PLANNED_SIZES, **sizes, "tie_word_embeddings": tied}
+    if family == "gpt_neox":
+        # each of its query heads has keys and values of its own
+        config = {key: value for key, value in config.items() if key not in sizes}
+    elif not sizes:
+        # as many heads as are a multiple of the family's heads of keys and values, as wide as its heads are
+        defaults = PLANNED[family].defaults
+        config["num_attention_heads"] = heads = 2 * defaults.get("num_key_value_heads", 4)
+        config["hidden_size"] = heads * defaults.get("head_dim", 4)
+    shapes = parameter_shapes(parse_hub_config(config, family)).values()
+
+    assert shape_of(config).parameters == sum(math.prod(shape) for shape in shapes)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("arcee", {"attention_bias": True, "mlp_bias": True}),
+        ("cohere", {"use_qk_norm": True, "attention_bias": True}),
+        ("ernie4_5", {"use_bias": True}),
+        ("glm", {"attention_bias": False}),
+        ("gpt_neox", {"attention_bias": False}),
+        ("granite", {"attention_bias": True, "mlp_bias": True}),
+        ("helium", {"attention_bias": True, "mlp_bias": True, "head_dim": 8, "num_key_value_heads": 8}),
+        ("phi", {"qk_layernorm": True}),
+        ("seed_oss", {"attention_bias": False, "attention_out_bias": True, "mlp_bias": True}),
+        ("starcoder2", {"use_bias": False}),
+    ],
+)
+def test_biases_and_norms_that_a_config_asks_for_are_counted(family: str, changes: dict[str, object]) -> None:
+    from phalanx.models import parameter_shapes, parse_hub_config
+
+    config = {"model_type": family, **PLANNED_SIZES, **changes}
+    shapes = parameter_shapes(parse_hub_config(config, family)).values()
+
+    assert shape_of(config).parameters == sum(math.prod(shape) for shape in shapes)
+
+
 def test_the_parts_of_a_model_add_up_to_it() -> None:
     shape = shape_of(LLAMA)
 
@@ -87,7 +145,7 @@ def test_the_parts_of_a_model_add_up_to_it() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"model_type": "mamba"}, "model_type: found 'mamba'; expected one of bloom, gpt2, llama, opt"),
+        ({"model_type": "mamba"}, "model_type: found 'mamba'; expected one of arcee, bloom, cohere"),
         ({"model_type": None}, "model_type: found None"),
         ({"n_embd": None}, "n_embd: missing; add it"),
         ({"n_layer": 0}, "n_layer: found 0; expected a whole number of at least 1"),

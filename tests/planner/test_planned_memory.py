@@ -21,6 +21,7 @@ from phalanx.planner.cost.memory import (
 )
 from phalanx.planner.model.activations import block_bytes
 from phalanx.planner.model.adapter import Adapter, adapted
+from phalanx.planner.model.families.planned import PLANNED
 from phalanx.planner.model.recipe import Recipe
 from phalanx.planner.search.rank import rank as ranked
 
@@ -322,6 +323,30 @@ def test_a_block_keeps_what_autograd_keeps(name: str, is_fused: bool) -> None:
     measured = (four - two) / 2
 
     assert block_bytes(shape, Layout(), recipe) == pytest.approx(measured, rel=0.01)
+
+
+def planned_config(name: str) -> dict[str, Any]:
+    config = MODELS["llama"] | {"model_type": name, "pad_token_id": None, "head_dim": 8}
+    if name == "gpt_neox":
+        config = {key: value for key, value in config.items() if key not in ("num_key_value_heads", "head_dim")}
+    return config | ({"residual_dropout": 0.0, "attention_dropout": 0.0} if name == "seed_oss" else {})
+
+
+QUICK = ("gemma2", "mistral", "qwen3")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in sorted(PLANNED)]
+)
+def test_a_block_of_a_family_with_a_plan_keeps_about_what_autograd_keeps(name: str) -> None:
+    shape, recipe = shape_of(planned_config(name)), Recipe(sequences=4, sequence_length=64, fused_activation=False)
+    kernel = "sdpa" if shape.fused else "eager"
+
+    four, two = (
+        bytes_kept_by_blocks(planned_config(name), layers, is_fused=False, attention=kernel) for layers in (4, 2)
+    )
+
+    assert block_bytes(shape, Layout(), recipe) == pytest.approx((four - two) / 2, rel=0.15)
 
 
 def test_selective_checkpointing_keeps_products_and_nothing_between() -> None:

@@ -53,7 +53,6 @@ def test_ranks_share_a_plain_model(plan):
         (PartyLayout(tp=2), {"hub_config": {"attn_pdrop": 0.1}}, "attn_pdrop = 0.1"),
         (PartyLayout(dp=2), {"hub_config": {"resid_pdrop": 0.1}}, "resid_pdrop = 0.1"),
         (PartyLayout(tp=2), {"guard": {"recovery": "skip_layer"}}, "compares bits"),
-        (PartyLayout(dp=2, zero=2), {"guard": {"shadow": "replica"}}, "2 lanes"),
     ],
 )
 def test_what_ranks_cannot_share_is_refused_with_the_reason(plan, layout, changes, reason):

@@ -25,7 +25,7 @@ def record_of(*words, party="worker-1", guard=None):
     """A record of steps from 0 on in which the party's work rests on these words."""
     record = CheckRecord(guard)
     for step, word in enumerate(words):
-        record.applied(step, {1: StageChecks(frozenset({"messages"}), {party: word})})
+        record.applied(step, {1: StageChecks(frozenset({"messages"}), party, word)})
     return record
 
 
@@ -127,7 +127,7 @@ def test_in_another_run_the_same_name_is_somebody_else():
     old.observe("verdict", VERDICT)
     record = CheckRecord()
     record.load_json(adopted_record(old.to_json(), "abcdef0123456789"))
-    record.applied(2, {1: StageChecks(frozenset(), {"worker-1": None})})
+    record.applied(2, {1: StageChecks(frozenset(), "worker-1", None)})
 
     assert [(doubt.party, steps_of(doubt.steps)) for doubt in record.doubts()] == [("abcdef01/worker-1", {0, 1})]
     again = adopted_record(record.to_json(), "ffffffff00000000")

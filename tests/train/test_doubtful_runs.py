@@ -25,7 +25,7 @@ def audit_whole(monkeypatch):
     """Let the owner's coin for whole steps fall on these (stage, step) and no others."""
 
     def choose(*places):
-        def whole_step(self, *, step, epoch, stage, lane=0):
+        def whole_step(self, *, step, epoch, stage):
             return (stage, step) in places
 
         monkeypatch.setattr(AuditDraw, "whole_step", whole_step)

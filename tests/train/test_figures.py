@@ -125,7 +125,7 @@ def test_with_remote_workers_what_the_owner_found_is_counted_and_what_they_alone
 def test_a_summary_says_which_steps_are_in_doubt(make_run, tmp_path):
     figures = Figures(status="completed", checkpoints=(0, 2))
     for step in range(4):
-        figures.checks.applied(step, {1: StageChecks(frozenset({"messages"}), {"worker-1": None})})
+        figures.checks.applied(step, {1: StageChecks(frozenset({"messages"}), "worker-1", None)})
     figures.observe("verdict", verdict("worker-1", 4))
     figures.observe("drift", {"stage": 1, "party": "worker-1", "direction": "forward", "step": 3, "bias_sigmas": 6.0})
 

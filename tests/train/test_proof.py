@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.errors import AuditLogError, NoHolderError
-from phalanx.pipeline import AuditDraw, GuardConfig, PipelineConfig
+from phalanx.pipeline import REMOVED_SHADOWS, AuditDraw, GuardConfig, PipelineConfig
 from phalanx.security.audit import AuditLog
 from phalanx.testing import Actor, MemoryCompany, tampering, tiny_run
 from phalanx.train.records.audit_trail import rules
@@ -158,3 +158,13 @@ def test_a_run_that_goes_back_to_its_checkpoint_leaves_a_log_that_is_believed(ma
 
     assert back == 2
     assert_proven(company)
+
+
+def test_a_log_of_an_upkeep_that_was_removed_is_refused_whole(make_company, monkeypatch):
+    company = make_company(GuardConfig(**RATES))
+    company.run(1)
+    run_dir = write_log(company)
+    monkeypatch.setitem(REMOVED_SHADOWS, "gradient", "it is tested")
+
+    with pytest.raises(AuditLogError, match=r'shadow = "gradient", which this version cannot verify \(ADR 70\)'):
+        verify_run(run_dir)

@@ -4,18 +4,45 @@ import json
 import shutil
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+import tokenizers
 from safetensors.torch import save_file
 from torch import Tensor
 
 from phalanx.checkpoint.export_adapter import merged, peft_files
 from phalanx.checkpoint.load import Checkpoint
+from phalanx.data import Corpus, TokenizerConfig
+from phalanx.data.tokenizer import original_tokenizer
 from phalanx.errors import CheckpointError
 from phalanx.models import AdapterConfig, ModelSource, parameter_names
+from phalanx.models.hub_files import GENERATION, architecture_of, copy_tokenizer
 
 _WEIGHT = "weight/"
+_TOKENIZER_CONFIG = "tokenizer_config.json"
 _METADATA = {"format": "pt"}
+
+
+@dataclass(frozen=True)
+class RunTokenizer:
+    """The tokenizer of a run.
+
+    Attributes:
+        file: Its tokenizer.json; companions such as a chat template lie beside it.
+        eos_id: What ends a text.
+        of_model: It came with the model; config and generation defaults of the model then name its tokens.
+    """
+
+    file: Path
+    eos_id: int
+    of_model: bool
+
+    @classmethod
+    def of(cls, config: TokenizerConfig, source: ModelSource, corpus: Corpus) -> "RunTokenizer":
+        """Find the file that was made elsewhere, or else the one that the run trained."""
+        file = original_tokenizer(config, source.tokenizer_path) or corpus.tokenizer_path
+        return cls(file, corpus.eos_id, of_model=config.kind == "model")
 
 
 def export_model(
@@ -25,9 +52,9 @@ def export_model(
     *,
     adapter: AdapterConfig | None,
     merge: bool = False,
-    tokenizer: Path | None = None,
+    tokenizer: RunTokenizer | None = None,
 ) -> None:
-    """Write ``config.json``, ``model.safetensors`` and ``tokenizer.json``; for an adapter, what peft writes instead.
+    """Write config, weights, tokenizer and generation defaults; for an adapter, what peft writes instead of a model.
 
     Weights are float32, whole and un-sliced, whatever stages they were trained in. The directory appears in one go.
 
@@ -37,7 +64,7 @@ def export_model(
         out: New directory.
         adapter: What was trained, where not all weights were.
         merge: Add the adapter to the model's own weights and write a whole model.
-        tokenizer: Its tokenizer.json.
+        tokenizer: What the text was encoded with.
 
     Raises:
         CheckpointError: `out` exists, cannot be written, or the checkpoint is not of this model.
@@ -56,10 +83,10 @@ def export_model(
                 _write_adapter(spare, trained, source, adapter)
             else:
                 weights = trained if adapter is None else merged(trained, source, adapter)
-                _write_model(spare, weights, source)
+                _write_model(spare, weights, source, tokenizer)
             if tokenizer is not None:
-                shutil.copyfile(tokenizer, spare / "tokenizer.json")
-            spare.chmod(0o755)
+                _write_tokenizer(spare, tokenizer)
+            _let_others_read(spare)
             spare.rename(out)
         finally:
             shutil.rmtree(spare, ignore_errors=True)
@@ -67,7 +94,9 @@ def export_model(
         raise CheckpointError(f"{out}: cannot be written ({exc.strerror})") from exc
 
 
-def _write_model(target: Path, weights: Mapping[str, Tensor], source: ModelSource) -> None:
+def _write_model(
+    target: Path, weights: Mapping[str, Tensor], source: ModelSource, tokenizer: RunTokenizer | None
+) -> None:
     expected = set(parameter_names(source.hub_config))
     if set(weights) != expected:
         differing = sorted(expected ^ set(weights))
@@ -75,8 +104,40 @@ def _write_model(target: Path, weights: Mapping[str, Tensor], source: ModelSourc
             f"{target.parent}: {differing[:3]} differ from the model's parameters; give the run's own"
         )
     config = {**source.hub_config_dict, "dtype": "float32"}
-    (target / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, target / "model.safetensors", _METADATA)
+    # servers and converters tell the kind of model by it
+    config["architectures"] = config.get("architectures") or [architecture_of(source.hub_config.model_type)]
+    generation = source.directory / GENERATION
+    if tokenizer is not None and not tokenizer.of_model:
+        ends = {"bos_token_id": tokenizer.eos_id, "eos_token_id": tokenizer.eos_id}
+        pad = config.get("pad_token_id")
+        config |= {**ends, "pad_token_id": None if pad is None or pad >= source.vocab_size else pad}
+        _write_json(target / GENERATION, ends)
+    elif generation.is_file():
+        shutil.copyfile(generation, target / GENERATION)
+    _write_json(target / "config.json", config)
+    names = source.family.stored_names
+    tensors = {names.get(name, name): tensor.contiguous() for name, tensor in weights.items()}
+    save_file(tensors, target / "model.safetensors", _METADATA)
+
+
+def _write_tokenizer(target: Path, tokenizer: RunTokenizer) -> None:
+    copy_tokenizer(tokenizer.file, target)
+    if (target / _TOKENIZER_CONFIG).is_file():
+        return
+    end = tokenizers.Tokenizer.from_file(str(tokenizer.file)).id_to_token(tokenizer.eos_id)
+    named = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": end, "eos_token": end}
+    _write_json(target / _TOKENIZER_CONFIG, named)
+
+
+def _write_json(path: Path, value: Mapping[str, object]) -> None:
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _let_others_read(directory: Path) -> None:
+    """Give files and directories the modes that a server under another user needs; safetensors writes 0600."""
+    directory.chmod(0o755)
+    for path in directory.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
 
 
 def _write_adapter(target: Path, trained: Mapping[str, Tensor], source: ModelSource, adapter: AdapterConfig) -> None:

@@ -25,7 +25,8 @@ def peft_files(
         raise CheckpointError("model.adapter: peft knows no spf; give --merge for a whole model")
     config: dict[str, Any] = {
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": str(source.directory),
+        # a name, for where the model lies is private
+        "base_model_name_or_path": source.directory.resolve().name,
         "inference_mode": True,
     }
     if isinstance(adapter, PrefixConfig):

@@ -50,7 +50,7 @@ def export(
     certificate: Certificate = None,
 ) -> None:
     """Write the model, or the adapter, of a verified checkpoint so that transformers and peft load it."""
-    from phalanx.checkpoint.export import export_model
+    from phalanx.checkpoint.export import RunTokenizer, export_model
     from phalanx.data import prepare
     from phalanx.models import open_model
     from phalanx.train.records.run_directory import cache_beside
@@ -60,7 +60,8 @@ def export(
     source = open_model(config.model, cache / "models", config.train.seed)
     corpus = prepare(config.data, cache / "data", config.train.seed, source.tokenizer_path)
     found = past.open(step)
-    export_model(found, source, out, adapter=config.model.adapter, merge=merge, tokenizer=corpus.tokenizer_path)
+    tokenizer = RunTokenizer.of(config.data.tokenizer, source, corpus)
+    export_model(found, source, out, adapter=config.model.adapter, merge=merge, tokenizer=tokenizer)
     typer.echo(f"{out}: weights of step {found.step}")
 
 

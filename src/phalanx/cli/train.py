@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.console import say_page, say_summary
+from phalanx.cli.forking import one_blas_thread, opener_of
 from phalanx.cli.options import RunDir, Sets, Unsets, overrides_of
 
 EXIT_CODE_OF = {"completed": 0, "failed": 6, "interrupted": 130}
@@ -49,15 +50,15 @@ def train(
         from phalanx.pipeline import die_with_parent
 
         die_with_parent()
-    from phalanx.report import write_report
-    from phalanx.train import describe, follow, plays_rank
-    from phalanx.train import train as train_run
+    with one_blas_thread():
+        from phalanx.report import write_report
+        from phalanx.train import describe, follow, plays_rank
+        from phalanx.train import train as train_run
 
-    open_workers = None
     if run.attack.kind != "none":
-        from phalanx.lab.attacks import attackers_of
+        from phalanx.lab.attacks.table import check_attack
 
-        open_workers = attackers_of(run.attack)
+        check_attack(run.attack)
     if dry_run:
         say_page(describe(run))
         return
@@ -72,7 +73,7 @@ def train(
             raise typer.Exit(keep_domain(domain, from_step=from_step, from_run=from_run))
         resume = resume or goes_on(domain.run_dir, os.environ)
     summary = train_run(
-        run, run_dir, resume=resume, from_step=from_step, from_run=from_run, ranks=ranks, open_workers=open_workers
+        run, run_dir, resume=resume, from_step=from_step, from_run=from_run, ranks=ranks, open_workers=opener_of(run)
     )
     say_summary(summary)
     typer.echo(f"report: {write_report(Path(summary['run_dir']))}")

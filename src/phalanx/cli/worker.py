@@ -24,7 +24,7 @@ def worker(
     from phalanx.pipeline import die_with_parent, requested_file, run_worker
 
     # a fault in a library's own code leaves its place in the log
-    faulthandler.enable()
+    faulthandler.enable(2)
     die_with_parent()
     # an owner that starts workers again and again has them forked
     file = requested_file(worker_file)

@@ -106,9 +106,19 @@ def locate_tokenizer(config: ModelTokenizerConfig | FileTokenizerConfig, tokeniz
         return config.path
     if tokenizer_path is None:
         raise ConfigError(
-            'data.tokenizer.kind = "model": the model comes without a tokenizer.json; use kind = "bpe" or "file"'
+            "data.tokenizer.kind='model': the model has no tokenizer.json, nor vocab.json and merges.txt to make one "
+            "from; `phalanx model import DIR OUT` makes one of other tokenizer files, or use kind='bpe' or 'file'"
         )
     return tokenizer_path / "tokenizer.json" if tokenizer_path.is_dir() else tokenizer_path
+
+
+def original_tokenizer(config: TokenizerConfig, tokenizer_path: Path | None) -> Path | None:
+    """The path of the ``tokenizer.json`` that was made elsewhere; None where the run trains its own.
+
+    Raises:
+        ConfigError: Kind "model" without a model directory.
+    """
+    return None if isinstance(config, BpeConfig) else locate_tokenizer(config, tokenizer_path)
 
 
 def fingerprint_tokenizer(config: TokenizerConfig, tokenizer_path: Path | None) -> str:

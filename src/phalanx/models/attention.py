@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformers.masking_utils import create_causal_mask
+from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
 from phalanx.errors import ModelError
 
@@ -65,17 +65,24 @@ class AttentionPattern:
         if self.prefix is not None and not bool(((found >= 0) & (found <= seq)).all()):
             raise ModelError(f"attention prefix: lengths {found.tolist()[:5]}; expected 0 to {seq}")
 
-    def mask(self, hub_config: Any, hidden: Tensor) -> Any:
+    def mask(self, hub_config: Any, hidden: Tensor, *, windowed: bool = False) -> Any:
         """Return the mask that blocks take for hidden states ``[batch, seq, hidden]``; of ``causal`` transformers' own.
 
-        `check` has passed for its rows and tokens.
+        `check` has passed for its rows and tokens. With `windowed` no token sees one that is ``sliding_window``
+        of the config or more before it.
+
+        Raises:
+            ModelError: A window is asked for, and the kind lets tokens see later ones.
         """
         batch, seq = hidden.shape[:2]
         if self.prefix is None and self.kind != "bidirectional":
             ids = None if self.documents is None else self.positions(seq, hidden.device)
-            return create_causal_mask(
+            of_layer = create_sliding_window_causal_mask if windowed else create_causal_mask
+            return of_layer(
                 config=hub_config, inputs_embeds=hidden, attention_mask=None, past_key_values=None, position_ids=ids
             )
+        if windowed:
+            raise ModelError(f"attention {self.kind}: is not known in layers with a sliding window; take causal")
         seen = torch.ones(batch, seq, seq, dtype=torch.bool, device=hidden.device)
         if self.prefix is not None:
             in_prefix = torch.arange(seq, device=hidden.device) < self.prefix.to(hidden.device).unsqueeze(1)

@@ -92,7 +92,7 @@ class ModelConfig(StrictModel):
         adapter: Train this only; without it every weight is trained.
         activation_checkpointing: Recompute each block in the backward pass instead of keeping
             its activations.
-        attention: Kernel; a family without ``sdpa`` (bloom) uses ``eager``.
+        attention: Kernel; a family without ``sdpa`` (bloom, gemma2) uses ``eager``.
         layers: Use the first so many blocks alone, with embedding, last norm and head; all when left out.
     """
 

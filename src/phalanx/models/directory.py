@@ -9,6 +9,8 @@ from phalanx.errors import ModelError
 from phalanx.models.config import ModelConfig
 
 WEIGHTS, WEIGHTS_INDEX, TOKENIZER = "model.safetensors", "model.safetensors.index.json", "tokenizer.json"
+SLOW_BPE = ("vocab.json", "merges.txt")
+"""Of which a tokenizer.json is made where there is none."""
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
@@ -34,8 +36,14 @@ def check_model(config: ModelConfig, *, needs_tokenizer: bool) -> None:
     read_config(directory)
     if not config.from_scratch:
         check_weights(directory)
-    if needs_tokenizer and not (directory / TOKENIZER).is_file():
-        raise missing_tokenizer(directory)
+    if needs_tokenizer and not any(
+        all((directory / name).is_file() for name in names) for names in ((TOKENIZER,), SLOW_BPE)
+    ):
+        raise ModelError(
+            f'{directory / TOKENIZER}: is missing, and data.tokenizer.kind = "model" reads it; nor are vocab.json and '
+            "merges.txt there to make one from; `phalanx model import DIR OUT` makes one of other tokenizer files, or "
+            'name one by kind = "file"'
+        )
 
 
 def model_directory(path: str) -> Path:
@@ -94,12 +102,3 @@ def check_weights(directory: Path) -> None:
             f"{directory / pickles[0]}: pickled weights can run code and are refused; convert to safetensors"
         )
     raise ModelError(f"{directory}: no {WEIGHTS} and no {WEIGHTS_INDEX}; expected the weights in one of them")
-
-
-def missing_tokenizer(directory: Path) -> ModelError:
-    """Say that a directory has no tokenizer.json, and how one is made of what older models have in its place."""
-    return ModelError(
-        f'{directory / TOKENIZER}: is missing, and data.tokenizer.kind = "model" reads it; where vocab.json or '
-        'tokenizer.model is there, write it once: python -c "from transformers import AutoTokenizer as T; '
-        f"T.from_pretrained('{directory}').save_pretrained('{directory}')\"; or name one by kind = \"file\""
-    )

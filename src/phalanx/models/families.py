@@ -14,9 +14,13 @@ from phalanx.models.family import Family
 from phalanx.models.gpt2 import Gpt2
 from phalanx.models.llama import Llama
 from phalanx.models.opt import Opt
+from phalanx.models.planned import FamilyByPlan
 from phalanx.models.quiet import quiet_transformers
+from phalanx.planner.model.families import FAMILIES as FACTS
 
-FAMILIES: dict[str, Family] = {family.model_type: family for family in (Bloom(), Gpt2(), Llama(), Opt())}
+FAMILIES: dict[str, Family] = {family.model_type: family for family in (Bloom(), Gpt2(), Llama(), Opt())} | {
+    model_type: FamilyByPlan(model_type) for model_type, facts in FACTS.items() if facts.slicing is not None
+}
 
 # what transformers and torch raise over a config that they cannot read or build
 TRANSFORMERS_REFUSALS = (
@@ -41,8 +45,23 @@ def family_of(model_type: object, where: str) -> Family:
         ModelError: No rule exists for `model_type`; the message starts with `where`.
     """
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        raise ModelError(f"{where}: model_type: found {model_type!r}; expected one of {', '.join(sorted(FAMILIES))}")
+        raise ModelError(
+            f"{where}: model_type: found {model_type!r}{_why_not(model_type)}; expected one of "
+            f"{', '.join(sorted(FAMILIES))}"
+        )
     return FAMILIES[model_type]
+
+
+def _why_not(model_type: object) -> str:
+    """What is known of a family without a rule, for a message."""
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
+        return ""
+    config_class = CONFIG_MAPPING[model_type]
+    if any("expert" in name for name in getattr(config_class, "base_model_tp_plan", None) or ()):
+        return ", a mixture of experts, which stages do not carry"
+    if getattr(config_class, "base_model_pp_plan", None):
+        return ", which transformers can cut and no test here has held to its bits yet"
+    return ", for which transformers has no pipeline plan"
 
 
 def parse_hub_config(data: Mapping[str, Any], where: str, refuse_unknown: bool = False) -> Any:
@@ -87,7 +106,7 @@ def _check(config: Any, family: Family, where: str) -> None:
         value = getattr(config, key, None)
         if type(value) is not int or value < 1:
             raise ModelError(f"{where}: {key}: found {value!r}; expected a whole number of at least 1")
-    if config.hidden_size % config.num_attention_heads:
+    if config.hidden_size % config.num_attention_heads and getattr(config, "head_dim", None) is None:
         raise ModelError(
             f"{where}: hidden_size {config.hidden_size} is no multiple of "
             f"{config.num_attention_heads} attention heads; change one of them"

@@ -1,7 +1,9 @@
 """The facts about a model family with which it is cut into stages; everything else is transformers' own."""
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,31 +26,45 @@ class Family(ABC):
         model_type: The hub's name of the family.
         prefix: Name of the model without head; hub files may leave it out of tensor names.
         trunk: Dotted name of the module that holds embeddings, blocks and final norm.
-        blocks: Name of the list of blocks in the trunk.
-        first_parts: Members of the trunk that only the first stage has.
-        last_parts: Members of the trunk that only the last stage has.
-        embedding_weight: Full name of the tensor that a tied head shares.
         attention_inputs: Layers of a block that make q, k and v; a single one makes all three.
         feed_forward_inputs: First feed-forward layers of a block.
         past_key: How a block calls keys and values that come before its own.
         fan_in_fan_out: True where linear weights are stored ``[in, out]``.
         old_keys: Keys that transformers accepts beside the fields of its config class.
         attention_kinds: The kinds of attention that transformers has for the family.
+        stored_names: Names in the hub's files of tensors that transformers' modules call otherwise.
     """
 
-    model_type: ClassVar[str]
-    prefix: ClassVar[str]
-    trunk: ClassVar[str]
-    blocks: ClassVar[str]
-    first_parts: ClassVar[tuple[str, ...]]
-    last_parts: ClassVar[tuple[str, ...]]
-    embedding_weight: ClassVar[str]
-    attention_inputs: ClassVar[tuple[str, ...]]
-    feed_forward_inputs: ClassVar[tuple[str, ...]]
-    past_key: ClassVar[str] = "past_key_values"
-    fan_in_fan_out: ClassVar[bool] = False
-    old_keys: ClassVar[tuple[str, ...]] = ()
-    attention_kinds: ClassVar[frozenset[AttentionKind]] = ALL_KINDS
+    model_type: str
+    prefix: str
+    trunk: str
+    attention_inputs: tuple[str, ...]
+    feed_forward_inputs: tuple[str, ...]
+    past_key: str = "past_key_values"
+    fan_in_fan_out: bool = False
+    old_keys: tuple[str, ...] = ()
+    attention_kinds: frozenset[AttentionKind] = ALL_KINDS
+    stored_names: Mapping[str, str] = MappingProxyType({})
+
+    @property
+    @abstractmethod
+    def blocks(self) -> str:
+        """Name of the list of blocks in the trunk."""
+
+    @property
+    @abstractmethod
+    def first_parts(self) -> tuple[str, ...]:
+        """Members of the trunk that only the first stage has."""
+
+    @property
+    @abstractmethod
+    def last_parts(self) -> tuple[str, ...]:
+        """Members of the trunk that only the last stage has."""
+
+    @property
+    @abstractmethod
+    def embedding_weight(self) -> str:
+        """Full name of the tensor that a tied head shares."""
 
     @property
     def facts(self) -> FamilyFacts:
@@ -93,25 +109,40 @@ class Family(ABC):
     def context(
         self, trunk: Any, hub_config: Any, hidden: Tensor, before: int = 0, pattern: AttentionPattern = CAUSAL
     ) -> dict[str, Any]:
-        """Return what every block is called with beside the hidden states ``[batch, seq, hidden]``.
+        """Return what blocks are called with beside the hidden states ``[batch, seq, hidden]``.
 
         `before` virtual tokens, which every token sees, come before the first one; `pattern` says what else it sees.
         """
+
+    def block_context(self, hub_config: Any, context: dict[str, Any], layer: int) -> dict[str, Any]:
+        """Return what one block is called with, from what `context` gave for all."""
+        return context
+
+    def scale_logits(self, hub_config: Any, logits: Tensor) -> Tensor:
+        """Change what the language model's head gave, where the whole model does; any number of columns."""
+        return logits
 
     @abstractmethod
     def finish(self, trunk: Any, hidden: Tensor) -> Tensor:
         """Turn the last block's output into the head's input, ``[batch, seq, features]``."""
 
 
-def attention_mask(hub_config: Any, hidden: Tensor, before: int, pattern: AttentionPattern) -> Any:
+def attention_mask(
+    hub_config: Any, hidden: Tensor, before: int, pattern: AttentionPattern, *, windowed: bool = False
+) -> Any:
     """Return the mask of a pattern; a causal one is None for sdpa, which then masks inside the kernel.
 
     With virtual tokens it is written out, ``[1, 1, seq, before + seq]``: the kernel would count columns from the
     first one. No position ids are handed in: ours count up from 0, and transformers would only use them to look
     for several sequences in one row, which waits for the device and finds none.
+
+    Raises:
+        ModelError: A layer with a sliding window cannot have the pattern, or virtual tokens.
     """
     if not before:
-        return pattern.mask(hub_config, hidden)
+        return pattern.mask(hub_config, hidden, windowed=windowed)
+    if windowed:
+        raise ModelError("model.adapter: virtual tokens are not known in layers with a sliding window; take lora")
     seq = hidden.shape[1]
     seen = torch.ones(seq, before + seq, dtype=torch.bool, device=hidden.device).tril(before)[None, None]
     return written_mask(hub_config, hidden, seen)

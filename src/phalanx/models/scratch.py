@@ -2,7 +2,6 @@
 
 import hashlib
 import importlib.metadata
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from phalanx.config import canonical_json
 from phalanx.errors import ModelError
 from phalanx.models.cache import save_hub_layout, written_once
 from phalanx.models.families import TRANSFORMERS_REFUSALS, hub_config_dict
+from phalanx.models.hub_files import copy_tokenizer, tokenizer_companions
 from phalanx.models.quiet import quiet_transformers
 
 
@@ -26,24 +26,27 @@ def write_random_model(hub_config: Any, seed: int, cache_dir: Path, tokenizer: P
         hub_config: transformers' config object.
         seed: Seed of torch's generator, which is left as it was found.
         cache_dir: Where the directory goes.
-        tokenizer: A tokenizer.json to put beside the weights, if it exists.
+        tokenizer: A tokenizer.json to put beside the weights with its companions, if it exists.
 
     Raises:
         ModelError: transformers cannot build the config, or the cache cannot be written.
     """
     has_tokenizer = tokenizer is not None and tokenizer.is_file()
-    key = {
+    key: dict[str, Any] = {
         "config": hub_config_dict(hub_config),
         "seed": seed,
         "tokenizer": hashlib.sha256(tokenizer.read_bytes()).hexdigest() if tokenizer and has_tokenizer else None,
         "versions": [importlib.metadata.version(name) for name in ("torch", "transformers")],
     }
+    companions = list(tokenizer_companions(tokenizer.parent)) if tokenizer and has_tokenizer else []
+    if companions:
+        key["companions"] = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in companions}
     name = f"scratch-{hub_config.model_type}-{hashlib.sha256(canonical_json(key)).hexdigest()[:32]}"
 
     def write(directory: Path) -> None:
         save_hub_layout(_draw(hub_config, seed), directory)
         if tokenizer and has_tokenizer:
-            shutil.copyfile(tokenizer, directory / "tokenizer.json")
+            copy_tokenizer(tokenizer, directory)
 
     return written_once(cache_dir / name, write)
 

@@ -14,6 +14,7 @@ from phalanx.models.config import ModelConfig
 from phalanx.models.directory import TOKENIZER, model_directory, read_config
 from phalanx.models.families import family_of, hub_config_dict, parse_hub_config
 from phalanx.models.family import HEAD_WEIGHT
+from phalanx.models.hub_files import find_tokenizer
 from phalanx.models.packaged import open_packaged
 from phalanx.models.scratch import write_random_model
 from phalanx.models.weights import WeightFiles
@@ -22,23 +23,27 @@ from phalanx.models.weights import WeightFiles
 class ModelSource:
     """A model directory in the hub's layout.
 
+    Args:
+        directory: Where it lies.
+        cache_dir: Where a tokenizer.json is made if the directory has its older form alone; None makes none.
+
     Attributes:
         directory: Where it lies.
         hub_config: transformers' config object.
         family: Its slicing rule.
-        tokenizer_path: Its tokenizer.json, or None.
+        tokenizer_path: Its tokenizer.json, or the one made from vocab.json and merges.txt, or None.
 
     Raises:
         ModelError: No or malformed config.json, unknown family, no safetensors.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, cache_dir: Path | None = None) -> None:
         self.directory = directory
         self.hub_config = read_hub_config(directory)
         self.family = family_of(self.hub_config.model_type, str(directory / "config.json"))
-        tokenizer = directory / TOKENIZER
-        self.tokenizer_path = tokenizer if tokenizer.is_file() else None
-        self._weights = WeightFiles(directory, self.family.prefix)
+        own = directory / TOKENIZER
+        self.tokenizer_path = find_tokenizer(directory, cache_dir) if cache_dir else own if own.is_file() else None
+        self._weights = WeightFiles(directory, self.family.prefix, self.family.stored_names)
 
     @property
     def hub_config_dict(self) -> dict[str, Any]:
@@ -71,6 +76,9 @@ class ModelSource:
         short = copy.copy(self)
         short.hub_config = copy.deepcopy(self.hub_config)
         short.hub_config.num_hidden_layers = num_layers
+        for key in ("layer_types", "no_rope_layers"):
+            if getattr(short.hub_config, key, None) is not None:
+                setattr(short.hub_config, key, list(getattr(short.hub_config, key))[:num_layers])
         return short
 
     def files_digest(self) -> str:
@@ -135,14 +143,14 @@ def _open_whole(config: ModelConfig, cache_dir: Path, seed: int) -> ModelSource:
     if config.name is not None:
         return ModelSource(open_packaged(config.name, cache_dir))
     if not config.from_scratch:
-        return ModelSource(model_directory(config.path or ""))
+        return ModelSource(model_directory(config.path or ""), cache_dir)
     tokenizer = None
     if config.architecture is not None:
         hub_config = parse_hub_config(config.architecture, "model.architecture", refuse_unknown=True)
     else:
         directory = model_directory(config.path or "")
         hub_config = read_hub_config(directory)
-        tokenizer = directory / TOKENIZER
+        tokenizer = find_tokenizer(directory, cache_dir)
     return ModelSource(write_random_model(hub_config, seed, cache_dir, tokenizer))
 
 

@@ -58,7 +58,17 @@ class SparseLinear(nn.Module):
 
 
 def inject_spf(stage: StageModule, adapter: SpfConfig) -> None:
-    """Put differences, on the meta device, beside the chosen matrices of this stage's blocks; freeze the rest."""
+    """Put differences, on the meta device, beside the chosen matrices of this stage's blocks; freeze the rest.
+
+    Raises:
+        ModelError: One matrix makes queries and fewer keys and values, which have no rows by head.
+    """
+    heads, shared = (getattr(stage.hub_config, key, None) for key in ("num_attention_heads", "num_key_value_heads"))
+    if len(stage.family.attention_inputs) == 1 and shared not in (None, heads):
+        raise ModelError(
+            f"model.adapter: spf cannot rank heads of {stage.family.model_type}, whose {heads} query heads share "
+            f"{shared} of keys and values in one matrix; take lora"
+        )
     stage.requires_grad_(False)
     for block in stage.own_blocks:
         for name in (*stage.family.attention_inputs, *stage.family.feed_forward_inputs):

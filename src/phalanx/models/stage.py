@@ -46,6 +46,7 @@ class StageModule(nn.Module):
         self.num_virtual_tokens = 0
         """How many keys and values of an adapter every block puts before its own."""
         self._head_is_shared = False
+        self._gives_logits = True
         self._max_positions = family.max_positions(self.hub_config)
         _drop_foreign_parts(self)
 
@@ -111,14 +112,28 @@ class StageModule(nn.Module):
         hidden = self.family.embed(trunk, x, before, pattern) if self.spec.is_first else x
         context = self.family.context(trunk, self.hub_config, hidden, before, pattern)
         recompute = self.activation_checkpointing and torch.is_grad_enabled()
-        for block in self.own_blocks:
+        for layer, block in enumerate(self.own_blocks, self.spec.first_layer):
+            own = self.family.block_context(self.hub_config, context, layer)
             if recompute:
-                hidden = checkpoint(_run_block, block, hidden, context, self.family.past_key, use_reentrant=False)
+                hidden = checkpoint(_run_block, block, hidden, own, self.family.past_key, use_reentrant=False)
             else:
-                hidden = _run_block(block, hidden, context, self.family.past_key)
-        if self.spec.is_last:
-            hidden = self.get_submodule(HEAD)(self.family.finish(trunk, hidden))
-        return hidden
+                hidden = _run_block(block, hidden, own, self.family.past_key)
+        return self._score(self.family.finish(trunk, hidden)) if self.spec.is_last else hidden
+
+    def replace_head(self, head: nn.Module) -> None:
+        """Put another head in the place of the language model's; its outputs are left as they are.
+
+        Raises:
+            ModelError: This is not the last stage.
+        """
+        if not self.spec.is_last:
+            raise ModelError(f"stage {self.spec.index}: has no head; another head belongs to the last part")
+        self.add_module(HEAD, head)
+        self._gives_logits = False
+
+    def _score(self, hidden: Tensor) -> Tensor:
+        scores: Tensor = self.get_submodule(HEAD)(hidden)
+        return self.family.scale_logits(self.hub_config, scores) if self._gives_logits else scores
 
     def _check_input(self, x: Tensor) -> None:
         expected = "[batch, seq]" if self.spec.is_first else f"[batch, seq, {self.hub_config.hidden_size}]"

@@ -24,13 +24,15 @@ class WeightFiles:
     Args:
         directory: Holds model.safetensors, or its index and the files that it names.
         prefix: Name of the model without head, which files of some families leave out.
+        stored_names: Other names that tensors may have in the files.
 
     Raises:
         ModelError: No safetensors, only pickled weights, or a malformed header or index.
     """
 
-    def __init__(self, directory: Path, prefix: str) -> None:
+    def __init__(self, directory: Path, prefix: str, stored_names: Mapping[str, str] | None = None) -> None:
         self._directory = directory
+        self._stored_names = stored_names or {}
         self._prefix = f"{prefix}."
         check_weights(directory)
         if (directory / WEIGHTS).is_file():
@@ -69,7 +71,8 @@ class WeightFiles:
                     _fill(file, stored, path, wanted[name])
 
     def _stored_name(self, name: str) -> str | None:
-        return next((n for n in (name, name.removeprefix(self._prefix)) if n in self._files), None)
+        choices = (name, name.removeprefix(self._prefix), self._stored_names.get(name, name))
+        return next((one for one in choices if one in self._files), None)
 
     def _locate(self, name: str) -> tuple[str, Path]:
         stored = self._stored_name(name)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx.pipeline.config import OWNER, AttackConfig, GuardConfig, PipelineConfig, WorkerConfig
 from phalanx.pipeline.party_layout import NOT_FOR_PARTIES, PartyLayout
-from phalanx.pipeline.presets import PRESETS, Preset
+from phalanx.pipeline.presets import PRESETS, REMOVED_SHADOWS, Preset
 
 if TYPE_CHECKING:
     from phalanx.pipeline.evidence.explain import explain_evidence
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from phalanx.pipeline.owner.paper_recovery import MAX_ATTEMPTS, skipping
     from phalanx.pipeline.plan import StageRange, StepPlan
     from phalanx.pipeline.processes.allocator import keep_freed_memory
+    from phalanx.pipeline.processes.fork_server import can_fork, die_with_parent
+    from phalanx.pipeline.processes.fork_server_client import fork_here
     from phalanx.pipeline.processes.local_workers import LocalWorkers
     from phalanx.pipeline.proof.leaves import read_leaves
     from phalanx.pipeline.proof.step_proof import Rules, ShownWork, check_step
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from phalanx.pipeline.tolerance.numeric_class import NumericClass, local_numeric_class, settle_numerics
     from phalanx.pipeline.verify.draw import AuditDraw, fresh_nonce
     from phalanx.pipeline.worker.kept_states import fetch_kept
-    from phalanx.pipeline.worker.process import Worker, die_with_parent, requested_file, run_worker
+    from phalanx.pipeline.worker.process import Worker, requested_file, run_worker
 
 __all__ = [
     "CHECKS",
@@ -45,6 +47,7 @@ __all__ = [
     "NOT_FOR_PARTIES",
     "OWNER",
     "PRESETS",
+    "REMOVED_SHADOWS",
     "AttackConfig",
     "AuditDraw",
     "Band",
@@ -79,10 +82,12 @@ __all__ = [
     "WorkerConfig",
     "WrapCopy",
     "band",
+    "can_fork",
     "check_step",
     "die_with_parent",
     "explain_evidence",
     "fetch_kept",
+    "fork_here",
     "fresh_nonce",
     "gather",
     "keep_freed_memory",
@@ -134,10 +139,12 @@ _HOMES = {
     "Worker": "worker.process",
     "WrapCopy": "stage.stage_copy",
     "band": "tolerance.distance",
+    "can_fork": "processes.fork_server",
     "check_step": "proof.step_proof",
-    "die_with_parent": "worker.process",
+    "die_with_parent": "processes.fork_server",
     "explain_evidence": "evidence.explain",
     "fetch_kept": "worker.kept_states",
+    "fork_here": "processes.fork_server_client",
     "fresh_nonce": "verify.draw",
     "gather": "membership.join",
     "keep_freed_memory": "processes.allocator",

@@ -129,12 +129,11 @@ class GuardConfig(StrictModel):
     of the next one, which waits for them before it is applied; every copy keeps what it takes to undo one step."""
     snapshot_every: int = Field(default=10, ge=1, le=10_000)
     """Steps from one snapshot to the next, with `shadow = "snapshot"`: so many at most are done again after a loss."""
-    shadow: Literal["gradient", "lockstep", "adapters", "update", "replica", "snapshot"] = "gradient"
+    shadow: Literal["gradient", "lockstep", "adapters", "update", "snapshot"] = "gradient"
     """`gradient`: the stage's gradient goes through the shadow's own optimizer; `lockstep`: the shadow recomputes
     everything; `adapters`: as `gradient`, with the promise that only adapters are trained, so that little moves;
-    `update`: the stage sends its new weights, and the shadow can audit but not take over; `replica`: both copies of a
-    stage serve, one the even microbatches, one the odd ones, and audit each other; `snapshot`: the shadow is sent the
-    state every `snapshot_every` steps, to which the run goes back when roles change, and weights when it audits."""
+    `update`: the stage sends its new weights, and the shadow can audit but not take over; `snapshot`: it is sent
+    the state every `snapshot_every` steps, to which the run goes back when roles change, and weights when it audits."""
     screen: bool = True
     gradient_screen: bool = True
     """Whether a shadow that recomputes a microbatch compares its weight gradient with the sum that the stage sent; one
@@ -178,12 +177,6 @@ class GuardConfig(StrictModel):
                 f"shadow = {self.shadow!r} has no optimizer to go back with; leave out keep_steps or set "
                 'shadow = "gradient"'
             )
-        for name in ("keep_steps", "third_party_audit_rate") if self.shadow == "replica" else ():
-            if getattr(self, name):
-                raise ValueError(
-                    f'{name} = {getattr(self, name)} with shadow = "replica": no other party can redo a step yet '
-                    f'that two copies share; set {name} = 0 or shadow = "gradient"'
-                )
         return self
 
     @model_validator(mode="after")
@@ -264,8 +257,8 @@ class GuardConfig(StrictModel):
 
     @property
     def sends_gradient(self) -> bool:
-        """Whether the other copy of a stage gets its weight gradient, or its lane's, before the commit."""
-        return self.shadow in ("gradient", "adapters", "replica")
+        """Whether the other copy of a stage gets its weight gradient before the commit."""
+        return self.shadow in ("gradient", "adapters")
 
     @property
     def screens_gradients(self) -> bool:

@@ -58,11 +58,6 @@ class StepPlan(StrictModel):
         return {name: value for name, value in write(self).items() if (name, value) != ("objective", DEFAULT_OBJECTIVE)}
 
     @property
-    def lanes(self) -> int:
-        """Into how many parts the microbatches of a stage that has two copies are shared."""
-        return 2 if self.guard.shadow == "replica" else 1
-
-    @property
     def hidden_shape(self) -> tuple[int, int, int]:
         """Shape of every tensor that crosses a boundary: ``[batch, seq, dim]`` of one microbatch."""
         return (self.microbatch_size, self.sequence_length, self.hidden_size)

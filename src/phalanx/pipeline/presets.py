@@ -49,6 +49,9 @@ BASELINES: Mapping[object, Mapping[str, Any]] = {
 }
 """What a mode that is compared with fixes: its rates are not for choice."""
 
+REMOVED_SHADOWS = {"replica": "it sent the most and was the slowest upkeep on a slow line (ADR 70)"}
+"""Upkeeps that older versions had and this one neither runs nor verifies, with the reason."""
+
 _WRITTEN_OUT = frozenset({*PRESETS["standard"], "keep_steps", "third_party_audit_rate"})
 _MAKE_UPDATES = ("gradient", "adapters", "lockstep")
 
@@ -60,8 +63,12 @@ def settled(found: Mapping[str, Any]) -> dict[str, Any]:
     there is none, and what is left out has its plain default.
 
     Raises:
-        ValueError: A baseline has fixed rates, and another one or a preset is written beside it.
+        ValueError: A baseline has fixed rates, and another one or a preset is written beside it; or the upkeep is gone.
     """
+    shadow = found.get("shadow")
+    if isinstance(shadow, str) and shadow in REMOVED_SHADOWS:
+        reason = REMOVED_SHADOWS[shadow]
+        raise ValueError(f'shadow = "{shadow}" was removed: {reason}; write shadow = "gradient" or leave it out')
     found = _with_preset(found)
     fixed = BASELINES.get(found.get("mode"))
     if fixed is None:

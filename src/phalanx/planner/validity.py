@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from phalanx.planner.layout import AXES, CONTEXTS, Layout, distance, layouts
 from phalanx.planner.model.adapter import why_not_adapted
-from phalanx.planner.model.families import FAMILIES
+from phalanx.planner.model.families import FAMILIES, SharedAxis
 from phalanx.planner.model.recipe import Recipe
 from phalanx.planner.model.shape import ModelShape
 from phalanx.planner.schedules import SCHEDULES
@@ -79,6 +79,7 @@ def _reasons(layout: Layout, shape: ModelShape, recipe: Recipe) -> Iterator[str]
     yield from _wrong_numbers(layout, recipe)
     yield from _wrong_batch(layout, recipe)
     yield from _wrong_groups(layout)
+    yield from _wrong_sharing(layout, shape)
     yield from _wrong_tensors(layout, shape)
     yield from _wrong_sequence(layout, shape, recipe.sequence_length)
     yield from _wrong_ring(layout, shape, recipe.sequence_length)
@@ -133,6 +134,14 @@ def _wrong_groups(layout: Layout) -> Iterator[str]:
         yield f"replicas={layout.replicas} does not divide dp={layout.dp}{where}; change one of them"
     if layout.shards == 1:
         yield f"replicas={layout.replicas} leaves each group one copy, which shares nothing; lower it, or set zero to 0"
+
+
+def _wrong_sharing(layout: Layout, shape: ModelShape) -> Iterator[str]:
+    shared = FAMILIES[shape.family].shared_axes
+    ranks: dict[SharedAxis, int] = {"tp": layout.tp, "cp": layout.cp}
+    for axis, number in ranks.items():
+        if number > 1 and axis not in shared:
+            yield f"{axis}={number}: ranks cannot share a block of {shape.family} yet; set {axis} to 1, raise dp or pp"
 
 
 def _wrong_tensors(layout: Layout, shape: ModelShape) -> Iterator[str]:

@@ -150,11 +150,6 @@ def _reasons(plan: StepPlan, layout: PartyLayout) -> Iterator[str]:
         yield "adapters are not shared by the ranks of a party yet; set its axes to 1 or train whole stages"
     if plan.guard.recovery == "skip_layer":
         yield 'guard.recovery = "skip_layer" compares bits of whole stages; set the axes to 1'
-    if layout.zero >= _GRADIENTS_SHARED and plan.lanes > 1:
-        yield (
-            f'guard.shadow = "replica" keeps the gradients of {plan.lanes} lanes apart, and ranks that share them keep '
-            "one sum; set zero to 1"
-        )
     rows_apart = layout.copies > 1 or layout.sequence_parallel
     for name in (*_ATTENTION_DROPOUT, *(_HIDDEN_DROPOUT if rows_apart else ())):
         if plan.hub_config.get(name):

@@ -57,7 +57,6 @@ class Share:
             seed=plan.seed,
             precision=plan.precision,
             device=str(domain.device),
-            lanes=plan.lanes,
         )
         shared = domain.config.zero >= _GRADIENTS_SHARED
         joining = SharedGradients if shared else JoinedGradients

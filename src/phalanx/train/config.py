@@ -174,11 +174,6 @@ class RunConfig(StrictModel):
                 f"pipeline.layout gives {shared[0]} several ranks, which add up in another order than the owner; set "
                 'guard.classes = "mixed"'
             )
-        if self.guard.shadow == "replica" and self.train.microbatches < 2:
-            raise ValueError(
-                f'guard.shadow = "replica" shares microbatches between two copies, but train.microbatches = '
-                f'{self.train.microbatches}; make it 2 or more, or set guard.shadow = "gradient"'
-            )
         if self.checkpoint.journal and not self._can_journal:
             raise ValueError(
                 'checkpoint.journal = true needs train.device = "cpu", nothing encrypted, no recovery = "skip_layer", '

@@ -100,8 +100,8 @@ def test_what_each_upkeep_sends_is_known() -> None:
         guards = {UNGUARDED: GuardConfig(mode="off"), "one": EIGHTH.model_copy(update={"shadow": shadow})}
         found[shadow] = overhead_rows(guards, arms, dict.fromkeys(arms, 100), LAYOUT, {})[1]["extra_bytes_shadow"]
 
-    # replicas send each other a gradient each way, a snapshot has two moments with the weights, every ten steps
-    expected = {"gradient": 0.1, "adapters": 0.1, "update": 0.1, "lockstep": 0.0, "replica": 0.2, "snapshot": 0.03}
+    # a snapshot has two moments with the weights, every ten steps
+    expected = {"gradient": 0.1, "adapters": 0.1, "update": 0.1, "lockstep": 0.0, "snapshot": 0.03}
     assert found == pytest.approx(expected)
 
 
@@ -258,27 +258,24 @@ def test_arms_are_measured_side_by_side(tiny: RunConfig) -> None:
 
 
 @pytest.mark.slow
-def test_snapshots_and_replicas_are_measured_and_a_lost_worker_is_timed(tiny: RunConfig) -> None:
-    guards = tuple(
-        LIGHT.model_copy(update=changes)
-        for changes in ({"shadow": "snapshot", "snapshot_every": 2}, {"shadow": "replica"})
-    )
+def test_snapshots_are_measured_and_a_lost_worker_is_timed(tiny: RunConfig) -> None:
+    guards = (LIGHT.model_copy(update={"shadow": "snapshot", "snapshot_every": 2}), LIGHT)
 
     rows = measure([InterleavedGuards("tiny", tiny, guards, steps=2, rounds=1, warm_ups=1, budget_s=60)], quick=True)[
         "rows"
     ]
 
-    bare, snapshot, replica = rows
-    assert [row["shadow"] for row in rows] == [None, "snapshot", "replica"]
+    bare, snapshot, gradient = rows
+    assert [row["shadow"] for row in rows] == [None, "snapshot", "gradient"]
     assert snapshot["loss_last"] == bare["loss_last"]
-    assert replica["loss_last"] == pytest.approx(bare["loss_last"], rel=1e-5)
-    assert [row["alarms"] for row in (snapshot, replica)] == [0, 0]
-    assert all(row["recovery_s"] > 0 and row["memory_bytes"] > 2**20 for row in (snapshot, replica))
+    assert gradient["loss_last"] == bare["loss_last"]
+    assert [row["alarms"] for row in (snapshot, gradient)] == [0, 0]
+    assert all(row["recovery_s"] > 0 and row["memory_bytes"] > 2**20 for row in (snapshot, gradient))
     # the snapshot after the fourth step is on its way or there, that after the second is everybody's
-    assert (bare["recovery_steps_redone"], replica["recovery_steps_redone"]) == (None, 0)
+    assert (bare["recovery_steps_redone"], gradient["recovery_steps_redone"]) == (None, 0)
     assert snapshot["recovery_steps_redone"] in (0, 2)
-    # of 12 bytes every second step, and of 4 bytes each way
-    assert snapshot["extra_bytes_shadow"] == pytest.approx(0.75 * replica["extra_bytes_shadow"])
+    # of 12 bytes every second step, and of 4 bytes in each
+    assert snapshot["extra_bytes_shadow"] == pytest.approx(1.5 * gradient["extra_bytes_shadow"])
 
 
 @pytest.mark.slow

@@ -76,10 +76,10 @@ def test_what_is_kept_to_go_back_is_in_both(plan_of, guard, numbers):
 def test_upkeeps_differ_in_what_a_shadow_needs(plan_of):
     needs = {
         shadow: footprints(plan_of(guard=guarded(shadow=shadow)))[MIDDLE].shadowed
-        for shadow in ("update", "gradient", "lockstep", "replica")
+        for shadow in ("update", "gradient", "lockstep")
     }
 
-    assert needs["update"] < needs["gradient"] == needs["lockstep"] < needs["replica"]
+    assert needs["update"] < needs["gradient"] == needs["lockstep"]
 
 
 def test_with_snapshots_every_holder_keeps_one(plan_of):

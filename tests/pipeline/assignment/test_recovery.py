@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from phalanx.errors import NoHolderError
 from phalanx.pipeline import OWNER
-from phalanx.pipeline.assignment.assignment import Assignment, first_assignment, roles_of, settled, without
+from phalanx.pipeline.assignment.assignment import Assignment, first_assignment, roles_of, without
 
 
 def names(count):
@@ -106,43 +106,3 @@ def test_at_the_start_the_owner_sends_every_state():
         ("worker-2", "worker-1"),
         (OWNER,),
     ]
-
-
-def test_with_one_lane_the_holder_serves_every_microbatch_and_the_shadow_audits():
-    roles = first_assignment(4, ["worker-1", "worker-2"], guarded=True)
-
-    assert roles.shares == ((0, 0), (1, 0), (2, 0), (3, 0))
-    assert {roles.server(1, m) for m in range(4)} == {"worker-1"}
-    assert {roles.auditor(1, m) for m in range(4)} == {"worker-2"}
-
-
-def test_with_two_lanes_each_copy_serves_what_the_other_audits():
-    roles = first_assignment(4, ["worker-1", "worker-2"], guarded=True, lanes=2)
-
-    assert roles.shares == ((0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (3, 0))
-    assert [roles.server(1, m) for m in range(4)] == ["worker-1", "worker-2"] * 2
-    assert [roles.auditor(1, m) for m in range(4)] == ["worker-2", "worker-1"] * 2
-    assert roles.microbatches((1, 1), 5) == (1, 3)
-    assert {roles.server(0, m) for m in range(4)} == {OWNER}
-    assert roles.microbatches((0, 0), 3) == (0, 1, 2)
-
-
-def test_lanes_outlast_the_loss_of_a_copy():
-    workers = ["worker-1", "worker-2"]
-    roles = without(first_assignment(4, workers, guarded=True, lanes=2), "worker-1", ["worker-2"], guarded=True)
-
-    assert [roles.server(1, m) for m in range(2)] == ["worker-2", OWNER]
-    alone = without(roles, "worker-2", [], guarded=True)
-    assert alone.shares == ((0, 0), (1, 0), (2, 0), (3, 0))
-    assert {alone.server(1, m) for m in range(2)} == {OWNER}
-
-
-def test_a_second_copy_that_still_waits_for_its_state_serves_no_lane():
-    workers = names(3)
-    old = first_assignment(4, workers, guarded=True, lanes=2)
-    new = without(old, "worker-3", workers[:2], guarded=True)
-    assert (old.shadows[1], new.shadows[1]) == ("worker-3", "worker-2")
-
-    found = settled(new, old, present=[*workers[:2], OWNER])
-
-    assert found.shares == ((0, 0), (1, 0), (2, 0), (2, 1), (3, 0))

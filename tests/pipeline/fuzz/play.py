@@ -76,7 +76,6 @@ COMPANIES = {
     "gradient": Company(_all()),
     "lockstep": Company(_all(shadow="lockstep")),
     "update": Company(_all(shadow="update", owner_audit_rate=1.0)),
-    "replica": Company(_all(shadow="replica")),
     "snapshot": Company(_all(shadow="snapshot", snapshot_every=2, owner_audit_rate=1.0)),
     "lag": Company(_all(commit_lag=1)),
     "kept steps": Company(_all(keep_steps=4)),
@@ -88,7 +87,6 @@ COMPANIES = {
     "newcomer": Company(_all(), stages=3, late=1),
     "third party": Company(_all(third_party_audit_rate=1.0), stages=5),
     "league": Company(_all(owner_audit_rate=1.0, keep_steps=4), stages=5, most_liars=2),
-    "league of replicas": Company(_all(owner_audit_rate=1.0, shadow="replica"), stages=5, most_liars=2),
 }
 
 

@@ -30,7 +30,7 @@ def joined(company):
     return [body["party"] for body in company.bodies("party_joined")]
 
 
-@pytest.mark.parametrize("shadow", ["gradient", "lockstep", "update", "replica", "snapshot"])
+@pytest.mark.parametrize("shadow", ["gradient", "lockstep", "update", "snapshot"])
 @pytest.mark.parametrize("stages", [3, 4])
 def test_a_newcomer_becomes_a_shadow_and_no_bit_changes(make_company, honest_digest, shadow, stages):
     run = elastic(stages, shadow=shadow)

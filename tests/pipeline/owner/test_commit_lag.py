@@ -321,7 +321,6 @@ def test_an_auditor_that_never_speaks_of_an_applied_step_is_replaced(make_compan
         ({"mode": "off"}, 'commit_lag = 1 with mode = "off"'),
         ({"shadow": "lockstep"}, 'commit_lag = 1 with shadow = "lockstep"'),
         ({"shadow": "update"}, 'commit_lag = 1 with shadow = "update"'),
-        ({"shadow": "replica"}, 'commit_lag = 1 with shadow = "replica"'),
         ({"commit_lag": 2}, "less than or equal to 1"),
     ],
 )

@@ -39,7 +39,6 @@ def same(left, right):
         {"mode": "off"},
         {"shadow": "update"},
         {"shadow": "snapshot"},
-        {"shadow": "replica"},
         {"shadow": "lockstep"},
         {"keep_steps": 2},
     ],

@@ -15,7 +15,6 @@ UPKEEPS = [
     GuardConfig(**NO_COIN),
     GuardConfig(**NO_COIN, shadow="lockstep"),
     GuardConfig(**NO_COIN, shadow="update"),
-    GuardConfig(**NO_COIN, shadow="replica"),
     GuardConfig(**NO_COIN, shadow="snapshot", snapshot_every=2),
     GuardConfig(**NO_COIN, commit_lag=1),
     GuardConfig(**NO_COIN, keep_steps=3),

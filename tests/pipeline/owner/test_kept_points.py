@@ -101,7 +101,7 @@ def test_a_loss_takes_nothing_back(make_company, honest_digest):
 
 @pytest.mark.parametrize(
     "other",
-    [{"keep_steps": 4}, {"shadow": "update"}, {"shadow": "snapshot"}, {"shadow": "replica"}, {"mode": "statistics"}],
+    [{"keep_steps": 4}, {"shadow": "update"}, {"shadow": "snapshot"}, {"mode": "statistics"}],
 )
 def test_states_are_refused_where_nobody_could_go_back_to_them(other):
     with pytest.raises(ValueError, match="keep_states"):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hand_made import ASSIGNMENT, EPOCH, HOLDER, OWNER, SHADOW, SHARE, STAGE, bytes_of, digest_of, make_world
+from hand_made import ASSIGNMENT, EPOCH, HOLDER, OWNER, SHADOW, STAGE, bytes_of, digest_of, make_world
 
 from phalanx.engine import StepInputs
 from phalanx.pipeline.assignment.assignment import Assignment
@@ -47,8 +47,8 @@ class Past:
                     header = world.facts.ledger.messages[(0, "forward", 0)].header
                     ledger.messages[(source, direction, m)] = CommittedMessage(digest_of(tensor), header, HOLDER)
             gradients = copy.runner.gradients()
-            known = world.facts.ledger.commits[SHARE]
-            ledger.commits[SHARE] = known.model_copy(update={"step": step, "gradient": transfer_digest(gradients)})
+            known = world.facts.ledger.commits[STAGE]
+            ledger.commits[STAGE] = known.model_copy(update={"step": step, "gradient": transfer_digest(gradients)})
             self.history.add(PastStep(ledger, ASSIGNMENT, INPUTS))
             copy.apply(step, gradients, 0.9)
         self.facts.ledger = StepLedger(STEPS, EPOCH + 1, agreed={STAGE: copy.digest()})
@@ -103,7 +103,7 @@ def test_the_first_step_with_a_wrong_message_is_found(past, step, direction):
 @pytest.mark.parametrize("step", range(STEPS))
 def test_the_first_step_with_a_made_up_weight_gradient_is_found(past, step):
     commits = past.ledger(step).commits
-    commits[SHARE] = commits[SHARE].model_copy(update={"gradient": "ee" * 32})
+    commits[STAGE] = commits[STAGE].model_copy(update={"gradient": "ee" * 32})
 
     assert past.find() == step
 
@@ -133,7 +133,7 @@ def test_before_a_state_is_agreed_on_the_last_update_has_nothing_to_compare_with
 
 def test_what_was_wrong_before_the_first_step_to_look_at_is_not_found(past):
     commits = past.ledger(0).commits
-    commits[SHARE] = commits[SHARE].model_copy(update={"gradient": "ee" * 32})
+    commits[STAGE] = commits[STAGE].model_copy(update={"gradient": "ee" * 32})
 
     assert past.find(since=1) is None
     assert past.events() == [("replayed", 1, STEPS)]
@@ -174,7 +174,7 @@ def another_step(past):
 def test_an_heir_without_the_agreed_state_has_nothing_replayed_and_the_log_says_so(past, brings):
     brings(past)
     commits = past.ledger(2).commits
-    commits[SHARE] = commits[SHARE].model_copy(update={"gradient": "ee" * 32})
+    commits[STAGE] = commits[STAGE].model_copy(update={"gradient": "ee" * 32})
 
     assert past.find(since=1) is None
     assert [(kind, body["step"]) for kind, body in past.world.events] == [("not_replayed", 1)]

@@ -200,7 +200,7 @@ def test_of_steps_between_kept_states_headers_are_let_go(model_cache):
     run = Run(model_cache, keep_states=4)
     ledger = StepLedger(8, 0, agreed={1: run.state(8)})
     ledger.messages, ledger.reports = dict(run.world.facts.ledger.messages), {}
-    ledger.commit_headers[(1, 0)] = None
+    ledger.commit_headers[1] = None
     run.rollback.remember(PastStep(ledger, PRESENT, INPUTS))
 
     kept = run.rollback._step_history.get(8)

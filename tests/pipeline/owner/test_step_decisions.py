@@ -1,7 +1,7 @@
 """When a step may be applied, decided by itself: not before everything that the guard checks is in and was right."""
 
 import pytest
-from hand_made import EPOCH, HOLDER, OWNER, SHADOW, SHARE, STAGE, STEP, make_world
+from hand_made import EPOCH, HOLDER, OWNER, SHADOW, STAGE, STEP, make_world
 
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.owner.coordinator import Coordinator
@@ -10,7 +10,7 @@ from phalanx.pipeline.protocol.messages import GradientHeld, ScreenHit
 from phalanx.pipeline.verify.draw import AuditDraw
 from phalanx.pipeline.verify.ledger import StepLedger
 
-OTHER = (2, 0)
+OTHER = 2
 
 
 class Step:
@@ -25,7 +25,7 @@ class Step:
         self.coordinator = Coordinator(self.facts, self._post, draw)
         self.ledger = self.facts.ledger
         self.ledger.audits_drawn = True
-        self.ledger.gradients_agreed = {SHARE, OTHER}
+        self.ledger.gradients_agreed = {STAGE, OTHER}
 
     def _post(self, party, message, payload):
         self.posted.append((party, message))
@@ -48,7 +48,7 @@ def test_a_step_is_decided_when_everything_is_in(step):
 
 
 def without_commitment(step):
-    del step.ledger.commits[SHARE]
+    del step.ledger.commits[STAGE]
 
 
 def without_draw(step):
@@ -60,7 +60,7 @@ def without_report(step):
 
 
 def without_gradient(step):
-    step.ledger.gradients_agreed.discard(SHARE)
+    step.ledger.gradients_agreed.discard(STAGE)
 
 
 def without_state(step):
@@ -105,7 +105,7 @@ def test_without_a_guard_commitments_are_enough(model_cache):
     step.ledger.audits_drawn = False
     assert step.decided()
 
-    del step.ledger.commits[SHARE]
+    del step.ledger.commits[STAGE]
     assert not step.decided()
 
 
@@ -180,8 +180,8 @@ def test_nothing_is_drawn_before_the_states_are_agreed_on(step):
 
 def test_nothing_is_drawn_when_two_commitments_contradict_each_other(step):
     step.ledger.audits_drawn = False
-    commit = step.ledger.commits[SHARE]
-    step.ledger.commits[SHARE] = commit.model_copy(update={"sent": commit.sent[1:]})
+    commit = step.ledger.commits[STAGE]
+    step.ledger.commits[STAGE] = commit.model_copy(update={"sent": commit.sent[1:]})
 
     assert step.advance().verdict.party == HOLDER
     assert (step.posted, step.ledger.audits_drawn) == ([], False)
@@ -190,9 +190,9 @@ def test_nothing_is_drawn_when_two_commitments_contradict_each_other(step):
 def test_without_news_nothing_is_looked_at(step):
     while step.coordinator.has_news:
         step.advance()
-    step.ledger.gradients_agreed.discard(SHARE)
+    step.ledger.gradients_agreed.discard(STAGE)
     said = {"gradient": "bb" * 32, "norm_squared": 1.0}
-    step.ledger.held[SHARE] = GradientHeld(epoch=EPOCH, step=STEP, stage=STAGE, **said, parts=())
+    step.ledger.held[STAGE] = GradientHeld(epoch=EPOCH, step=STEP, stage=STAGE, **said, parts=())
 
     assert step.advance() is None
     step.coordinator.look_again()

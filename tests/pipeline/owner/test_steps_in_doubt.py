@@ -23,7 +23,7 @@ def made_up_from(first):
 
 def audit_whole(company, *places):
     """Let the coin fall on these (stage, step) and no others."""
-    company.draw.whole_step = lambda *, step, epoch, stage, lane=0: (stage, step) in places
+    company.draw.whole_step = lambda *, step, epoch, stage: (stage, step) in places
     return company
 
 
@@ -152,18 +152,6 @@ def test_without_a_guard_every_step_in_other_hands_is_believed(make_company):
 
     assert company.checks.believed() == {1: 3, 2: 3}
     assert company.checks.checks()[1]["messages"] == {"steps": 0, "last": None}
-
-
-def test_of_a_shared_stage_both_lanes_must_have_been_audited(make_company, shared_run):
-    run = shared_run(5)
-    company = make_company(run)
-    company.draw.whole_step = lambda *, step, epoch, stage, lane=0: (stage, step, lane) in {(1, 1, 0), (1, 3, 1)}
-
-    company.run(4)
-
-    assert company.checks.checks()[1]["steps"] == 4
-    # one lane of step 1 and the other one of step 3 are on their servers' word alone
-    assert company.checks.believed()[1] == 4
 
 
 def test_a_state_that_was_bent_puts_the_step_before_in_doubt_though_it_was_audited(make_company):

@@ -1,14 +1,17 @@
 """Workers that are forked from a process which has imported everything; real ones, and none outlives its parent."""
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from phalanx.pipeline import LocalWorkers, WorkerConfig
-from phalanx.pipeline.processes.fork_server_client import ForkServer
+from phalanx.pipeline.processes.fork_server_client import start_fork_server
 
 FORKED_WORKER = """
 import os, sys, threading, time
@@ -24,6 +27,36 @@ if file is not None:
     if file.read_text() == "stay":
         time.sleep(3600)
     sys.exit(int(file.read_text()))
+"""
+OWNER_THAT_FORKS = """
+import json, os, sys, threading
+from pathlib import Path
+from phalanx.pipeline import fork_here
+
+home, known = Path(sys.argv[1]), "before"
+
+def serve(file):
+    print(known, file.read_text(), os.environ["OMP_NUM_THREADS"], os.getpgid(0) == os.getpid(), flush=True)
+    if file.read_text() == "broken":
+        raise RuntimeError("as a bug would")
+    if file.read_text() == "stay":
+        threading.Event().wait()
+    return int(file.read_text())
+
+server = fork_here(("no.such.module",), 3, serve)
+known = "after"
+workers = {}
+for name in ("7", "broken", "stay"):
+    (home / name).write_text(name)
+    workers[name] = server.start(name, home / name, home / f"{name}.log")
+codes = {name: workers[name].wait(60.0) for name in ("7", "broken")}
+thread = threading.Event()
+threading.Thread(target=thread.wait, daemon=True).start()
+refused = fork_here(("no.such.module",), 3, serve) is None
+while not (home / "stay.log").exists():
+    server.listen(1.0)
+print(json.dumps({"codes": codes, "refused": refused, "stays": workers["stay"].pid}), flush=True)
+thread.wait()
 """
 PATIENCE_S = 60.0
 
@@ -51,9 +84,8 @@ def open_fork_server(tmp_path_factory):
     def open_one():
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PYTHONPATH", f"{home}:{os.environ.get('PYTHONPATH', '')}")
-            opened.append(
-                ForkServer(("forked_worker",), home / "fork_server.log", 1, ["json", "there.is.no.such.module"])
-            )
+            modules = ["json", "there.is.no.such.module"]
+            opened.append(start_fork_server(("forked_worker",), home / "fork_server.log", 1, modules))
         return opened[-1]
 
     yield open_one
@@ -133,6 +165,21 @@ def test_a_fork_server_that_has_threads_starts_workers_from_nothing(open_fork_se
 
     assert worker.wait(PATIENCE_S) == 5
     assert (tmp_path / "worker-3.log").read_text() == "says 5 in True\n"
+
+
+def test_a_process_forks_workers_with_what_it_has_imported_and_none_outlives_it(tmp_path):
+    command = [sys.executable, "-c", OWNER_THAT_FORKS, str(tmp_path)]
+    # a thread of numpy's own would be refused as any other
+    alone = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=alone) as owner:
+        told = json.loads(owner.stdout.readline())
+        owner.kill()
+
+    assert told["codes"] == {"7": 7, "broken": 1}
+    assert told["refused"], "a process with a thread was forked"
+    assert (tmp_path / "7.log").read_text() == "before 7 3 True\n"
+    assert "RuntimeError: as a bug would" in (tmp_path / "broken.log").read_text()
+    wait_until(lambda: not runs(told["stays"]))
 
 
 def test_without_a_fork_server_workers_start_as_ever(tmp_path, monkeypatch):

@@ -23,7 +23,6 @@ UPKEEPS = {
     "gradient": GuardConfig(**OFTEN),
     "lockstep": GuardConfig(shadow="lockstep", **OFTEN),
     "update": GuardConfig(shadow="update", **OFTEN),
-    "replica": GuardConfig(shadow="replica", **OFTEN),
     "snapshot": GuardConfig(shadow="snapshot", snapshot_every=2, **(OFTEN | {"audit_rate": 0.5})),
     "third party": GuardConfig(third_party_audit_rate=0.5, **OFTEN),
     "late": GuardConfig(commit_lag=1, **OFTEN),

@@ -16,7 +16,6 @@ from phalanx.testing import tiny_run
 from phalanx.train.setup.layout import make_plan
 
 PLACE = {"epoch": 0, "step": 3, "stage": 1}
-SHARE = (1, 0)
 
 
 @pytest.fixture
@@ -28,13 +27,13 @@ def facts(model_cache):
     found.assignment = Assignment(
         {0: "owner", 1: "worker-1", 2: "worker-2", 3: "owner"}, {1: "worker-2", 2: "worker-1"}
     )
-    found.ledger.commits[SHARE] = Commit(**PLACE, received=(), sent=(), norm_squared=4.0, gradient="aa" * 32)
+    found.ledger.commits[STAGE] = Commit(**PLACE, received=(), sent=(), norm_squared=4.0, gradient="aa" * 32)
     return found
 
 
 def audited(facts, gradient, norm_squared):
     facts.ledger.step_audits[(1, "worker-2")] = StepAudited(**PLACE, gradient=gradient, norm_squared=norm_squared)
-    return vouched_for_gradient(facts, SHARE)
+    return vouched_for_gradient(facts, STAGE)
 
 
 def test_who_vouches_for_a_made_up_gradient_is_named(facts):
@@ -50,7 +49,7 @@ def test_who_found_another_gradient_or_norm_is_not(facts, gradient, norm_squared
 
 
 def test_who_has_not_been_asked_is_not(facts):
-    assert vouched_for_gradient(facts, SHARE) is None
+    assert vouched_for_gradient(facts, STAGE) is None
 
 
 # --- messages --------------------------------------------------------------------------------------------------------
@@ -136,11 +135,11 @@ def test_an_auditor_that_did_not_vouch_for_the_lie_is_no_accomplice(found, how):
 @pytest.mark.parametrize("shadow", ["gradient", "lockstep"])
 def test_in_lockstep_what_the_shadow_holds_is_what_it_computed(model_cache, shadow):
     world = make_world(model_cache, shadow=shadow)
-    commit = world.facts.ledger.commits[SHARE]
+    commit = world.facts.ledger.commits[STAGE]
     said = {"gradient": commit.gradient, "norm_squared": commit.norm_squared}
-    world.facts.ledger.held[SHARE] = GradientHeld(epoch=2, step=0, stage=1, **said, parts=())
+    world.facts.ledger.held[STAGE] = GradientHeld(epoch=2, step=0, stage=1, **said, parts=())
 
-    judgement = vouched_for_gradient(world.facts, SHARE)
+    judgement = vouched_for_gradient(world.facts, STAGE)
 
     # what it was sent, it has not vouched for
     assert (judgement and judgement.verdict.party) == (SHADOW if shadow == "lockstep" else None)
@@ -150,8 +149,8 @@ def test_an_owner_that_audits_is_no_accomplice(model_cache):
     world = make_world(model_cache, shadow="lockstep")
     assignment = world.facts.assignment
     world.facts.assignment = type(assignment)(assignment.holders, {STAGE: OWNER})
-    commit = world.facts.ledger.commits[SHARE]
+    commit = world.facts.ledger.commits[STAGE]
     said = {"gradient": commit.gradient, "norm_squared": commit.norm_squared}
-    world.facts.ledger.held[SHARE] = GradientHeld(epoch=2, step=0, stage=1, **said, parts=())
+    world.facts.ledger.held[STAGE] = GradientHeld(epoch=2, step=0, stage=1, **said, parts=())
 
-    assert vouched_for_gradient(world.facts, SHARE) is None
+    assert vouched_for_gradient(world.facts, STAGE) is None

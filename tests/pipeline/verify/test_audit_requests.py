@@ -107,17 +107,6 @@ def test_what_the_owner_serves_is_not_audited(office):
     assert [stage for _, stage, _, _ in office.asked()] == [1]
 
 
-def test_a_shared_stage_is_audited_by_lane_each_by_the_other_server(model_cache):
-    office = Office(model_cache, rate=1.0, guard={"shadow": "replica"})
-    facts = office.facts
-    facts.assignment = Assignment({0: OWNER, 1: HOLDER, 2: OWNER, 3: OWNER}, {1: SHADOW}, lanes=2)
-    facts.ledger.commits[(1, 1)] = facts.ledger.commits[(1, 0)].model_copy(update={"lane": 1})
-
-    office.requests.draw(())
-
-    assert office.asked() == [(SHADOW, 1, (0, 2), False), (HOLDER, 1, (1, 3), False)]
-
-
 # --- third parties ---------------------------------------------------------------------------------------------------
 
 
@@ -174,8 +163,8 @@ def test_a_step_that_a_third_party_audits_does_not_lag(model_cache):
 def test_a_norm_that_nobody_else_can_check_and_that_the_owner_does_not_know_has_it_redo_the_step(model_cache, norm):
     office = Office(model_cache, guard={"shadow": "update"})
     commits = office.facts.ledger.commits
-    commits[(1, 0)] = commits[(1, 0)].model_copy(update={"norm_squared": norm})
-    commits[(2, 0)] = commits[(2, 0)].model_copy(update={"norm_squared": 1.0})
+    commits[1] = commits[1].model_copy(update={"norm_squared": norm})
+    commits[2] = commits[2].model_copy(update={"norm_squared": 1.0})
     office.facts.norms.note(1, 1.0)
     office.facts.norms.note(2, 1.0)
 
@@ -246,7 +235,7 @@ def test_a_doubt_has_its_author_recompute_the_whole_step_once(screening):
 
     assert screening.asked() == [(SHADOW, 1, ALL, True)]
     ledger = screening.facts.ledger
-    assert (ledger.doubted, ledger.num_audits) == ({(1, 0): "size"}, 4)
+    assert (ledger.doubted, ledger.num_audits) == ({1: "size"}, 4)
     assert ledger.awaited_step_audits == {(1, SHADOW)}
     assert [kind for kind, _ in screening.world.events] == ["gradient_doubted"]
 

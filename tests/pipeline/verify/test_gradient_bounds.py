@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hand_made import EPOCH, HOLDER, OWNER, SHADOW, SHARE, STAGE, STEP, make_world
+from hand_made import EPOCH, HOLDER, OWNER, SHADOW, STAGE, STEP, make_world
 
 from phalanx.pipeline.protocol.messages import StepAudited
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
@@ -32,7 +32,7 @@ def scaled(gradients, factor):
 def commit(world, gradients):
     """Let the stage have committed to this gradient, which both copies bring."""
     ledger = world.facts.ledger
-    ledger.commits[SHARE] = ledger.commits[SHARE].model_copy(update={"gradient": transfer_digest(gradients)})
+    ledger.commits[STAGE] = ledger.commits[STAGE].model_copy(update={"gradient": transfer_digest(gradients)})
     for party in (HOLDER, SHADOW):
         world.bulks[(party, "gradient")] = (gradients, STEP)
 
@@ -49,7 +49,7 @@ def audit(world, gradients):
 
 
 def test_what_a_stage_committed_to_is_asked_of_the_other_copy_first(world, bounds):
-    found = world.judge(bounds.claimed(world.facts.ledger, SHARE))
+    found = world.judge(bounds.claimed(world.facts.ledger, STAGE))
 
     assert transfer_digest(found) == transfer_digest(world.gradients)
     assert [(need.party, need.request.purpose) for need in world.asked] == [(SHADOW, "gradient")]
@@ -59,7 +59,7 @@ def test_what_a_stage_committed_to_is_asked_of_the_other_copy_first(world, bound
 def test_where_the_other_copy_does_not_bring_it_the_stage_is_asked(world, bounds, brings):
     world.bulks[(SHADOW, "gradient")] = (scaled(world.gradients, 2.0), STEP) if brings else None
 
-    assert world.judge(bounds.claimed(world.facts.ledger, SHARE)) is not None
+    assert world.judge(bounds.claimed(world.facts.ledger, STAGE)) is not None
     assert [need.party for need in world.asked] == [SHADOW, HOLDER]
 
 
@@ -67,7 +67,7 @@ def test_a_gradient_with_another_digest_than_the_committed_one_is_none(world, bo
     for party in (HOLDER, SHADOW):
         world.bulks[(party, "gradient")] = (scaled(world.gradients, 1 + 1e-6), STEP)
 
-    assert world.judge(bounds.claimed(world.facts.ledger, SHARE)) is None
+    assert world.judge(bounds.claimed(world.facts.ledger, STAGE)) is None
 
 
 # --- two that differ -------------------------------------------------------------------------------------------------
@@ -77,7 +77,7 @@ def test_a_gradient_with_another_digest_than_the_committed_one_is_none(world, bo
 def test_two_gradients_are_close_within_the_tolerance_alone(world, bounds, factor, close):
     audit(world, scaled(world.gradients, factor))
 
-    assert world.judge(bounds.are_close(world.facts.ledger, SHARE, SHADOW)) is close
+    assert world.judge(bounds.are_close(world.facts.ledger, STAGE, SHADOW)) is close
 
 
 @pytest.mark.parametrize("missing", ["gradient", "audited"])
@@ -86,18 +86,18 @@ def test_what_is_not_brought_is_not_close(world, bounds, missing):
     for party in (HOLDER, SHADOW):
         world.bulks[(party, missing)] = None
 
-    assert world.judge(bounds.are_close(world.facts.ledger, SHARE, SHADOW)) is False
+    assert world.judge(bounds.are_close(world.facts.ledger, STAGE, SHADOW)) is False
 
 
 def test_an_auditor_that_has_said_nothing_is_not_close(world, bounds):
-    assert world.judge(bounds.are_close(world.facts.ledger, SHARE, SHADOW)) is False
+    assert world.judge(bounds.are_close(world.facts.ledger, STAGE, SHADOW)) is False
 
 
 # --- which one is off ------------------------------------------------------------------------------------------------
 
 
 def judged(world, bounds):
-    return world.judge(bounds.judge(world.facts.ledger, SHARE, SHADOW))
+    return world.judge(bounds.judge(world.facts.ledger, STAGE, SHADOW))
 
 
 def test_two_that_differ_by_rounding_are_both_acquitted(world, bounds):
@@ -189,7 +189,7 @@ def test_an_auditor_of_the_owners_class_is_held_to_its_bits(model_cache):
 
 
 def allowed(world, bounds, claimed, truth):
-    return world.judge(bounds.allows(world.build(), world.facts.ledger, SHARE, claimed, truth))
+    return world.judge(bounds.allows(world.build(), world.facts.ledger, claimed, truth))
 
 
 def test_beyond_the_tolerance_a_gradient_may_be_off_as_far_as_the_owners_own_rounding(world, bounds):
@@ -213,6 +213,6 @@ def test_where_honest_numbers_overflow_nothing_is_a_lie(world, bounds):
 
 
 def test_a_step_that_is_redone_has_the_bits_of_an_honest_stage(world, bounds):
-    found = world.judge(bounds.redo(world.build().runner, world.facts.ledger, SHARE))
+    found = world.judge(bounds.redo(world.build().runner, world.facts.ledger, STAGE))
 
     assert transfer_digest(found) == transfer_digest(world.gradients)

@@ -1,12 +1,10 @@
 """The comparison of links by itself: what a stage says that it sent is what its neighbour shows, or one is named."""
 
 import pytest
-import torch
 from hand_made import HOLDER, OWNER, SHADOW, STEPS_OF_A_MICROBATCH, make_world
 
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.protocol.messages import SentDigest
-from phalanx.pipeline.verify.ledger import CommittedMessage
 from phalanx.pipeline.verify.link_check import compare_links
 
 PARTIES = {0: OWNER, 1: HOLDER, 2: SHADOW, 3: OWNER}
@@ -21,7 +19,7 @@ def world(model_cache):
 
 def say_sent(world, source, sent):
     commits = world.facts.ledger.commits
-    commits[(source, 0)] = commits[(source, 0)].model_copy(update={"sent": tuple(sent)})
+    commits[source] = commits[source].model_copy(update={"sent": tuple(sent)})
 
 
 def test_where_both_ends_say_the_same_nobody_is_named(world):
@@ -32,7 +30,7 @@ def test_where_both_ends_say_the_same_nobody_is_named(world):
 @pytest.mark.parametrize(("source", "direction", "target"), STEPS_OF_A_MICROBATCH)
 def test_a_sender_that_commits_to_another_tensor_than_it_sent_is_named(world, source, direction, target, microbatch):
     place = {"direction": direction, "microbatch": microbatch}
-    honest = world.facts.ledger.commits[(source, 0)].sent
+    honest = world.facts.ledger.commits[source].sent
     lie = [
         SentDigest(**place, digest="ee" * 32) if said.model_dump().items() >= place.items() else said for said in honest
     ]
@@ -48,7 +46,7 @@ def test_a_sender_that_commits_to_another_tensor_than_it_sent_is_named(world, so
 
 
 def test_a_sender_that_leaves_a_message_out_of_its_commitment_is_named(world):
-    say_sent(world, 1, world.facts.ledger.commits[(1, 0)].sent[:-1])
+    say_sent(world, 1, world.facts.ledger.commits[1].sent[:-1])
 
     assert compare_links(world.facts).verdict.party == HOLDER
 
@@ -65,7 +63,7 @@ def test_a_receiver_that_shows_no_input_is_named_and_not_its_sender(world, sourc
 
 def test_a_digest_that_the_sender_once_committed_to_in_another_place_does_not_count_here(world):
     # what it sent of microbatch 0, committed to as what it sent of microbatch 1
-    first, second, *others = world.facts.ledger.commits[(1, 0)].sent
+    first, second, *others = world.facts.ledger.commits[1].sent
     say_sent(world, 1, [first, second.model_copy(update={"digest": first.digest}), *others])
 
     assert compare_links(world.facts).verdict.party == HOLDER
@@ -76,21 +74,3 @@ def test_between_two_stages_of_the_owner_nothing_is_compared(world):
     world.facts.ledger.messages.clear()
 
     assert compare_links(world.facts) is None
-
-
-@pytest.mark.parametrize(("microbatch", "guilty"), [(0, HOLDER), (1, SHADOW)])
-def test_of_a_shared_stage_the_server_of_that_lane_is_named(world, microbatch, guilty):
-    facts = world.facts
-    facts.assignment = Assignment({0: OWNER, 1: HOLDER, 2: OWNER, 3: OWNER}, {1: SHADOW}, lanes=2)
-    tensor = torch.zeros(world.plan.hidden_shape)
-    header = world.header((1, "forward", microbatch), tensor, guilty, OWNER)
-    whole = facts.ledger.commits[(1, 0)]
-    for lane in (0, 1):
-        sent = tuple(said for said in whole.sent if said.microbatch % 2 == lane)
-        facts.ledger.commits[(1, lane)] = whole.model_copy(update={"lane": lane, "sent": sent})
-    assert compare_links(facts) is None
-
-    facts.ledger.messages[(1, "forward", microbatch)] = CommittedMessage("ee" * 32, header, OWNER)
-
-    judgement = compare_links(facts)
-    assert (judgement.verdict.party, judgement.lane) == (guilty, microbatch)

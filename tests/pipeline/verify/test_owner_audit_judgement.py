@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hand_made import EPOCH, HOLDER, OWNER, SHADOW, SHARE, STAGE, STEP, make_world
+from hand_made import EPOCH, HOLDER, OWNER, SHADOW, STAGE, STEP, make_world
 
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.protocol.messages import AuditReport, StepAudited
@@ -47,7 +47,7 @@ def vouch(world, microbatch=0):
 
 def commit(world, **changes):
     commits = world.facts.ledger.commits
-    commits[SHARE] = commits[SHARE].model_copy(update=changes)
+    commits[STAGE] = commits[STAGE].model_copy(update=changes)
 
 
 # --- messages --------------------------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ def test_a_gradient_or_norm_that_the_step_does_not_lead_to_names_the_stage(world
 
 def test_an_auditor_that_claims_to_have_computed_the_made_up_gradient_is_named_too(world, audits):
     commit(world, gradient="bb" * 32)
-    said = StepAudited(**PLACE, gradient="bb" * 32, norm_squared=world.facts.ledger.commits[SHARE].norm_squared)
+    said = StepAudited(**PLACE, gradient="bb" * 32, norm_squared=world.facts.ledger.commits[STAGE].norm_squared)
     world.facts.ledger.step_audits[(STAGE, SHADOW)] = said
 
     assert named(world.judge(audits.run(STAGE))) == [(HOLDER, "gradient"), (SHADOW, "collusion")]

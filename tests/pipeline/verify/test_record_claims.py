@@ -1,7 +1,7 @@
 """What parties say about a step, as it is taken down: only by the one that may say it, once, in this attempt."""
 
 import pytest
-from hand_made import EPOCH, HOLDER, OWNER, SHADOW, SHARE, STAGE, STEP, make_world, received
+from hand_made import EPOCH, HOLDER, OWNER, SHADOW, STAGE, STEP, make_world, received
 
 from phalanx.errors import FrameError
 from phalanx.pipeline.protocol.message import ReceivedMessage
@@ -78,11 +78,11 @@ def test_a_commitment_is_taken_down_with_every_input_that_it_shows(recorder):
 
     assert recorder.take(commit, HOLDER)
 
-    assert recorder.ledger.commits == {SHARE: commit}
+    assert recorder.ledger.commits == {STAGE: commit}
     assert {(key, said.shown_by) for key, said in recorder.ledger.messages.items()} == {
         (key, HOLDER) for m in range(4) for key in ((0, "forward", m), (2, "backward", m))
     }
-    assert recorder.ledger.commit_headers[SHARE].fields.sender == HOLDER
+    assert recorder.ledger.commit_headers[STAGE].fields.sender == HOLDER
     assert recorder.recorder.convictions == []
 
 
@@ -93,10 +93,9 @@ def test_a_commitment_to_a_stage_that_its_sender_does_not_serve_is_refused(recor
     assert recorder.ledger.commits == {}
 
 
-@pytest.mark.parametrize("place", [{"stage": 40}, {"lane": 1}])
-def test_a_commitment_to_a_share_that_there_is_not_is_refused(recorder, place):
+def test_a_commitment_to_a_stage_that_there_is_not_is_refused(recorder):
     with pytest.raises(FrameError, match="expected it from None"):
-        recorder.take(committed(recorder, **place), HOLDER)
+        recorder.take(committed(recorder, stage=40), HOLDER)
 
 
 def test_a_second_commitment_is_refused_and_the_first_one_stays(recorder):
@@ -105,7 +104,7 @@ def test_a_second_commitment_is_refused_and_the_first_one_stays(recorder):
 
     with pytest.raises(FrameError, match="twice"):
         recorder.take(first.model_copy(update={"norm_squared": 9.0}), HOLDER)
-    assert recorder.ledger.commits[SHARE] == first
+    assert recorder.ledger.commits[STAGE] == first
 
 
 @pytest.mark.parametrize("place", [{"epoch": EPOCH - 1}, {"step": STEP + 1}, {"epoch": EPOCH + 1}])
@@ -133,7 +132,7 @@ def test_a_commitment_to_an_input_that_was_not_sent_here_and_now_convicts_its_au
     assert recorder.take(committed(recorder, [stray]), HOLDER)
 
     (found,) = recorder.recorder.convictions
-    assert (found.verdict.party, found.verdict.offence, found.lane) == (HOLDER, "forgery", 0)
+    assert (found.verdict.party, found.verdict.offence) == (HOLDER, "forgery")
     assert found.headers["message"] == stray
     assert found.headers["commit"].header.startswith("{")
     assert recorder.ledger.commits == {}
@@ -158,7 +157,7 @@ def test_a_gradient_counts_from_the_shadow_and_once(recorder):
 
     recorder.take(held, SHADOW)
 
-    assert recorder.ledger.held == {SHARE: held}
+    assert recorder.ledger.held == {STAGE: held}
     with pytest.raises(FrameError, match="came twice"):
         recorder.take(held, SHADOW)
 
@@ -189,13 +188,6 @@ def test_a_recomputed_step_counts_from_the_one_that_was_asked_and_once(recorder)
     assert recorder.ledger.step_audits == {(STAGE, SHADOW): said}
     with pytest.raises(FrameError, match="not asked, or again"):
         recorder.take(said, SHADOW)
-
-
-def test_a_recomputed_step_of_another_lane_is_refused(recorder):
-    recorder.ledger.awaited_step_audits.add((STAGE, SHADOW))
-
-    with pytest.raises(FrameError, match="not to audit"):
-        recorder.take(StepAudited(**PLACE, **GRADIENT, lane=1), SHADOW)
 
 
 def test_of_a_step_that_lags_audits_still_count_and_commitments_do_not(model_cache):

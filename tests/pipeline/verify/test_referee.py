@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hand_made import ASSIGNMENT, EPOCH, HOLDER, OWNER, SHADOW, SHARE, STAGE, STEP, make_world
+from hand_made import ASSIGNMENT, EPOCH, HOLDER, OWNER, SHADOW, STAGE, STEP, make_world
 
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.stage.gradient_norm import finite_norm_squared
@@ -155,7 +155,7 @@ def test_a_referee_that_has_the_stage_asks_nobody_for_it(world, referee):
 
 def commit(world, **changes):
     ledger = world.facts.ledger
-    ledger.commits[SHARE] = ledger.commits[SHARE].model_copy(update=changes)
+    ledger.commits[STAGE] = ledger.commits[STAGE].model_copy(update=changes)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def commit(world, **changes):
 def test_a_whole_step_is_redone_and_one_of_the_two_is_off(world, referee, changes, guilty):
     commit(world, **changes)
 
-    assert world.judge(referee.judge_step(world.facts.ledger, SHARE, ASSIGNMENT, SHADOW)) == guilty
+    assert world.judge(referee.judge_step(world.facts.ledger, STAGE, ASSIGNMENT, SHADOW)) == guilty
     assert referee.spent().steps == 1
 
 
@@ -179,22 +179,22 @@ def test_a_step_is_not_redone_without_weights_or_inputs(world, referee):
     ledger = world.facts.ledger
     for party in (SHADOW, HOLDER):
         world.tensors[(party, 2, "backward", 3, False)] = None
-    assert world.judge(referee.judge_step(ledger, SHARE, ASSIGNMENT, SHADOW)) == HOLDER
+    assert world.judge(referee.judge_step(ledger, STAGE, ASSIGNMENT, SHADOW)) == HOLDER
 
     brought_other_weights(world)
-    assert world.judge(referee.judge_step(ledger, SHARE, ASSIGNMENT, SHADOW)) == SHADOW
+    assert world.judge(referee.judge_step(ledger, STAGE, ASSIGNMENT, SHADOW)) == SHADOW
 
 
 def test_of_two_norms_of_one_gradient_the_wrong_one_is_named(world, referee):
     ledger = world.facts.ledger
-    assert world.judge(referee.judge_norm(ledger, SHARE, HOLDER, SHADOW)) == SHADOW
+    assert world.judge(referee.judge_norm(ledger, STAGE, HOLDER, SHADOW)) == SHADOW
 
     commit(world, norm_squared=2 * finite_norm_squared(world.gradients))
-    assert world.judge(referee.judge_norm(ledger, SHARE, HOLDER, SHADOW)) == HOLDER
+    assert world.judge(referee.judge_norm(ledger, STAGE, HOLDER, SHADOW)) == HOLDER
 
     # the shadow says that it has the very gradient, and then brings another one
     world.bulks[(SHADOW, "gradient")] = (changed(world.gradients), STEP)
-    assert world.judge(referee.judge_norm(ledger, SHARE, HOLDER, SHADOW)) == SHADOW
+    assert world.judge(referee.judge_norm(ledger, STAGE, HOLDER, SHADOW)) == SHADOW
 
 
 @pytest.fixture
@@ -208,7 +208,7 @@ def updated(world):
 def test_an_update_is_redone_and_the_other_state_named(world, referee, updated, guilty):
     wrong = updated.model_copy(update={"moments": "cc" * 32})
     after = {party: wrong if party == guilty else updated for party in (HOLDER, SHADOW)}
-    gradient = ([transfer_digest(world.gradients)], 0.5)
+    gradient = (transfer_digest(world.gradients), 0.5)
 
     found = world.judge(referee.judge_update(STAGE, HOLDER, SHADOW, world.state, gradient, after))
 
@@ -218,7 +218,7 @@ def test_an_update_is_redone_and_the_other_state_named(world, referee, updated, 
 @pytest.mark.parametrize("purpose", ["undo", "weights", "gradient"])
 def test_a_shadow_that_does_not_bring_what_it_signed_for_is_guilty(world, referee, updated, purpose):
     wrong = updated.model_copy(update={"moments": "cc" * 32})
-    gradient = ([transfer_digest(world.gradients)], 0.5)
+    gradient = (transfer_digest(world.gradients), 0.5)
     tensors, num_steps = world.bulks.pop((SHADOW, purpose))
 
     judged = referee.judge_update(STAGE, HOLDER, SHADOW, world.state, gradient, {HOLDER: wrong, SHADOW: updated})

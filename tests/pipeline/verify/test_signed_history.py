@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hand_made import EPOCH, HOLDER, OWNER, SHADOW, SHARE, STAGE, STEP, digest_of, make_world, received
+from hand_made import EPOCH, HOLDER, OWNER, SHADOW, STAGE, STEP, digest_of, make_world, received
 
 from phalanx.pipeline.evidence.files import ComparedTensors
 from phalanx.pipeline.protocol.message import ReceivedMessage
@@ -225,18 +225,8 @@ def test_an_accomplice_is_judged_by_its_own_report(world, history):
     assert case(world, history, judgement).headers["report"] == own
 
 
-@pytest.mark.parametrize(("lane", "server"), [(0, HOLDER), (1, SHADOW)])
-def test_of_a_shared_stage_the_server_of_the_lane_has_committed(world, history, lane, server):
-    facts = world.facts
-    facts.assignment = type(facts.assignment)(facts.assignment.holders, {STAGE: SHADOW}, lanes=2)
-    said = {HOLDER: hear(history, commit(), HOLDER), SHADOW: hear(history, commit(lane=1), SHADOW)}
-    judgement = facts.judgement("gradient", server, STAGE, "made up", lane=lane)
-
-    assert case(world, history, judgement).headers["commit"] == said[server]
-
-
 def test_a_stage_that_nobody_holds_is_the_owners_and_has_signed_nothing(world, history):
     hear(history, commit(stage=9), HOLDER)
 
     assert case(world, history, world.facts.judgement("forgery", HOLDER, 9, "made up")).headers == {}
-    assert SHARE in world.facts.ledger.commits
+    assert STAGE in world.facts.ledger.commits

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hand_made import EPOCH, HOLDER, OWNER, SHADOW, SHARE, STAGE, STEP, make_world, standing
+from hand_made import EPOCH, HOLDER, OWNER, SHADOW, STAGE, STEP, make_world, standing
 
 from phalanx.pipeline.protocol.messages import Place, Progress, Relay
 from phalanx.pipeline.schedules import actions
@@ -18,9 +18,9 @@ def world(model_cache):
     found = make_world(model_cache)
     found.facts.assignment = type(found.facts.assignment)(found.facts.assignment.holders, {STAGE: SHADOW})
     ledger = found.facts.ledger
-    said = ledger.commits.pop(SHARE)
+    said = ledger.commits.pop(STAGE)
     for stage in (0, 2, 3):
-        ledger.commits[(stage, 0)] = said.model_copy(update={"stage": stage})
+        ledger.commits[stage] = said.model_copy(update={"stage": stage})
     found.progress = {0: done(found, 0), 1: done(found, 1), 2: done(found, 2), 3: done(found, 3)}
     return found
 
@@ -151,8 +151,8 @@ def test_a_state_that_is_missing_names_the_party_that_owes_it(world, diagnosis):
 def audited(world):
     """All is committed to; the shadow owes the audit of microbatch 0."""
     ledger = world.facts.ledger
-    ledger.commits[SHARE] = ledger.commits[(0, 0)].model_copy(update={"stage": STAGE})
-    ledger.held[SHARE] = ledger.commits[SHARE]
+    ledger.commits[STAGE] = ledger.commits[0].model_copy(update={"stage": STAGE})
+    ledger.held[STAGE] = ledger.commits[STAGE]
     ledger.awaited_audits.add((STAGE, 0, SHADOW))
     ledger.audits_drawn = True
     return world
@@ -191,7 +191,7 @@ def followed(model_cache):
     found = make_world(model_cache, shadow="lockstep")
     found.facts.assignment = type(found.facts.assignment)(found.facts.assignment.holders, {STAGE: SHADOW})
     ledger = found.facts.ledger
-    ledger.commits |= {(stage, 0): ledger.commits[SHARE].model_copy(update={"stage": stage}) for stage in (0, 2, 3)}
+    ledger.commits |= {stage: ledger.commits[STAGE].model_copy(update={"stage": stage}) for stage in (0, 2, 3)}
     found.progress = {stage: done(found, stage) for stage in range(4)}
     ledger.audits_drawn = True
     return found
@@ -203,7 +203,7 @@ def test_a_shadow_that_has_followed_a_stage_and_keeps_its_gradient_is_replaced(f
 
 def test_a_shadow_that_has_told_its_gradient_is_not_replaced(followed):
     ledger = followed.facts.ledger
-    ledger.held[SHARE] = ledger.commits[SHARE]
+    ledger.held[STAGE] = ledger.commits[STAGE]
 
     assert find(followed, StallDiagnosis(followed.facts)) is None
 

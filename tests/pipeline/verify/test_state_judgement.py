@@ -1,7 +1,7 @@
 """The judgement of states and gradients by itself: two signed digests are equal, or one of two parties is named."""
 
 import pytest
-from hand_made import EPOCH, HOLDER, OWNER, SHADOW, SHARE, STAGE, STEP, make_world
+from hand_made import EPOCH, HOLDER, OWNER, SHADOW, STAGE, STEP, make_world
 
 from phalanx.errors import FrameError
 from phalanx.pipeline.protocol.messages import GradientHeld, StepAudited, WeightsHeld
@@ -126,19 +126,19 @@ def test_weights_are_reported_once_and_of_this_step(judge, world):
 def hold(world, **changes):
     ledger = world.facts.ledger
     true = {"gradient": transfer_digest(world.gradients), "norm_squared": finite_norm_squared(world.gradients)}
-    ledger.held[SHARE] = GradientHeld(**PLACE, **{"parts": (), **true} | changes)
+    ledger.held[STAGE] = GradientHeld(**PLACE, **{"parts": (), **true} | changes)
 
 
 def commit(world, **changes):
     ledger = world.facts.ledger
-    ledger.commits[SHARE] = ledger.commits[SHARE].model_copy(update=changes)
+    ledger.commits[STAGE] = ledger.commits[STAGE].model_copy(update=changes)
 
 
 def test_the_same_gradient_and_norm_are_agreed_on(world, judge):
     hold(world)
 
     assert world.judge(judge.weigh_gradients()) is None
-    assert world.facts.ledger.gradients_agreed == {SHARE}
+    assert world.facts.ledger.gradients_agreed == {STAGE}
     assert world.asked == []
 
 

@@ -1,11 +1,14 @@
 """Weight gradients, norms and states that holder and shadow cannot both be right about."""
 
+import json
+
 import pytest
 import torch
 
 from phalanx.errors import PeerLostError
 from phalanx.pipeline import GuardConfig
 from phalanx.pipeline.protocol.messages import Bulk, Commit, GradientHeld, Ready, UpdateReport
+from phalanx.pipeline.protocol.tensor_stream import digest_of_parts
 from phalanx.testing import Actor, only, tampering, tiny_run
 
 FALSE = "3" * 64
@@ -72,6 +75,24 @@ def test_a_shadow_that_can_show_no_signed_parts_is_named(make_company, honest_di
     assert verdict.party == "worker-2"
 
 
+def test_old_parts_frame_nobody(make_company, honest_digest):
+    earlier = {}
+
+    def show_those_of_the_step_before(outgoing, held):
+        shown = earlier.get((held.stage, held.step - 1))
+        earlier[(held.stage, held.step)] = held.parts
+        if shown is None:
+            return [outgoing]
+        digest = digest_of_parts([json.loads(part.header)["payload_digest"] for part in shown])
+        return [outgoing.with_fields({"gradient": digest, "parts": shown})]
+
+    shadow = Actor(rewrite=only(GradientHeld, show_those_of_the_step_before))
+
+    verdict = run_against(make_company, honest_digest, SHADOW_OF_1, shadow)
+
+    assert (verdict.offence, verdict.stage) == ("gradient", 1)
+
+
 @pytest.mark.parametrize(("stage", "field"), [(1, "weights"), (2, "moments")])
 def test_a_stage_that_reports_a_wrong_state_is_named(make_company, honest_digest, stage, field):
     def falsify(outgoing, applied):
@@ -115,6 +136,14 @@ def test_lockstep_names_a_stage_whose_weight_gradient_is_made_up(make_company, h
     verdict = run_against(make_company, honest_digest, 1, actor, run)
 
     assert (verdict.offence, verdict.stage, verdict.party) == ("gradient", 1, "worker-1")
+
+
+def test_lockstep_names_a_stage_that_lies_about_its_norm_and_not_its_shadow(make_company, honest_digest):
+    run = tiny_run(guard=GuardConfig(shadow="lockstep", owner_audit_rate=0.0))
+
+    verdict = run_against(make_company, honest_digest, 1, with_fields(Commit, norm_squared=1e-9), run, num_steps=2)
+
+    assert (verdict.offence, verdict.stage) == ("gradient", 1)
 
 
 def test_lockstep_names_a_shadow_that_reports_another_gradient(make_company, honest_digest):

@@ -327,7 +327,7 @@ def test_a_shadow_that_follows_keeps_weights_and_nothing_else(model_cache):
         shadow.apply(0, {name: torch.zeros_like(p) for name, p in shadow.module.trainable().items()}, 1.0)
 
 
-@pytest.mark.parametrize("shadow", ["gradient", "update", "replica"])
+@pytest.mark.parametrize("shadow", ["gradient", "update"])
 def test_both_holders_of_a_stage_that_are_lost_at_once_cost_the_steps_since_the_checkpoint(
     make_company, honest_digest, shadow
 ):

@@ -7,6 +7,7 @@ from pydantic import Field
 from phalanx.config import StrictModel, dump_toml
 from phalanx.lab.attacks.table import check_attack
 from phalanx.pipeline import AttackConfig, LocalWorkers
+from phalanx.pipeline.processes.fork_server_client import ForkServer
 from phalanx.train.records.run_directory import ATTACK_LOG
 from phalanx.train.sessions.cluster import OpenWorkers
 
@@ -25,8 +26,12 @@ class AttackPlan(StrictModel):
     """Where attackers write the truth about what they did."""
 
 
-def attackers_of(attack: AttackConfig) -> OpenWorkers:
+def attackers_of(attack: AttackConfig, fork_server: ForkServer | None = None) -> OpenWorkers:
     """What starts the local workers of a run in which some attack; all others are the production process.
+
+    Args:
+        attack: Names the parties that lie, and how.
+        fork_server: Forks the honest ones.
 
     Raises:
         ConfigError: As `check_attack`.
@@ -38,6 +43,6 @@ def attackers_of(attack: AttackConfig) -> OpenWorkers:
         directory.mkdir(parents=True, exist_ok=True)
         plan, log = (directory / _PLAN_FILE).resolve(), directory.with_name(ATTACK_LOG).resolve()
         plan.write_text(dump_toml(AttackPlan(attackers=liars, log=str(log))), encoding="utf-8")
-        return LocalWorkers(directory, others=dict.fromkeys(liars, (_MODULE, str(plan))))
+        return LocalWorkers(directory, others=dict.fromkeys(liars, (_MODULE, str(plan))), fork_server=fork_server)
 
     return open_workers

@@ -10,9 +10,8 @@ from typing import Literal, cast
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from phalanx.models import StageModule
+from phalanx.models import FAMILIES, StageModule
 from phalanx.pipeline import StageCopy, StageRunner, StepPlan, WideRunner
-from phalanx.planner.model.families import FAMILIES
 
 Kernel = Literal["math", "flash", "efficient"]
 _BACKENDS: dict[Kernel, SDPBackend] = {
@@ -121,7 +120,7 @@ def _variations(reference: NumericPath, plan: StepPlan, absent: dict[str, str]) 
     yield replace(reference, name=f"{kind}, {other} thread{'s' * (other > 1)}", threads=other)
     for kernel in _BACKENDS:
         name = f"{kind}, {kernel} attention"
-        if plan.attention == "sdpa" and not FAMILIES[plan.hub_config["model_type"]].biased_scores:
+        if FAMILIES[plan.hub_config["model_type"]].attention(plan.attention) == "sdpa":
             yield replace(reference, name=name, kernel=kernel)
         else:
             absent[name] = "the run's attention is eager, which has one kernel"

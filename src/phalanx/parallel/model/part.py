@@ -74,8 +74,8 @@ class StagePart(nn.Module):
             stage = self.stage
             hidden = self._embed(x) if stage.spec.is_first else x
             context = self._context(hidden)
-            for block in stage.own_blocks:
-                hidden = self._run(block, hidden, context)
+            for layer, block in enumerate(stage.own_blocks, stage.spec.first_layer):
+                hidden = self._run(block, hidden, stage.family.block_context(self._tables_by, context, layer))
             result = self._finish(hidden) if stage.spec.is_last else hidden
         # the shapes that a pipeline was told of are those of float32
         return result.to(torch.float32)
@@ -109,7 +109,7 @@ class StagePart(nn.Module):
         elif self._cuts_sequence:
             hidden = gather_copies(hidden, _SEQUENCE, tensors)
         logits: Tensor = self.stage.get_submodule(_HEAD)(hidden)
-        return logits
+        return self.stage.family.scale_logits(self._tables_by, logits)
 
     def _context(self, hidden: Tensor) -> dict[str, Any]:
         """What blocks are called with, made for whole rows and all heads, then sliced."""

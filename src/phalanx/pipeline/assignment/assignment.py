@@ -8,66 +8,27 @@ from phalanx.pipeline.assignment.memory import UNBOUNDED, Memory
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.protocol.messages import Activation, Role
 
-Share = tuple[int, int]
-"""(stage, lane): the part of a stage's work that one party serves; one commitment and one weight gradient a step."""
-
 
 @dataclass(frozen=True)
 class Assignment:
     """Holder and shadow of every stage; the owner's stages need no shadow, for the owner is trusted.
 
-    The server of a microbatch, which sends and receives its messages, is decided here and nowhere else. With one
-    lane that is the holder for all of them, and the shadow audits. With two lanes the holder serves the even
-    microbatches, the shadow the odd ones, and each of the two is the other's auditor.
+    The holder serves a stage: it sends, receives and computes its messages. The shadow has the other copy and audits.
     """
 
     holders: Mapping[int, str]
     shadows: Mapping[int, str]
-    lanes: int = 1
-
-    def share(self, stage: int, microbatch: int) -> Share:
-        """The share of a stage's work that a microbatch belongs to; a stage with one copy has one share."""
-        return (stage, microbatch % self.lanes if stage in self.shadows else 0)
-
-    def shares_of(self, stage: int) -> tuple[Share, ...]:
-        """All shares of a stage, in order of lanes."""
-        return tuple((stage, lane) for lane in range(self.lanes if stage in self.shadows else 1))
-
-    @property
-    def shares(self) -> tuple[Share, ...]:
-        """All shares of all stages."""
-        return tuple(share for stage in sorted(self.holders) for share in self.shares_of(stage))
-
-    def server_of(self, share: Share) -> str:
-        """Return the party that serves a share of a stage."""
-        return self.holders[share[0]] if share[1] == 0 else self.shadows[share[0]]
-
-    def auditor_of(self, share: Share) -> str:
-        """Return the party with the other copy of a stage, which audits this share of it."""
-        return self.shadows[share[0]] if share[1] == 0 else self.holders[share[0]]
-
-    def server(self, stage: int, microbatch: int) -> str:
-        """Return the party that sends, receives and computes the messages of one microbatch of a stage."""
-        return self.server_of(self.share(stage, microbatch))
-
-    def auditor(self, stage: int, microbatch: int) -> str:
-        """Return the party that recomputes one microbatch of a stage when it is audited."""
-        return self.auditor_of(self.share(stage, microbatch))
 
     def link_of(self, message: Activation) -> tuple[str, str] | None:
         """Return sender and receiver of a tensor; None when it is not of two adjacent stages."""
         neighbour = message.source + (1 if message.direction == "forward" else -1)
         if message.target != neighbour or not self.holders.keys() >= {message.source, message.target}:
             return None
-        return self.server(message.source, message.microbatch), self.server(message.target, message.microbatch)
+        return self.holders[message.source], self.holders[message.target]
 
-    def microbatches(self, share: Share, num_microbatches: int) -> tuple[int, ...]:
-        """The microbatches of a share."""
-        return tuple(m for m in range(num_microbatches) if self.share(share[0], m) == share)
-
-    def served_by(self, party: str) -> list[Share]:
-        """The shares that a party serves."""
-        return [share for share in self.shares if self.server_of(share) == party]
+    def held_by(self, party: str) -> list[int]:
+        """The stages that a party holds."""
+        return [stage for stage in sorted(self.holders) if self.holders[stage] == party]
 
     def copies_of(self, party: str) -> tuple[int, ...]:
         """The stages that a party has a copy of."""
@@ -75,7 +36,7 @@ class Assignment:
 
 
 def first_assignment(
-    num_stages: int, workers: Sequence[str], *, guarded: bool, lanes: int = 1, memory: Memory = UNBOUNDED
+    num_stages: int, workers: Sequence[str], *, guarded: bool, memory: Memory = UNBOUNDED
 ) -> Assignment:
     """Give first and last stage to the owner, the middle ones to workers in order; too few workers hold several each.
 
@@ -87,8 +48,8 @@ def first_assignment(
     for n, stage in enumerate(middle if busy else ()):
         holders[stage] = busy[n * len(busy) // len(middle)]
     if not guarded:
-        return Assignment(holders, {}, lanes)
-    return Assignment(holders, cover(holders, {}, workers, memory), lanes)
+        return Assignment(holders, {})
+    return Assignment(holders, cover(holders, {}, workers, memory))
 
 
 def without(
@@ -129,13 +90,13 @@ def without(
             )
         holders[stage] = successor
     if not guarded:
-        return Assignment(holders, {}, assignment.lanes)
+        return Assignment(holders, {})
     kept = {
         stage: shadow
         for stage, shadow in assignment.shadows.items()
         if shadow != gone and holders[stage] not in (shadow, OWNER)
     }
-    return Assignment(holders, cover(holders, kept, workers, memory), assignment.lanes)
+    return Assignment(holders, cover(holders, kept, workers, memory))
 
 
 def settled(
@@ -157,7 +118,7 @@ def settled(
         able = [name for name in candidates if name and name in had and name in present and name != holders[stage]]
         if able and stage in new.shadows:
             shadows[stage] = able[0]
-    return Assignment(holders, shadows, new.lanes)
+    return Assignment(holders, shadows)
 
 
 def roles_of(new: Assignment, old: Assignment | None, reachable: Collection[str] = ()) -> tuple[Role, ...]:
@@ -171,10 +132,10 @@ def roles_of(new: Assignment, old: Assignment | None, reachable: Collection[str]
     return tuple(_role(stage, new, old, reachable) for stage in sorted(new.holders))
 
 
-def assignment_of(roles: Sequence[Role], lanes: int) -> Assignment:
+def assignment_of(roles: Sequence[Role]) -> Assignment:
     """Read roles as an assignment."""
     shadows = {role.stage: role.shadow for role in roles if role.shadow is not None}
-    return Assignment({role.stage: role.holder for role in roles}, shadows, lanes)
+    return Assignment({role.stage: role.holder for role in roles}, shadows)
 
 
 def _role(stage: int, new: Assignment, old: Assignment | None, reachable: Collection[str]) -> Role:

@@ -52,7 +52,7 @@ class _Search:
             stage: placed[stage][0] if stage in placed else holder for stage, holder in self.wanted.holders.items()
         }
         shadows = {stage: shadow for stage in sorted(placed) if (shadow := placed[stage][1]) is not None}
-        return Assignment(holders, shadows, self.wanted.lanes)
+        return Assignment(holders, shadows)
 
     def _size(self, stage: int) -> int:
         needed = self.memory.footprint(stage)

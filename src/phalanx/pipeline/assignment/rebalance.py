@@ -91,7 +91,7 @@ def _moved(old: Assignment, field: _Field, *, guarded: bool) -> Assignment:
     if guarded:
         shadows = cover(holders, _kept(old, holders, field.workers), field.workers, field.memory)
         _relieve(holders, shadows, field)
-    return Assignment(holders, shadows, old.lanes)
+    return Assignment(holders, shadows)
 
 
 def _spread(old: Assignment, field: _Field) -> dict[int, str]:

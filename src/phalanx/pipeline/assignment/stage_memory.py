@@ -61,8 +61,8 @@ def _held(plan: StepPlan, stage: int) -> int:
     if guard.keeps_snapshots:
         per_trained += 3
     if guard.enabled and is_middle and guard.sends_gradient:
-        # on its way to the other copy; of a shared stage the other lane's as well
-        per_trained += 2 if plan.lanes > 1 else 1
+        # on its way to the other copy
+        per_trained += 1
     messages = (2 if is_middle else 1) * boundary_bytes(plan, kept_steps=guard.undoable_steps)
     activations = most_microbatches(plan, stage) * activation_bytes(plan, stage)
     return row.size_bytes + NUMBER_BYTES * per_trained * row.trainable + messages + activations
@@ -80,10 +80,6 @@ def _shadowed(plan: StepPlan, stage: int) -> int:
         return row.size_bytes + NUMBER_BYTES * row.trainable + audits
     # moments, undo copy of weights and moments, this gradient and the last one, gradient times the clip coefficient
     per_trained = 2 + 3 + 2 + 1 + kept_to_go_back(guard)
-    if plan.lanes > 1:
-        # the other lane's gradient; this party serves microbatches as well
-        per_trained += 1
-        audits += 2 * boundary_bytes(plan) + (most_microbatches(plan, stage) - 1) * activation_bytes(plan, stage)
     return row.size_bytes + NUMBER_BYTES * per_trained * row.trainable + audits
 
 

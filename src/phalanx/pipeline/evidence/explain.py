@@ -129,10 +129,7 @@ def _gradient(checked: CheckedEvidence) -> _Explained:
     signers = {holder, *(said.header.fields.sender for said in (held, audited) if said is not None)}
     if guilty not in signers:
         raise checked.refuse(f"accuses {guilty}, who signed none of {', '.join(sorted(signers))}'s words about it")
-    shared = checked.record.plan.lanes > 1
-    if held is not None and (
-        commit.gradient != held.message.gradient or (not shared and commit.norm_squared != held.message.norm_squared)
-    ):
+    if held is not None and _said(commit) != _said(held.message):
         return _held_gradient(checked, committed, held)
     if audited is None and checked.record.verdict.accuser != OWNER:
         raise checked.refuse("has no signed header for 'step_audited' that contradicts the stage")
@@ -166,10 +163,10 @@ def _of_attempt(
     said = checked.said(role, kind)
     message = said.message
     same = (message.epoch, message.step, message.stage) == (commit.epoch, commit.step, commit.stage)
-    return said if same and message.lane == commit.lane else None
+    return said if same else None
 
 
-def _said(message: Commit | StepAudited) -> tuple[str, float | None]:
+def _said(message: Commit | GradientHeld | StepAudited) -> tuple[str, float | None]:
     return (message.gradient, message.norm_squared)
 
 

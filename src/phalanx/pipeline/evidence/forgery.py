@@ -70,10 +70,12 @@ def _commitment(checked: CheckedEvidence) -> tuple[str, str | None]:
         if message.microbatch >= plan.microbatches:
             return f"committed to an input of microbatch {message.microbatch}; a step has {plan.microbatches}", None
         seen.add((message.source, message.direction, message.microbatch))
-    served = [m for m in range(plan.microbatches) if plan.lanes == 1 or commit.lane == m % plan.lanes]
     sides = (("forward", commit.stage - 1), ("backward", commit.stage + 1))
     missing = {
-        (source, direction, m) for direction, source in sides if 0 <= source < len(plan.stages) for m in served
+        (source, direction, m)
+        for direction, source in sides
+        if 0 <= source < len(plan.stages)
+        for m in range(plan.microbatches)
     } - seen
     if missing:
         source, direction, microbatch = min(missing)

@@ -1,9 +1,9 @@
 """The owner's decisions: what has been committed to, what is audited, and when a step may be applied."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 from phalanx.optimizers import clip_coefficient
-from phalanx.pipeline.assignment.assignment import Assignment, Share
+from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.owner.paper_recovery import PLAIN, Attempt
 from phalanx.pipeline.protocol.message import ReceivedMessage
@@ -125,7 +125,7 @@ class Coordinator:
         agreed = (len(self.facts.agreed), len(ledger.gradients_agreed))
         asked = (ledger.num_audits, len(ledger.owners_audits), ledger.audits_drawn)
         late = [number for each in self.facts.open_ledgers for number in (len(each.reports), len(each.steps_agreed))]
-        return (*agreed, *asked, *late, len(ledger.whole_norms), len(self._audits.screened))
+        return (*agreed, *asked, *late, len(self._audits.screened))
 
     async def _conclude(self) -> Judgement | None:
         facts = self.facts
@@ -145,7 +145,7 @@ class Coordinator:
         )
         if judgement is not None:
             return judgement
-        all_committed = len(self.ledger.commits) == len(facts.assignment.shares)
+        all_committed = len(self.ledger.commits) == len(facts.assignment.holders)
         if all_committed and not self.ledger.audits_drawn and facts.agreed.keys() >= set(facts.watched):
             judgement = compare_links(facts)
             if judgement is None:
@@ -170,7 +170,7 @@ class Coordinator:
             may_lag: Whether the step could be undone and nothing speaks against doing so.
         """
         facts, ledger = self.facts, self.ledger
-        if len(ledger.commits) < len(facts.assignment.shares):
+        if len(ledger.commits) < len(facts.assignment.holders):
             return False
         if not facts.plan.guard.enabled:
             return True
@@ -178,7 +178,7 @@ class Coordinator:
         return (
             ledger.audits_drawn
             and not self._audits.screened
-            and ledger.gradients_agreed >= set(facts.watched_shares)
+            and ledger.gradients_agreed >= watched
             and watched <= facts.agreed.keys()
             and facts.lagging is None
             and (ledger.is_audited or (may_lag and ledger.may_lag))
@@ -225,9 +225,9 @@ class Coordinator:
         ledger, watched, lagging = self.ledger, set(self.facts.watched), self.facts.lagging
         missing = {
             "audits of the last step (stage, auditor)": [] if lagging is None else lagging.owing,
-            "commitments of stages": _stages(set(self.facts.assignment.shares) - ledger.commits.keys()),
+            "commitments of stages": sorted(self.facts.assignment.holders.keys() - ledger.commits.keys()),
             "audits (stage, microbatch, auditor)": ledger.unreported,
-            "gradients of stages": _stages(set(self.facts.watched_shares) - ledger.gradients_agreed),
+            "gradients of stages": sorted(watched - ledger.gradients_agreed),
             "audits of whole steps (stage, auditor)": sorted(ledger.awaited_step_audits - ledger.steps_agreed),
             "states of stages": sorted(watched - self.facts.agreed.keys()),
             "screened (stage, microbatch)": sorted(self._audits.screened),
@@ -259,7 +259,3 @@ class Coordinator:
             if facts.proved:
                 return facts.proved.pop(0)
         return None
-
-
-def _stages(shares: Iterable[Share]) -> list[int]:
-    return sorted({stage for stage, _ in shares})

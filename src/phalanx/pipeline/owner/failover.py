@@ -241,13 +241,12 @@ class Failover:
 
     async def _exclude(self, gone: str, verdict: Verdict | None, step: int) -> None:
         old = self._standing
-        served = old.served_by(gone)
+        held = old.held_by(gone)
         self._strike(gone)
         guard = self._facts.plan.guard
         try:
             new = self.placing.without(old, gone, self.alive)
             # before the party is shut out: until roles change, the owner's own stages may still send to it
-            held = [stage for stage, _ in served]
             rollback = self.rollback
             if guard.keeps_snapshots:
                 first_bad = rollback.last_snapshot(step, convicted=verdict is not None)
@@ -258,9 +257,9 @@ class Failover:
         if first_bad is not None:
             self.rollback.undo(first_bad, step)
         await self.assign(new, old, step if first_bad is None else first_bad)
-        for stage, lane in served:
+        for stage in held:
             self.takeovers += 1
-            by = new.server(stage, lane)
+            by = new.holders[stage]
             self._files.observe("takeover", {"stage": stage, "step": step, "by": by, "from": gone})
         self._files.observe("step_redone", {"step": step, "epoch": self.epoch})
 
@@ -284,7 +283,7 @@ class Failover:
         self.links.shut_out(gone, for_good=convicted)
         self._members.dismiss(gone)
         self._files.gone.append(gone)
-        place = {"stages": [stage for stage, _ in self._standing.served_by(gone)], "step": self._facts.ledger.step}
+        place = {"stages": self._standing.held_by(gone), "step": self._facts.ledger.step}
         self._files.observe("evicted" if convicted else "lost", {"party": gone, **place})
         self._members.replace(gone)
 

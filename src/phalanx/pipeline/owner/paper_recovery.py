@@ -32,13 +32,11 @@ class Attempt:
         return Assignment(
             {stage: OWNER if stage in self.bypassed else name for stage, name in assignment.holders.items()},
             {stage: name for stage, name in assignment.shadows.items() if stage not in self.bypassed},
-            assignment.lanes,
         )
 
     def resting(self, assignment: Assignment) -> Assignment:
         """The parties that have the bypassed stages and do nothing with them."""
-        parts = self._of_bypassed(assignment.holders), self._of_bypassed(assignment.shadows)
-        return Assignment(*parts, assignment.lanes)
+        return Assignment(self._of_bypassed(assignment.holders), self._of_bypassed(assignment.shadows))
 
     def _of_bypassed(self, parties: Mapping[int, str]) -> dict[int, str]:
         return {stage: name for stage, name in parties.items() if stage in self.bypassed}

@@ -37,8 +37,8 @@ class Placement:
             ConfigError: Nothing fits, and it may not exceed what there is.
         """
         plan, memory = self._plan, self.memory
-        guarded, lanes = plan.guard.enabled, plan.lanes
-        wanted = first_assignment(len(plan.stages), workers, guarded=guarded, lanes=lanes, memory=memory)
+        guarded = plan.guard.enabled
+        wanted = first_assignment(len(plan.stages), workers, guarded=guarded, memory=memory)
         wanted = self._paired(wanted, workers)
         found = fitting(wanted, workers, memory)
         if found is not wanted:

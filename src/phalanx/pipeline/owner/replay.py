@@ -66,7 +66,7 @@ class Replay:
                 # both parties had agreed on a state that the update before does not lead to
                 return past.ledger.step - 1
             gradients = await self._redo(copy, past, gone)
-            if gradients is None or transfer_digest(gradients) != past.ledger.commits[(stage, 0)].gradient:
+            if gradients is None or transfer_digest(gradients) != past.ledger.commits[stage].gradient:
                 return past.ledger.step
             copy.apply(past.ledger.step, gradients, past.ledger.clip_coefficient)
         agreed = self._facts.agreed.get(stage)
@@ -99,7 +99,7 @@ class Replay:
 
     async def _input(self, past: PastStep, key: MessageKey, gone: str) -> Tensor | None:
         request = Fetch.of(self._facts.ledger.epoch, past.ledger.step, key)
-        party = past.assignment.server(key[0], key[2])
+        party = past.assignment.holders[key[0]]
         if party == gone or party not in self._facts.present:
             return None
         answer = await MessageNeed(party, request)

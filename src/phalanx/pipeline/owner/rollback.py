@@ -107,7 +107,7 @@ class Rollback:
             # weights may have been on their way when roles changed: every shadow gets them anew
             return Assignment(old.holders, {})
         able = {stage: name for stage, name in old.shadows.items() if self._since.get((name, stage), 0) <= step}
-        return Assignment(old.holders, able, old.lanes)
+        return Assignment(old.holders, able)
 
     def note_copies(self, new: Assignment, step: int) -> None:
         """From which step on each party has had each stage: it can go back no further."""

@@ -51,7 +51,7 @@ class JournalNotes:
         if facts.plan.guard.enabled:
             return facts.agreed.keys() >= set(facts.watched) and facts.lagging is None
         # a party that commits has the state that it began with
-        return len(facts.ledger.commits) == len(facts.assignment.shares)
+        return len(facts.ledger.commits) == len(facts.assignment.holders)
 
 
 @dataclass(frozen=True)

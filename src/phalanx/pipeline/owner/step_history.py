@@ -35,7 +35,7 @@ def slim(step: PastStep) -> PastStep:
     ledger = step.ledger
     bare = replace(
         ledger,
-        commits={share: said.model_copy(update={"received": (), "sent": ()}) for share, said in ledger.commits.items()},
+        commits={stage: said.model_copy(update={"received": (), "sent": ()}) for stage, said in ledger.commits.items()},
         commit_headers={},
         messages={},
         held={},

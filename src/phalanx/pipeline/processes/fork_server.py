@@ -1,25 +1,33 @@
 """The fork server: a process that has imported what workers need, and forks a worker on each request.
 
 It never computes, opens no connection and starts no thread, so that what it forks inherits no lock in a strange state.
-Its children end with it, and it ends with the owner.
+Its children end with it, and it ends with the owner. It is a program of its own, or the owner's process as it was
+before its first connection, thread and key (ADR 74).
 """
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import os
 import select
 import signal
 import subprocess
 import sys
-from collections.abc import Collection
+import traceback
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import Never
 
 from phalanx.config import StrictModel
 
 FORK_SERVER = "-"
 """Argument in the place of a worker file: files come on standard input, one request a line."""
 
+PROCESS_NAME = "fork-server"
+"""The name of the process, as `ps -o comm` shows it; that of a worker is the worker's."""
+
+_PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 
 
@@ -44,6 +52,18 @@ def can_fork() -> bool:
     return sys.platform.startswith("linux") and hasattr(os, "pidfd_open")
 
 
+def die_with_parent() -> None:
+    """Ask the kernel to end this process when its parent ends, however that happens (Linux)."""
+    if not sys.platform.startswith("linux"):
+        return
+    # a parent that ended while this process was still starting is found by its number
+    parent = os.environ.get("PHALANX_PARENT", str(os.getppid()))
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if str(os.getppid()) != parent:
+        os.write(2, b"the process that started this one has ended\n")
+        os._exit(1)
+
+
 def await_request(modules: Collection[str] = ()) -> Path | None:
     """Serve requests on standard input until it is closed.
 
@@ -59,18 +79,53 @@ def await_request(modules: Collection[str] = ()) -> Path | None:
     for name in modules:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    return _RequestLoop(answers).run()
+    # this very program, with a file of its owner's
+    return _RequestLoop(answers, sys.orig_argv[:-1]).run()
+
+
+def serve_from_here(requests: int, answers: int, command: Sequence[str], serve: Callable[[Path], int]) -> Never:
+    """Be the fork server that `fork_here` has made, or one of its workers; never returns.
+
+    Args:
+        requests: Handle from which requests are read.
+        answers: Handle to which reports are written.
+        command: Program and arguments of a worker without its file, for one that cannot be forked.
+        serve: Called with its file in each worker; returns the exit code.
+    """
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        os.dup2(requests, 0)
+        os.dup2(2, 1)
+        os.close(requests)
+        file = _RequestLoop(answers, command).run()
+        if file is None:
+            code = 0
+        else:
+            die_with_parent()
+            code = serve(file)
+    except BaseException:  # noqa: BLE001 - the caller's own handlers belong to the owner's process
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 class _RequestLoop:
-    def __init__(self, answers: int) -> None:
+    def __init__(self, answers: int, command: Sequence[str]) -> None:
         self._answers = answers
+        self._command = command
         self._children: dict[int, tuple[str, int]] = {}
         self._poll = select.poll()
         self._poll.register(0, select.POLLIN)
         self._unread = b""
 
     def run(self) -> Path | None:
+        _set_name(PROCESS_NAME)
+        # a collection in a worker would write to every page that it shares
+        gc.collect()
+        gc.freeze()
         while True:
             for handle, _ in self._poll.poll():
                 if handle != 0:
@@ -93,7 +148,7 @@ class _RequestLoop:
             return None
         here = str(os.getpid())
         # a library that has started a thread makes forking unsafe: start from nothing then
-        pid = os.fork() if _is_single_threaded() else _start(order.file, order.log, here)
+        pid = os.fork() if is_single_threaded() else _start([*self._command, order.file], order.log, here)
         if pid == 0:
             self._leave(order.name, order.log, here)
             return Path(order.file)
@@ -114,7 +169,7 @@ class _RequestLoop:
         os.close(null)
         os.close(output)
         os.environ["PHALANX_PARENT"] = parent
-        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+        _set_name(name)
 
     def _reap(self, handle: int) -> None:
         name, pid = self._children.pop(handle)
@@ -128,14 +183,18 @@ class _RequestLoop:
             os.write(self._answers, news.model_dump_json().encode() + b"\n")
 
 
-def _is_single_threaded() -> bool:
+def is_single_threaded() -> bool:
+    """Whether this process has one thread, those of libraries included (Linux)."""
     return len(os.listdir("/proc/self/task")) == 1
 
 
-def _start(file: str, log: str, parent: str) -> int:
-    command = [*sys.orig_argv[:-1], file]
+def _set_name(name: str) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def _start(command: Sequence[str], log: str, parent: str) -> int:
     with open(log, "ab") as output:
-        process = subprocess.Popen(  # noqa: S603 - this very program with a file of its owner's
+        process = subprocess.Popen(  # noqa: S603 - our own program with a file of its owner's
             command,
             stdin=subprocess.DEVNULL,
             stdout=output,

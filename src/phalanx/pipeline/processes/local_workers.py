@@ -9,10 +9,10 @@ from pathlib import Path
 from phalanx.config import dump_toml
 from phalanx.pipeline.config import WorkerConfig
 from phalanx.pipeline.processes.fork_server import can_fork
-from phalanx.pipeline.processes.fork_server_client import ForkedWorker, ForkServer
+from phalanx.pipeline.processes.fork_server_client import ForkedWorker, ForkServer, start_fork_server
 
 _SECONDS_TO_END = 5.0
-_COMMAND = ("phalanx", "worker")
+WORKER_COMMAND = ("phalanx", "worker")
 _WORTH_IMPORTING = (
     "phalanx.models.",
     "phalanx.objectives.",
@@ -30,7 +30,11 @@ class LocalWorkers:
     """Child processes by worker name; a context manager that ends them all."""
 
     def __init__(
-        self, directory: Path, command: Sequence[str] = _COMMAND, others: Mapping[str, Sequence[str]] | None = None
+        self,
+        directory: Path,
+        command: Sequence[str] = WORKER_COMMAND,
+        others: Mapping[str, Sequence[str]] | None = None,
+        fork_server: ForkServer | None = None,
     ) -> None:
         """Start nothing yet.
 
@@ -38,12 +42,13 @@ class LocalWorkers:
             directory: Gets each worker's file and log.
             command: Module and arguments of a worker, without its file; another than the default is for drills only.
             others: The same for workers that have a command of their own, by name; for drills only.
+            fork_server: Forks workers with `command`; `close` ends it.
         """
         self._directory = directory
         self._command = command
         self._others = others or {}
         self._processes: dict[str, _Process] = {}
-        self._fork_server: ForkServer | None = None
+        self._fork_server = fork_server
 
     def start(self, configs: Mapping[str, WorkerConfig]) -> None:
         """Start one process per worker file; their output goes to ``NAME.log``."""
@@ -51,9 +56,9 @@ class LocalWorkers:
         for name, config in configs.items():
             path, log = self._directory / f"{name}.toml", self._directory / f"{name}.log"
             path.write_text(dump_toml(config), encoding="utf-8")
-            command = self._others.get(name)
-            if command is None and self._fork_server is not None and self._fork_server.is_open:
-                self._processes[name] = self._fork_server.start(name, path.resolve(), log.resolve())
+            command, server = self._others.get(name), self._fork_server
+            if command is None and server is not None and server.is_open and server.threads == config.threads:
+                self._processes[name] = server.start(name, path.resolve(), log.resolve())
             else:
                 self._processes[name] = self._start_anew(command or self._command, path, log, config.threads)
 
@@ -70,7 +75,7 @@ class LocalWorkers:
             )
 
     def start_fork_server(self, threads: int) -> None:
-        """Start a fork server beside the run, from which later workers are forked, with all imports done (Linux only).
+        """Start a fork server, from which all later workers are forked, with all imports done once (Linux only).
 
         Args:
             threads: Threads of tensor kernels in those workers.
@@ -78,7 +83,8 @@ class LocalWorkers:
         if self._fork_server is None and can_fork():
             modules = [name for name in sys.modules if name.startswith(_WORTH_IMPORTING)]
             self._directory.mkdir(parents=True, exist_ok=True)
-            self._fork_server = ForkServer(self._command, self._directory / "fork_server.log", threads, modules)
+            log = self._directory / "fork_server.log"
+            self._fork_server = start_fork_server(self._command, log, threads, modules)
 
     def is_alive(self, name: str) -> bool:
         """Whether a local worker still runs; a worker that is not local counts as alive."""

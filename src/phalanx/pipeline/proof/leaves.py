@@ -21,7 +21,7 @@ class AttemptLeaf(StrictModel):
         step: The step.
         epoch: The attempt's epoch, which the draws depend on.
         stages: Holder and shadow of each stage, by its number.
-        lanes: 2 where both copies of a stage serve; see ADR 19.
+        lanes: 1; it was 2 where both copies of a stage served, which ADR 70 has removed.
         classes: Numeric class of each party that is not of the owner's, as a number from 1: the bits of two classes
             cannot be compared.
         clip: What every gradient was multiplied with.
@@ -33,7 +33,7 @@ class AttemptLeaf(StrictModel):
     step: int = Field(ge=0)
     epoch: int = Field(ge=0)
     stages: dict[str, tuple[str, str | None]]
-    lanes: int = Field(ge=1, le=2)
+    lanes: Literal[1] = 1
     classes: dict[str, int]
     clip: float
     frozen: tuple[Stage, ...]
@@ -44,7 +44,7 @@ class CommitLeaf(StrictModel):
 
     leaf: Literal["commit"] = "commit"
     stage: Stage
-    lane: Stage
+    lane: Literal[0] = 0
     party: str
     header: str | None
     gradient: str
@@ -103,7 +103,7 @@ class StepAuditLeaf(StrictModel):
 
     leaf: Literal["step_audit"] = "step_audit"
     stage: Stage
-    lane: Stage
+    lane: Literal[0] = 0
     auditor: str
     report: PassedOnHeader | None
     gradient: str | None

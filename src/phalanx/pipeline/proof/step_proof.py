@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from phalanx.errors import AuditLogError, CertificateError, FrameError, PeerRefusedError, SignatureError
-from phalanx.pipeline.assignment.assignment import Assignment, Share
+from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.proof.leaves import (
     AttemptLeaf,
@@ -75,9 +75,9 @@ class ShownWork:
 
 @dataclass(frozen=True)
 class _Demand:
-    """The microbatches and steps that one auditor of one share must have recomputed."""
+    """The microbatches and steps that one auditor of one stage must have recomputed."""
 
-    share: Share
+    stage: int
     auditor: str
     microbatches: tuple[int, ...]
     whole: bool
@@ -124,7 +124,7 @@ class _StepJudge:
     def judge(self) -> ShownWork:
         self._check_stages()
         self._check_done(
-            _Demand((leaf.stage, 0), leaf.auditor, leaf.microbatches, leaf.whole) for leaf in self._of(DrawLeaf)
+            _Demand(leaf.stage, leaf.auditor, leaf.microbatches, leaf.whole) for leaf in self._of(DrawLeaf)
         )
         if self._rules.draw is not None and self._rules.audits:
             self._check_drawn(self._rules.draw)
@@ -132,7 +132,7 @@ class _StepJudge:
         for leaf in self._audits.values():
             digests = self._reported(leaf)
             equal = digests == self._sent(leaf, digests)
-            if not equal and self._bits_decide(leaf.auditor, self._assignment.server(leaf.stage, leaf.microbatch)):
+            if not equal and self._bits_decide(leaf.auditor, self._assignment.holders[leaf.stage]):
                 raise AuditLogError(
                     f"{_place(leaf)}: {leaf.auditor} got another digest than was sent, and no verdict follows"
                 )
@@ -151,35 +151,35 @@ class _StepJudge:
         assignment, rules = self._assignment, self._rules
         if set(assignment.holders) != set(range(rules.num_stages)) and not rules.may_leave_out:
             raise AuditLogError(f"has stages {sorted(assignment.holders)}, the run has {rules.num_stages}")
-        commits = {(leaf.stage, leaf.lane): leaf.party for leaf in self._of(CommitLeaf)}
+        commits = {leaf.stage: leaf.party for leaf in self._of(CommitLeaf)}
         states = {leaf.stage for leaf in self._of(StateLeaf)}
         for stage, holder in assignment.holders.items():
             if holder != OWNER and (stage not in assignment.shadows or stage not in states):
                 raise AuditLogError(f"stage {stage}: is in the hands of {holder}, without a shadow or an agreed state")
-        missing = [share for share in assignment.shares if commits.get(share) != assignment.server_of(share)]
+        missing = [stage for stage, holder in assignment.holders.items() if commits.get(stage) != holder]
         if missing:
-            raise AuditLogError(f"stage {missing[0][0]}: no party has committed to its work")
+            raise AuditLogError(f"stage {missing[0]}: no party has committed to its work")
 
     def _check_drawn(self, draw: AuditDraw) -> None:
         """Draw again: what comes out must have been asked for, and done."""
-        demands = [demand for share in self._watched for demand in self._demands(draw, share)]
+        demands = [demand for stage in self._watched for demand in self._demands(draw, stage)]
         asked = {(leaf.stage, m, leaf.auditor) for leaf in self._of(DrawLeaf) for m in leaf.microbatches}
         for demand in demands:
-            changed = [m for m in demand.microbatches if (demand.share[0], m, demand.auditor) not in asked]
+            changed = [m for m in demand.microbatches if (demand.stage, m, demand.auditor) not in asked]
             if changed:
                 raise AuditLogError(
-                    f"stage {demand.share[0]}, microbatch {changed[0]}: is drawn for {demand.auditor} by the revealed "
+                    f"stage {demand.stage}, microbatch {changed[0]}: is drawn for {demand.auditor} by the revealed "
                     "key, and the log has another draw"
                 )
         self._check_done(demands)
         owned = {leaf.stage for leaf in self._of(OwnerAuditLeaf)}
-        for stage in sorted({stage for stage, _ in self._watched if self._weighs_gradients(stage)} - owned):
+        for stage in sorted({stage for stage in self._watched if self._weighs_gradients(stage)} - owned):
             if draw.owners_step(step=self._attempt.step, epoch=self._attempt.epoch, stage=stage):
                 raise AuditLogError(f"stage {stage}: is drawn for the owner's own audit, which was not made")
 
     def _check_done(self, demands: Iterator[_Demand] | Sequence[_Demand]) -> None:
         for demand in demands:
-            stage = demand.share[0]
+            stage = demand.stage
             missing = [m for m in demand.microbatches if (stage, m, demand.auditor) not in self._audits]
             if missing:
                 raise AuditLogError(
@@ -191,33 +191,32 @@ class _StepJudge:
                 )
 
     @property
-    def _watched(self) -> list[Share]:
-        return [share for stage in sorted(self._assignment.shadows) for share in self._assignment.shares_of(stage)]
+    def _watched(self) -> list[int]:
+        return sorted(self._assignment.shadows)
 
-    def _demands(self, draw: AuditDraw, share: Share) -> Iterator[_Demand]:
-        """Yield what the key demands of one share, by the rules of `audit_requests.py`, from what is in the log."""
-        assignment, (stage, lane) = self._assignment, share
-        if assignment.server_of(share) == OWNER:
+    def _demands(self, draw: AuditDraw, stage: int) -> Iterator[_Demand]:
+        """Yield what the key demands of one stage, by the rules of `AuditRequests`, from what is in the log."""
+        assignment, num_microbatches = self._assignment, self._rules.microbatches
+        if assignment.holders[stage] == OWNER:
             return
         where = {"step": self._attempt.step, "epoch": self._attempt.epoch, "stage": stage}
-        in_lane = where | ({"lane": lane} if lane else {})
-        everything = assignment.microbatches(share, self._rules.microbatches)
+        everything = tuple(range(num_microbatches))
         alike, lockstep = self._weighs_gradients(stage), self._rules.shadow == "lockstep"
-        whole = alike and not lockstep and draw.whole_step(**in_lane)
+        whole = alike and not lockstep and draw.whole_step(**where)
         if lockstep or whole:
             drawn = everything
         elif self._rules.shadow == "snapshot":
-            drawn = everything if draw.all_messages(**in_lane) else ()
+            drawn = everything if draw.all_messages(**where) else ()
         else:
-            drawn = tuple(everything[n] for n in draw.microbatches(**in_lane, num_microbatches=len(everything)))
-        yield _Demand(share, assignment.auditor_of(share), drawn, whole)
+            drawn = draw.microbatches(**where, num_microbatches=num_microbatches)
+        yield _Demand(stage, assignment.shadows[stage], drawn, whole)
         present = {*assignment.holders.values(), *assignment.shadows.values()}
         among = sorted(present - {OWNER, assignment.holders[stage], assignment.shadows[stage]})
         third = draw.third_party(**where, among=among)
         if third is not None:
             alike = self._alike(assignment.holders[stage], OWNER) and self._alike(third, OWNER)
             weights = self._rules.classes is not None or alike
-            yield _Demand(share, third, tuple(range(self._rules.microbatches)), weights)
+            yield _Demand(stage, third, everything, weights)
 
     def _weighs_gradients(self, stage: int) -> bool:
         """Whether the weight gradients of a stage are audited."""
@@ -245,26 +244,26 @@ class _StepJudge:
 
     def _sent(self, leaf: AuditLeaf, digests: Mapping[str, str]) -> Mapping[str, str]:
         """The digests that the stage signed; for what the owner keeps to itself, those that were reported."""
-        server, found = self._assignment.server(leaf.stage, leaf.microbatch), dict(digests)
+        holder, found = self._assignment.holders[leaf.stage], dict(digests)
         for direction, signed in zip(_DIRECTIONS, leaf.outputs, strict=True):
             if signed is not None:
                 place = {"source": leaf.stage, "microbatch": leaf.microbatch, "direction": direction}
-                found[direction] = self._open(signed, server, Activation, place, _place(leaf)).digest
-            elif server != OWNER:
+                found[direction] = self._open(signed, holder, Activation, place, _place(leaf)).digest
+            elif holder != OWNER:
                 raise AuditLogError(f"{_place(leaf)}: the {direction} message that was audited is missing")
         return found
 
     def _check_whole(self, leaf: StepAuditLeaf) -> None:
-        where, place = f"stage {leaf.stage}", {"stage": leaf.stage, "lane": leaf.lane}
-        server = self._assignment.server_of((leaf.stage, leaf.lane))
+        where, place = f"stage {leaf.stage}", {"stage": leaf.stage}
+        holder = self._assignment.holders[leaf.stage]
         if leaf.commit is None or (leaf.report is None and leaf.auditor != OWNER):
             raise AuditLogError(f"{where}: the weight gradient or its audit by {leaf.auditor} is not signed")
-        committed = self._open(leaf.commit, server, Commit, place, where).message
+        committed = self._open(leaf.commit, holder, Commit, place, where).message
         got = (leaf.gradient, leaf.norm_squared)
         if leaf.report is not None:
             audited = self._open(leaf.report, leaf.auditor, StepAudited, place, where).message
             got = (audited.gradient, audited.norm_squared)
-        if got != (committed.gradient, committed.norm_squared) and self._bits_decide(leaf.auditor, server):
+        if got != (committed.gradient, committed.norm_squared) and self._bits_decide(leaf.auditor, holder):
             raise AuditLogError(f"{where}: {leaf.auditor} got another weight gradient, and no verdict follows")
 
     def _open(
@@ -295,7 +294,7 @@ def _assignment(attempt: AttemptLeaf) -> Assignment:
         shadows = {int(stage): shadow for stage, (_, shadow) in attempt.stages.items() if shadow is not None}
     except ValueError as exc:
         raise AuditLogError("a leaf is malformed: stages") from exc
-    return Assignment(dict(sorted(holders.items())), shadows, attempt.lanes)
+    return Assignment(dict(sorted(holders.items())), shadows)
 
 
 def _place(leaf: AuditLeaf) -> str:

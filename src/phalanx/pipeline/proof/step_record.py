@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from phalanx.pipeline.assignment.assignment import Assignment, Share
+from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.proof.leaves import (
     AttemptLeaf,
@@ -109,17 +109,15 @@ class StepRecords:
             step=ledger.step,
             epoch=ledger.epoch,
             stages={str(s): (holder, assignment.shadows.get(s)) for s, holder in assignment.holders.items()},
-            lanes=assignment.lanes,
             classes=past.classes,
             clip=ledger.clip_coefficient,
             frozen=tuple(sorted(ledger.frozen)),
         )
-        for share, commit in sorted(ledger.commits.items()):
-            header = ledger.commit_headers[share]
+        for stage, commit in sorted(ledger.commits.items()):
+            header = ledger.commit_headers[stage]
             yield CommitLeaf(
-                stage=share[0],
-                lane=share[1],
-                party=assignment.server_of(share),
+                stage=stage,
+                party=assignment.holders[stage],
                 header=None if header is None else header.digest,
                 gradient=commit.gradient,
                 norm_squared=commit.norm_squared,
@@ -151,10 +149,9 @@ class StepRecords:
             )
         for (stage, auditor), audited in sorted(ledger.step_audits.items()):
             said = signed_history.said(StepAudited.kind, auditor, stage, ledger.step)
-            commit = ledger.commit_headers.get((stage, audited.lane))
+            commit = ledger.commit_headers.get(stage)
             yield StepAuditLeaf(
                 stage=stage,
-                lane=audited.lane,
                 auditor=auditor,
                 report=said,
                 gradient=audited.gradient if said is None else None,
@@ -186,12 +183,14 @@ class StageChecks:
 
     Attributes:
         made: Which checks.
-        rests_on: By party that served a part of the stage: the parties on which it rests that all of its work was
-            recomputed, update included. Empty where the owner did so itself, None where no party did.
+        party: The party that served the stage.
+        rests_on: The parties on which it rests that all of its work was recomputed, update included. Empty where the
+            owner did so itself, None where no party did.
     """
 
     made: frozenset[Check]
-    rests_on: Mapping[str, frozenset[str] | None]
+    party: str
+    rests_on: frozenset[str] | None
 
 
 NoteChecks = Callable[[int, Mapping[int, StageChecks]], None]
@@ -200,14 +199,11 @@ NoteChecks = Callable[[int, Mapping[int, StageChecks]], None]
 
 def step_checks(facts: StepFacts) -> dict[int, StageChecks]:
     """Return the checks by stage; audits that lag count as made, for their step is undone if one fails."""
-    assignment = facts.assignment
-    found = {}
-    for stage in sorted(assignment.holders):
-        shares = [share for share in assignment.shares_of(stage) if assignment.server_of(share) != OWNER]
-        if shares:
-            rests_on = {assignment.server_of(share): _rests_on(facts, share) for share in shares}
-            found[stage] = StageChecks(_made(facts, stage), rests_on)
-    return found
+    return {
+        stage: StageChecks(_made(facts, stage), holder, _rests_on(facts, stage))
+        for stage, holder in sorted(facts.assignment.holders.items())
+        if holder != OWNER
+    }
 
 
 def _made(facts: StepFacts, stage: int) -> frozenset[Check]:
@@ -227,15 +223,15 @@ def _made(facts: StepFacts, stage: int) -> frozenset[Check]:
     return frozenset(check for check, is_made in made.items() if is_made)
 
 
-def _rests_on(facts: StepFacts, share: Share) -> frozenset[str] | None:
-    ledger, stage = facts.ledger, share[0]
+def _rests_on(facts: StepFacts, stage: int) -> frozenset[str] | None:
+    ledger = facts.ledger
     if stage in ledger.owner_audited:
         return frozenset()
     # the update is the other copy's to check, and where it is not compared the owner alone can
     if stage not in facts.watched or facts.plan.guard.one_optimizer or not _compares_states(facts, stage):
         return None
     whole = {auditor for audited, auditor in ledger.awaited_step_audits if audited == stage}
-    other = facts.assignment.auditor_of(share)
+    other = facts.shadow(stage)
     if other in whole or _in_lockstep(facts):
         return frozenset({other} - {OWNER})
     return frozenset({other, *whole} - {OWNER}) if any(not facts.has_copy(name, stage) for name in whole) else None

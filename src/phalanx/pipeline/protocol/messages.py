@@ -56,10 +56,10 @@ class StageMessage(StepMessage):
     stage: Stage
 
 
-class ShareMessage(StageMessage):
-    """A message about one lane of a stage's microbatches; 0 where a stage's work is not shared (ADR 19)."""
+class LaneMessage(StageMessage):
+    """A message with a `lane`, which is signed and always 0; lanes are gone with shared stages (ADR 70)."""
 
-    lane: int = Field(default=0, ge=0, le=1)
+    lane: Literal[0] = 0
 
 
 class TensorMessage(StepMessage):
@@ -132,7 +132,7 @@ class Activation(TensorMessage):
     shape: tuple[Size, ...] = Field(max_length=16)
 
 
-class Bulk(ShareMessage):
+class Bulk(LaneMessage):
     """One part of a stage's state or gradient."""
 
     kind: ClassVar[str] = "bulk"
@@ -156,7 +156,7 @@ class SentDigest(StrictModel):
     digest: Digest
 
 
-class Commit(ShareMessage):
+class Commit(LaneMessage):
     """A stage's commitment to a whole step: what it used, what it sent, its weight gradient."""
 
     kind: ClassVar[str] = "commit"
@@ -167,7 +167,7 @@ class Commit(ShareMessage):
     gradient: GradientDigest
 
 
-class GradientHeld(ShareMessage):
+class GradientHeld(LaneMessage):
     """A shadow has the weight gradient of a stage, received or recomputed."""
 
     kind: ClassVar[str] = "gradient_held"
@@ -200,7 +200,7 @@ class Audit(StageMessage):
     """For a third party, which has no copy: the agreed state, with the weights that it is to fetch."""
 
 
-class StepAudited(ShareMessage):
+class StepAudited(LaneMessage):
     """An auditor has recomputed a stage's weight gradient from all committed inputs of the step."""
 
     kind: ClassVar[str] = "step_audited"
@@ -254,7 +254,7 @@ class FetchReply(TensorMessage):
     """The header under which the tensor was sent; None for a claim."""
 
 
-class FetchBulk(ShareMessage):
+class FetchBulk(LaneMessage):
     """The owner asks for a stage's state, weights, undo copy or gradient; a third party for weights alone."""
 
     kind: ClassVar[str] = "fetch_bulk"

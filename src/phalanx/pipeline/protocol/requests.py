@@ -60,7 +60,7 @@ class Requests:
         self._allowances = allowances
         self._answer_bytes = answer_bytes
         self._fetches: dict[tuple[int, int, int, str, bool], PendingRequest] = {}
-        self._bulks: dict[tuple[int, int, str], PendingRequest] = {}
+        self._bulks: dict[tuple[int, str], PendingRequest] = {}
         self._standings: dict[str, ProgressReport | None] = {}
         self._asked = (-1, -1)
         self._asked_before: set[tuple[str, int, str]] = set()
@@ -76,7 +76,7 @@ class Requests:
                 waiting.answer = received
                 return True
         if isinstance(message, Bulk):
-            waiting = self._bulks.get((message.stage, message.lane, message.purpose))
+            waiting = self._bulks.get((message.stage, message.purpose))
             if waiting is not None and waiting.party == received.sender and waiting.bulk is not None:
                 waiting.heard = self._clock.now()
                 waiting.tensors = waiting.bulk.add(message.offset, message.total, received.payload)
@@ -124,7 +124,7 @@ class Requests:
         self._asked_before.add((party, request.stage, request.purpose))
         self._allowances.grant(party, num_parts, size_bytes + num_parts * self._answer_bytes)
         pending = PendingRequest(self._clock.now(), party, bulk=BulkReceiver(expected))
-        self._bulks[(request.stage, request.lane, request.purpose)] = pending
+        self._bulks[(request.stage, request.purpose)] = pending
         self._post(party, request, ())
         return pending
 
@@ -133,13 +133,13 @@ class Requests:
         if isinstance(need, ProgressNeed):
             self._standings = {}
         elif isinstance(need, TensorsNeed):
-            self._bulks.pop((need.request.stage, need.request.lane, need.request.purpose), None)
+            self._bulks.pop((need.request.stage, need.request.purpose), None)
         else:
             self._fetches.pop(_fetch_key(need.request), None)
 
     def forget_orders(self) -> None:
         """Take no more of the states that were ordered for a checkpoint."""
-        self._bulks = {key: waiting for key, waiting in self._bulks.items() if key[2] != "duplicate"}
+        self._bulks = {key: waiting for key, waiting in self._bulks.items() if key[1] != "duplicate"}
 
     def _ask(self, parties: Collection[str], request: Ask) -> PendingRequest:
         self._standings, self._asked = dict.fromkeys(parties), (request.epoch, request.step)

@@ -35,7 +35,6 @@ def send_bulk(post: Post, receiver: str, about: FetchBulk, tensors: Mapping[str,
             epoch=about.epoch,
             purpose=about.purpose,
             stage=about.stage,
-            lane=about.lane,
             step=num_steps,
             offset=offset,
             total=total,
@@ -193,7 +192,7 @@ def whole_transfer(
         None unless they are the whole of it: parts of another session, attempt, sender or receiver, or of another
         transfer, prove nothing about what was sent now.
     """
-    place = {"step": about.step, "stage": about.stage, "lane": about.lane, "purpose": about.purpose}
+    place = {"step": about.step, "stage": about.stage, "purpose": about.purpose}
     found = [statements.find(part, Bulk, about.epoch, place, lambda bulk: link) for part in shown]
     parts = [part for part in found if part is not None]
     return parts if len(parts) == len(found) and is_whole_transfer(parts, about) else None
@@ -201,7 +200,7 @@ def whole_transfer(
 
 def sent_gradient(statements: Statements, held: GradientHeld, link: Link) -> str | None:
     """The digest of the weight gradient that a server sent, from the headers that `held` shows; None without them."""
-    place = {"epoch": held.epoch, "step": held.step, "stage": held.stage, "lane": held.lane}
+    place = {"epoch": held.epoch, "step": held.step, "stage": held.stage}
     about = Bulk.model_validate({**place, "purpose": "gradient", "offset": 0, "total": 0})
     parts = whole_transfer(statements, held.parts, about, link)
     return None if parts is None else digest_of_parts([part.digest for part in parts])

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from phalanx.engine import NO_EXTRAS
 from phalanx.models import StageModule, StageSpec
 from phalanx.objectives import OBJECTIVES
-from phalanx.pipeline.stage.replica_gradients import LaneGradients
 
 
 @runtime_checkable
@@ -36,10 +35,7 @@ class StageRunner:
     auditor's recomputation and a redone step see the same masks.
     """
 
-    def __init__(
-        self, module: RunnableStage, spec: StageSpec, *, seed: int, precision: str, device: str, lanes: int = 1
-    ) -> None:
-        """`lanes`: into how many sums the weight gradients of microbatches go, in turn; they are added at the end."""
+    def __init__(self, module: RunnableStage, spec: StageSpec, *, seed: int, precision: str, device: str) -> None:
         # its readers have a whole stage; of slices a runner needs no more than is promised
         self.module = cast("StageModule", module)
         self.spec = spec
@@ -50,8 +46,6 @@ class StageRunner:
         self._head: StageRunner | None = None
         self._shared = module.shared_head
         self._shared_gradient: Tensor | None = None
-        self._num_lanes = lanes
-        self._lanes = LaneGradients()
 
     def adopt_head(self, last: "StageRunner") -> None:
         """First stage: add the gradient of the tied head, which the last stage keeps apart, to the embedding's.
@@ -113,8 +107,6 @@ class StageRunner:
             Gradient of the input ``[batch, seq, dim]`` on the CPU; None at the first stage.
         """
         x, y = self._graphs.pop(microbatch)
-        if self._num_lanes > 1:
-            self._lanes.turn_to(microbatch % self._num_lanes, self.module.trainable())
         self._swap_shared()
         torch.autograd.backward(y, None if gradient is None else gradient.to(y.device, y.dtype))
         self._swap_shared()
@@ -147,9 +139,14 @@ class StageRunner:
 
     def gradients(self) -> dict[str, Tensor]:
         """Weight gradients added up since the last call, by name; a parameter that got none has zeros."""
-        taken = self._lanes.take(self.module.trainable())
+        parameters = self.module.trainable()
+        taken = {
+            name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            for name, parameter in parameters.items()
+        }
+        self._clear_gradients()
         if self._head is not None:
-            self._head.add_shared(taken, self.module.trainable())
+            self._head.add_shared(taken, parameters)
         return taken
 
     def add_shared(self, gradients: dict[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
@@ -163,7 +160,11 @@ class StageRunner:
         """Forget graphs and gradients of a step that will be redone."""
         self._graphs.clear()
         self._shared_gradient = None
-        self._lanes.clear(self.module.trainable())
+        self._clear_gradients()
+
+    def _clear_gradients(self) -> None:
+        for parameter in self.module.trainable().values():
+            parameter.grad = None
 
     def _swap_shared(self) -> None:
         if self._shared is not None:

@@ -26,14 +26,7 @@ class StageCopy:
         self.spec = spec
         self.module = module
         self.optimizer = optimizer
-        self.runner = StageRunner(
-            module,
-            spec,
-            seed=plan.seed,
-            precision=plan.precision,
-            device=plan.device,
-            lanes=1 if spec.is_first or spec.is_last else plan.lanes,
-        )
+        self.runner = StageRunner(module, spec, seed=plan.seed, precision=plan.precision, device=plan.device)
         self.history = past_of(plan.guard)
         self._frozen_digest: str | None = None
 

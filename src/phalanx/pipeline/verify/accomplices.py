@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from phalanx.pipeline.assignment.assignment import Share
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.verify.facts import Judgement, StepFacts
@@ -11,7 +10,7 @@ from phalanx.pipeline.verify.facts import Judgement, StepFacts
 def vouched(facts: StepFacts, stage: int, microbatch: int, direction: Direction) -> bool:
     """Whether the auditor with the other copy reported the very digest that was committed to."""
     ledger = facts.ledger
-    report = ledger.reports.get((stage, microbatch, facts.auditor(stage, microbatch)))
+    report = ledger.reports.get((stage, microbatch, facts.shadow(stage)))
     said = None if report is None else report.digests.get(direction)
     return said is not None and said == ledger.messages[(stage, direction, microbatch)].digest
 
@@ -22,7 +21,7 @@ def accomplice(facts: StepFacts, found: Judgement) -> Judgement | None:
     stage, microbatch, direction = verdict.stage, verdict.microbatch, verdict.direction
     if microbatch is None or direction is None or verdict.offence != "message":
         return None
-    auditor = facts.auditor(stage, microbatch)
+    auditor = facts.shadow(stage)
     if auditor in (OWNER, verdict.accuser) or not vouched(facts, stage, microbatch, direction):
         return None
     where = f"stage {stage}, microbatch {microbatch}, {direction}"
@@ -35,14 +34,14 @@ def accomplice(facts: StepFacts, found: Judgement) -> Judgement | None:
     return Judgement(verdict.model_copy(update=update), shown, dict(found.headers))
 
 
-def vouched_for_gradient(facts: StepFacts, share: Share) -> Judgement | None:
+def vouched_for_gradient(facts: StepFacts, stage: int) -> Judgement | None:
     """The auditor that claims to have recomputed a made-up weight gradient; None when it does not."""
-    ledger, stage, auditor = facts.ledger, share[0], facts.assignment.auditor_of(share)
+    ledger, auditor = facts.ledger, facts.shadow(stage)
     lockstep = facts.plan.guard.shadow == "lockstep"
-    said = ledger.held.get(share) if lockstep else ledger.step_audits.get((stage, auditor))
-    commit = ledger.commits[share]
+    said = ledger.held.get(stage) if lockstep else ledger.step_audits.get((stage, auditor))
+    commit = ledger.commits[stage]
     if said is None or auditor == OWNER or (said.gradient, said.norm_squared) != (commit.gradient, commit.norm_squared):
         return None
-    server = facts.assignment.server_of(share)
-    reason = f"stage {stage}: {auditor} vouched for the made-up weight gradient of {server} in step {ledger.step}"
-    return facts.judgement("collusion", auditor, stage, reason, lane=share[1])
+    holder = facts.holder(stage)
+    reason = f"stage {stage}: {auditor} vouched for the made-up weight gradient of {holder} in step {ledger.step}"
+    return facts.judgement("collusion", auditor, stage, reason)

@@ -67,13 +67,13 @@ class AuditJudgement:
     async def committed_early(self, hit: ScreenHit) -> dict[MessageKey, CommittedMessage]:
         """Ask both ends of a screened message for what they have signed, before their commitments are due."""
         stage, m = hit.source, hit.microbatch
-        server = self._facts.server
+        holder = self._facts.holder
         wanted: list[tuple[str, MessageKey]] = [
-            (server(stage + (1 if hit.direction == "forward" else -1), m), (stage, hit.direction, m)),
-            (server(stage, m), (stage - 1, "forward", m)),
+            (holder(stage + (1 if hit.direction == "forward" else -1)), (stage, hit.direction, m)),
+            (holder(stage), (stage - 1, "forward", m)),
         ]
         if hit.direction == "backward":
-            wanted.append((server(stage, m), (stage + 1, "backward", m)))
+            wanted.append((holder(stage), (stage + 1, "backward", m)))
         known = {}
         for party, key in wanted:
             answer = await MessageNeed(party, Fetch.of(hit.epoch, hit.step, key))
@@ -92,8 +92,7 @@ class AuditJudgement:
             f"stage {report.stage}, microbatch {report.microbatch}: {auditor} reported on {sorted(report.digests)}, "
             f"asked for {sorted(directions)}"
         )
-        lane = self._facts.assignment.share(report.stage, report.microbatch)[1]
-        found = self._facts.judgement("forgery", auditor, report.stage, reason, step=report.step, lane=lane)
+        found = self._facts.judgement("forgery", auditor, report.stage, reason, step=report.step)
         found.verdict = found.verdict.model_copy(update={"microbatch": report.microbatch})
         return found
 
@@ -112,9 +111,7 @@ class AuditJudgement:
                 shown = facts.tensor(signed, report.epoch, place)
             except (FrameError, SignatureError) as exc:
                 reason = f"{where}: {auditor} reported an input that no neighbour sent: {exc}"
-                lane = facts.assignment.share(stage, report.microbatch)[1]
-                said = {"input": signed}
-                return facts.judgement("forgery", auditor, stage, reason, step=report.step, lane=lane, headers=said)
+                return facts.judgement("forgery", auditor, stage, reason, step=report.step, headers={"input": signed})
             direction, sender = shown.message.direction, shown.header.fields.sender
             committed = inputs.setdefault(direction, CommittedMessage.of(shown, auditor))
             if committed.digest != shown.digest:
@@ -127,7 +124,7 @@ class AuditJudgement:
         return None
 
     async def _matches(self, auditor: str, report: AuditReport, direction: Direction, output: CommittedMessage) -> bool:
-        holder = self._facts.server(report.stage, report.microbatch)
+        holder = self._facts.holder(report.stage)
         if report.digests[direction] == output.digest:
             return True
         if self._facts.bits_decide(holder, auditor):
@@ -153,7 +150,7 @@ class AuditJudgement:
         if drift is not None:
             self.leaning.add(report.stage)
             body = {"stage": drift.stage, "direction": drift.direction, "bias_sigmas": drift.bias_sigmas}
-            party = self._facts.server(report.stage, report.microbatch)
+            party = self._facts.holder(report.stage)
             self._facts.observe("drift", {"step": report.step, "party": party, **body, "audits": drift.num_audits})
 
     async def _dispute(
@@ -173,7 +170,7 @@ class AuditJudgement:
             stage=stage,
             microbatch=report.microbatch,
             direction=direction,
-            holder=facts.server(stage, report.microbatch),
+            holder=facts.holder(stage),
             accuser=auditor,
             assignment=facts.assignment,
             inputs=inputs,

@@ -34,21 +34,19 @@ class AuditRequests:
         ledger, facts = self._facts.ledger, self._facts
         ledger.audits_drawn = True
         self._doubts.pass_step()
-        for share in facts.watched_shares if facts.plan.guard.audits else ():
-            (stage, lane), auditor = share, facts.assignment.auditor_of(share)
-            where = {"step": ledger.step, "epoch": ledger.epoch, "stage": stage}
-            everything = facts.assignment.microbatches(share, facts.plan.microbatches)
+        everything = tuple(range(facts.plan.microbatches))
+        for stage in facts.watched if facts.plan.guard.audits else ():
+            auditor, where = facts.shadow(stage), {"step": ledger.step, "epoch": ledger.epoch, "stage": stage}
             lockstep = facts.plan.guard.shadow == "lockstep"
             # no other party has the gradient, and its norm changes the update of every stage
-            unseen = facts.plan.guard.one_optimizer and self._is_odd(stage, ledger.commits[share].norm_squared)
-            if not lane and (unseen or self._draw.owners_step(**where)):
+            unseen = facts.plan.guard.one_optimizer and self._is_odd(stage, ledger.commits[stage].norm_squared)
+            if unseen or self._draw.owners_step(**where):
                 ledger.owners_audits.add(stage)
-            if facts.assignment.server_of(share) == OWNER:
-                # what the owner serves as a second copy needs no audit
+            if facts.holder(stage) == OWNER:
+                # an interrupted change of roles can leave a shadow to a stage of the owner, which needs no audit
                 continue
-            where |= {"lane": lane} if lane else {}
             whole = not lockstep and self._draw.whole_step(**where)
-            drawn = self._drawn(where, everything)
+            drawn = self._drawn(where)
             if lockstep or whole or stage in leaning:
                 drawn = everything
             if whole:
@@ -65,12 +63,12 @@ class AuditRequests:
         clips = self._facts.plan.optimizer.clip_norm is not None
         return norm_squared is None or (clips and self._facts.norms.is_odd(stage, norm_squared))
 
-    def _drawn(self, where: Mapping[str, int], everything: tuple[int, ...]) -> tuple[int, ...]:
-        """Microbatches of a share that are drawn; all of a step or none where the auditor must fetch weights."""
+    def _drawn(self, where: Mapping[str, int]) -> tuple[int, ...]:
+        """Microbatches of a stage that are drawn; all of a step or none where the auditor must fetch weights."""
+        num_microbatches = self._facts.plan.microbatches
         if self._facts.plan.guard.keeps_snapshots:
-            return everything if self._draw.all_messages(**where) else ()
-        places = self._draw.microbatches(**where, num_microbatches=len(everything))
-        return tuple(everything[place] for place in places)
+            return tuple(range(num_microbatches)) if self._draw.all_messages(**where) else ()
+        return self._draw.microbatches(**where, num_microbatches=num_microbatches)
 
     def _draw_third_party(self, stage: int) -> None:
         """Have a worker with no copy of the stage redo its step: a league cannot know it in advance."""
@@ -95,13 +93,12 @@ class AuditRequests:
         That costs the auditor as much as any other audit; what it then finds is compared, and disputed, as ever. Of an
         auditor that doubts more often than the screen errs, only so many doubts are followed.
         """
-        facts, share = self._facts, self._facts.audited_share(stage, auditor)
+        facts = self._facts
         is_screened = facts.plan.guard.screens_gradients and auditor == facts.shadow(stage)
-        if not is_screened or share in ledger.doubted or (stage, auditor) in ledger.awaited_step_audits:
+        if not is_screened or stage in ledger.doubted or (stage, auditor) in ledger.awaited_step_audits:
             return
-        ledger.doubted[share] = doubt
-        party = facts.assignment.server_of(share)
-        place = {"step": ledger.step, "stage": stage, "party": party, "auditor": auditor}
+        ledger.doubted[stage] = doubt
+        place = {"step": ledger.step, "stage": stage, "party": facts.holder(stage), "auditor": auditor}
         if not self._doubts.may_follow(stage, auditor):
             if self._doubts.is_news(stage, auditor):
                 facts.observe("doubts_not_followed", {**place, "steps_per_doubt": STEPS_PER_DOUBT})
@@ -110,7 +107,7 @@ class AuditRequests:
                 self._post(auditor, self._closer(ledger, stage, ()), ())
             return
         facts.observe("gradient_doubted", {**place, "reason": doubt})
-        everything = facts.assignment.microbatches(share, facts.plan.microbatches)
+        everything = tuple(range(facts.plan.microbatches))
         for microbatch in everything:
             ledger.reports.pop((stage, microbatch, auditor), None)
         ledger.awaited_audits |= {(stage, microbatch, auditor) for microbatch in everything}
@@ -135,7 +132,7 @@ class AuditRequests:
         release = Release(
             epoch=hit.epoch, step=hit.step, microbatch=hit.microbatch, direction=hit.direction, source=hit.source
         )
-        self._post(self._facts.server(target_of(hit), hit.microbatch), release, ())
+        self._post(self._facts.holder(target_of(hit)), release, ())
 
     def _ask(
         self,
@@ -159,7 +156,7 @@ class AuditRequests:
             weights=weights,
             state=self._facts.agreed[stage] if fetches else None,
         )
-        self._post(third_party or self._facts.auditor(stage, microbatches[0]), audit, ())
+        self._post(third_party or self._facts.shadow(stage), audit, ())
 
 
 def directions_of(hit: ScreenHit | None) -> tuple[Direction, ...]:
@@ -246,7 +243,7 @@ class Audits:
         """
         ledger, (stage, microbatch) = self._facts.ledger_of(report.step), (report.stage, report.microbatch)
         if report.urgent:
-            asked = (stage, microbatch) in self.screened and sender == self._facts.auditor(stage, microbatch)
+            asked = (stage, microbatch) in self.screened and sender == self._facts.shadow(stage)
             asked = asked and report.step == self._facts.ledger.step
         else:
             asked = (stage, microbatch, sender) in ledger.awaited_audits - ledger.reports.keys()

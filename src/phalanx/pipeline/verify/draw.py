@@ -73,16 +73,12 @@ class AuditDraw:
         """A further secret for another purpose; tells nothing about the draws."""
         return hmac.digest(self._key, b"phalanx " + purpose, "sha256")
 
-    def microbatches(
-        self, *, step: int, epoch: int, stage: int, num_microbatches: int, lane: int = 0
-    ) -> tuple[int, ...]:
-        """Draw for one stage, or one lane of it, and one attempt at a step; counts within the lane from 0."""
-        where = _place(step, epoch, stage, lane)
+    def microbatches(self, *, step: int, epoch: int, stage: int, num_microbatches: int) -> tuple[int, ...]:
+        """Draw for one stage and one attempt at a step."""
         count = math.ceil(self.rate * num_microbatches)
         edges = [round(n * num_microbatches / count) for n in range(count + 1)]
         return tuple(
-            low + self._number(*where[:3], n, *where[3:]) % (high - low)
-            for n, (low, high) in enumerate(pairwise(edges))
+            low + self._number(step, epoch, stage, n) % (high - low) for n, (low, high) in enumerate(pairwise(edges))
         )
 
     def all_messages(self, *, step: int, epoch: int, stage: int) -> bool:
@@ -92,9 +88,9 @@ class AuditDraw:
         """
         return self._coin(_MESSAGES, step, epoch, stage) < self.rate
 
-    def whole_step(self, *, step: int, epoch: int, stage: int, lane: int = 0) -> bool:
-        """Whether all work on a stage, or one lane of it, is audited in this attempt, weight gradient included."""
-        return self._coin(_WHOLE_STEP, *_place(step, epoch, stage, lane)) < self._step_rate
+    def whole_step(self, *, step: int, epoch: int, stage: int) -> bool:
+        """Whether all work on a stage is audited in this attempt, weight gradient included."""
+        return self._coin(_WHOLE_STEP, step, epoch, stage) < self._step_rate
 
     def owners_step(self, *, step: int, epoch: int, stage: int) -> bool:
         """Whether the owner itself redoes all of a stage's work in this attempt."""
@@ -117,8 +113,3 @@ class AuditDraw:
 def fresh_nonce() -> bytes:
     """Draw the nonce of one session: at every start and every resume a new one."""
     return secrets.token_bytes(32)
-
-
-def _place(step: int, epoch: int, stage: int, lane: int) -> tuple[int, ...]:
-    """The numbers that a draw is about; the first lane is left out, so that an unshared stage keeps its draws."""
-    return (step, epoch, stage, lane) if lane else (step, epoch, stage)

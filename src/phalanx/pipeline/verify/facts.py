@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from phalanx.config import StrictModel
 from phalanx.engine import Verdict
-from phalanx.pipeline.assignment.assignment import Assignment, Share
+from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.assignment.budget import Sample
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.evidence.files import ComparedTensors
@@ -36,8 +36,6 @@ class Judgement:
     compared: ComparedTensors = field(default_factory=ComparedTensors)
     headers: dict[str, PassedOnHeader] = field(default_factory=dict)
     work: RefereeWork = field(default_factory=RefereeWork)
-    lane: int | None = None
-    """Of a shared stage: which lane it is about, where the verdict's microbatch does not say so."""
 
 
 @dataclass
@@ -119,14 +117,6 @@ class StepFacts:
         """The shadow of a stage."""
         return self.assignment.shadows[stage]
 
-    def server(self, stage: int, microbatch: int) -> str:
-        """The party that serves one microbatch of a stage."""
-        return self.assignment.server(stage, microbatch)
-
-    def auditor(self, stage: int, microbatch: int) -> str:
-        """The party that audits one microbatch of a stage."""
-        return self.assignment.auditor(stage, microbatch)
-
     def has_copy(self, party: str, stage: int) -> bool:
         """Whether a party is one of the two with a copy of a stage."""
         return party in (self.holder(stage), self.shadow(stage))
@@ -134,16 +124,6 @@ class StepFacts:
     def has_weights(self, party: str, stage: int) -> bool:
         """Whether a party has the weights of a stage at hand; a shadow that keeps snapshots has old ones."""
         return party == self.holder(stage) or (party == self.shadow(stage) and not self.plan.guard.keeps_snapshots)
-
-    @property
-    def watched_shares(self) -> list[Share]:
-        """The shares of the stages in other hands."""
-        return [share for stage in self.watched for share in self.assignment.shares_of(stage)]
-
-    def audited_share(self, stage: int, auditor: str) -> Share:
-        """The share of a stage that a party audits as a whole."""
-        shares = self.assignment.shares_of(stage)
-        return next((share for share in shares if self.assignment.auditor_of(share) == auditor), shares[0])
 
     def same_class(self, one: str, other: str = OWNER) -> bool:
         """Whether two parties got the same bits where their classes were measured."""
@@ -185,7 +165,6 @@ class StepFacts:
         *,
         step: int | None = None,
         accuser: str = OWNER,
-        lane: int | None = None,
         headers: Mapping[str, PassedOnHeader] = NO_HEADERS,
         work: RefereeWork | None = None,
     ) -> Judgement:
@@ -198,7 +177,6 @@ class StepFacts:
             reason: In words.
             step: Left out, the present one.
             accuser: The party that found it.
-            lane: As in `Judgement`.
             headers: What proves it.
             work: What the referee spent on it.
         """
@@ -212,4 +190,4 @@ class StepFacts:
                 "accuser": accuser,
             }
         )
-        return Judgement(verdict, headers=dict(headers), lane=lane, work=work or RefereeWork())
+        return Judgement(verdict, headers=dict(headers), work=work or RefereeWork())

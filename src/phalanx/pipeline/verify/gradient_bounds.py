@@ -2,7 +2,6 @@
 
 from torch import Tensor
 
-from phalanx.pipeline.assignment.assignment import Share
 from phalanx.pipeline.protocol.messages import FetchBulk, Purpose
 from phalanx.pipeline.protocol.needs import TensorsNeed, task
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
@@ -30,44 +29,44 @@ class GradientBounds:
         self._referee = referee
 
     @task
-    async def claimed(self, ledger: StepLedger, share: Share) -> dict[str, Tensor] | None:
+    async def claimed(self, ledger: StepLedger, stage: int) -> dict[str, Tensor] | None:
         """The gradient that a stage committed to, from the other copy or from the stage; None when neither has it."""
-        assignment, digest = self._facts.assignment, ledger.commits[share].gradient
-        for party in (assignment.auditor_of(share), assignment.server_of(share)):
-            found = await self._fetch(ledger, share, party, "gradient", digest)
+        facts, digest = self._facts, ledger.commits[stage].gradient
+        for party in (facts.shadow(stage), facts.holder(stage)):
+            found = await self._fetch(ledger, stage, party, "gradient", digest)
             if found is not None:
                 return found
         return None
 
     @task
-    async def are_close(self, ledger: StepLedger, share: Share, auditor: str) -> bool:
+    async def are_close(self, ledger: StepLedger, stage: int, auditor: str) -> bool:
         """Whether what a stage committed to lies within tau of what its auditor has recomputed."""
-        claimed, audited = await self.claimed(ledger, share), await self._audited(ledger, share, auditor)
+        claimed, audited = await self.claimed(ledger, stage), await self._audited(ledger, stage, auditor)
         if claimed is None or audited is None:
             return False
         return gradient_distance(claimed, audited) <= self._facts.plan.guard.tolerance
 
     @task
-    async def judge(self, ledger: StepLedger, share: Share, auditor: str) -> str | None:
-        """Redo a share of a stage's step and name the party with the wrong gradient; None when neither is wrong."""
-        facts, stage, server = self._facts, share[0], self._facts.assignment.server_of(share)
+    async def judge(self, ledger: StepLedger, stage: int, auditor: str) -> str | None:
+        """Redo a stage's step and name the party with the wrong gradient; None when neither is wrong."""
+        facts, holder = self._facts, self._facts.holder(stage)
         copy = await self._referee.weights(ledger.epoch, ledger.step, stage, auditor, ledger.agreed[stage])
         if copy is None:
             return auditor
-        truth = await self.redo(copy.runner, ledger, share)
+        truth = await self.redo(copy.runner, ledger, stage)
         if truth is None:
-            return server
-        if facts.bits_decide(server):
-            server_off = transfer_digest(truth) != ledger.commits[share].gradient
+            return holder
+        if facts.bits_decide(holder):
+            holder_off = transfer_digest(truth) != ledger.commits[stage].gradient
         else:
-            server_off = not await self.allows(copy, ledger, share, await self.claimed(ledger, share), truth)
-        if server_off:
-            return server
+            holder_off = not await self.allows(copy, ledger, await self.claimed(ledger, stage), truth)
+        if holder_off:
+            return holder
         if facts.bits_decide(auditor):
             auditor_off = transfer_digest(truth) != ledger.step_audits[(stage, auditor)].gradient
         else:
-            audited = await self._audited(ledger, share, auditor)
-            auditor_off = not await self.allows(copy, ledger, share, audited, truth)
+            audited = await self._audited(ledger, stage, auditor)
+            auditor_off = not await self.allows(copy, ledger, audited, truth)
         return auditor if auditor_off else None
 
     @task
@@ -75,7 +74,6 @@ class GradientBounds:
         self,
         copy: StageCopy,
         ledger: StepLedger,
-        share: Share,
         claimed: dict[str, Tensor] | None,
         truth: dict[str, Tensor],
     ) -> bool:
@@ -84,7 +82,6 @@ class GradientBounds:
         Args:
             copy: The stage with which the owner has computed.
             ledger: The step.
-            share: The share of the stage's work.
             claimed: None when no party has brought it.
             truth: The owner's own.
         """
@@ -94,29 +91,28 @@ class GradientBounds:
         distance = float("inf") if claimed is None else gradient_distance(claimed, truth)
         if distance <= self._facts.plan.guard.tolerance:
             return True
-        exact = None if claimed is None else await self.redo(WideRunner(copy.runner), ledger, share)
+        exact = None if claimed is None else await self.redo(WideRunner(copy.runner), ledger, copy.spec.index)
         return exact is not None and distance <= MARGIN * gradient_distance(truth, exact)
 
     @task
-    async def redo(self, runner: StageRunner, ledger: StepLedger, share: Share) -> dict[str, Tensor] | None:
-        """Recompute the weight gradient of a share from committed inputs; None when no party brings one of them."""
-        for microbatch in self._facts.assignment.microbatches(share, self._facts.plan.microbatches):
-            tensors = await self._referee.inputs(ledger, share[0], microbatch, self._facts.assignment)
+    async def redo(self, runner: StageRunner, ledger: StepLedger, stage: int) -> dict[str, Tensor] | None:
+        """Recompute the weight gradient of a stage from committed inputs; None when no party brings one of them."""
+        for microbatch in range(self._facts.plan.microbatches):
+            tensors = await self._referee.inputs(ledger, stage, microbatch, self._facts.assignment)
             if tensors is None:
                 return None
             runner.forward(ledger.step, microbatch, tensors[0])
             runner.backward(ledger.step, microbatch, tensors[1])
         return runner.gradients()
 
-    async def _audited(self, ledger: StepLedger, share: Share, auditor: str) -> dict[str, Tensor] | None:
-        said = ledger.step_audits.get((share[0], auditor))
-        return None if said is None else await self._fetch(ledger, share, auditor, "audited", said.gradient)
+    async def _audited(self, ledger: StepLedger, stage: int, auditor: str) -> dict[str, Tensor] | None:
+        said = ledger.step_audits.get((stage, auditor))
+        return None if said is None else await self._fetch(ledger, stage, auditor, "audited", said.gradient)
 
     async def _fetch(
-        self, ledger: StepLedger, share: Share, party: str, purpose: Purpose, digest: str
+        self, ledger: StepLedger, stage: int, party: str, purpose: Purpose, digest: str
     ) -> dict[str, Tensor] | None:
-        stage, lane = share
-        request = FetchBulk(epoch=self._referee.epoch, step=ledger.step, stage=stage, lane=lane, purpose=purpose)
+        request = FetchBulk(epoch=self._referee.epoch, step=ledger.step, stage=stage, purpose=purpose)
         expected = StageCopy.empty(self._facts.plan, stage).module.trainable()
         found = await TensorsNeed(party, request, expected)
         return found[0] if found is not None and transfer_digest(found[0]) == digest else None

@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from phalanx.pipeline.assignment.assignment import Share
 from phalanx.pipeline.protocol.messages import (
     Activation,
     AuditReport,
@@ -52,11 +51,11 @@ class StepLedger:
 
     step: int
     epoch: int
-    commits: dict[Share, Commit] = field(default_factory=dict)
-    commit_headers: dict[Share, SignedHeader | None] = field(default_factory=dict)
+    commits: dict[int, Commit] = field(default_factory=dict)
+    commit_headers: dict[int, SignedHeader | None] = field(default_factory=dict)
     messages: dict[MessageKey, CommittedMessage] = field(default_factory=dict)
-    held: dict[Share, GradientHeld] = field(default_factory=dict)
-    gradients_agreed: set[Share] = field(default_factory=set)
+    held: dict[int, GradientHeld] = field(default_factory=dict)
+    gradients_agreed: set[int] = field(default_factory=set)
     awaited_audits: set[AuditKey] = field(default_factory=set)
     reports: dict[AuditKey, AuditReport] = field(default_factory=dict)
     awaited_step_audits: set[tuple[int, str]] = field(default_factory=set)
@@ -64,8 +63,8 @@ class StepLedger:
     step_audits: dict[tuple[int, str], StepAudited] = field(default_factory=dict)
     steps_agreed: set[tuple[int, str]] = field(default_factory=set)
     """Those of them that were found right."""
-    doubted: dict[Share, Doubt] = field(default_factory=dict)
-    """Shares with a weight gradient that looked odd to its auditor; each is then recomputed as a whole."""
+    doubted: dict[int, Doubt] = field(default_factory=dict)
+    """Stages with a weight gradient that looked odd to its auditor; each is then recomputed as a whole."""
     owners_audits: set[int] = field(default_factory=set)
     """Stages that the owner itself has still to redo."""
     owner_audited: set[int] = field(default_factory=set)
@@ -76,8 +75,6 @@ class StepLedger:
     may_lag: bool = False
     """Whether it may be applied before its audits are in: no party but shadows was asked for any."""
     num_audits: int = 0
-    whole_norms: dict[int, float | None] = field(default_factory=dict)
-    """Squared norms of the weight gradients of shared stages, which both copies agree on."""
     clip_coefficient: float = 1.0
     frozen: frozenset[int] = frozenset()
     """Stages that take no update in this step; their gradients do not count."""
@@ -85,7 +82,7 @@ class StepLedger:
     def add_commit(
         self, commit: Commit, header: SignedHeader | None, received: Sequence[Statement[Activation]] = ()
     ) -> None:
-        """Take the commitment to a share of a stage's work.
+        """Take the commitment to a stage's work.
 
         Args:
             commit: What was said.
@@ -96,8 +93,8 @@ class StepLedger:
             message = said.message
             shown_by = said.header.fields.receiver
             self.messages[(message.source, message.direction, message.microbatch)] = CommittedMessage.of(said, shown_by)
-        self.commits[(commit.stage, commit.lane)] = commit
-        self.commit_headers[(commit.stage, commit.lane)] = header
+        self.commits[commit.stage] = commit
+        self.commit_headers[commit.stage] = header
 
     @property
     def unreported(self) -> list[AuditKey]:
@@ -124,17 +121,16 @@ class StepLedger:
             and not self.owners_audits
         )
 
-    def said_digest(self, key: MessageKey, lane: int = 0) -> str | None:
-        """The digest that the server of this lane committed to have sent, None when it named none."""
+    def said_digest(self, key: MessageKey) -> str | None:
+        """The digest that the stage committed to have sent, None when it named none."""
         source, direction, microbatch = key
-        commit = self.commits.get((source, lane))
+        commit = self.commits.get(source)
         sent = () if commit is None else commit.sent
         return next((s.digest for s in sent if (s.direction, s.microbatch) == (direction, microbatch)), None)
 
     def norms(self) -> dict[int, float | None]:
         """Squared norm of the gradient of each stage that takes an update; None where it is not finite."""
-        known = {stage: commit.norm_squared for (stage, _), commit in self.commits.items()} | self.whole_norms
-        return {stage: norm for stage, norm in known.items() if stage not in self.frozen}
+        return {stage: commit.norm_squared for stage, commit in self.commits.items() if stage not in self.frozen}
 
     def total_norm(self) -> float:
         """Norm of the gradient of all stages that take an update; NaN when one's is not finite."""

@@ -22,7 +22,7 @@ def compare_links(facts: StepFacts) -> Judgement | None:
             if not 0 <= target < stages:
                 continue
             for microbatch in range(facts.plan.microbatches):
-                if facts.server(source, microbatch) == facts.server(target, microbatch) == OWNER:
+                if facts.holder(source) == facts.holder(target) == OWNER:
                     continue
                 judgement = _compare(facts, (source, direction, microbatch), target)
                 if judgement is not None:
@@ -32,15 +32,14 @@ def compare_links(facts: StepFacts) -> Judgement | None:
 
 def _compare(facts: StepFacts, key: MessageKey, target: int) -> Judgement | None:
     source, direction, microbatch = key
-    sender, receiver = facts.server(source, microbatch), facts.server(target, microbatch)
-    (_, lane), (_, other) = facts.assignment.share(source, microbatch), facts.assignment.share(target, microbatch)
-    said, received = facts.ledger.said_digest(key, lane), facts.ledger.messages.get(key)
+    sender, receiver = facts.holder(source), facts.holder(target)
+    said, received = facts.ledger.said_digest(key), facts.ledger.messages.get(key)
     where = f"stage {source}, microbatch {microbatch}, {direction}"
     if received is None:
         reason = f"{where}: {receiver} committed to the step without this input"
-        return facts.judgement("forgery", receiver, target, reason, lane=other)
+        return facts.judgement("forgery", receiver, target, reason)
     if said == received.digest:
         return None
     headers = {"message": received.header}
     reason = f"{where}: {sender} committed to another tensor than it sent"
-    return facts.judgement("equivocation", sender, source, reason, accuser=receiver, lane=lane, headers=headers)
+    return facts.judgement("equivocation", sender, source, reason, accuser=receiver, headers=headers)

@@ -5,14 +5,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from phalanx.pipeline.assignment.assignment import Share
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.protocol.messages import AuditReport
 from phalanx.pipeline.protocol.needs import task
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.stage.gradient_norm import finite_norm_squared, same_norm
-from phalanx.pipeline.stage.replica_gradients import add_lanes
 from phalanx.pipeline.stage.stage_copy import StageCopy
 from phalanx.pipeline.tolerance.distance import distance_to_truth
 from phalanx.pipeline.verify.accomplices import accomplice, vouched, vouched_for_gradient
@@ -61,50 +59,34 @@ class OwnerAudits:
         """
         facts, ledger = self._facts, self._facts.ledger
         holder, shadow = facts.holder(stage), facts.shadow(stage)
+        if holder == OWNER:
+            return []
         one_copy = facts.plan.guard.one_optimizer
         copy = await self._referee.stage_at(stage, (holder,) if one_copy else (shadow, holder), facts.agreed[stage])
         if copy is None:
-            return [self._brought_nothing((stage, 0))]
-        gradients, wrong = [], list[_Wrong]()
-        for share in self._audited(stage):
-            found = await self._redo(copy, share)
-            if found is None:
-                return [self._brought_nothing(share)]
-            gradients.append((share, found[0]))
-            wrong += found[1]
+            return [self._brought_nothing(stage)]
+        found = await self._redo(copy)
+        if found is None:
+            return [self._brought_nothing(stage)]
+        truth, wrong = found
         # a lie that its auditor has vouched for tells of two parties
         for place in sorted(wrong, key=lambda place: not vouched(facts, stage, place[0], place[1])):
             named = await self._name(copy, *place)
             if named:
                 return named
         # what both copies apply: where bits may differ that is the stage's own gradient, once it is known to be close
-        applied = [await self._applied(share, truth) for share, truth in gradients]
-        guilty = [
-            judged
-            for (share, truth), claimed in zip(gradients, applied, strict=True)
-            for judged in await self._compare_gradient(copy, share, truth, claimed)
-        ]
-        lanes = [claimed for claimed in applied if claimed is not None]
-        if not guilty and len(lanes) == len(facts.assignment.shares_of(stage)):
-            whole = add_lanes(lanes)
-            facts.norms.note(stage, finite_norm_squared(whole))
-            self._redone[stage] = _Redone(ledger.step, copy, whole, (holder, shadow))
+        applied = truth if facts.bits_decide(holder) else await self._bounds.claimed(ledger, stage)
+        guilty = await self._compare_gradient(copy, truth, applied)
+        if not guilty and applied is not None:
+            facts.norms.note(stage, finite_norm_squared(applied))
+            self._redone[stage] = _Redone(ledger.step, copy, applied, (holder, shadow))
         return guilty
 
-    async def _applied(self, share: Share, truth: dict[str, Tensor]) -> dict[str, Tensor] | None:
-        is_exact = self._facts.bits_decide(self._facts.assignment.server_of(share))
-        return truth if is_exact else await self._bounds.claimed(self._facts.ledger, share)
-
-    def _audited(self, stage: int) -> list[Share]:
-        """The shares of a stage that workers serve; the owner does not audit what it serves itself."""
-        assignment = self._facts.assignment
-        return [share for share in assignment.shares_of(stage) if assignment.server_of(share) != OWNER]
-
-    async def _redo(self, copy: StageCopy, share: Share) -> tuple[dict[str, Tensor], list["_Wrong"]] | None:
-        """Weight gradient of one share and the messages that are not what was committed to; None without inputs."""
-        facts, ledger, stage = self._facts, self._facts.ledger, share[0]
+    async def _redo(self, copy: StageCopy) -> tuple[dict[str, Tensor], list["_Wrong"]] | None:
+        """Weight gradient of a stage and the messages that are not what was committed to; None without inputs."""
+        facts, ledger, stage = self._facts, self._facts.ledger, copy.spec.index
         wrong: list[_Wrong] = []
-        for microbatch in facts.assignment.microbatches(share, facts.plan.microbatches):
+        for microbatch in range(facts.plan.microbatches):
             tensors = await self._referee.inputs(ledger, stage, microbatch, facts.assignment)
             if tensors is None:
                 return None
@@ -121,8 +103,8 @@ class OwnerAudits:
 
     async def _is_close(self, key: MessageKey, truth: Tensor) -> bool:
         """Whether a message of a stage of another numeric class lies within tau of the owner's own result."""
-        facts, (stage, direction, microbatch) = self._facts, key
-        if facts.bits_decide(facts.server(stage, microbatch)):
+        facts, (stage, direction, _) = self._facts, key
+        if facts.bits_decide(facts.holder(stage)):
             return False
         target = stage + (1 if direction == "forward" else -1)
         said = await self._referee.committed(facts.ledger, key, facts.assignment, target)
@@ -160,10 +142,10 @@ class OwnerAudits:
         """The parties that made the update: a shadow without an optimizer has only taken what it was sent."""
         return parties[:1] if self._facts.plan.guard.one_optimizer else parties
 
-    def _brought_nothing(self, share: Share) -> Judgement:
-        stage, server = share[0], self._facts.assignment.server_of(share)
+    def _brought_nothing(self, stage: int) -> Judgement:
+        holder = self._facts.holder(stage)
         return self._facts.judgement(
-            "transfer", server, stage, f"stage {stage}: no party brought what {server} committed to", lane=share[1]
+            "transfer", holder, stage, f"stage {stage}: no party brought what {holder} committed to"
         )
 
     async def _name(
@@ -182,7 +164,7 @@ class OwnerAudits:
             stage=stage,
             microbatch=microbatch,
             direction=direction,
-            holder=facts.server(stage, microbatch),
+            holder=facts.holder(stage),
             accuser=OWNER,
             assignment=facts.assignment,
             inputs=inputs,
@@ -199,23 +181,23 @@ class OwnerAudits:
         return [culprit] if second is None else [culprit, second]
 
     async def _compare_gradient(
-        self, copy: StageCopy, share: Share, truth: dict[str, Tensor], claimed: dict[str, Tensor] | None
+        self, copy: StageCopy, truth: dict[str, Tensor], claimed: dict[str, Tensor] | None
     ) -> list[Judgement]:
         """Convict a stage of a gradient that its work does not lead to, and a shadow that claims the same."""
-        facts, ledger, stage = self._facts, self._facts.ledger, share[0]
-        commit = ledger.commits[share]
+        facts, ledger, stage = self._facts, self._facts.ledger, copy.spec.index
+        commit = ledger.commits[stage]
         if claimed is truth:
             is_right = (commit.gradient, commit.norm_squared) == (transfer_digest(truth), finite_norm_squared(truth))
         else:
             norm = None if claimed is None else finite_norm_squared(claimed)
             is_right = same_norm(commit.norm_squared, norm, alike=False)
-            is_right = is_right and await self._bounds.allows(copy, ledger, share, claimed, truth)
+            is_right = is_right and await self._bounds.allows(copy, ledger, claimed, truth)
         if is_right:
             return []
-        server, step = facts.assignment.server_of(share), ledger.step
-        reason = f"stage {stage}: {server} committed to a weight gradient or norm that step {step} does not lead to"
-        culprit = facts.judgement("gradient", server, stage, reason, lane=share[1])
-        second = vouched_for_gradient(facts, share)
+        holder, step = facts.holder(stage), ledger.step
+        reason = f"stage {stage}: {holder} committed to a weight gradient or norm that step {step} does not lead to"
+        culprit = facts.judgement("gradient", holder, stage, reason)
+        second = vouched_for_gradient(facts, stage)
         return [culprit] if second is None else [culprit, second]
 
 

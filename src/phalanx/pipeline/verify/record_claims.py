@@ -129,9 +129,9 @@ class ClaimRecorder:
         sender, assignment = received.sender, self._facts.assignment
         if isinstance(message, ScreenHit):
             target = target_of(message)
-            expected = assignment.server(target, message.microbatch) if target in assignment.holders else None
+            expected = assignment.holders.get(target)
             _expect(sender, expected, message.kind)
-            if message.source not in assignment.shadows or self._facts.server(*_of(message)) == OWNER:
+            if message.source not in assignment.shadows or self._facts.holder(message.source) == OWNER:
                 raise FrameError(f"{sender!r} finds a message of the owner odd, which needs no audit")
             self._audits.doubt(message)
             self._ask_for_urgent_audit(message)
@@ -146,50 +146,41 @@ class ClaimRecorder:
             _expect(sender, assignment.shadows.get(message.stage), message.kind)
             self._updates.take(sender, message)
             return
-        share = (message.stage, message.lane)
-        known = assignment.shares if isinstance(message, Commit) else self._facts.watched_shares
-        party_of = assignment.server_of if isinstance(message, Commit) else assignment.auditor_of
-        _expect(sender, party_of(share) if share in known else None, message.kind)
+        stage, parties = message.stage, assignment.holders if isinstance(message, Commit) else assignment.shadows
+        _expect(sender, parties.get(stage), message.kind)
         if isinstance(message, Commit):
-            if share in self._ledger.commits:
+            if stage in self._ledger.commits:
                 raise FrameError(f"{sender!r} committed stage {message.stage} twice in step {message.step}")
             self._add_commit(received, message)
-        elif share in self._ledger.held:
+        elif stage in self._ledger.held:
             raise FrameError(f"{message.kind!r} of stage {message.stage} came twice in step {message.step}")
         else:
-            self._ledger.held[share] = message
+            self._ledger.held[stage] = message
 
     def _add_commit(self, received: ReceivedMessage, commit: Commit) -> None:
         """Open every header that a stage shows; it has signed for all of them itself."""
         facts, sender = self._facts, received.sender
 
-        def to_sender(message: Activation) -> Link | None:
-            link = facts.assignment.link_of(message)
-            within = message.microbatch < facts.plan.microbatches
-            return link if within and link is not None and link[1] == sender else None
+        def link_of(message: Activation) -> Link | None:
+            # its receiver holds the stage that is committed to, and so is the sender
+            return facts.assignment.link_of(message) if message.microbatch < facts.plan.microbatches else None
 
         place = {"step": commit.step, "target": commit.stage}
         opened: list[Statement[Activation]] = []
         for signed in commit.received:
             try:
-                opened.append(facts.statements.open(signed, Activation, commit.epoch, place, to_sender))
+                opened.append(facts.statements.open(signed, Activation, commit.epoch, place, link_of))
             except (FrameError, SignatureError) as exc:
                 # without a valid commitment the step could never end
                 headers = {"message": signed}
                 headers |= {} if received.header is None else {"commit": to_signed(received.header)}
                 reason = f"stage {commit.stage}: {sender} committed to an input that no party sent it: {exc}"
-                self.convictions.append(
-                    facts.judgement("forgery", sender, commit.stage, reason, lane=commit.lane, headers=headers)
-                )
+                self.convictions.append(facts.judgement("forgery", sender, commit.stage, reason, headers=headers))
                 return
         self._ledger.add_commit(commit, received.header, opened)
 
     def _add_step_audit(self, sender: str, message: StepAudited) -> None:
         key, ledger = (message.stage, sender), self._facts.ledger_of(message.step)
-        if message.stage in self._facts.watched and self._facts.audited_share(*key) != (message.stage, message.lane):
-            raise FrameError(
-                f"{sender!r} recomputed lane {message.lane} of stage {message.stage}, which it is not to audit"
-            )
         if key not in ledger.awaited_step_audits or key in ledger.step_audits:
             raise FrameError(
                 f"{sender!r} recomputed the whole step {message.step} of stage {message.stage}: not asked, or again"
@@ -197,7 +188,7 @@ class ClaimRecorder:
         ledger.step_audits[key] = message
 
     def _ask_for_urgent_audit(self, hit: ScreenHit) -> None:
-        party = self._facts.server(hit.source, hit.microbatch)
+        party = self._facts.holder(hit.source)
         self._facts.observe("screen_hit", {**hit.model_dump(mode="json"), "party": party})
         if not self._facts.plan.guard.audits:
             self._count_strike(party, hit)
@@ -212,10 +203,6 @@ class ClaimRecorder:
             return
         reason = f"stage {hit.source}, microbatch {hit.microbatch}, {hit.direction}: {hit.reason}"
         self.convictions.append(self._facts.judgement("statistics", party, hit.source, reason))
-
-
-def _of(hit: ScreenHit) -> tuple[int, int]:
-    return (hit.source, hit.microbatch)
 
 
 def _expect(sender: str, expected: str | None, kind: str) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from phalanx.engine import Verdict
-from phalanx.pipeline.assignment.assignment import Assignment, Share
+from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.evidence.files import ComparedTensors
 from phalanx.pipeline.plan import BOUNDARY_DTYPE, StepPlan
@@ -15,7 +15,6 @@ from phalanx.pipeline.protocol.needs import MessageNeed, TensorsNeed, task
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.stage.gradient_norm import finite_norm_squared, same_norm
-from phalanx.pipeline.stage.replica_gradients import add_lanes
 from phalanx.pipeline.stage.rounding import MARGIN, PROBES, rounding_noise
 from phalanx.pipeline.stage.stage_copy import StageCopy
 from phalanx.pipeline.tolerance.distance import distance_to_truth, token_distance
@@ -174,7 +173,7 @@ class Referee:
         holder: str,
         shadow: str,
         before: StateDigest,
-        gradient: tuple[Sequence[str], float],
+        gradient: tuple[str, float],
         after: Mapping[str, StateDigest],
     ) -> str | None:
         """Redo one optimizer step from the shadow's undo copy and the gradient that the holder signed.
@@ -184,7 +183,7 @@ class Referee:
             holder: Its holder.
             shadow: Its shadow.
             before: The state that both had signed before the step.
-            gradient: Digests that the stage's servers committed to, by lane, and the clip coefficient of the step.
+            gradient: The digest that the stage committed to, and the clip coefficient of the step.
             after: What each of the two says now.
 
         Returns:
@@ -207,66 +206,38 @@ class Referee:
         return next((party for party in (holder, shadow) if after[party] != truth), None)
 
     @task
-    async def judge_norm(self, ledger: StepLedger, share: Share, server: str, auditor: str) -> str:
+    async def judge_norm(self, ledger: StepLedger, stage: int, holder: str, shadow: str) -> str:
         """Compute the norm of a gradient that both agree on; the party with the wrong norm is guilty."""
-        stage, lane = share
-        request = FetchBulk(epoch=self.epoch, step=ledger.step, stage=stage, lane=lane, purpose="gradient")
-        found = await TensorsNeed(auditor, request, StageCopy.empty(self._plan, stage).module.trainable())
-        if found is None or transfer_digest(found[0]) != ledger.commits[share].gradient:
-            return auditor
-        truth, claimed = finite_norm_squared(found[0]), ledger.commits[share].norm_squared
-        return auditor if same_norm(truth, claimed, alike=self._bits_decide(server)) else server
-
-    @task
-    async def judge_whole_norm(
-        self, ledger: StepLedger, shares: Sequence[Share], party: str, said: Mapping[str, float | None]
-    ) -> str:
-        """Add up the lanes that both copies agree on; the party with the wrong norm is guilty.
-
-        Args:
-            ledger: The step.
-            shares: Of the stage.
-            party: Which of the two is asked for the lanes; guilty if it does not bring them.
-            said: Squared norms by party.
-        """
-        copy = StageCopy.empty(self._plan, shares[0][0])
-        digests = [ledger.commits[share].gradient for share in shares]
-        found = await self._gradient(party, copy, ledger.step, digests)
+        commit = ledger.commits[stage]
+        found = await self._gradient(shadow, StageCopy.empty(self._plan, stage), ledger.step, commit.gradient)
         if found is None:
-            return party
-        truth = finite_norm_squared(found)
-        return next((name for name, norm in said.items() if norm != truth), party)
+            return shadow
+        is_right = same_norm(finite_norm_squared(found), commit.norm_squared, alike=self._bits_decide(holder))
+        return shadow if is_right else holder
 
-    async def _gradient(
-        self, party: str, copy: StageCopy, step: int, digests: Sequence[str]
-    ) -> dict[str, Tensor] | None:
-        """A stage's whole weight gradient from one party; None unless each lane is the one that was committed to."""
-        lanes = []
-        for lane, digest in enumerate(digests):
-            request = FetchBulk(epoch=self.epoch, step=step, stage=copy.spec.index, lane=lane, purpose="gradient")
-            found = await TensorsNeed(party, request, copy.module.trainable())
-            if found is None or transfer_digest(found[0]) != digest:
-                return None
-            lanes.append(found[0])
-        return add_lanes(lanes)
+    async def _gradient(self, party: str, copy: StageCopy, step: int, digest: str) -> dict[str, Tensor] | None:
+        """A stage's weight gradient from one party; None unless it is the one that was committed to."""
+        request = FetchBulk(epoch=self.epoch, step=step, stage=copy.spec.index, purpose="gradient")
+        found = await TensorsNeed(party, request, copy.module.trainable())
+        return found[0] if found is not None and transfer_digest(found[0]) == digest else None
 
     @task
-    async def judge_step(self, ledger: StepLedger, share: Share, assignment: Assignment, auditor: str) -> str:
-        """Redo a share of a stage's step from committed inputs; the party with the wrong gradient is guilty."""
-        stage, server = share[0], assignment.server_of(share)
+    async def judge_step(self, ledger: StepLedger, stage: int, assignment: Assignment, auditor: str) -> str:
+        """Redo a stage's step from committed inputs; the party with the wrong gradient is guilty."""
+        holder = assignment.holders[stage]
         copy = await self.weights(ledger.epoch, ledger.step, stage, auditor, ledger.agreed[stage])
         if copy is None:
             return auditor
         self._count(steps=1)
-        for m in assignment.microbatches(share, self._plan.microbatches):
+        for m in range(self._plan.microbatches):
             tensors = await self.inputs(ledger, stage, m, assignment)
             if tensors is None:
-                return server
+                return holder
             copy.runner.forward(ledger.step, m, tensors[0])
             copy.runner.backward(ledger.step, m, tensors[1])
-        gradients, commit = copy.runner.gradients(), ledger.commits[share]
+        gradients, commit = copy.runner.gradients(), ledger.commits[stage]
         truth = (transfer_digest(gradients), finite_norm_squared(gradients))
-        return server if truth != (commit.gradient, commit.norm_squared) else auditor
+        return holder if truth != (commit.gradient, commit.norm_squared) else auditor
 
     epoch = 0
     """Epoch of requests; the engine keeps it at the present one."""
@@ -299,14 +270,14 @@ class Referee:
     async def _input(self, dispute: Dispute, direction: Direction) -> Tensor | None:
         source = dispute.stage - 1 if direction == "forward" else dispute.stage + 1
         request = self._request(dispute, source, direction, claim=False)
-        sender = dispute.assignment.server(source, dispute.microbatch)
+        sender = dispute.assignment.holders[source]
         return await self._first(request, (sender, dispute.holder), dispute.inputs[direction].digest)
 
     @task
     async def committed(self, ledger: StepLedger, key: MessageKey, assignment: Assignment, stage: int) -> Tensor | None:
         """An input that a stage committed to, from its sender or from the stage itself; None when neither brings it."""
         request = Fetch.of(ledger.epoch, ledger.step, key)
-        parties = (assignment.server(key[0], key[2]), assignment.server(stage, key[2]))
+        parties = (assignment.holders[key[0]], assignment.holders[stage])
         return await self._first(request, parties, ledger.messages[key].digest)
 
     async def _claim(self, dispute: Dispute) -> Tensor | None:
@@ -318,7 +289,7 @@ class Referee:
     async def _output(self, dispute: Dispute) -> Tensor | None:
         target = dispute.stage + 1 if dispute.direction == "forward" else dispute.stage - 1
         request = self._request(dispute, dispute.stage, dispute.direction, claim=False)
-        receiver = dispute.assignment.server(target, dispute.microbatch)
+        receiver = dispute.assignment.holders[target]
         return await self._first(request, (receiver, dispute.holder), dispute.output.digest)
 
     @staticmethod

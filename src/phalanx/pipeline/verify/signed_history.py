@@ -161,16 +161,15 @@ def _is_about(report: AuditReport, verdict: Verdict, claim: str | None) -> bool:
 def _sides(judgement: Judgement, assignment: Assignment) -> tuple[str, str | None, str | None]:
     """Name the server of what a judgement is about, the holder of the other copy, and the party that recomputed it."""
     verdict, stage = judgement.verdict, judgement.verdict.stage
-    place = judgement.lane if judgement.lane is not None else verdict.microbatch or 0
-    server = assignment.server(stage, place) if stage in assignment.holders else OWNER
+    holder = assignment.holders.get(stage, OWNER)
     if verdict.offence == "collusion":
         # an accomplice is named after the culprit, and has inherited the culprit's stage by then
-        return server, verdict.party, verdict.party
-    other = assignment.auditor(stage, place) if stage in assignment.shadows else None
+        return holder, verdict.party, verdict.party
+    other = assignment.shadows.get(stage)
     return (
-        server,
+        holder,
         other,
-        next((name for name in (verdict.party, verdict.accuser) if name not in (server, OWNER)), other),
+        next((name for name in (verdict.party, verdict.accuser) if name not in (holder, OWNER)), other),
     )
 
 

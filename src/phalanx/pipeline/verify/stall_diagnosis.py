@@ -3,7 +3,6 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from phalanx.pipeline.assignment.assignment import Share
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.evidence.weight_dispute import is_what_was_signed
 from phalanx.pipeline.protocol.message import Message
@@ -93,35 +92,31 @@ class StallDiagnosis:
     # --- commitments ------------------------------------------------------------------------------
 
     async def _behind(self, standings: Mapping[str, ProgressReport]) -> str | None:
-        """Look at each share that has not been committed to: what it waits for, and whether that was sent."""
-        for share in self.facts.assignment.shares:
-            stage, party = share[0], self.facts.assignment.server_of(share)
-            if share in self.facts.ledger.commits:
+        """Look at each stage that has not been committed to: what it waits for, and whether that was sent."""
+        for stage, party in sorted(self.facts.assignment.holders.items()):
+            if stage in self.facts.ledger.commits:
                 continue
             progress = standings[party].stages.get(str(stage))
             if progress is None:
                 return None if party == OWNER else party
-            place = self._waits_for(share, progress)
+            place = self._waits_for(stage, progress)
             if place is None:
                 if party != OWNER:
                     return party
                 continue
             source = stage + (-1 if place.direction == "forward" else 1)
-            sender = self.facts.server(source, place.microbatch)
+            sender = self.facts.holder(source)
             upstream = standings[sender].stages.get(str(source))
             if upstream is not None and place in upstream.sent:
                 return await self._carry(sender, party, (source, place.direction, place.microbatch))
         return None
 
-    def _waits_for(self, share: Share, progress: Progress) -> Place | None:
-        """The input that keeps a share of a stage from its next action; None when it has all it needs."""
-        stage, plan = share[0], self.facts.plan
-        served = self.facts.assignment.microbatches(share, plan.microbatches)
+    def _waits_for(self, stage: int, progress: Progress) -> Place | None:
+        """The input that keeps a stage from its next action; None when it has all it needs."""
+        plan = self.facts.plan
         last = len(plan.stages) - 1
         needless: Direction | None = "forward" if stage == 0 else "backward" if stage == last else None
         for action in actions(plan.schedule, stage, last + 1, plan.microbatches):
-            if action.microbatch not in served:
-                continue
             place = Place(direction=action.direction, microbatch=action.microbatch)
             if action.direction == needless or (needless is None and place in progress.sent):
                 continue
@@ -162,25 +157,21 @@ class StallDiagnosis:
 
     async def _without_gradient(self, standings: Mapping[str, ProgressReport]) -> str | None:
         facts, ledger = self.facts, self.facts.ledger
-        for share in facts.watched_shares:
-            (stage, lane), server = share, facts.assignment.server_of(share)
-            if share in ledger.held:
+        for stage in facts.watched:
+            holder, auditor = facts.holder(stage), facts.shadow(stage)
+            if stage in ledger.held:
                 continue
-            if facts.plan.guard.shadow == "lockstep" and self._has_followed(stage, facts.assignment.auditor_of(share)):
-                return facts.assignment.auditor_of(share)
-            if not facts.plan.guard.sends_gradient:
+            if facts.plan.guard.shadow == "lockstep" and self._has_followed(stage, auditor):
+                return auditor
+            if not facts.plan.guard.sends_gradient or stage not in ledger.commits:
                 continue
-            if not ledger.commits.keys() >= set(facts.assignment.shares_of(stage)):
-                # the server of the other lane says that it has this one when it has both
-                continue
-            auditor = facts.assignment.auditor_of(share)
             mark = ("gradient", auditor, stage)
             if mark in self._handed or (stage in standings[auditor].gradients and auditor != OWNER):
-                return server if auditor == OWNER else auditor
-            request = FetchBulk(epoch=ledger.epoch, step=ledger.step, stage=stage, lane=lane, purpose="gradient")
-            found = await TensorsNeed(server, request, StageCopy.empty(facts.plan, stage).module.trainable())
-            if found is None or transfer_digest(found[0]) != ledger.commits[share].gradient:
-                return server
+                return holder if auditor == OWNER else auditor
+            request = FetchBulk(epoch=ledger.epoch, step=ledger.step, stage=stage, purpose="gradient")
+            found = await TensorsNeed(holder, request, StageCopy.empty(facts.plan, stage).module.trainable())
+            if found is None or transfer_digest(found[0]) != ledger.commits[stage].gradient:
+                return holder
             self._handed.add(mark)
             self._note(auditor, request)
             await TensorsDelivery(auditor, request, found[0], ledger.step)
@@ -214,11 +205,11 @@ class StallDiagnosis:
 
     async def _without_urgent_report(self, hit: ScreenHit) -> str | None:
         """Have the receiver show what it screened, and a party what that was computed from."""
-        receiver = self.facts.server(hit.source + (1 if hit.direction == "forward" else -1), hit.microbatch)
+        receiver = self.facts.holder(hit.source + (1 if hit.direction == "forward" else -1))
         if await self._fetch(receiver, (hit.source, hit.direction, hit.microbatch), self.facts.ledger) is None:
             return receiver
         both: tuple[Direction, ...] = ("forward", "backward")
-        audit = (hit.source, hit.microbatch, self.facts.auditor(hit.source, hit.microbatch))
+        audit = (hit.source, hit.microbatch, self.facts.shadow(hit.source))
         return await self._audit_inputs(self.facts.ledger, audit, both[:1] if hit.direction == "forward" else both)
 
     async def _without_audit(self, ledger: StepLedger, said: Collection[tuple[int, AuditKey]]) -> str | None:
@@ -233,7 +224,7 @@ class StallDiagnosis:
     async def _audit_inputs(self, ledger: StepLedger, audit: AuditKey, directions: Sequence[Direction]) -> str | None:
         """Give an auditor what it is to recompute from; one that has it and does not report is named."""
         facts, (stage, microbatch, auditor) = self.facts, audit
-        holder = facts.server(stage, microbatch)
+        holder = facts.holder(stage)
         mark = ("audit", auditor, ledger.step, stage, microbatch)
         if mark in self._handed:
             return None if auditor == OWNER else auditor
@@ -243,7 +234,7 @@ class StallDiagnosis:
         for direction in directions:
             source = stage + (-1 if direction == "forward" else 1)
             key: MessageKey = (source, direction, microbatch)
-            sender = facts.server(source, microbatch)
+            sender = facts.holder(source)
             found = await self._fetch(sender, key, ledger) or await self._fetch(holder, key, ledger)
             if found is None:
                 return holder

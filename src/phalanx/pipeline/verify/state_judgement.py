@@ -1,7 +1,6 @@
 """The owner's half of state checks (L3): weight gradients and states that a stage and its shadow must agree on."""
 
 from phalanx.errors import FrameError
-from phalanx.pipeline.assignment.assignment import Share
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.protocol.messages import GradientHeld, StateDigest, WeightsHeld
 from phalanx.pipeline.protocol.needs import task
@@ -93,42 +92,21 @@ class StateJudgement:
         facts, ledger = self._facts, self._facts.ledger
         if facts.plan.guard.one_optimizer:
             # no other party has the gradient: audits of whole steps alone can check it
-            ledger.gradients_agreed |= set(facts.watched_shares) & ledger.commits.keys()
-        for share in facts.watched_shares:
-            stage, commit, held = share[0], ledger.commits.get(share), ledger.held.get(share)
-            if commit is None or held is None or share in ledger.gradients_agreed or stage not in facts.agreed:
-                continue
-            server, auditor = facts.assignment.server_of(share), facts.assignment.auditor_of(share)
-            alike = facts.bits_decide(server, auditor)
-            same = commit.gradient == held.gradient and same_norm(commit.norm_squared, held.norm_squared, alike=alike)
-            if facts.assignment.lanes > 1:
-                # the norm of the sum of both lanes is compared below, when both copies have said it
-                same = commit.gradient == held.gradient
-            if same:
-                ledger.gradients_agreed.add(share)
-                continue
-            guilty = await self._guilty_of_gradient(share, server, auditor, held)
-            reason = f"stage {stage}: {guilty} reported a weight gradient or norm that is not what was sent or computed"
-            accuser = auditor if guilty == server else server
-            work = self._referee.spent()
-            return facts.judgement("gradient", guilty, stage, reason, accuser=accuser, lane=share[1], work=work)
-        return await self._weigh_whole_norms() if facts.assignment.lanes > 1 else None
-
-    async def _weigh_whole_norms(self) -> Judgement | None:
-        """Both copies have the same two lanes: the norm of their sum must be the same as well."""
-        facts, ledger = self._facts, self._facts.ledger
+            ledger.gradients_agreed |= set(facts.watched) & ledger.commits.keys()
         for stage in facts.watched:
-            shares = facts.assignment.shares_of(stage)
-            if stage in ledger.whole_norms or not ledger.gradients_agreed.issuperset(shares):
+            commit, held = ledger.commits.get(stage), ledger.held.get(stage)
+            if commit is None or held is None or stage in ledger.gradients_agreed or stage not in facts.agreed:
                 continue
-            said = {facts.assignment.auditor_of(share): ledger.held[share].norm_squared for share in shares}
-            if len(set(said.values())) == 1:
-                ledger.whole_norms[stage] = next(iter(said.values()))
+            holder, shadow = facts.holder(stage), facts.shadow(stage)
+            alike = facts.bits_decide(holder, shadow)
+            if commit.gradient == held.gradient and same_norm(commit.norm_squared, held.norm_squared, alike=alike):
+                ledger.gradients_agreed.add(stage)
                 continue
-            facts.observe("alarm", {"step": ledger.step, "stage": stage, "kind": "norm", "accuser": OWNER})
-            guilty = await self._referee.judge_whole_norm(ledger, shares, facts.shadow(stage), said)
-            reason = f"stage {stage}: {guilty} reported a norm that the sum of both lanes does not have"
-            return facts.judgement("gradient", guilty, stage, reason, work=self._referee.spent())
+            guilty = await self._guilty_of_gradient(stage, held)
+            reason = f"stage {stage}: {guilty} reported a weight gradient or norm that is not what was sent or computed"
+            accuser = shadow if guilty == holder else holder
+            work = self._referee.spent()
+            return facts.judgement("gradient", guilty, stage, reason, accuser=accuser, work=work)
         return None
 
     @task
@@ -143,14 +121,14 @@ class StateJudgement:
     async def _weigh_recomputed(self, ledger: StepLedger) -> Judgement | None:
         facts = self._facts
         for stage, auditor in sorted(ledger.awaited_step_audits - ledger.steps_agreed):
-            share, shadow = facts.audited_share(stage, auditor), (stage, facts.shadow(stage))
-            audited, commit = ledger.step_audits.get((stage, auditor)), ledger.commits[share]
+            holder, shadow = facts.holder(stage), (stage, facts.shadow(stage))
+            audited, commit = ledger.step_audits.get((stage, auditor)), ledger.commits[stage]
             is_second = not facts.has_copy(auditor, stage)
             if audited is None or (is_second and shadow in ledger.awaited_step_audits - ledger.step_audits.keys()):
                 continue
-            holder, is_same = facts.assignment.server_of(share), audited.gradient == commit.gradient
+            is_same = audited.gradient == commit.gradient
             if not facts.bits_decide(holder, auditor):
-                is_same = is_same or await self._bounds.are_close(ledger, share, auditor)
+                is_same = is_same or await self._bounds.are_close(ledger, stage, auditor)
             else:
                 is_same = is_same and audited.norm_squared == commit.norm_squared
             if is_same:
@@ -159,9 +137,9 @@ class StateJudgement:
             alarm = {"step": ledger.step, "stage": stage, "kind": "whole_step", "accuser": auditor}
             facts.observe("alarm", alarm)
             if facts.bits_decide(holder) and facts.bits_decide(auditor):
-                guilty = await self._referee.judge_step(ledger, share, facts.assignment, auditor)
+                guilty = await self._referee.judge_step(ledger, stage, facts.assignment, auditor)
             else:
-                found = await self._bounds.judge(ledger, share, auditor)
+                found = await self._bounds.judge(ledger, stage, auditor)
                 if found is None:
                     facts.observe("dismissed", alarm)
                     ledger.steps_agreed.add((stage, auditor))
@@ -171,12 +149,10 @@ class StateJudgement:
             reason = f"stage {stage}: {guilty} {what} that the inputs of step {ledger.step} do not lead to"
             accuser = auditor if guilty == holder else holder
             if guilty == holder and is_second:
-                second = vouched_for_gradient(facts, share)
+                second = vouched_for_gradient(facts, stage)
                 facts.proved += [] if second is None else [second]
             work, step = self._referee.spent(), ledger.step
-            return facts.judgement(
-                "gradient", guilty, stage, reason, step=step, accuser=accuser, lane=share[1], work=work
-            )
+            return facts.judgement("gradient", guilty, stage, reason, step=step, accuser=accuser, work=work)
         return None
 
     async def _judge_state(self, stage: int, said: dict[str, StateDigest]) -> Judgement | None:
@@ -184,19 +160,15 @@ class StateJudgement:
         holder, shadow = facts.holder(stage), facts.shadow(stage)
         facts.observe("alarm", {"step": facts.ledger.step, "stage": stage, "kind": "state", "accuser": shadow})
         before, previous = facts.before.get(stage), facts.previous
-        committed = (
-            []
-            if previous is None
-            else [previous.commits[share].gradient for share in sorted(previous.commits) if share[0] == stage]
-        )
-        if before is None or previous is None or len(committed) != len(facts.assignment.shares_of(stage)):
+        commit = None if previous is None else previous.commits.get(stage)
+        if before is None or previous is None or commit is None:
             reason = f"stage {stage}: {shadow} has another state than the one that it was given"
             return facts.judgement("state", shadow, stage, reason, accuser=OWNER)
         if stage in previous.frozen:
             kept = before.model_copy(update={"step": before.step + 1})
             guilty = next((party for party in (holder, shadow) if said[party] != kept), None)
         else:
-            gradient = (committed, previous.clip_coefficient)
+            gradient = (commit.gradient, previous.clip_coefficient)
             guilty = await self._referee.judge_update(stage, holder, shadow, before, gradient, said)
         work = self._referee.spent()
         if guilty is None:
@@ -206,14 +178,15 @@ class StateJudgement:
         accuser = shadow if guilty == holder else holder
         return facts.judgement("state", guilty, stage, reason, accuser=accuser, work=work)
 
-    async def _guilty_of_gradient(self, share: Share, server: str, auditor: str, held: GradientHeld) -> str:
+    async def _guilty_of_gradient(self, stage: int, held: GradientHeld) -> str:
         facts, ledger = self._facts, self._facts.ledger
+        holder, shadow = facts.holder(stage), facts.shadow(stage)
         if facts.plan.guard.shadow == "lockstep":
-            return await self._referee.judge_step(ledger, share, facts.assignment, auditor)
-        if held.gradient == ledger.commits[share].gradient:
-            return await self._referee.judge_norm(ledger, share, server, auditor)
-        sent = sent_gradient(facts.statements, held, (server, auditor))
-        if sent is None or server == OWNER:
-            return auditor
-        # the parts carry the server's own signature: what it sent is not what it committed to
-        return server if sent == held.gradient else auditor
+            return await self._referee.judge_step(ledger, stage, facts.assignment, shadow)
+        if held.gradient == ledger.commits[stage].gradient:
+            return await self._referee.judge_norm(ledger, stage, holder, shadow)
+        sent = sent_gradient(facts.statements, held, (holder, shadow))
+        if sent is None or holder == OWNER:
+            return shadow
+        # the parts carry the holder's own signature: what it sent is not what it committed to
+        return holder if sent == held.gradient else shadow

@@ -45,10 +45,6 @@ class HostedStage:
     weights_due: bool = False
     """Updated, and the shadow is to be sent the new weights, or the whole state, and has not been."""
     gradients: dict[str, Tensor] | None = None
-    last_gradients: dict[str, Tensor] = field(default_factory=dict)
-    """Those of the last applied step, where this party keeps evidence about a shared stage."""
-    serves: tuple[int, ...] | None = None
-    """Microbatches that this party serves; None: all."""
     _todo: list[Action] = field(default_factory=list)
 
     @property
@@ -73,8 +69,7 @@ class HostedStage:
             for slot in [slot for slot in kept if slot[0] < step - self.plan.guard.commit_lag]:
                 del kept[slot]
         order = actions(self.plan.schedule, self.index, len(self.plan.stages), self.plan.microbatches)
-        served = order if self.serves is None else [action for action in order if action.microbatch in self.serves]
-        self._todo = list(reversed(served))
+        self._todo = list(reversed(order))
 
     def _keep_sent(self, step: int) -> None:
         if self.step >= 0 and step > self.step:

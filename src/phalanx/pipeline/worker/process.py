@@ -1,7 +1,6 @@
 """One worker process: join an owner, take the roles that it gives, work until it says that the run is over."""
 
 import contextlib
-import ctypes
 import os
 import signal
 import sys
@@ -17,7 +16,7 @@ from phalanx.pipeline.assignment.budget import Sample, allowance_of
 from phalanx.pipeline.config import WorkerConfig
 from phalanx.pipeline.plan import StepPlan, parse_plan
 from phalanx.pipeline.processes.allocator import keep_freed_memory
-from phalanx.pipeline.processes.fork_server import FORK_SERVER, await_request
+from phalanx.pipeline.processes.fork_server import FORK_SERVER, await_request, die_with_parent
 from phalanx.pipeline.processes.own_memory import own_rooms
 from phalanx.pipeline.protocol.greetings import Challenge, ChallengeReply, Hello, Leave, NotLetIn, PreparedNotice, Setup
 from phalanx.pipeline.protocol.log_memory import LogMemory
@@ -35,7 +34,6 @@ from phalanx.telemetry import PhaseTimer
 from phalanx.transport import Endpoint, GrpcWire, LinkFault, TransportConfig, Wire, describe
 
 _SETUP_TIMEOUT_S = 120.0
-_PR_SET_PDEATHSIG = 1
 
 
 OpenEndpoint = Callable[[Identity, Mapping[str, Peer], str, Wire, TransportConfig], Endpoint]
@@ -347,15 +345,3 @@ def requested_file(file: Path) -> Path | None:
         # a child of the fork server has that for its parent, and the kernel forgets over a fork what was asked of it
         die_with_parent()
     return forked
-
-
-def die_with_parent() -> None:
-    """Ask the kernel to end this process when its parent ends, however that happens (Linux)."""
-    if not sys.platform.startswith("linux"):
-        return
-    # a parent that ended while this process was still starting is found by its number
-    parent = os.environ.get("PHALANX_PARENT", str(os.getppid()))
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if str(os.getppid()) != parent:
-        os.write(2, b"the process that started this one has ended\n")
-        os._exit(1)

@@ -1,5 +1,7 @@
 """Answers to requests for tensors: what this party sent, received, recomputed or holds."""
 
+from torch import Tensor
+
 from phalanx.errors import FrameError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.protocol.messages import (
@@ -17,7 +19,6 @@ from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.pipeline.protocol.tensor_stream import send_bulk
 from phalanx.pipeline.worker.audit_queue import AuditInput, InputKey
 from phalanx.pipeline.worker.context import PartyContext
-from phalanx.pipeline.worker.gradient_sum import gradient_of
 from phalanx.pipeline.worker.hosted import SentTensor
 from phalanx.pipeline.worker.roles import Roles
 from phalanx.pipeline.worker.state_upload import StateUploads
@@ -32,7 +33,7 @@ def answer_fetch(context: PartyContext, sender: str, message: Fetch) -> None:
             went to and a third party with the owner's permit may see it, and only the owner a claim.
     """
     target = message.source + (1 if message.direction == "forward" else -1)
-    allowed = {OWNER} if message.claim else {OWNER, context.roles.auditor(target, message.microbatch)}
+    allowed = {OWNER} if message.claim else {OWNER, context.roles.assignment.shadows.get(target)}
     if sender not in allowed and (message.claim or not _permitted(context, sender, target, message.permit)):
         raise FrameError(
             f"{context.name}: {sender!r} asked for a tensor of stage {message.source}; it has no part in it"
@@ -96,7 +97,7 @@ def answer_fetch_bulk(context: PartyContext, uploads: StateUploads, sender: str,
     copy = context.roles.copy_of(message.stage)
     shadow = context.roles.shadows.get(message.stage)
     audit = context.roles.auditing(message.stage)
-    gradient = gradient_of(context.roles, message.stage, message.lane, message.step)
+    gradient = _gradient(context.roles, message.stage, message.step)
     if message.purpose == "duplicate":
         uploads.put(sender, message, copy.optimizer.state, copy.step)
         return
@@ -120,6 +121,14 @@ def answer_fetch_bulk(context: PartyContext, uploads: StateUploads, sender: str,
     else:
         raise FrameError(f"{context.name}: has no {message.purpose} of stage {message.stage}")
     send_bulk(context.post, sender, message, tensors, copy.step)
+
+
+def _gradient(roles: Roles, stage: int, step: int) -> dict[str, Tensor] | None:
+    """The weight gradient of this step, or a shadow's of the last one, as far as this party has it."""
+    holder, shadow = roles.hosted.get(stage), roles.shadows.get(stage)
+    if shadow is None:
+        return None if holder is None else holder.gradients
+    return shadow.last_gradients if step < shadow.copy.step else shadow.gradients or {}
 
 
 def _permitted(context: PartyContext, sender: str, stage: int, permit: PassedOnHeader | None) -> bool:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from phalanx.checkpoint.state_files import StateFiles
 from phalanx.errors import FrameError, NoHolderError
-from phalanx.pipeline.assignment.assignment import Assignment, Share, assignment_of
+from phalanx.pipeline.assignment.assignment import Assignment, assignment_of
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.protocol.messages import Assign, Bulk, FetchBulk, Role
@@ -52,23 +52,19 @@ class Roles:
         """Move to a new epoch: promote, drop, build; send state to newcomers and wait for one's own."""
         self._take_back()
         self.epoch, self.step = assign.epoch, assign.step
-        self.assignment = assignment_of(assign.roles, self._plan.lanes)
+        self.assignment = assignment_of(assign.roles)
         self.loading.clear()
         self.fetched_stages.clear()
         self._wake()
         before = (dict(self.hosted), dict(self.shadows), dict(self.kept))
         self._forget_too_young(assign)
-        if self._plan.lanes > 1:
-            self._drop()
-        else:
-            self._drop_and_promote()
+        self._drop_and_promote()
         for role in assign.roles:
             known = {**self.hosted, **self.shadows, **self.kept}
             if self.name in (role.holder, role.shadow) and role.stage not in known:
                 self._build(role)
         self._go_back(assign.step)
-        for stage, holder in self.hosted.items():
-            holder.serves = self.assignment.microbatches(self.own_share(stage), self._plan.microbatches)
+        for holder in self.hosted.values():
             holder.discard_inputs()
         for shadow in self.shadows.values():
             shadow.begin()
@@ -107,26 +103,8 @@ class Roles:
             copy = self.hosted[stage].copy
             self.state_files.keep(stage, copy.step, copy.optimizer.state())
 
-    def server(self, stage: int, microbatch: int) -> str | None:
-        """The party that serves one microbatch of a stage; None when no party holds such a stage."""
-        return self.assignment.server(stage, microbatch) if stage in self.assignment.holders else None
-
-    def auditor(self, stage: int, microbatch: int) -> str | None:
-        """The party that audits one microbatch of a stage; None when no party shadows such a stage."""
-        return self.assignment.auditor(stage, microbatch) if stage in self.assignment.shadows else None
-
-    def own_share(self, stage: int) -> Share:
-        """The share of a stage that this party serves, if it serves any."""
-        shared = self.assignment.lanes > 1 and self.assignment.shadows.get(stage) == self.name
-        return (stage, 1 if shared else 0)
-
-    def audited_share(self, stage: int) -> Share:
-        """The share of a shadowed stage that this party audits."""
-        return (stage, 1 - self.own_share(stage)[1] if self.assignment.lanes > 1 else 0)
-
     def all(self) -> list[HostedStage | ShadowStage]:
         """Every copy that this party has, in order of stages."""
-        # of a shared stage, the part that serves also applies updates
         both: dict[int, HostedStage | ShadowStage] = {**self.shadows, **self.hosted}
         return [both[stage] for stage in sorted(both)]
 
@@ -164,7 +142,7 @@ class Roles:
         for stage in assign.bypassed:
             holders = {**self.assignment.holders, stage: OWNER}
             shadows = {other: name for other, name in self.assignment.shadows.items() if other != stage}
-            self.assignment = Assignment(holders, shadows, self.assignment.lanes)
+            self.assignment = Assignment(holders, shadows)
             mine = self.hosted.pop(stage, None) or self.shadows.pop(stage, None)
             if mine is not None:
                 self.resting[stage] = mine
@@ -248,17 +226,8 @@ class Roles:
             bare = copy.without_moments() if self._plan.guard.verify_only else copy
             self.shadows[stage] = ShadowStage(self._wrap_copy(bare, False))
 
-    def _drop(self) -> None:
-        """Drop copies that are given up; with two lanes a party that keeps its copy but has no partner audits none."""
-        mine = self.assignment.copies_of(self.name)
-        for stage in [stage for stage in self.hosted if stage not in mine]:
-            del self.hosted[stage]
-        for stage in [stage for stage in self.shadows if stage not in mine or stage not in self.assignment.shadows]:
-            del self.shadows[stage]
-
     def _build(self, role: Role) -> None:
-        shared = self._plan.lanes > 1 and role.shadow is not None
-        is_held = role.holder == self.name or shared
+        is_held = role.holder == self.name
         if self._plan.guard.keeps_snapshots and not is_held:
             self._keep(role)
             return
@@ -266,14 +235,13 @@ class Roles:
         bare = self.library(role.stage) if role.source == self.name and self.library is not None else None
         if bare is not None and not has_moments:
             bare = bare.without_moments()
-        own = bare or StageCopy.empty(self._plan, role.stage, has_moments=has_moments)
-        copy = self._wrap_copy(own, is_held)
+        copy = self._wrap_copy(bare or StageCopy.empty(self._plan, role.stage, has_moments=has_moments), is_held)
         if bare is None:
             self.loading[role.stage] = (copy, BulkReceiver(copy.state()), role.source)
         if is_held:
             self.hosted[role.stage] = HostedStage(self._plan, copy)
-        if shared or not is_held:
-            self.shadows[role.stage] = ShadowStage(self._wrap_copy(own, False) if shared else copy)
+        else:
+            self.shadows[role.stage] = ShadowStage(copy)
 
     def _keep(self, role: Role) -> None:
         kept = self.kept[role.stage] = KeptStage(self._plan, role.stage)

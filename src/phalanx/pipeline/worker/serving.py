@@ -22,7 +22,6 @@ from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.stage.gradient_norm import finite_norm_squared
 from phalanx.pipeline.tolerance.screen import Screen
 from phalanx.pipeline.worker.context import PartyContext
-from phalanx.pipeline.worker.gradient_sum import keep_evidence, report_held, whole_gradient
 from phalanx.pipeline.worker.hosted import HostedStage, SentTensor
 from phalanx.transport.tensors import tensor_buffers, tensor_from
 
@@ -46,8 +45,8 @@ class ServedStages:
         context, roles = self._context, self._context.roles
         holder = self._hosted.get(message.target)
         neighbour = message.target - 1 if message.direction == "forward" else message.target + 1
-        sender = roles.server(neighbour, message.microbatch)
-        not_mine = roles.server(message.target, message.microbatch) != context.name
+        sender = roles.assignment.holders.get(neighbour)
+        not_mine = roles.assignment.holders.get(message.target) != context.name
         if holder is None or not_mine or message.source != neighbour or sender != received.sender:
             raise FrameError(
                 f"{context.name}: {received.sender!r} sent {message.direction} from stage {message.source} to stage "
@@ -124,14 +123,13 @@ class ServedStages:
 
     def apply(self, holder: HostedStage) -> None:
         """Let a stage's optimizer take the step that was verified; a worker then begins the next one."""
-        gradients = whole_gradient(self._context.roles, holder.index)
+        gradients = holder.gradients
         if holder.pending_apply is None or gradients is None:
             return
         with self._context.timer.phase("optimizer"):
             if holder.index in self._context.roles.frozen:
                 holder.copy.skip(holder.step)
             else:
-                keep_evidence(self._context.roles, holder.index)
                 holder.copy.apply(holder.step, gradients, holder.pending_apply)
         holder.pending_apply = None
         with self._context.timer.phase("journal"):
@@ -176,24 +174,23 @@ class ServedStages:
             shape=tuple(tensor.shape),
         )
         with self._context.timer.phase("send"):
-            receiver = self._context.roles.assignment.server(target, microbatch)
+            receiver = self._context.roles.assignment.holders[target]
             header = self._context.post(receiver, message, (tensor_buffers(tensor),))
         holder.sent[(direction, microbatch)] = SentTensor(tensor, header)
 
     def _commit(self, holder: HostedStage) -> None:
         context = self._context
         gradients = holder.gradients = holder.runner.gradients()
-        share, digest = context.roles.own_share(holder.index), ""
-        if context.guarded and holder.index in context.roles.assignment.shadows:
+        shadow, digest = context.roles.assignment.shadows.get(holder.index), ""
+        if context.guarded and shadow is not None:
             with context.timer.phase("shadow_send"):
-                digest = self._hand_over(holder, context.roles.assignment.auditor_of(share), gradients)
+                digest = self._hand_over(holder, shadow, gradients)
         with context.timer.phase("commit"):
             received = [header for slot, header in sorted(holder.headers.items()) if slot[0] == holder.step]
             commit = Commit(
                 epoch=context.roles.epoch,
                 step=holder.step,
                 stage=holder.index,
-                lane=share[1],
                 received=tuple(to_signed(header) for header in received) if context.guarded else (),
                 sent=tuple(
                     SentDigest(direction=direction, microbatch=m, digest=out.header.fields.payload_digest)
@@ -204,14 +201,10 @@ class ServedStages:
                 gradient=digest,
             )
             context.post(OWNER, commit, ())
-        audited = context.roles.shadows.get(holder.index)
-        if audited is not None and audited.gradients is not None:
-            report_held(context, audited)
 
-    def _hand_over(self, holder: HostedStage, auditor: str, gradients: dict[str, Tensor]) -> str:
+    def _hand_over(self, holder: HostedStage, shadow: str, gradients: dict[str, Tensor]) -> str:
         """Give the weight gradient to the other copy, where that is what keeps it fresh, and return its digest."""
         if not self._context.plan.guard.sends_gradient:
             return transfer_digest(gradients)
-        stage, lane = self._context.roles.own_share(holder.index)
-        about = FetchBulk(epoch=self._context.roles.epoch, step=holder.step, stage=stage, lane=lane, purpose="gradient")
-        return send_bulk(self._context.post, auditor, about, gradients, holder.step)
+        about = FetchBulk(epoch=self._context.roles.epoch, step=holder.step, stage=holder.index, purpose="gradient")
+        return send_bulk(self._context.post, shadow, about, gradients, holder.step)

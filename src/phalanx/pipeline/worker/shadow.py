@@ -20,8 +20,6 @@ class ShadowStage:
     `gradient` upkeep: the stage's weight gradient is received and put through the shadow's own
     optimizer. `lockstep`: the gradient is recomputed here, microbatch by microbatch. `update`: the
     weights after the step are received, only once the step is verified; until all are here nothing is audited.
-    `replica`: this party serves a lane of the stage as well, with the same copy, and `gradients` are those of the
-    other lane.
     """
 
     copy: StageCopy

@@ -2,8 +2,9 @@
 
 import functools
 
+from torch import Tensor
+
 from phalanx.errors import FrameError
-from phalanx.pipeline.assignment.assignment import Share
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.plan import BOUNDARY_DTYPE
 from phalanx.pipeline.protocol.message import ReceivedMessage
@@ -18,12 +19,11 @@ from phalanx.pipeline.protocol.messages import (
     WeightsHeld,
 )
 from phalanx.pipeline.protocol.signed import to_signed
-from phalanx.pipeline.protocol.tensor_stream import may_continue, transfer_digest
+from phalanx.pipeline.protocol.tensor_stream import digest_of_parts, may_continue, transfer_digest
 from phalanx.pipeline.stage.gradient_norm import finite_norm_squared
 from phalanx.pipeline.tolerance.screen import Doubt
 from phalanx.pipeline.worker.audit_queue import AuditInput, AuditQueue, AuditTask, InputKey
 from phalanx.pipeline.worker.context import PartyContext
-from phalanx.pipeline.worker.gradient_sum import report_held
 from phalanx.pipeline.worker.request_handlers import sent_here
 from phalanx.pipeline.worker.shadow import ShadowStage
 from phalanx.pipeline.worker.third_party_audit import ThirdPartyAudits
@@ -57,16 +57,13 @@ class ShadowedStages:
         """Take a part of a stage's weight gradient.
 
         Raises:
-            FrameError: This upkeep sends none; or it is not from the server, not of this step, or came before.
+            FrameError: This upkeep sends none; or it is not from the holder, not of this step, or came before.
         """
         context, roles = self._context, self._context.roles
         shadow = self._shadows.get(message.stage)
-        share = (message.stage, message.lane)
-        awaited = (
-            context.plan.guard.sends_gradient and shadow is not None and share == roles.audited_share(message.stage)
-        )
-        from_server = awaited and received.sender in (roles.assignment.server_of(share), OWNER)
-        if message.purpose != "gradient" or shadow is None or not from_server or message.step != roles.step:
+        awaited = context.plan.guard.sends_gradient and message.purpose == "gradient"
+        from_holder = received.sender in (roles.assignment.holders.get(message.stage), OWNER)
+        if shadow is None or not awaited or not from_holder or message.step != roles.step:
             raise FrameError(
                 f"{context.name}: {received.sender!r} sent {message.purpose} of stage {message.stage}, step "
                 f"{message.step}; expected gradients of {sorted(self._shadows)} at step {roles.step}"
@@ -83,7 +80,19 @@ class ShadowedStages:
             if received.header is not None:
                 shadow.parts.append(received.header)
         if shadow.gradients is not None:
-            report_held(context, shadow)
+            self._report_held(shadow, shadow.gradients)
+
+    def _report_held(self, shadow: ShadowStage, gradients: dict[str, Tensor]) -> None:
+        """Tell the owner that the gradient of a stage is here."""
+        held = GradientHeld(
+            epoch=self._context.roles.epoch,
+            step=self._context.roles.step,
+            stage=shadow.index,
+            norm_squared=finite_norm_squared(gradients),
+            gradient=digest_of_parts([part.fields.payload_digest for part in shadow.parts]),
+            parts=tuple(to_signed(part) for part in shadow.parts),
+        )
+        self._context.post(OWNER, held, ())
 
     def is_early(self, message: Bulk) -> bool:
         """Whether new weights come before their step is known here to be verified.
@@ -199,7 +208,7 @@ class ShadowedStages:
         if shadow is not None and is_ordered and not message.urgent:
             shadow.order = "given"
         for key in self._audits.add(message, lambda key: sent_here(roles, message.step, key)):
-            self._fetch(roles.assignment.server(key[0], key[2]), message.step, key)
+            self._fetch(roles.assignment.holders[key[0]], message.step, key)
 
     def is_due(self, step: int) -> bool:
         """Whether an audit of this step can still be under way here."""
@@ -221,7 +230,7 @@ class ShadowedStages:
         if not wanted or message.evidence is None:
             raise FrameError(f"{context.name}: {received.sender!r} sent a tensor that it was not asked for")
         key: InputKey = (message.source, message.direction, message.microbatch)
-        source, holder = roles.server(key[0], key[2]), roles.assignment.server(stage, message.microbatch)
+        source, holder = roles.assignment.holders.get(key[0]), roles.assignment.holders[stage]
         sent = context.find_tensor(message.evidence, message.epoch, message.place)
         if sent is None or sent.digest != _payload_digest(received):
             if received.sender != source or source == holder:
@@ -259,9 +268,7 @@ class ShadowedStages:
         if doubt is not None:
             shadow.order = "awaited"
         context.post(OWNER, report, ())
-        if shadow.recomputed == len(
-            context.roles.assignment.microbatches(self._share_of(shadow), context.plan.microbatches)
-        ):
+        if shadow.recomputed == context.plan.microbatches:
             self._report_recomputed(shadow)
         return True
 
@@ -288,10 +295,7 @@ class ShadowedStages:
             shadow.gradients = gradients
             self._context.post(OWNER, GradientHeld.model_validate({**found, "parts": ()}), ())
             return
-        self._context.post(OWNER, StepAudited.model_validate({**found, "lane": self._share_of(shadow)[1]}), ())
-
-    def _share_of(self, shadow: ShadowStage) -> Share:
-        return self._context.roles.audited_share(shadow.index)
+        self._context.post(OWNER, StepAudited.model_validate(found), ())
 
     def _recompute(self, shadow: ShadowStage, task: AuditTask) -> Doubt | None:
         """Do an audit; with the last one of a step's drawn ones, say why the step's weight gradient looks odd."""

@@ -49,7 +49,7 @@ class StateUploads:
 
     def _send(self, receiver: str, about: FetchBulk, tensors: Mapping[str, Tensor]) -> Generator[None]:
         for offset, total, part in parts(tensors):
-            place = {"epoch": about.epoch, "stage": about.stage, "lane": about.lane, "step": about.step}
+            place = {"epoch": about.epoch, "stage": about.stage, "step": about.step}
             message = Bulk.model_validate({**place, "purpose": about.purpose, "offset": offset, "total": total})
             self._post(receiver, message, part)
             yield

@@ -5,7 +5,7 @@ from typing import Any
 
 from phalanx.errors import ModelError
 
-_SAVED_BY_ACTIVATION = {"relu": 1, "gelu": 2, "gelu_pytorch_tanh": 2, "silu": 2, "swish": 2, "gelu_new": 5}
+_SAVED_BY_ACTIVATION = {"relu": 1, "relu2": 2, "gelu": 2, "gelu_pytorch_tanh": 2, "silu": 2, "swish": 2, "gelu_new": 5}
 """Inner tensors that stay for the backward pass: a fused kernel's input and output; the parts of one that is composed.
 relu is told from its output alone."""
 _COMPOSED, _FUSED = "gelu_new", "gelu_pytorch_tanh"

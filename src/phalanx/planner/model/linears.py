@@ -30,16 +30,10 @@ class Linear:
 
 def linears(shape: ModelShape) -> tuple[Linear, ...]:
     """Return the matrices of one block, in the order of the module."""
-    queries, shared = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    inputs: dict[Feed, int] = {"first": shape.hidden, "mixed": queries, "second": shape.hidden, "inner": shape.ffn}
-    outputs = {
-        "all": queries + 2 * shared,
-        "queries": queries,
-        "shared": shared,
-        "inner": shape.ffn,
-        "stream": shape.hidden,
-    }
-    return tuple(Linear(name, feed, inputs[feed], outputs[out]) for name, feed, out in FAMILIES[shape.family].matrices)
+    return tuple(
+        Linear(name, feed, shape.inputs(feed), shape.outputs(out))
+        for name, feed, out in FAMILIES[shape.family].matrices
+    )
 
 
 def block_tensors(shape: ModelShape) -> int:

@@ -30,6 +30,7 @@ class ModelShape:
         head: Parameters of an untied head; 0 where it is tied.
         head_matrix: Parameters that the head multiplies with, tied or not.
         attention_dropout: Share of attention's weights that training drops.
+        head_norms: Queries and keys have norms.
     """
 
     family: str
@@ -54,6 +55,25 @@ class ModelShape:
     head: int
     head_matrix: int
     attention_dropout: float = 0.0
+    head_norms: bool = False
+
+    def inputs(self, feed: str) -> int:
+        """Width of what a matrix of a block multiplies, by `families.facts.Feed`."""
+        return {"first": self.hidden, "mixed": self.heads * self.head_dim, "second": self.hidden, "inner": self.ffn}[
+            feed
+        ]
+
+    def outputs(self, width: str) -> int:
+        """Width of what a matrix of a block gives, by `families.facts.Width`."""
+        queries, shared = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return {
+            "all": queries + 2 * shared,
+            "queries": queries,
+            "shared": shared,
+            "inner": self.ffn,
+            "both": 2 * self.ffn,
+            "stream": self.hidden,
+        }[width]
 
     @property
     def layer(self) -> int:

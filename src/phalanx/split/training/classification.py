@@ -44,7 +44,7 @@ class Classification:
         head = nn.Linear(int(back.hub_config.hidden_size), self._num_classes, dtype=torch.float32)
         for parameter in head.parameters():
             parameter.detach().zero_()
-        back.add_module(HEAD, head)
+        back.replace_head(head)
         return {f"{HEAD}.{name}": parameter for name, parameter in head.named_parameters()}
 
     def loss(

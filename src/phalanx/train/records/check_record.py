@@ -80,8 +80,7 @@ class CheckRecord:
         for stage, checks in stages.items():
             for check in checks.made:
                 self._made.setdefault((stage, check), Spans(limit=self._limit)).add(step, step)
-            for party, word in checks.rests_on.items():
-                self._spans((stage, party, word)).add(step, step)
+            self._spans((stage, checks.party, checks.rests_on)).add(step, step)
 
     def observe(self, kind: str, body: Mapping[str, Any]) -> None:
         """Follow one event; others than those about convictions and undone or redone steps change nothing."""
@@ -142,14 +141,12 @@ class CheckRecord:
     def believed(self) -> dict[int, int]:
         """By stage: steps of workers that no party, or only a convicted one, has recomputed in full."""
         parties = sorted({work[:2] for work in self._work})
-        found = {}
-        for stage in sorted({stage for stage, _ in parties}):
-            spans = [self._work[work] for party in parties if party[0] == stage for work in self._unverified(*party)]
-            # two parties that share a stage serve it in the same steps
-            twice = _length(ends for one in spans for ends in one.ranges)
-            twice -= _length(union(ends for one in spans for ends in one.ranges))
-            found[stage] = sum(one.num for one in spans) - twice
-        return found
+        return {
+            stage: sum(
+                self._work[work].num for party in parties if party[0] == stage for work in self._unverified(*party)
+            )
+            for stage in sorted({stage for stage, _ in parties})
+        }
 
     def checks(self) -> dict[int, dict[str, Any]]:
         """By stage: its steps in other hands; and in how many steps each check was made, and in which one last."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.errors import AuditLogError, CertificateError
-from phalanx.pipeline import OWNER, AuditDraw, Rules, ShownWork, check_step, read_leaves
+from phalanx.pipeline import OWNER, REMOVED_SHADOWS, AuditDraw, Rules, ShownWork, check_step, read_leaves
 from phalanx.security.audit import (
     LEAVES_FILE,
     PUBLIC_KINDS,
@@ -279,6 +279,11 @@ def _rules(session: _Session, owner: Peer, keys: Mapping[str, bytes], run: str) 
     body, where = session.opening, f"line {session.number}"
     try:
         guard, key = body["guard"], keys.get(body["audit_key_commitment"])
+        if guard["shadow"] in REMOVED_SHADOWS:
+            raise AuditLogError(
+                f'{where}: its stages were kept with shadow = "{guard["shadow"]}", which this version cannot verify '
+                "(ADR 70); verify it with a version that has it"
+            )
         draw = None
         if key is not None:
             draw = AuditDraw(

@@ -116,6 +116,8 @@ def gathered(
             home.announce(wire.address)
             observe("awaiting", {"address": wire.address, "parties": list(names)})
         else:
+            if len(names) + len(late) > 1:
+                workers.start_fork_server(run.train.threads)
             workers.start({name: _worker_config(run, home, name, wire.address) for name in names})
         witnesses = LogHeadExchange()
         if run.pipeline.remote_workers and log is not None:
@@ -170,9 +172,6 @@ def engaged(
             observe=observe,
         )
         members.replace, members.look_after = replacements.replace, replacements.look_after
-        if late:
-            # when the first ones are there: it shall not slow down their start
-            workers.start_fork_server(run.train.threads)
     for name in members.names:
         observe("party_joined", {"party": name, "address": members.addresses[name], "class": members.class_of(name)})
     files = Files(home.path, library, observe, note_checks=note_checks, note_step=note_step)

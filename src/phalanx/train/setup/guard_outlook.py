@@ -5,9 +5,8 @@ from phalanx.planner.guard.finding import AuditRates, DetectionOdds, GuardPrice,
 from phalanx.planner.guard.guarding import measured_costs
 from phalanx.train.config import RunConfig
 
-_UPKEEP_BYTES = {"gradient": 4, "adapters": 4, "update": 4, "lockstep": 0, "replica": 8, "snapshot": 12}
-"""Bytes a trained parameter and transfer: a weight gradient or new weights to the shadow, a lane's gradient each way,
-or weights and moments."""
+_UPKEEP_BYTES = {"gradient": 4, "adapters": 4, "update": 4, "lockstep": 0, "snapshot": 12}
+"""Bytes a trained parameter and transfer: a weight gradient, new weights, or weights and moments to the shadow."""
 
 
 def upkeep_bytes(guard: GuardConfig) -> float:

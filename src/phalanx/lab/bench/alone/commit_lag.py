@@ -76,9 +76,9 @@ class LagArm:
 def _lacks_audits_alone(engine: PipelineEngine) -> bool:
     facts = engine._facts
     ledger = facts.ledger
-    if len(ledger.commits) < len(facts.assignment.shares):
+    if len(ledger.commits) < len(facts.assignment.holders):
         return False
-    agreed = ledger.gradients_agreed >= set(facts.watched_shares) and set(facts.watched) <= facts.agreed.keys()
+    agreed = set(facts.watched) <= ledger.gradients_agreed & facts.agreed.keys()
     return facts.lagging is not None or (ledger.audits_drawn and agreed)
 
 

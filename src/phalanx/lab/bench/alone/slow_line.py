@@ -26,7 +26,6 @@ from phalanx.lab.bench.measure.machine import current_commit, describe_machine, 
 from phalanx.lab.bench.overhead.overhead import run_in_turns
 from phalanx.lab.bench.overhead.overhead_arms import (
     EIGHTH,
-    REPLICA,
     SNAPSHOT,
     UNGUARDED,
     UPDATE,
@@ -97,7 +96,7 @@ def _row(shift: InterleavedGuards, name: str, arm: ArmMeasurement, base: ArmMeas
 
 
 def _arms(turns: int) -> InterleavedGuards:
-    shift = shift_of(4, 32, 16, (EIGHTH, UPDATE, SNAPSHOT, REPLICA), rounds=turns, budget_s=float("inf"))
+    shift = shift_of(4, 32, 16, (EIGHTH, UPDATE, SNAPSHOT), rounds=turns, budget_s=float("inf"))
     # one snapshot in each turn, and none is left to the warm-up
     return replace(shift, steps=SNAPSHOT.snapshot_every, warm_ups=1)
 

@@ -12,6 +12,7 @@ from typing import Any
 from phalanx.closing import Closeable
 from phalanx.errors import TrainingError
 from phalanx.lab.bench.measure.process_clock import process_tree
+from phalanx.pipeline.processes.fork_server import PROCESS_NAME
 from phalanx.telemetry import read_metrics
 from phalanx.train import RunConfig
 from phalanx.train.records.run_directory import RunDirectory
@@ -142,4 +143,6 @@ def _is_worker(pid: int) -> bool:
     except OSError:
         return False
     is_gone = rest.startswith(("Z", "X"))
-    return not is_gone and (name.startswith("worker-") or (b".toml" in command[-2] if len(command) > 1 else False))
+    if is_gone or name == PROCESS_NAME:
+        return False
+    return name.startswith("worker-") or (b".toml" in command[-2] if len(command) > 1 else False)

@@ -18,7 +18,6 @@ SCREENED = WITH_OWNER.model_copy(update={"gradient_screen": True})
 UPDATE = EIGHTH.model_copy(update={"shadow": "update"})
 ADAPTERS = EIGHTH.model_copy(update={"shadow": "adapters"})
 SNAPSHOT = EIGHTH.model_copy(update={"shadow": "snapshot", "snapshot_every": 8})
-REPLICA = EIGHTH.model_copy(update={"shadow": "replica"})
 LOCKSTEP = EIGHTH.model_copy(update={"shadow": "lockstep"})
 PAPER = GuardConfig(mode="paper")
 STATISTICS = GuardConfig(mode="statistics")
@@ -64,7 +63,7 @@ def shifts(quick: bool) -> list[InterleavedGuards]:
             shift_of(4, 32, 8, BY_PRESET, rounds=6, budget_s=130.0),
             shift_of(4, 32, 8, (EIGHTH, UPDATE, SNAPSHOT, PAPER), rounds=4, budget_s=130.0),
             _adapted(shift_of(4, 32, 8, (ADAPTERS,), rounds=4, budget_s=40.0)),
-            shift_of(4, 32, 16, (SIXTEENTH, REPLICA), rounds=4, budget_s=80.0),
+            shift_of(4, 32, 16, (SIXTEENTH,), rounds=4, budget_s=60.0),
             shift_of(4, 64, 64, (SIXTY_FOURTH,), rounds=4, budget_s=60.0),
         ]
     upkeeps = (EIGHTH, WITH_OWNER, UPDATE, SNAPSHOT, LOCKSTEP, PAPER, STATISTICS)
@@ -72,8 +71,7 @@ def shifts(quick: bool) -> list[InterleavedGuards]:
         *preset_shifts(),
         shift_of(4, 32, 8, (WITH_OWNER, SCREENED), rounds=12, budget_s=300.0),
         shift_of(4, 32, 8, upkeeps, rounds=12, budget_s=700.0),
-        # a lane of a replica then has 8 microbatches, of which q = 1/8 draws one
-        shift_of(4, 32, 16, (SIXTEENTH, REPLICA), rounds=16, budget_s=330.0),
+        shift_of(4, 32, 16, (SIXTEENTH,), rounds=16, budget_s=240.0),
         shift_of(4, 64, 64, (SIXTY_FOURTH,), rounds=16, budget_s=240.0),
         _adapted(shift_of(4, 32, 8, (ADAPTERS,), rounds=12, budget_s=180.0)),
         # more stages change what a guard costs, not how a shadow is kept

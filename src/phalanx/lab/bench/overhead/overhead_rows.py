@@ -73,10 +73,7 @@ class RunShape:
         """Recomputed microbatches a step in the long run; a short measurement may have had more or fewer."""
         if not guard.audits:
             return None
-        half = self.microbatches // 2
-        # replicas draw in each lane
-        lanes = (self.microbatches - half, half) if guard.shadow == "replica" else (self.microbatches,)
-        drawn, p = sum(math.ceil(guard.audit_rate * lane) for lane in lanes), guard.step_audit_rate
+        drawn, p = math.ceil(guard.audit_rate * self.microbatches), guard.step_audit_rate
         if guard.shadow == "lockstep":
             drawn, p = self.microbatches, 0.0
         # a coin draws all of a step's microbatches or none

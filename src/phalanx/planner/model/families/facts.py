@@ -10,8 +10,43 @@ from phalanx.planner.model.shape import ModelShape
 Feed = Literal["first", "mixed", "second", "inner"]
 """What a matrix multiplies: what the first norm gave, what attention gave, the second norm, or the MLP's middle."""
 
-Width = Literal["all", "queries", "shared", "inner", "stream"]
-"""What a matrix gives: queries, keys and values in one, queries, keys or values, the MLP's middle, or the stream."""
+Width = Literal["all", "queries", "shared", "inner", "both", "stream"]
+"""What a matrix gives: queries, keys and values in one, queries, keys or values, the MLP's middle, that and its gate in
+one, or the stream."""
+
+SharedAxis = Literal["tp", "cp"]
+
+
+@dataclass(frozen=True)
+class SlicingRule:
+    """What the stages of a model must know beside transformers' own pipeline plan for it.
+
+    Attributes:
+        trunk: Name of the model without head.
+        windows: Layers with a sliding window: none, all where ``sliding_window`` is a number (``config``), or those
+            that ``layer_types`` names (``layers``).
+        rotary_by_type: Each of the layer types has rotary tables of its own.
+        embedding_factor: Config key of a number that embeddings are multiplied by.
+        embedding_dropout: Config key of the share of embeddings that is dropped by no module.
+        scaled_embedding: The embedding module itself multiplies by a number that is in no file.
+        logits: How logits are changed behind the head, and the config key of the number.
+        plain_attention: transformers has no fused attention kernel for the family.
+        past_key: How a block calls keys and values that come before its own.
+        stored_names: Names in the hub's files that differ from those of transformers' modules.
+        refused: Config keys with the values that stages can carry; anything else is refused.
+    """
+
+    trunk: str = "model"
+    windows: Literal["none", "config", "layers"] = "none"
+    rotary_by_type: bool = False
+    embedding_factor: str | None = None
+    embedding_dropout: str | None = None
+    scaled_embedding: bool = False
+    logits: tuple[Literal["multiplied", "divided", "capped"], str] | None = None
+    plain_attention: bool = False
+    past_key: str = "past_key_values"
+    stored_names: tuple[tuple[str, str], ...] = ()
+    refused: tuple[tuple[str, object], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -28,6 +63,9 @@ class FamilyFacts:
         composed_norm: Whether a norm is composed of several kernels, and keeps its normalised input as well.
         biased_scores: Whether attention adds a bias to its scores, for which kernels and a ring of ranks have no room.
         dropout: Where a config has attention's dropout, with transformers' default.
+        norms: Of a block, those over the width of the stream.
+        shared_axes: Mesh axes along which ranks may share a block; a test compares each with one rank alone.
+        slicing: How the model is cut by transformers' pipeline plan; None for a family that is written out.
     """
 
     shape: Callable[[ConfigKeys], ModelShape]
@@ -38,3 +76,6 @@ class FamilyFacts:
     composed_norm: bool = False
     biased_scores: bool = False
     dropout: tuple[str, float] = ("attention_dropout", 0.0)
+    norms: int = 2
+    shared_axes: frozenset[SharedAxis] = frozenset({"tp", "cp"})
+    slicing: SlicingRule | None = None

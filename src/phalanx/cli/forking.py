@@ -1,0 +1,68 @@
+"""The fork server of a run's local workers: this very process, as it is when everything is imported (ADR 74)."""
+
+import contextlib
+import functools
+import importlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from phalanx.pipeline.processes.fork_server_client import ForkServer
+    from phalanx.train import RunConfig
+    from phalanx.train.sessions.cluster import OpenWorkers
+
+_BLAS_THREADS = "OPENBLAS_NUM_THREADS"
+_WORTH_IMPORTING = ("phalanx.pipeline.worker.process", "transformers.modeling_utils")
+"""What every worker needs and no owner has imported before it builds its own stage."""
+
+
+@contextlib.contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Within it numpy is loaded without its thread for each core: a process that has threads is not to be forked."""
+    if _BLAS_THREADS in os.environ:
+        yield
+        return
+    os.environ[_BLAS_THREADS] = "1"
+    try:
+        yield
+    finally:
+        # processes that multiply with numpy inherit what there was
+        del os.environ[_BLAS_THREADS]
+
+
+def opener_of(run: "RunConfig") -> "OpenWorkers":
+    """Return what starts a run's local workers; call it before keys are read and text is prepared."""
+    from phalanx.pipeline import LocalWorkers
+
+    fork_server = _fork_workers(run)
+    if run.attack.kind != "none":
+        from phalanx.lab.attacks import attackers_of
+
+        return attackers_of(run.attack, fork_server)
+    return functools.partial(LocalWorkers, fork_server=fork_server)
+
+
+def _fork_workers(run: "RunConfig") -> "ForkServer | None":
+    """Make this process a fork server of the run's workers.
+
+    Returns:
+        None where the run has no workers on this machine, where they compute on a device with a driver that does not
+        survive a fork, and where this process has threads or the system cannot fork.
+    """
+    from phalanx.cli.outcome import run as run_command
+    from phalanx.pipeline import can_fork, fork_here
+    from phalanx.pipeline.processes.local_workers import WORKER_COMMAND
+
+    is_pipeline_here = run.split is None and run.parallel is None and not run.pipeline.remote_workers
+    if not (is_pipeline_here and run.pipeline.workers and run.train.device == "cpu" and can_fork()):
+        return None
+    with one_blas_thread():
+        for name in _WORTH_IMPORTING:
+            importlib.import_module(name)
+
+    def serve(file: Path) -> int:
+        return run_command(["worker", str(file)])
+
+    return fork_here(WORKER_COMMAND, run.train.threads, serve)

@@ -1,0 +1,90 @@
+"""The files that lie beside the weights of a directory in the hub's layout: tokenizer, chat template, generation."""
+
+import hashlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from transformers import AutoTokenizer
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from phalanx.errors import ModelError
+from phalanx.models.cache import written_once
+from phalanx.models.directory import SLOW_BPE, TOKENIZER
+from phalanx.models.quiet import quiet_transformers
+
+GENERATION = "generation_config.json"
+_COMPANIONS = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+)
+_TEMPLATES = "additional_chat_templates"
+
+
+def tokenizer_companions(directory: Path) -> Iterator[Path]:
+    """List the files beside a tokenizer.json that say what its special tokens are and how a chat is written."""
+    for name in _COMPANIONS:
+        if (directory / name).is_file():
+            yield directory / name
+    yield from sorted((directory / _TEMPLATES).glob("*.jinja"))
+
+
+def copy_tokenizer(tokenizer: Path, target: Path) -> None:
+    """Copy a tokenizer.json and its companions into a directory.
+
+    Raises:
+        OSError: A file cannot be read or written.
+    """
+    shutil.copyfile(tokenizer, target / TOKENIZER)
+    for path in tokenizer_companions(tokenizer.parent):
+        place = target / path.relative_to(tokenizer.parent)
+        place.parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, place)
+
+
+def find_tokenizer(directory: Path, cache_dir: Path) -> Path | None:
+    """Return a directory's tokenizer.json, made from vocab.json and merges.txt in the cache where it has none.
+
+    Raises:
+        ModelError: The two files are there and transformers makes no tokenizer of them.
+    """
+    own = directory / TOKENIZER
+    if own.is_file():
+        return own
+    if not all((directory / name).is_file() for name in SLOW_BPE):
+        return None
+    total = hashlib.sha256()
+    for path in (directory / "config.json", *tokenizer_companions(directory)):
+        total.update(f"{path.name}\n{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+
+    def write(target: Path) -> None:
+        save_tokenizer(directory, target)
+
+    return written_once(cache_dir / f"tokenizer-{total.hexdigest()[:32]}", write) / TOKENIZER
+
+
+def save_tokenizer(directory: Path, target: Path) -> None:
+    """Write the tokenizer of a directory as tokenizer.json and its companions, by transformers.
+
+    Raises:
+        ModelError: transformers makes no tokenizer of the files, or one without a fast form.
+    """
+    try:
+        with quiet_transformers():
+            tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+            tokenizer.save_pretrained(target)
+    except Exception as exc:  # the tokenizers library raises nothing more exact
+        raise ModelError(f"{directory}: transformers makes no tokenizer of its files: {exc}") from exc
+    if not (target / TOKENIZER).is_file():
+        raise ModelError(f"{directory}: its tokenizer has no tokenizer.json form; use data.tokenizer.kind = 'file'")
+
+
+def architecture_of(model_type: str) -> str:
+    """Return the name of transformers' class for a language model of the family, as config.json has it."""
+    return str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type])

@@ -1,0 +1,178 @@
+"""Families that are cut as transformers' own pipeline plan says; `phalanx.planner` has a line for each."""
+
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import CONFIG_MAPPING
+
+from phalanx.errors import ModelError
+from phalanx.models.attention import CAUSAL, AttentionPattern
+from phalanx.models.family import Family, attention_mask
+from phalanx.planner.model.families import FAMILIES, SlicingRule
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+class FamilyByPlan(Family):
+    """The order that the ``forward`` of models with a pipeline plan has.
+
+    Embeddings, then the parts that the plan names before the blocks; masks, one for each type of layer; rotary
+    tables; blocks; the parts behind them. What a model does beside is in the family's line of facts.
+
+    Args:
+        model_type: The hub's name of a family that has such a line.
+    """
+
+    # what hub files of these families may hold beside the fields of the config class
+    old_keys = ("rope_theta", "partial_rotary_factor", "rotary_pct", "rotary_emb_base", "sliding_window_pattern")
+
+    def __init__(self, model_type: str) -> None:
+        facts = FAMILIES[model_type]
+        self.model_type = model_type
+        self._slicing = facts.slicing or SlicingRule()
+        self.prefix = self.trunk = self._slicing.trunk
+        self.past_key = self._slicing.past_key
+        self.stored_names = MappingProxyType(dict(self._slicing.stored_names))
+        self.attention_inputs = tuple(name for name, feed, _ in facts.matrices if feed == "first")
+        self.feed_forward_inputs = tuple(name for name, feed, _ in facts.matrices if feed == "second")
+
+    @property
+    def blocks(self) -> str:
+        """As `Family` says."""
+        return self._plan[1]
+
+    @property
+    def first_parts(self) -> tuple[str, ...]:
+        """As `Family` says."""
+        return self._plan[0]
+
+    @property
+    def last_parts(self) -> tuple[str, ...]:
+        """As `Family` says."""
+        return self._plan[2]
+
+    @property
+    def embedding_weight(self) -> str:
+        """As `Family` says."""
+        return f"{self.trunk}.{self.first_parts[0]}.weight"
+
+    def attention(self, requested: str) -> str:
+        """Return ``eager`` where transformers has no other attention."""
+        return "eager" if self._slicing.plain_attention else requested
+
+    def objection(self, hub_config: Any) -> str | None:
+        """Refuse layers of an unknown kind, and options that the family's line refuses."""
+        for key, carried in self._slicing.refused:
+            found = getattr(hub_config, key, carried)
+            if found != carried:
+                return f"{key} = {found}: stages cannot carry it; set it to {carried}"
+        strange = sorted({*self._layer_types(hub_config)} - {_FULL, _SLIDING})
+        if strange:
+            return f"layer_types: found {strange[0]!r}; stages carry {_FULL} and {_SLIDING}"
+        heads, shared = hub_config.num_attention_heads, getattr(hub_config, "num_key_value_heads", None)
+        if shared is not None and (shared < 1 or heads % shared):
+            return f"num_key_value_heads {shared} does not divide num_attention_heads {heads}; change one"
+        return None
+
+    def restore_buffers(self, trunk: Any, hub_config: Any) -> None:
+        """Recompute rotary frequencies, on the CPU as transformers does, and the factor of scaled embeddings.
+
+        Raises:
+            ModelError: The installed transformers scales embeddings where the family's line has none, or the reverse.
+        """
+        with torch.device("cpu"):
+            trunk.rotary_emb = type(trunk.rotary_emb)(config=hub_config)
+        embedding = getattr(trunk, self.first_parts[0])
+        if not isinstance(embedding, nn.Embedding):
+            return
+        factor = getattr(embedding, "scalar_embed_scale", None)
+        if (factor is not None) != self._slicing.scaled_embedding:
+            raise ModelError(
+                f"{self.model_type}: the embedding of the installed transformers "
+                f"{'is not scaled, and should be' if factor is None else f'is scaled by {factor}, and should not be'}; "
+                "install the release that Phalanx was tested with"
+            )
+        if factor is not None:
+            setattr(embedding, "embed_scale", torch.tensor(factor))  # noqa: B010 - mypy knows no buffers of a module
+
+    def embed(self, trunk: Any, ids: Tensor, before: int = 0, pattern: AttentionPattern = CAUSAL) -> Tensor:
+        """Look the tokens up, then apply factor, dropout and the plan's other parts."""
+        slicing = self._slicing
+        hidden: Tensor = getattr(trunk, self.first_parts[0])(ids)
+        if slicing.embedding_factor is not None:
+            hidden = hidden * getattr(trunk.config, slicing.embedding_factor)
+        for part in self.first_parts[1:]:
+            hidden = getattr(trunk, part)(hidden)
+        if slicing.embedding_dropout is not None:
+            share = getattr(trunk.config, slicing.embedding_dropout)
+            hidden = nn.functional.dropout(hidden, p=share, training=trunk.training)
+        return hidden
+
+    def context(
+        self, trunk: Any, hub_config: Any, hidden: Tensor, before: int = 0, pattern: AttentionPattern = CAUSAL
+    ) -> dict[str, Any]:
+        """Give masks, and rotary cosines and sines, by type of layer where layers differ."""
+        ids = pattern.positions(hidden.shape[1], hidden.device, before)
+        masks = {
+            kind: attention_mask(hub_config, hidden, before, pattern, windowed=kind == _SLIDING)
+            for kind in dict.fromkeys(self._layer_types(hub_config))
+        }
+        if self._slicing.rotary_by_type:
+            tables: Any = {kind: trunk.rotary_emb(hidden, ids, kind) for kind in masks}
+        else:
+            tables = dict.fromkeys(masks, trunk.rotary_emb(hidden, position_ids=ids))
+        return {"attention_mask": masks, "position_embeddings": tables, "position_ids": ids, "use_cache": False}
+
+    def block_context(self, hub_config: Any, context: dict[str, Any], layer: int) -> dict[str, Any]:
+        """Take the mask and the tables of the block's type."""
+        kind = self._layer_types(hub_config)[layer]
+        return context | {key: context[key][kind] for key in ("attention_mask", "position_embeddings")}
+
+    def scale_logits(self, hub_config: Any, logits: Tensor) -> Tensor:
+        """As `Family` says."""
+        if self._slicing.logits is None:
+            return logits
+        how, key = self._slicing.logits
+        number: float | None = getattr(hub_config, key)
+        if number is None:
+            return logits
+        match how:
+            case "multiplied":
+                return logits * number
+            case "divided":
+                return logits / number
+            case "capped":
+                return torch.tanh(logits / number) * number
+
+    def finish(self, trunk: Any, hidden: Tensor) -> Tensor:
+        """Apply the parts that the plan names behind the blocks."""
+        for part in self.last_parts:
+            hidden = getattr(trunk, part)(hidden)
+        return hidden
+
+    def _layer_types(self, hub_config: Any) -> list[str]:
+        match self._slicing.windows:
+            case "layers":
+                return list(hub_config.layer_types)
+            case "config":
+                kind = _FULL if hub_config.sliding_window is None else _SLIDING
+            case _:
+                kind = _FULL
+        return [kind] * int(hub_config.num_hidden_layers)
+
+    @cached_property
+    def _plan(self) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
+        """Parts before the blocks, the list of blocks, and parts behind them."""
+        plan = getattr(CONFIG_MAPPING[self.model_type], "base_model_pp_plan", None) or {}
+        names = list(plan)
+        blocks = [name for name in names if "attention_mask" in plan[name][0]]
+        if len(blocks) != 1:
+            raise ModelError(
+                f"{self.model_type}: the installed transformers has no pipeline plan for it; install the release that "
+                "Phalanx was tested with"
+            )
+        at = names.index(blocks[0])
+        return tuple(names[:at]), blocks[0], tuple(names[at + 1 :])

@@ -1,0 +1,313 @@
+"""Families that are cut by transformers' own pipeline plans: one line each says what the plans leave open."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from phalanx.planner.model.config_keys import ConfigKeys
+from phalanx.planner.model.families.facts import FamilyFacts, Feed, SharedAxis, SlicingRule, Width
+from phalanx.planner.model.shape import ModelShape
+
+Flag = bool | tuple[str, bool]
+"""True or false, or the config key that says so with transformers' default."""
+
+Matrices = tuple[tuple[str, Feed, Width], ...]
+
+_QKVO: Matrices = (
+    ("self_attn.q_proj", "first", "queries"),
+    ("self_attn.k_proj", "first", "shared"),
+    ("self_attn.v_proj", "first", "shared"),
+    ("self_attn.o_proj", "mixed", "stream"),
+)
+_GATED: Matrices = (
+    ("mlp.gate_proj", "second", "inner"),
+    ("mlp.up_proj", "second", "inner"),
+    ("mlp.down_proj", "inner", "stream"),
+)
+_FUSED_GATE: Matrices = (("mlp.gate_up_proj", "second", "both"), ("mlp.down_proj", "inner", "stream"))
+_COLUMNS: tuple[Feed, ...] = ("first", "second")
+_ATTENTION_BIAS = ("attention_bias", False)
+_MLP_BIAS = ("mlp_bias", False)
+_TP: frozenset[SharedAxis] = frozenset({"tp"})
+
+
+@dataclass(frozen=True)
+class PlannedFamily:
+    """One line of the table.
+
+    Attributes:
+        slicing: What its stages must know beside transformers' plan.
+        matrices: See `FamilyFacts`.
+        adapter_targets: See `FamilyFacts`.
+        biased: Which matrices have a bias, by what they multiply.
+        norms: Of a block, those over the width of the stream.
+        norm_weights: Parameters of a norm for each number: none, a factor, or a factor and a bias.
+        head_norm: Whether queries and keys have norms, over each head or over all heads together.
+        activation: Config key of the MLP's activation function, with transformers' default.
+        tied: transformers' default of ``tie_word_embeddings``.
+        head_bias: The head has a bias.
+        rms: Norms are composed of several kernels.
+        heads_first: See `FamilyFacts`.
+        per_head: See `FamilyFacts`.
+        shared_axes: See `FamilyFacts`.
+        defaults: transformers' defaults of config keys that real configs may leave out.
+    """
+
+    slicing: SlicingRule = field(default_factory=SlicingRule)
+    matrices: Matrices = _QKVO + _GATED
+    adapter_targets: tuple[str, ...] = ("q_proj", "v_proj")
+    biased: Mapping[Feed, Flag] = field(default_factory=dict)
+    norms: int = 2
+    norm_weights: int = 1
+    head_norm: tuple[Flag, Literal["head", "all"]] | None = None
+    activation: tuple[str, str] = ("hidden_act", "silu")
+    tied: bool = False
+    head_bias: bool = False
+    rms: bool = True
+    heads_first: bool = False
+    per_head: tuple[str, ...] = ()
+    shared_axes: frozenset[SharedAxis] = frozenset()
+    defaults: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def facts(self) -> FamilyFacts:
+        """The family's line in the table of all families."""
+        return FamilyFacts(
+            shape=self._shape,
+            matrices=self.matrices,
+            adapter_targets=self.adapter_targets,
+            per_head=self.per_head,
+            heads_first=self.heads_first,
+            composed_norm=self.rms,
+            norms=self.norms,
+            shared_axes=self.shared_axes,
+            slicing=self.slicing,
+        )
+
+    def _shape(self, keys: ConfigKeys) -> ModelShape:
+        hidden, vocab, ffn = keys.size("hidden_size"), keys.size("vocab_size"), keys.size("intermediate_size")
+        heads, head_dim = keys.heads(hidden, "num_attention_heads")
+        head_dim = keys.size("head_dim", default=self.defaults.get("head_dim", head_dim))
+        kv_heads = keys.size("num_key_value_heads", default=self.defaults.get("num_key_value_heads", heads))
+        gated = any(width == "both" or "gate" in name for name, _, width in self.matrices)
+        tied = keys.flag("tie_word_embeddings", self.tied)
+        saved = keys.saved(*self.activation)
+        bare = ModelShape(
+            family="",
+            layers=keys.size("num_hidden_layers"),
+            hidden=hidden,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            ffn=ffn,
+            vocab=vocab,
+            max_positions=None,
+            gated=gated,
+            tied=tied,
+            ffn_saved=saved + 2 if gated else saved,
+            ffn_composed=0 if gated else keys.composed(*self.activation),
+            fused=not self.slicing.plain_attention,
+            layer_matrix=0,
+            layer_split=0,
+            layer_whole=0,
+            embedding=vocab * hidden,
+            final=hidden * self.norm_weights,
+            head=(0 if tied else vocab * hidden) + (vocab if self.head_bias else 0),
+            head_matrix=vocab * hidden,
+        )
+        return self._counted(bare, keys)
+
+    def _counted(self, shape: ModelShape, keys: ConfigKeys) -> ModelShape:
+        """Add the parameters of one block."""
+        matrix, columns, rows = 0, 0, 0
+        for _, feed, width in self.matrices:
+            outputs = shape.outputs(width)
+            matrix += shape.inputs(feed) * outputs
+            biases = outputs if _is_on(keys, self.biased.get(feed, False)) else 0
+            if feed in _COLUMNS:
+                columns += biases
+            else:
+                rows += biases
+        head_norms = self._head_norms(shape, keys)
+        whole = rows + self.norm_weights * (self.norms * shape.hidden + head_norms)
+        return replace(
+            shape,
+            layer_matrix=matrix,
+            layer_split=matrix + columns,
+            layer_whole=whole,
+            head_norms=head_norms > 0,
+        )
+
+    def _head_norms(self, shape: ModelShape, keys: ConfigKeys) -> int:
+        """Numbers that the norms of queries and keys are over."""
+        if self.head_norm is None or not _is_on(keys, self.head_norm[0]):
+            return 0
+        if self.head_norm[1] == "head":
+            return 2 * shape.head_dim
+        return shape.outputs("queries") + shape.outputs("shared")
+
+
+def _is_on(keys: ConfigKeys, flag: Flag) -> bool:
+    return flag if isinstance(flag, bool) else keys.flag(*flag)
+
+
+def _everywhere(flag: Flag) -> dict[Feed, Flag]:
+    return dict.fromkeys(("first", "mixed", "second", "inner"), flag)
+
+
+def _attention(flag: Flag) -> dict[Feed, Flag]:
+    return {"first": flag, "mixed": flag}
+
+
+_LLAMA_BIAS: Mapping[Feed, Flag] = _attention(_ATTENTION_BIAS) | {"second": _MLP_BIAS, "inner": _MLP_BIAS}
+_GEMMA = PlannedFamily(
+    SlicingRule(scaled_embedding=True),
+    biased=_attention(_ATTENTION_BIAS),
+    activation=("hidden_act", "gelu_pytorch_tanh"),
+    tied=True,
+    defaults={"num_key_value_heads": 16, "head_dim": 256},
+)
+_LATER_GEMMA = replace(
+    _GEMMA,
+    norms=4,
+    activation=("hidden_activation", "gelu_pytorch_tanh"),
+    defaults={"num_key_value_heads": 4, "head_dim": 256},
+)
+_COHERE = PlannedFamily(
+    SlicingRule(logits=("multiplied", "logit_scale")),
+    biased=_attention(_ATTENTION_BIAS),
+    norms=1,
+    head_norm=(("use_qk_norm", False), "all"),
+    tied=True,
+)
+_OLMO = PlannedFamily(biased=_attention(_ATTENTION_BIAS))
+_QK_NORMED = replace(_OLMO, head_norm=(True, "all"))
+_CAPPED: tuple[Literal["capped"], str] = ("capped", "final_logit_softcapping")
+
+PLANNED: dict[str, PlannedFamily] = {
+    "arcee": PlannedFamily(
+        matrices=(*_QKVO, *_GATED[1:]), biased=_LLAMA_BIAS, activation=("hidden_act", "relu2"), shared_axes=_TP
+    ),
+    "cohere": _COHERE,
+    "cohere2": replace(
+        _COHERE, slicing=SlicingRule(windows="layers", logits=("multiplied", "logit_scale")), head_norm=None
+    ),
+    "ernie4_5": PlannedFamily(
+        biased=_everywhere(("use_bias", False)),
+        tied=True,
+        shared_axes=_TP,
+        defaults={"num_key_value_heads": 2, "head_dim": 128},
+    ),
+    "exaone4": PlannedFamily(
+        SlicingRule(windows="layers"), head_norm=(True, "head"), defaults={"num_key_value_heads": 32}
+    ),
+    "gemma": _GEMMA,
+    "gemma2": replace(
+        _LATER_GEMMA,
+        slicing=SlicingRule(windows="layers", scaled_embedding=True, logits=_CAPPED, plain_attention=True),
+    ),
+    "gemma3_text": replace(
+        _LATER_GEMMA,
+        slicing=SlicingRule(
+            windows="layers",
+            rotary_by_type=True,
+            scaled_embedding=True,
+            logits=_CAPPED,
+            refused=(("use_bidirectional_attention", False),),
+        ),
+        head_norm=(True, "head"),
+    ),
+    "glm": PlannedFamily(
+        matrices=_QKVO + _FUSED_GATE,
+        biased={"first": ("attention_bias", True)},
+        defaults={"num_key_value_heads": 2, "head_dim": 128},
+    ),
+    "gpt_neox": PlannedFamily(
+        SlicingRule("gpt_neox", past_key="layer_past", stored_names=(("lm_head.weight", "embed_out.weight"),)),
+        matrices=(
+            ("attention.query_key_value", "first", "all"),
+            ("attention.dense", "mixed", "stream"),
+            ("mlp.dense_h_to_4h", "second", "inner"),
+            ("mlp.dense_4h_to_h", "inner", "stream"),
+        ),
+        adapter_targets=("query_key_value",),
+        biased=_attention(("attention_bias", True)) | {"second": True, "inner": True},
+        norm_weights=2,
+        activation=("hidden_act", "gelu"),
+        rms=False,
+        heads_first=True,
+        shared_axes=_TP,
+    ),
+    "granite": PlannedFamily(
+        SlicingRule(embedding_factor="embedding_multiplier", logits=("divided", "logits_scaling")),
+        biased=_LLAMA_BIAS,
+        shared_axes=_TP,
+    ),
+    "helium": PlannedFamily(
+        biased={"first": _ATTENTION_BIAS, "second": _MLP_BIAS, "inner": _MLP_BIAS},
+        shared_axes=_TP,
+        defaults={"num_key_value_heads": 20, "head_dim": 128},
+    ),
+    "mistral": PlannedFamily(SlicingRule(windows="config"), shared_axes=_TP, defaults={"num_key_value_heads": 8}),
+    "olmo": replace(_OLMO, norm_weights=0, shared_axes=_TP),
+    "olmo2": _QK_NORMED,
+    "olmo3": replace(_QK_NORMED, slicing=SlicingRule(windows="layers", rotary_by_type=True)),
+    "phi": PlannedFamily(
+        matrices=(
+            *_QKVO[:3],
+            ("self_attn.dense", "mixed", "stream"),
+            ("mlp.fc1", "second", "inner"),
+            ("mlp.fc2", "inner", "stream"),
+        ),
+        biased=_everywhere(True),
+        norms=1,
+        norm_weights=2,
+        head_norm=(("qk_layernorm", False), "head"),
+        activation=("hidden_act", "gelu_new"),
+        head_bias=True,
+        rms=False,
+    ),
+    "phi3": PlannedFamily(
+        SlicingRule(windows="config"),
+        matrices=(("self_attn.o_proj", "mixed", "stream"), ("self_attn.qkv_proj", "first", "all"), *_FUSED_GATE),
+        adapter_targets=("qkv_proj",),
+    ),
+    "qwen2": PlannedFamily(
+        SlicingRule(windows="layers"), biased={"first": True}, shared_axes=_TP, defaults={"num_key_value_heads": 32}
+    ),
+    "qwen3": PlannedFamily(
+        SlicingRule(windows="layers"),
+        biased=_attention(_ATTENTION_BIAS),
+        head_norm=(True, "head"),
+        defaults={"num_key_value_heads": 32, "head_dim": 128},
+    ),
+    "seed_oss": PlannedFamily(
+        biased={
+            "first": ("attention_bias", True),
+            "mixed": ("attention_out_bias", False),
+            "second": _MLP_BIAS,
+            "inner": _MLP_BIAS,
+        },
+        shared_axes=_TP,
+        defaults={"num_key_value_heads": 8, "head_dim": 128},
+    ),
+    "smollm3": PlannedFamily(
+        SlicingRule(windows="layers"),
+        biased=_LLAMA_BIAS,
+        tied=True,
+        shared_axes=_TP,
+        defaults={"num_key_value_heads": 4},
+    ),
+    "starcoder2": PlannedFamily(
+        SlicingRule(windows="config", embedding_dropout="embedding_dropout"),
+        matrices=(*_QKVO, ("mlp.c_fc", "second", "inner"), ("mlp.c_proj", "inner", "stream")),
+        biased=_everywhere(("use_bias", True)),
+        norm_weights=2,
+        activation=("hidden_act", "gelu_pytorch_tanh"),
+        tied=True,
+        rms=False,
+        shared_axes=_TP,
+        defaults={"num_key_value_heads": 2},
+    ),
+}
+"""By the hub's ``model_type``; each line is admitted by the test that its stages give the bits of the whole model."""

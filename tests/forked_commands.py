@@ -1,0 +1,99 @@
+"""Commands of phalanx as real processes, forked from one server that has imported what they need.
+
+``python -m forked_commands -`` is the server; a request's file names what to run, as `ForkedCommands` writes it.
+"""
+
+import itertools
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from phalanx.pipeline.processes.fork_server import await_request
+from phalanx.pipeline.processes.fork_server_client import ForkedWorker, ForkServer, start_fork_server
+
+_MODULES = (
+    "phalanx.cli.app",
+    "phalanx.lab.attacks.worker",
+    "phalanx.report",
+    "phalanx.train.entry",
+    "phalanx.train.sessions.domain",
+    "phalanx.train.sessions.split",
+    "transformers.models.gpt2.modeling_gpt2",
+)
+
+
+class ForkedCommand:
+    """One command, with the methods of `subprocess.Popen` that tests need."""
+
+    def __init__(self, server: ForkServer, worker: ForkedWorker) -> None:
+        self._worker = worker
+        while (pid := worker.pid) is None and worker.poll() is None:
+            server.listen(1.0)
+        self.pid = pid or 0
+
+    @property
+    def returncode(self) -> int | None:
+        return self.poll()
+
+    def poll(self) -> int | None:
+        return self._worker.poll()
+
+    def wait(self, timeout: float) -> int:
+        return self._worker.wait(timeout)
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+
+class ForkedCommands:
+    """Starts commands of the modules ``phalanx`` and ``phalanx.lab.attacks.worker`` without their imports."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._numbers = itertools.count()
+        self._server: ForkServer | None = None
+
+    def start(self, module: str, arguments: Sequence[str], output: Path) -> ForkedCommand:
+        """Start one command with the environment of this process; it is a group of its own."""
+        if self._server is None:
+            paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+                log = self._directory / "forked_commands.log"
+                self._server = start_fork_server(("forked_commands",), log, 1, _MODULES)
+        name = f"command-{next(self._numbers)}"
+        request = self._directory / f"{name}.json"
+        request.write_text(json.dumps([module, list(arguments), dict(os.environ), str(Path.cwd())]))
+        return ForkedCommand(self._server, self._server.start(name, request, output))
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+
+def _serve(request: Path) -> int:
+    module, arguments, environment, directory = json.loads(request.read_text())
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(directory)
+    if module == "phalanx":
+        from phalanx.cli import run
+
+        return run(arguments)
+    from phalanx.lab.attacks.worker import main
+
+    return main(arguments)
+
+
+if __name__ == "__main__":
+    asked = await_request(os.environ["PHALANX_PRELOAD"].split(","))
+    sys.exit(0 if asked is None else _serve(asked))

@@ -1,0 +1,209 @@
+"""An exported directory is the hub's layout: other tools find model class, special tokens, template and defaults."""
+
+import json
+
+import gguf
+import pytest
+import tokenizers
+import torch
+from planned_models import PLANNED
+from safetensors import safe_open
+from tiny_models import ARCHITECTURES, Held, build_all, chain, some_ids, whole_model, without_dropout
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from phalanx.checkpoint.export import RunTokenizer, export_model
+from phalanx.data import ModelTokenizerConfig
+from phalanx.data.tokenizer import load_tokenizer
+from phalanx.errors import ModelError
+from phalanx.models import FAMILIES, LoraConfig, ModelConfig, ModelSource, open_model, parse_hub_config
+from phalanx.models.scratch import write_random_model
+
+TEMPLATE = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<end>{% endfor %}"
+ARCHITECTURE_NAMES = {
+    "arcee": "ARCEE",
+    "bloom": "BLOOM",
+    "cohere": "COMMAND_R",
+    "cohere2": "COHERE2",
+    "ernie4_5": "ERNIE4_5",
+    "exaone4": "EXAONE4",
+    "gemma": "GEMMA",
+    "gemma2": "GEMMA2",
+    "gemma3_text": "GEMMA3",
+    "gpt2": "GPT2",
+    "gpt_neox": "GPTNEOX",
+    "granite": "GRANITE",
+    "llama": "LLAMA",
+    "mistral": "LLAMA",
+    "olmo": "OLMO",
+    "olmo2": "OLMO2",
+    "phi": "PHI2",
+    "phi3": "PHI3",
+    "qwen2": "QWEN2",
+    "qwen3": "QWEN3",
+    "seed_oss": "SEED_OSS",
+    "smollm3": "SMOLLM3",
+    "starcoder2": "STARCODER2",
+}
+"""The name that the gguf package has for what a family becomes in llama.cpp; it has none for the others."""
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+def model_of(name, cache, **changes):
+    config = (PLANNED[name] if name in PLANNED else without_dropout(ARCHITECTURES[name])) | changes
+    return write_random_model(parse_hub_config(config, name), 3, cache, None)
+
+
+def small_tokenizer():
+    words = {word: number for number, word in enumerate(["<unk>", "<s>", "<end>", "<pad>", "hello", "world", "you"])}
+    found = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
+    found.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    found.add_special_tokens(["<unk>", "<s>", "<end>", "<pad>"])
+    return found
+
+
+@pytest.fixture
+def chat(cache, tmp_path):
+    """A model directory as the hub has a chat model: template, special tokens, defaults of generation."""
+    directory = tmp_path / "Chat-1M"
+    model = whole_model(ModelSource(model_of("qwen3", cache)))
+    model.save_pretrained(directory)
+    small_tokenizer().save(str(directory / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<s>",
+        "eos_token": "<end>",
+        "pad_token": "<pad>",
+        "unk_token": "<unk>",
+        "padding_side": "left",
+        "model_max_length": 64,
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    (directory / "chat_template.jinja").write_text(TEMPLATE)
+    defaults = {"eos_token_id": [2, 3], "bos_token_id": 1, "do_sample": True, "temperature": 0.6, "top_p": 0.9}
+    (directory / "generation_config.json").write_text(json.dumps(defaults))
+    return ModelSource(directory)
+
+
+def trained_copy(source):
+    """A checkpoint with the model's own weights."""
+    return Held(build_all(source, 2))
+
+
+def tokenizer_of(source, eos_id=2):
+    return RunTokenizer(source.tokenizer_path, eos_id, of_model=True)
+
+
+def test_template_special_tokens_and_defaults_of_a_chat_model_are_kept(chat, tmp_path):
+    out = tmp_path / "out"
+
+    export_model(trained_copy(chat), chat, out, adapter=None, tokenizer=tokenizer_of(chat))
+
+    given, found = (AutoTokenizer.from_pretrained(one, local_files_only=True) for one in (chat.directory, out))
+    said = [{"role": "user", "content": "hello world"}]
+    assert found.special_tokens_map == given.special_tokens_map
+    assert (found.padding_side, found.model_max_length) == ("left", 64)
+    assert found.chat_template == given.chat_template == TEMPLATE
+    assert found.apply_chat_template(said, tokenize=False) == "<|user|>hello world<end>"
+    assert found("hello you").input_ids == given("hello you").input_ids
+    defaults = GenerationConfig.from_pretrained(out, local_files_only=True)
+    assert (defaults.eos_token_id, defaults.temperature, defaults.top_p) == ([2, 3], 0.6, 0.9)
+    assert json.loads((out / "config.json").read_text())["architectures"] == ["Qwen3ForCausalLM"]
+    ids = some_ids()
+    assert torch.equal(
+        AutoModelForCausalLM.from_pretrained(out, local_files_only=True)(ids).logits,
+        chain(build_all(chat, 3), ids),
+    )
+
+
+def test_an_adapter_takes_the_tokenizer_along_and_names_no_path(chat, tmp_path):
+    adapted = Held(build_all(chat, 2, adapter=LoraConfig(rank=2)))
+
+    export_model(adapted, chat, tmp_path / "out", adapter=LoraConfig(rank=2), tokenizer=tokenizer_of(chat))
+
+    written = (tmp_path / "out/adapter_config.json").read_text()
+    assert json.loads(written)["base_model_name_or_path"] == "Chat-1M"
+    assert str(tmp_path) not in written
+    assert (tmp_path / "out/chat_template.jinja").read_text() == TEMPLATE
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()} == {0o644}
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_every_family_names_the_class_that_loads_it_and_is_read_by_transformers(cache, tmp_path, name):
+    source = ModelSource(model_of(name, cache))
+    small_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    tokenizer = RunTokenizer(tmp_path / "tokenizer.json", 2, of_model=False)
+
+    export_model(trained_copy(source), source, tmp_path / "out", adapter=None, tokenizer=tokenizer)
+
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", local_files_only=True)
+    assert model.config.architectures == [type(model).__name__]
+    assert model.config.eos_token_id == model.generation_config.eos_token_id == 2
+    assert AutoTokenizer.from_pretrained(tmp_path / "out", local_files_only=True).eos_token == "<end>"
+    ids = some_ids()
+    assert torch.equal(model.eval()(ids).logits, whole_model(source).eval()(ids).logits)
+
+
+@pytest.mark.parametrize("name", sorted(ARCHITECTURE_NAMES))
+def test_every_tensor_has_a_name_in_gguf(cache, tmp_path, name):
+    # llama.cpp has no phi with norms of queries and keys
+    source = ModelSource(model_of(name, cache, **({"qk_layernorm": False} if name == "phi" else {})))
+    export_model(trained_copy(source), source, tmp_path / "out", adapter=None)
+    known = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, ARCHITECTURE_NAMES[name]), source.num_layers)
+
+    with safe_open(tmp_path / "out/model.safetensors", framework="pt") as file:
+        names = list(file.keys())
+    # the hub's files of bloom leave the prefix out, and transformers reads both
+    names = [one.removeprefix("transformer.") if name == "bloom" else one for one in names]
+
+    assert not [one for one in names if known.get_name(one, try_suffixes=(".weight", ".bias")) is None]
+
+
+def test_the_older_form_of_a_tokenizer_is_made_into_the_newer_one(cache, tmp_path):
+    directory = tmp_path / "opt"
+    whole_model(ModelSource(model_of("opt", cache))).save_pretrained(directory)
+    pieces = tokenizers.Tokenizer(tokenizers.models.BPE())
+    pieces.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<pad>", "</s>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    pieces.train_from_iterator(["low lower lowest newer newest"] * 9, trainer)
+    pieces.model.save(str(directory))
+    named = {"tokenizer_class": "GPT2Tokenizer", "eos_token": "</s>", "bos_token": "</s>", "unk_token": "</s>"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(named))
+    assert not (directory / "tokenizer.json").exists()
+
+    source = open_model(ModelConfig(path=str(directory)), tmp_path / "cache", seed=1)
+    tokenizer = load_tokenizer(ModelTokenizerConfig(), source.tokenizer_path)
+
+    assert tokenizer.encode(["lower newest"])[0] == pieces.encode("lower newest").ids
+    assert tokenizer.eos_id == 1
+    assert not (directory / "tokenizer.json").exists()
+    assert open_model(ModelConfig(path=str(directory)), tmp_path / "cache", seed=1).tokenizer_path == (
+        source.tokenizer_path
+    )
+
+
+def test_an_older_form_that_is_no_tokenizer_is_refused_by_name(cache, tmp_path):
+    directory = tmp_path / "opt"
+    whole_model(ModelSource(model_of("opt", cache))).save_pretrained(directory)
+    (directory / "vocab.json").write_text("[]")
+    (directory / "merges.txt").write_text("a\n")
+
+    with pytest.raises(ModelError, match=r"opt: transformers makes no tokenizer of its files"):
+        open_model(ModelConfig(path=str(directory)), tmp_path / "cache", seed=1)
+
+
+def test_a_random_model_of_a_directory_keeps_its_tokenizer_and_template(chat, tmp_path):
+    config = ModelConfig(path=str(chat.directory), from_scratch=True)
+
+    source = open_model(config, tmp_path / "cache", seed=1)
+
+    assert source.directory != chat.directory
+    assert AutoTokenizer.from_pretrained(source.directory, local_files_only=True).chat_template == TEMPLATE
