@@ -1,5 +1,6 @@
 """What users get wrong most often ends in one message with its place and what to do, and in its exit code."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,9 +9,11 @@ import pytest
 import torch
 from mistakes import MISTAKES
 
+import phalanx
 from phalanx.cli import run
 
 PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
+SOURCE = Path(phalanx.__file__).resolve().parents[1]
 NEED_TORCH = {
     "more stages than layers",
     "sequences longer than the model's",
@@ -67,7 +70,11 @@ sys.exit("torch" in sys.modules)
 """
 
     result = subprocess.run(
-        [sys.executable, "-c", code, *mistake.command.split()], capture_output=True, timeout=120, check=False
+        [sys.executable, "-c", code, *mistake.command.split()],
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        capture_output=True,
+        timeout=120,
+        check=False,
     )
 
     assert result.returncode == 0, result.stderr

@@ -76,13 +76,17 @@ def train(
     run = settle_tier(run)
     with deterministic(run.train.threads), interruptible():
         # before the directory of the new run is made: a refusal leaves nothing behind
-        origin = None if from_run is None else open_origin(run, Path(from_run))
         console = console or Console()
+        origin = None if from_run is None else open_origin(run, Path(from_run), lambda text: _say(console, text))
         with RunDirectory(_directory(run, run_dir), run, resume=resume) as home:
             if home.begun_anew:
                 console.print(f"{home.path}: an earlier start had not finished a step; the run is begun anew")
             factory = _factory_of(run, open_workers or LocalWorkers, ranks)
             return Session(run, home, console, factory, StartingPoint(from_step, origin)).run(resume=resume)
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False)
 
 
 def plays_rank(run: RunConfig) -> bool:

@@ -5,6 +5,7 @@ import json
 import os
 import secrets
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from phalanx.train.config import RunConfig, load_run
 from phalanx.train.records.unstarted import claim, free, is_unstarted
 
 _RECORD, _SUMMARY, _BEGUN = "run.json", "summary.json", ".begun"
+_SHOWN_KEYS = 4
 ADDRESS_FILE = "address"
 ATTACK_LOG = "attack.jsonl"
 """Where attackers of a drill write what they did."""
@@ -54,6 +56,14 @@ def owner_certificate(run_dir: Path) -> Path:
 def holds_run(run_dir: Path) -> bool:
     """Whether there is a run to go on with: one that has finished a step; any other is begun anew."""
     return (run_dir / _RECORD).exists() and not is_unstarted(run_dir)
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _flat(inner, f"{name}.{key}".removeprefix("."))
+    else:
+        yield name, value
 
 
 def check_directory(run_dir: Path, *, resume: bool) -> None:
@@ -265,6 +275,17 @@ class RunDirectory(Closeable):
         begun.unlink()
         return run_id
 
+    def _what_differs(self) -> str:
+        """Name keys that the run there has with other values."""
+        try:
+            there = load_run(self.path / "config.toml")
+        except ConfigError:
+            return ""
+        theirs, mine = (dict(_flat(run.model_dump(mode="json"))) for run in (there, self._run))
+        other = [key for key in sorted(theirs.keys() | mine.keys()) if theirs.get(key) != mine.get(key)]
+        shown = ", ".join(f"{key} ({theirs.get(key)!r} there, {mine.get(key)!r} here)" for key in other[:_SHOWN_KEYS])
+        return f": {shown}{', ...' if len(other) > _SHOWN_KEYS else ''}"
+
     def _check_record(self, record: Path) -> str:
         try:
             known = json.loads(record.read_text(encoding="utf-8"))
@@ -279,6 +300,8 @@ class RunDirectory(Closeable):
                 )
             raise ConfigError(
                 f"{self.path}: holds another run (config digest {config_digest[:12]}..., this run file has "
-                f"{digest(self._run)[:12]}...); resume with the very run file, see {self.path / 'config.toml'}"
+                f"{digest(self._run)[:12]}...){self._what_differs()}; resume with the very run file, see "
+                f"{self.path / 'config.toml'}, or begin a new run where this one is: --from {self.path} with another "
+                "--run-dir"
             )
         return run_id
