@@ -15,12 +15,12 @@ from references import adapter_of, batch_of, one_process, source_of
 from safetensors.torch import load_file, save_file
 from zero_cases import CASES, DIRECTORY, STEPS, ZeroCase
 
+from phalanx.child import die_with_parent
 from phalanx.errors import ConfigError, FailedBatchError
 from phalanx.optimizers import OptimizerConfig
 from phalanx.parallel import ParallelConfig, RankEnv, RankRecipe, RankTrainer, join
 from phalanx.parallel.deepspeed import DeepSpeedConfig, check_machine, opened_member
 from phalanx.parallel.groups.mesh import open_domain
-from phalanx.pipeline import die_with_parent
 
 VOCAB = 64
 

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 
-from phalanx.pipeline import die_with_parent
+from phalanx.child import die_with_parent
 
 
 def fork_ranks(number: int, be_rank: Callable[[int], None]) -> list[int]:

@@ -1,7 +1,6 @@
 """All verbs in one app."""
 
-import re
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -11,7 +10,9 @@ from phalanx.cli.audit import audit_app
 from phalanx.cli.bench import bench
 from phalanx.cli.calibrate import calibrate
 from phalanx.cli.checkpoint import checkpoint_app
+from phalanx.cli.doctor import doctor
 from phalanx.cli.enclave import enclave_app
+from phalanx.cli.init import init
 from phalanx.cli.launch import launch
 from phalanx.cli.pki import pki_app
 from phalanx.cli.plan import plan
@@ -57,6 +58,12 @@ def phalanx(
     """Train language models on machines you do not have to trust."""
 
 
+app.command(epilog="Example: phalanx doctor --identity pki/alice")(doctor)
+app.command(
+    epilog="Example: phalanx init run.toml --kind scratch --data my_texts\n\n"
+    "Example: phalanx init tune.toml --kind finetune --model models/mine --data notes.jsonl\n\n"
+    "Example: phalanx init shared.toml --kind remote --workers alice,bob"
+)(init)
 app.command(epilog="Example: phalanx train run.toml --set train.steps=100 --run-dir runs/first")(train)
 app.command(epilog="Example: phalanx worker worker.toml")(worker)
 app.command(epilog="Example: phalanx masked-worker worker.toml")(masked_worker)
@@ -75,21 +82,3 @@ app.add_typer(audit_app, name="audit")
 app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(enclave_app, name="enclave")
 app.add_typer(pki_app, name="pki")
-
-_TAG = re.compile(r"(?=\[[a-zA-Z#/@])")
-"""Before what rich takes for the beginning of a tag."""
-
-
-def command() -> Any:
-    """Return the app as a command with help that keeps words in square brackets, such as the name of a section."""
-    made = typer.main.get_command(app)
-    _keep_brackets(made)
-    return made
-
-
-def _keep_brackets(part: Any) -> None:
-    for name in ("help", "short_help", "epilog"):
-        if getattr(part, name, None):
-            setattr(part, name, _TAG.sub(r"\\", getattr(part, name)))
-    for below in (*getattr(part, "params", ()), *getattr(part, "commands", {}).values()):
-        _keep_brackets(below)

@@ -1,41 +1,19 @@
 """The console of every command: figures on stdout, errors on stderr; rich is loaded at the first line."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from phalanx.errors import PhalanxError
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+INTERRUPTED = 130
 _MOST_CHARACTERS = 100_000
-
-# the figures of summary.json that are worth a line each; those a run does not have are left out
-SUMMARY = (
-    "status",
-    "steps",
-    "loss_first",
-    "loss_last",
-    "validation_perplexity",
-    "accuracy",
-    "macro_f1",
-    "tfidf_accuracy",
-    "majority_accuracy",
-    "tokens_per_s",
-    "audits",
-    "attacks_injected",
-    "detections",
-    "false_accusations",
-    "evicted",
-    "in_doubt",
-    "takeovers",
-    "steps_lost",
-    "final_weights_digest",
-)
-_OF_A_DRILL = ("attacks_injected", "detections", "false_accusations")
-"""Known where attackers are started here; elsewhere a row of dashes."""
 
 
 def say_error(message: str) -> None:
@@ -44,18 +22,29 @@ def say_error(message: str) -> None:
     typer.echo(_plain(message), err=True)
 
 
+def exit_code_of(act: Callable[[], object]) -> int:
+    """Do what a command does, and return the exit code of its outcome.
+
+    Errors of the tree become one message on stderr. Anything else is a bug and is raised, so
+    that Python prints a plain traceback, without the values of variables, and exits with 1.
+    """
+    try:
+        act()
+    except PhalanxError as exc:
+        say_error(str(exc))
+        return exc.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except SystemExit as exc:
+        return exc.code if isinstance(exc.code, int) else int(exc.code is not None)
+    return 0
+
+
 def say_figures(figures: Mapping[str, Any]) -> None:
     """Print names and values in two columns on stdout; a figure that was not measured is a dash."""
     width = max((len(name) for name in figures), default=0)
     for name, value in figures.items():
         typer.echo(f"{name:<{width}}  {_as_text(value)}")
-
-
-def say_summary(summary: Mapping[str, Any]) -> None:
-    """Print what a user wants to know of ``summary.json`` on stdout."""
-    known = {**summary, **summary.get("classification", {})}
-    measured = {name for name, value in known.items() if value is not None or name not in _OF_A_DRILL}
-    say_figures({name: known[name] for name in SUMMARY if name in measured})
 
 
 def say_rows(rows: Sequence[Mapping[str, Any]]) -> None:

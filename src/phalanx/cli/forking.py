@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from phalanx.cli.console import exit_code_of
+from phalanx.cli.worker import worker
+
 if TYPE_CHECKING:
     from phalanx.pipeline.processes.fork_server_client import ForkServer
     from phalanx.train import RunConfig
@@ -51,7 +54,6 @@ def _fork_workers(run: "RunConfig") -> "ForkServer | None":
         None where the run has no workers on this machine, where they compute on a device with a driver that does not
         survive a fork, and where this process has threads or the system cannot fork.
     """
-    from phalanx.cli.outcome import run as run_command
     from phalanx.pipeline import can_fork, fork_here
     from phalanx.pipeline.processes.local_workers import WORKER_COMMAND
 
@@ -63,6 +65,6 @@ def _fork_workers(run: "RunConfig") -> "ForkServer | None":
             importlib.import_module(name)
 
     def serve(file: Path) -> int:
-        return run_command(["worker", str(file)])
+        return exit_code_of(lambda: worker(file))
 
     return fork_here(WORKER_COMMAND, run.train.threads, serve)

@@ -1,34 +1,40 @@
-"""The one place where an outcome becomes an exit code."""
+"""The command line as a function: arguments in, an exit code out."""
 
+import re
 import sys
 from collections.abc import Sequence
+from typing import Any
 
-from phalanx.cli.app import command
-from phalanx.cli.console import say_error
-from phalanx.errors import PhalanxError
+import typer
 
-INTERRUPTED = 130
+from phalanx.cli.app import app
+from phalanx.cli.console import exit_code_of
+
+_TAG = re.compile(r"(?=\[[a-zA-Z#/@])")
+"""Before what rich takes for the beginning of a tag."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line and return its exit code.
-
-    Errors of the tree become one message on stderr. Anything else is a bug and is raised, so
-    that Python prints a plain traceback, without the values of variables, and exits with 1.
-    """
-    try:
-        # the command, not the app: calling the app installs typer's own traceback printer
-        command()(args=list(arguments), prog_name="phalanx")
-    except PhalanxError as exc:
-        say_error(str(exc))
-        return exc.exit_code
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except SystemExit as exc:
-        return exc.code if isinstance(exc.code, int) else int(exc.code is not None)
-    return 0
+    """Run one command line and return its exit code."""
+    # the command, not the app: calling the app installs typer's own traceback printer
+    return exit_code_of(lambda: _command()(args=list(arguments), prog_name="phalanx"))
 
 
 def main() -> None:
     """Run the process's own command line and exit."""
     sys.exit(run(sys.argv[1:]))
+
+
+def _command() -> Any:
+    """Return the app as a command with help that keeps words in square brackets, such as the name of a section."""
+    made = typer.main.get_command(app)
+    _keep_brackets(made)
+    return made
+
+
+def _keep_brackets(part: Any) -> None:
+    for name in ("help", "short_help", "epilog"):
+        if getattr(part, name, None):
+            setattr(part, name, _TAG.sub(r"\\", getattr(part, name)))
+    for below in (*getattr(part, "params", ()), *getattr(part, "commands", {}).values()):
+        _keep_brackets(below)

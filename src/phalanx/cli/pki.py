@@ -5,9 +5,11 @@ from typing import Annotated
 
 import typer
 
+from phalanx.cli.pki_request import request, sign
+
 pki_app = typer.Typer(
     name="pki",
-    help="Make an authority and issue a party's keys and certificate.",
+    help="Make an authority, and certify the keys of parties.",
     epilog="Example: phalanx pki init keys && phalanx pki issue keys worker-1 && phalanx pki show "
     "keys/worker-1/certificate.pem",
     no_args_is_help=True,
@@ -37,18 +39,31 @@ def issue(
     ] = None,
     days: Annotated[int, typer.Option(help="Validity in days, at most the authority's.")] = 90,
 ) -> None:
-    """Issue the keys and the certificate of one party, in a directory that can be moved as a whole."""
+    """Make the keys and the certificate of one party of this machine: the owner, or a worker of a local run.
+
+    A party of another machine makes its own keys there, with pki request or join, and they never leave it.
+    """
     from phalanx.security.crypto import LOCAL_HOSTS
     from phalanx.security.crypto import issue as issue_identity
 
     home = issue_identity(directory, name, tuple(host) if host else LOCAL_HOSTS, days)
-    typer.echo(f"{home}: keys and certificate of {name}; move it there with its modes (scp -p)")
+    typer.echo(f"{home}: keys and certificate of {name}, for use on this machine")
+
+
+pki_app.command(epilog="Example: phalanx pki request alice --dir alice")(request)
+pki_app.command(epilog="Example: phalanx pki sign keys request.csr --name alice")(sign)
 
 
 @pki_app.command(epilog="Example: phalanx pki show keys/worker-1/certificate.pem")
 def show(file: Annotated[Path, typer.Argument(help="A certificate.")]) -> None:
     """Print what a certificate says; only the authority beside it, where there is one, is checked."""
-    from phalanx.security.crypto import certificate_facts, load_authority, peer_from_certificate, read_public
+    from phalanx.security.crypto import (
+        certificate_facts,
+        fingerprint,
+        load_authority,
+        peer_from_certificate,
+        read_public,
+    )
 
     pem = read_public(file)
     facts = certificate_facts(pem, str(file))
@@ -56,6 +71,7 @@ def show(file: Annotated[Path, typer.Argument(help="A certificate.")]) -> None:
     if facts.peer is None:
         load_authority(file)
         typer.echo(f"authority    {facts.subject}")
+        typer.echo(f"fingerprint  {fingerprint(pem, str(file))}")
     else:
         typer.echo(f"party        {facts.peer.name}")
         typer.echo(f"message key  {facts.peer.public_key.hex()}")

@@ -6,9 +6,11 @@ from typing import Annotated
 
 import typer
 
-from phalanx.cli.console import say_page, say_summary
+from phalanx.child import PARENT, die_with_parent
+from phalanx.cli.console import say_page
 from phalanx.cli.forking import one_blas_thread, opener_of
 from phalanx.cli.options import RunDir, Sets, Unsets, overrides_of
+from phalanx.cli.summary import say_summary
 
 EXIT_CODE_OF = {"completed": 0, "failed": 6, "interrupted": 130}
 
@@ -45,10 +47,8 @@ def train(
     check_inputs(run)
     if run.parallel is None and not dry_run:
         check_directory(default_directory(run) if run_dir is None else run_dir, resume=resume)
-    if {"PHALANX_PARENT", "TORCHELASTIC_RUN_ID"} & set(os.environ):
+    if {PARENT, "TORCHELASTIC_RUN_ID"} & set(os.environ):
         # started by an engine: a second owner must never meet this one in the same directory
-        from phalanx.pipeline import die_with_parent
-
         die_with_parent()
     with one_blas_thread():
         from phalanx.report import write_report

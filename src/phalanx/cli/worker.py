@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from phalanx.child import PARENT, die_with_parent
+
 if TYPE_CHECKING:
     from phalanx.pipeline import WorkerConfig
 
@@ -21,7 +23,7 @@ def worker(
     if str(worker_file) != FORK_SERVER:
         # a mistake is said before torch is imported
         read_worker(worker_file)
-    from phalanx.pipeline import die_with_parent, requested_file, run_worker
+    from phalanx.pipeline import requested_file, run_worker
 
     # a fault in a library's own code leaves its place in the log
     faulthandler.enable(2)
@@ -55,7 +57,8 @@ def masked_worker(
 ) -> None:
     """Multiply masked numbers for a trusted side; it ends when that side ends the run."""
     from phalanx.config import load_config
-    from phalanx.split.masked import MaskedWorkerConfig, end_with_parent, run_masked_worker
+    from phalanx.split.masked import MaskedWorkerConfig, run_masked_worker
 
-    end_with_parent()
+    if PARENT in os.environ:
+        die_with_parent()
     run_masked_worker(load_config(worker_file, MaskedWorkerConfig))

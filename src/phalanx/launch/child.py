@@ -1,16 +1,13 @@
 """A child: at most one ``phalanx`` process, which never outlives the one that keeps it, and its notice to end."""
 
-import contextlib
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Mapping
 from types import FrameType
 
+from phalanx.child import PythonProcess
+
 LOST = -signal.SIGKILL
 """Exit code of a process of which nothing is known but that it is gone."""
-_SECONDS_TO_END = 5.0
 _KILLED = 128
 
 
@@ -23,7 +20,7 @@ class Child:
     """A process that is started, looked at and ended."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: PythonProcess | None = None
 
     @property
     def pid(self) -> int | None:
@@ -33,13 +30,7 @@ class Child:
     def start(self, arguments: tuple[str, ...], environment: Mapping[str, str]) -> None:
         """Start ``phalanx`` with these arguments; whatever ran before is killed."""
         self.kill()
-        self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and our own command
-            [sys.executable, "-m", "phalanx", *arguments],
-            stdin=subprocess.DEVNULL,
-            # signals come from the keeper alone: a terminal's Ctrl-C would reach it twice
-            process_group=0,
-            env={**os.environ, **environment, "PHALANX_PARENT": str(os.getpid())},
-        )
+        self._process = PythonProcess(("phalanx", *arguments), environment)
 
     def poll(self) -> int | None:
         """Exit code; None while it runs, negative for a signal, `LOST` when nothing was started."""
@@ -47,21 +38,18 @@ class Child:
 
     def ask_to_end(self) -> None:
         """Send SIGTERM: an owner stops, a worker hands over and leaves."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.terminate()
+        if self._process is not None:
+            self._process.ask_to_end()
 
     def end(self) -> None:
         """Give it a moment to end by itself, then kill it."""
         if self._process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_SECONDS_TO_END)
-        self.kill()
+            self._process.end()
 
     def kill(self) -> None:
         """End it at once."""
-        if self._process is not None and self._process.poll() is None:
+        if self._process is not None:
             self._process.kill()
-            self._process.wait(_SECONDS_TO_END)
 
 
 class TerminationNotice:

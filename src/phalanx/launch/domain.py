@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from phalanx.checkpoint import list_checkpoints
+from phalanx.child import PARENT
 from phalanx.errors import ConfigError
 from phalanx.launch.request import Launch
 from phalanx.parallel import ParallelConfig, worlds
@@ -14,7 +15,6 @@ from phalanx.train import RunConfig, default_directory, holds_run, load_run
 
 GO_ON = "PHALANX_GO_ON"
 """Set for ranks that are to go on with the run in the directory if there is one."""
-PARENT = "PHALANX_PARENT"
 _RANK, _STARTED_AGAIN = "RANK", "TORCHELASTIC_RESTART_COUNT"
 
 

@@ -9,6 +9,7 @@ import time
 
 import typer
 
+from phalanx.child import die_with_parent
 from phalanx.errors import ConfigError
 from phalanx.launch.child import TerminationNotice, exit_code
 from phalanx.launch.owner import OwnerProcess, is_worth_another
@@ -17,7 +18,7 @@ from phalanx.launch.request import Launch, ProcessSlot
 from phalanx.launch.supervisor import Substitutes, Supervisor
 from phalanx.launch.watch import LOOK_EVERY_S, watch_owner
 from phalanx.launch.worker_slot import LocalWorkerHost
-from phalanx.pipeline import OWNER, die_with_parent
+from phalanx.pipeline import OWNER
 
 
 def is_rank() -> bool:

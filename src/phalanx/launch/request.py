@@ -125,8 +125,8 @@ class Launch:
         if missing or not here:
             wanted = missing or list(known)
             raise ConfigError(
-                f"{self.keys}: has no keys of {', '.join(wanted)}; make them with `phalanx pki issue` and carry each "
-                "party's directory to its machine"
+                f"{self.keys}: has no keys of {', '.join(wanted)}; make them here with `phalanx pki issue`, or have "
+                "each party make its own with `phalanx pki request`"
             )
         return _parts(here, pipeline.may_join)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from phalanx.pipeline.owner.paper_recovery import MAX_ATTEMPTS, skipping
     from phalanx.pipeline.plan import StageRange, StepPlan
     from phalanx.pipeline.processes.allocator import keep_freed_memory
-    from phalanx.pipeline.processes.fork_server import can_fork, die_with_parent
+    from phalanx.pipeline.processes.fork_server import can_fork
     from phalanx.pipeline.processes.fork_server_client import fork_here
     from phalanx.pipeline.processes.local_workers import LocalWorkers
     from phalanx.pipeline.proof.leaves import read_leaves
@@ -84,7 +84,6 @@ __all__ = [
     "band",
     "can_fork",
     "check_step",
-    "die_with_parent",
     "explain_evidence",
     "fetch_kept",
     "fork_here",
@@ -141,7 +140,6 @@ _HOMES = {
     "band": "tolerance.distance",
     "can_fork": "processes.fork_server",
     "check_step": "proof.step_proof",
-    "die_with_parent": "processes.fork_server",
     "explain_evidence": "evidence.explain",
     "fetch_kept": "worker.kept_states",
     "fork_here": "processes.fork_server_client",

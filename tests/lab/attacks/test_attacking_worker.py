@@ -8,13 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from phalanx import child
 from phalanx.cli import run
 from phalanx.config import dump_toml, load_config
 from phalanx.errors import ConfigError
 from phalanx.lab.attacks import AttackPlan, attackers_of
 from phalanx.lab.attacks import worker as laboratory
 from phalanx.pipeline import AttackConfig, LocalWorkers, PartyLayout, WorkerConfig
-from phalanx.pipeline.processes import local_workers
 from phalanx.testing import WorkerCrash
 from phalanx.train import load_run, train
 
@@ -38,7 +38,7 @@ def spawned(monkeypatch):
         calls.append(command)
         return popen([sys.executable, "-S", "-c", ""])
 
-    monkeypatch.setattr(local_workers.subprocess, "Popen", spawn)
+    monkeypatch.setattr(child.subprocess, "Popen", spawn)
     yield calls
 
 
@@ -148,7 +148,7 @@ def test_a_rank_that_cannot_lie_so_is_refused_before_any_rank_starts(
 
 def test_an_honest_worker_never_loads_the_red_team(tmp_path, monkeypatch):
     calls = []
-    monkeypatch.setattr("phalanx.pipeline.die_with_parent", lambda: None)
+    monkeypatch.setattr("phalanx.cli.worker.die_with_parent", lambda: None)
     monkeypatch.setattr("phalanx.pipeline.run_worker", lambda *arguments: calls.append(arguments))
     monkeypatch.setitem(sys.modules, "phalanx.lab", None)
     monkeypatch.setitem(sys.modules, "phalanx.lab.attacks", None)
@@ -163,7 +163,7 @@ def test_an_honest_worker_never_loads_the_red_team(tmp_path, monkeypatch):
 @pytest.mark.parametrize("line", ["[attack]\nkind = 'drift'\n", "[attack]\nkind = 'none'\n", "attack_log = 'x'\n"])
 def test_a_production_worker_cannot_be_told_to_attack(tmp_path, monkeypatch, capsys, line):
     calls = []
-    monkeypatch.setattr("phalanx.pipeline.die_with_parent", lambda: None)
+    monkeypatch.setattr("phalanx.cli.worker.die_with_parent", lambda: None)
     monkeypatch.setattr("phalanx.pipeline.run_worker", lambda *arguments: calls.append(arguments))
     path = tmp_path / "worker.toml"
     path.write_text(dump_toml(worker(tmp_path)).partition("\n[")[0] + "\n" + line)

@@ -16,7 +16,8 @@ from phalanx.pipeline.processes.fork_server_client import start_fork_server
 FORKED_WORKER = """
 import os, sys, threading, time
 from pathlib import Path
-from phalanx.pipeline.worker.process import requested_file, die_with_parent
+from phalanx.child import die_with_parent
+from phalanx.pipeline.worker.process import requested_file
 
 die_with_parent()
 if os.environ.get("WITH_A_THREAD") and sys.argv[1] == "-":
@@ -194,7 +195,7 @@ def test_without_a_fork_server_workers_start_as_ever(tmp_path, monkeypatch):
     ("program", "said"),
     [
         ("import sys; sys.exit(3)", "(no output, exit code 3)"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "(no output, ended by signal 9)"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "(no output, signal 9)"),
         ("print('first'); print('last')", "last"),
     ],
 )

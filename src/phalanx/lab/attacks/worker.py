@@ -10,13 +10,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from phalanx.child import die_with_parent
 from phalanx.config import load_config
 from phalanx.errors import ConfigError, PhalanxError
 from phalanx.lab.attacks.rank import lying_rank
 from phalanx.lab.attacks.start import AttackPlan
 from phalanx.lab.attacks.table import actor, make_attack
 from phalanx.parallel import find_place
-from phalanx.pipeline import AttackConfig, WorkerConfig, WrapCopy, die_with_parent, run_worker, unwrapped
+from phalanx.pipeline import AttackConfig, WorkerConfig, WrapCopy, run_worker, unwrapped
 from phalanx.stage_group import follow, honest_share, open_group
 from phalanx.testing import RewritingEndpoint, WorkerCrash
 

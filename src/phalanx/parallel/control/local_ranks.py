@@ -1,14 +1,12 @@
 """Local ranks: one child process each, ended by id, never outliving rank 0."""
 
 import contextlib
-import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from phalanx.child import PythonProcess
 from phalanx.errors import PeerLostError
 from phalanx.parallel.groups.heartbeat import BEAT_EVERY_S, FileHeartbeat, SilenceClock
 from phalanx.parallel.groups.rank_env import RankEnv
@@ -41,7 +39,7 @@ class LocalRanks:
         self._world = world
         self._threads = threads
         self._rendezvous = (directory / "rendezvous").resolve()
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._processes: dict[int, PythonProcess] = {}
         self._heartbeat = FileHeartbeat(directory, 0, range(world))
         self._patience = SilenceClock(silence_s, time.monotonic())
         self._hung: dict[int, float] = {}
@@ -71,11 +69,11 @@ class LocalRanks:
             time.sleep(_LOOK_EVERY_S)
         if self._first_gone is None:
             return None
-        rank, code = self._first_gone, self._processes[self._first_gone].wait()
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        rank, process = self._first_gone, self._processes[self._first_gone]
+        how = process.how_it_ended()
         if rank in self._hung:
             how = f"{how}, after {self._hung[rank]:.0f} s without a sign of life"
-        return PeerLostError(f"rank {rank} ended with {how}: {self._last_output(rank)}; go on with --resume")
+        return PeerLostError(f"rank {rank} ended with {how}: {process.last_output(_LAST_LINES)}; go on with --resume")
 
     def check(self) -> None:
         """Look whether all run.
@@ -95,10 +93,7 @@ class LocalRanks:
         """Give the ranks, which have been told to end, a moment; then kill them."""
         self._is_over.set()
         for process in self._processes.values():
-            try:
-                process.wait(_SECONDS_TO_END)
-            except subprocess.TimeoutExpired:
-                _end(process)
+            process.end()
 
     def __enter__(self) -> "LocalRanks":
         return self
@@ -106,31 +101,13 @@ class LocalRanks:
     def __exit__(self, *_: object) -> None:
         self._is_over.set()
         for process in self._processes.values():
-            _end(process)
+            process.kill()
         if self._watcher.is_alive():
             self._watcher.join(_SECONDS_TO_END)
 
-    def _last_output(self, rank: int) -> str:
-        """The last lines of a rank's log, for an error message."""
-        path = self._log(rank)
-        lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.exists() else []
-        return " | ".join(lines[-_LAST_LINES:]) or "(no output)"
-
-    def _log(self, rank: int) -> Path:
-        return self._directory / f"rank-{rank}.log"
-
-    def _start(self, rank: int) -> subprocess.Popen[bytes]:
-        settings = {"OMP_NUM_THREADS": str(self._threads), "PHALANX_PARENT": str(os.getpid())}
-        with self._log(rank).open("wb") as output:
-            return subprocess.Popen(  # noqa: S603 - our own interpreter and our own command
-                [sys.executable, "-m", *self._command],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                # Ctrl-C in a terminal is for rank 0, which ends the others
-                process_group=0,
-                env={**os.environ, **settings, **self.place(rank).environment()},
-            )
+    def _start(self, rank: int) -> PythonProcess:
+        settings = {"OMP_NUM_THREADS": str(self._threads), **self.place(rank).environment()}
+        return PythonProcess(self._command, settings, self._directory / f"rank-{rank}.log", renew=True)
 
     def _watch(self) -> None:
         beaten = -BEAT_EVERY_S
@@ -150,7 +127,7 @@ class LocalRanks:
         else:
             # rank 0 gives no more signs of life: it has to come to its end soon
             for process in self._processes.values():
-                _end(process)
+                process.kill()
 
     def _look_for_signs(self, now: float) -> None:
         """Kill ranks that hang: those that wait for them learn of a process that has ended, and of nothing else."""
@@ -163,10 +140,4 @@ class LocalRanks:
         for rank, seconds in self._patience.overdue(now).items():
             if self._processes[rank].poll() is None:
                 self._hung[rank] = seconds
-                _end(self._processes[rank])
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.kill()
-        process.wait(_SECONDS_TO_END)
+                self._processes[rank].kill()

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Never
 
+from phalanx.child import PARENT, die_with_parent
 from phalanx.config import StrictModel
 
 FORK_SERVER = "-"
@@ -27,7 +28,6 @@ FORK_SERVER = "-"
 PROCESS_NAME = "fork-server"
 """The name of the process, as `ps -o comm` shows it; that of a worker is the worker's."""
 
-_PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 
 
@@ -50,18 +50,6 @@ class WorkerEvent(StrictModel):
 def can_fork() -> bool:
     """Whether this system has what a fork server needs (Linux)."""
     return sys.platform.startswith("linux") and hasattr(os, "pidfd_open")
-
-
-def die_with_parent() -> None:
-    """Ask the kernel to end this process when its parent ends, however that happens (Linux)."""
-    if not sys.platform.startswith("linux"):
-        return
-    # a parent that ended while this process was still starting is found by its number
-    parent = os.environ.get("PHALANX_PARENT", str(os.getppid()))
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if str(os.getppid()) != parent:
-        os.write(2, b"the process that started this one has ended\n")
-        os._exit(1)
 
 
 def await_request(modules: Collection[str] = ()) -> Path | None:
@@ -168,7 +156,7 @@ class _RequestLoop:
             os.dup2(source, target)
         os.close(null)
         os.close(output)
-        os.environ["PHALANX_PARENT"] = parent
+        os.environ[PARENT] = parent
         _set_name(name)
 
     def _reap(self, handle: int) -> None:
@@ -200,7 +188,7 @@ def _start(command: Sequence[str], log: str, parent: str) -> int:
             stdout=output,
             stderr=subprocess.STDOUT,
             process_group=0,
-            env={**os.environ, "PHALANX_PARENT": parent},
+            env={**os.environ, PARENT: parent},
         )
     # its end is seen and told like that of every other child
     process.returncode = 0

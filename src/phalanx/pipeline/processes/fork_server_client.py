@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
+from phalanx.child import PARENT, ChildProcess, die_with_parent
 from phalanx.pipeline.processes.fork_server import (
     FORK_SERVER,
     ForkRequest,
     WorkerEvent,
-    die_with_parent,
     is_single_threaded,
     serve_from_here,
 )
@@ -23,8 +23,8 @@ _GONE = -9
 _PATIENCE_S = 5.0
 
 
-class ForkedWorker:
-    """One worker of a fork server, with the methods of `subprocess.Popen` that `LocalWorkers` needs."""
+class ForkedWorker(ChildProcess):
+    """One worker of a fork server."""
 
     def __init__(self, fork_server: "ForkServer", name: str) -> None:
         self._fork_server = fork_server
@@ -39,23 +39,15 @@ class ForkedWorker:
         """Exit code; None while it runs, or is about to."""
         return self._fork_server.code_of(self._name)
 
-    def kill(self) -> None:
-        """End it at once."""
-        self._fork_server.tell(ForkRequest(name=self._name))
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end.
-
-        Raises:
-            subprocess.TimeoutExpired: It has not ended in time, seconds.
-        """
-        deadline = time.monotonic() + (_PATIENCE_S if timeout is None else timeout)
-        while (code := self.poll()) is None:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise subprocess.TimeoutExpired(self._name, timeout or _PATIENCE_S)
+    def wait(self, timeout_s: float) -> int | None:
+        """Wait for its end; None where it has not ended in time."""
+        deadline = time.monotonic() + timeout_s
+        while (code := self.poll()) is None and (left := deadline - time.monotonic()) > 0:
             self._fork_server.listen(left)
         return code
+
+    def _kill(self) -> None:
+        self._fork_server.tell(ForkRequest(name=self._name))
 
 
 class ForkServer:
@@ -154,7 +146,7 @@ def start_fork_server(command: Sequence[str], log: Path, threads: int, modules: 
             env={
                 **os.environ,
                 **threads_of_kernels,
-                "PHALANX_PARENT": str(os.getpid()),
+                PARENT: str(os.getpid()),
                 "PHALANX_PRELOAD": ",".join(modules),
             },
         )
@@ -186,7 +178,7 @@ def fork_here(command: Sequence[str], threads: int, serve: Callable[[Path], int]
     if pid == 0:
         os.close(to_server)
         os.close(from_server)
-        os.environ.update({"PHALANX_PARENT": parent, "OMP_NUM_THREADS": str(threads)})
+        os.environ.update({PARENT: parent, "OMP_NUM_THREADS": str(threads)})
         die_with_parent()
         serve_from_here(requests, answers, [sys.executable, "-m", *command], serve)
     os.close(requests)

@@ -1,17 +1,15 @@
 """Local workers: one child process each, ended by id, never outliving the owner."""
 
-import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from phalanx.child import ChildProcess, PythonProcess, last_lines
 from phalanx.config import dump_toml
 from phalanx.pipeline.config import WorkerConfig
 from phalanx.pipeline.processes.fork_server import can_fork
-from phalanx.pipeline.processes.fork_server_client import ForkedWorker, ForkServer, start_fork_server
+from phalanx.pipeline.processes.fork_server_client import ForkServer, start_fork_server
 
-_SECONDS_TO_END = 5.0
 WORKER_COMMAND = ("phalanx", "worker")
 _WORTH_IMPORTING = (
     "phalanx.models.",
@@ -21,9 +19,6 @@ _WORTH_IMPORTING = (
     "phalanx.transport.",
     "transformers.models.",
 )
-
-
-_Process = subprocess.Popen[bytes] | ForkedWorker
 
 
 class LocalWorkers:
@@ -47,7 +42,7 @@ class LocalWorkers:
         self._directory = directory
         self._command = command
         self._others = others or {}
-        self._processes: dict[str, _Process] = {}
+        self._processes: dict[str, ChildProcess] = {}
         self._fork_server = fork_server
 
     def start(self, configs: Mapping[str, WorkerConfig]) -> None:
@@ -60,19 +55,8 @@ class LocalWorkers:
             if command is None and server is not None and server.is_open and server.threads == config.threads:
                 self._processes[name] = server.start(name, path.resolve(), log.resolve())
             else:
-                self._processes[name] = self._start_anew(command or self._command, path, log, config.threads)
-
-    def _start_anew(self, command: Sequence[str], path: Path, log: Path, threads: int) -> _Process:
-        with log.open("ab") as output:
-            return subprocess.Popen(  # noqa: S603 - our own interpreter and our own file
-                [sys.executable, "-m", *command, str(path)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                # Ctrl-C in a terminal is for the owner, which ends its workers in good order
-                process_group=0,
-                env={**os.environ, "OMP_NUM_THREADS": str(threads), "PHALANX_PARENT": str(os.getpid())},
-            )
+                threads = {"OMP_NUM_THREADS": str(config.threads)}
+                self._processes[name] = PythonProcess((*(command or self._command), str(path)), threads, log)
 
     def start_fork_server(self, threads: int) -> None:
         """Start a fork server, from which all later workers are forked, with all imports done once (Linux only).
@@ -93,31 +77,18 @@ class LocalWorkers:
 
     def dismiss(self, name: str) -> None:
         """End one worker at once."""
-        process = self._processes.get(name)
-        if process is not None and process.poll() is None:
-            process.kill()
-            process.wait(_SECONDS_TO_END)
+        if name in self._processes:
+            self._processes[name].kill()
 
     def last_output(self, name: str) -> str:
         """The last line of a worker's log, for an error message; how the worker ended, where it has said nothing."""
-        path = self._directory / f"{name}.log"
-        lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.exists() else []
-        return lines[-1] if lines else f"(no output, {self._end_of(name)})"
-
-    def _end_of(self, name: str) -> str:
-        code = self._processes[name].poll() if name in self._processes else None
-        if code is None:
-            return "it has not ended"
-        return f"exit code {code}" if code >= 0 else f"ended by signal {-code}"
+        how = self._processes[name].how_it_ended() if name in self._processes else "it was not started here"
+        return last_lines(self._directory / f"{name}.log", otherwise=f"(no output, {how})")
 
     def close(self) -> None:
         """Give every worker a moment to end by itself, then end it."""
         for process in self._processes.values():
-            try:
-                process.wait(_SECONDS_TO_END)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(_SECONDS_TO_END)
+            process.end()
         self._close_fork_server()
 
     def _close_fork_server(self) -> None:

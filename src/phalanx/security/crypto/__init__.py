@@ -4,6 +4,7 @@ from phalanx.security.crypto.canonical import parse_canonical
 from phalanx.security.crypto.certificate import (
     CertificateFacts,
     certificate_facts,
+    fingerprint,
     peer_from_certificate,
     tls_server_name,
 )
@@ -15,7 +16,7 @@ from phalanx.security.crypto.counter import (
     read_number,
     write_number,
 )
-from phalanx.security.crypto.files import make_private_directory, read_private, read_public, write_private
+from phalanx.security.crypto.files import make_private_directory, read_private, read_public, write_private, write_public
 from phalanx.security.crypto.hashing import DIGEST_PATTERN, digest_hex, digest_one_by_one, in_domain
 from phalanx.security.crypto.identity import (
     SESSION_NAME,
@@ -27,13 +28,22 @@ from phalanx.security.crypto.identity import (
     incarnation_of,
     name_of_incarnation,
 )
-from phalanx.security.crypto.pki import LOCAL_HOSTS, create_authority, issue, load_authority, load_identity
+from phalanx.security.crypto.pki import (
+    LOCAL_HOSTS,
+    create_authority,
+    issue,
+    load_authority,
+    load_identity,
+    sign_request,
+)
+from phalanx.security.crypto.request import CheckedRequest, make_request, read_request
 
 __all__ = [
     "DIGEST_PATTERN",
     "LOCAL_HOSTS",
     "SESSION_NAME",
     "CertificateFacts",
+    "CheckedRequest",
     "Identity",
     "MonotonicCounter",
     "NotRollbackProofCounter",
@@ -47,6 +57,7 @@ __all__ = [
     "create_authority",
     "digest_hex",
     "digest_one_by_one",
+    "fingerprint",
     "in_domain",
     "incarnation_of",
     "issue",
@@ -54,14 +65,18 @@ __all__ = [
     "load_identity",
     "locked",
     "make_private_directory",
+    "make_request",
     "name_of_incarnation",
     "parse_canonical",
     "peer_from_certificate",
     "read_number",
     "read_private",
     "read_public",
+    "read_request",
+    "sign_request",
     "steady_now",
     "tls_server_name",
     "write_number",
     "write_private",
+    "write_public",
 ]

@@ -7,6 +7,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID, NameOID
 
@@ -15,6 +16,7 @@ from phalanx.security.crypto.clock import steady_now
 from phalanx.security.crypto.identity import Peer, check_party_name
 
 _Extension = TypeVar("_Extension", bound=x509.ExtensionType)
+DIGEST_LENGTH = 64
 _INTERNAL_SUFFIX = ".phalanx.internal"
 _UNDERSTOOD = {ExtensionOID.BASIC_CONSTRAINTS, ExtensionOID.KEY_USAGE, ExtensionOID.EXTENDED_KEY_USAGE}
 _BOTH_ROLES = {ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH}
@@ -101,6 +103,15 @@ def _check_authority(authority: x509.Certificate, now: datetime | None, where: s
     _check_time(authority, now, where)
 
 
+def fingerprint(pem: bytes, where: str = "certificate") -> str:
+    """Return the SHA-256 of a certificate in hex, by which people and tokens tell it from others.
+
+    Raises:
+        CertificateError: It is not one X.509 certificate.
+    """
+    return _parse(pem, where).fingerprint(hashes.SHA256()).hex()
+
+
 def parse_authority(pem: bytes, where: str, now: datetime | None = None) -> x509.Certificate:
     """Parse the certificate of an authority and check it as of `now`, or of `steady_now`.
 
@@ -118,7 +129,7 @@ def _parse(pem: bytes, where: str) -> x509.Certificate:
         raise CertificateError(f"{where}: expected exactly one PEM certificate")
     try:
         return x509.load_pem_x509_certificate(pem)
-    except ValueError as exc:
+    except (ValueError, x509.InvalidVersion) as exc:
         raise CertificateError(f"{where}: is not a readable X.509 certificate") from exc
 
 
@@ -138,8 +149,12 @@ def _facts(certificate: x509.Certificate, where: str) -> CertificateFacts:
     )
 
 
-def _names(certificate: x509.Certificate, where: str) -> tuple[Peer, tuple[str, ...]]:
-    names = _extension(certificate, x509.SubjectAlternativeName, where)
+def party_from_names(names: x509.SubjectAlternativeName, where: str) -> tuple[Peer, tuple[str, ...]]:
+    """Return the party that alternative names stand for, and the further hosts among them.
+
+    Raises:
+        CertificateError: They name no party, several, or one in two ways.
+    """
     dns = names.get_values_for_type(x509.DNSName)
     uris = names.get_values_for_type(x509.UniformResourceIdentifier)
     addresses = [str(address) for address in names.get_values_for_type(x509.IPAddress)]
@@ -154,6 +169,10 @@ def _names(certificate: x509.Certificate, where: str) -> tuple[Peer, tuple[str, 
         raise CertificateError(f"{where}: its URI names {peer.name!r}, its DNS name {internal[0]!r}")
     hosts = (*(name for name in dns if name != internal[0]), *addresses)
     return peer, hosts
+
+
+def _names(certificate: x509.Certificate, where: str) -> tuple[Peer, tuple[str, ...]]:
+    return party_from_names(_extension(certificate, x509.SubjectAlternativeName, where), where)
 
 
 def _peer_from_uri(uri: str, where: str) -> Peer:
@@ -190,7 +209,7 @@ def _check_time(certificate: x509.Certificate, now: datetime | None, where: str)
         raise CertificateError(f"{where}: not valid before {start}; check this machine's clock")
     if moment > certificate.not_valid_after_utc:
         end = certificate.not_valid_after_utc.isoformat()
-        raise CertificateError(f"{where}: expired at {end}; issue a new one with phalanx pki issue")
+        raise CertificateError(f"{where}: expired at {end}; have a new one made with phalanx pki sign, or issue")
 
 
 def _extension(certificate: x509.Certificate, kind: type[_Extension], where: str) -> _Extension:

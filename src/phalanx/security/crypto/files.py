@@ -45,6 +45,21 @@ def write_private(path: Path, data: bytes) -> None:
         raise CertificateError(f"{path}: cannot be written ({exc.strerror})") from exc
 
 
+def write_public(path: Path, data: bytes) -> None:
+    """Write a file that holds no secret, in the place of an earlier one.
+
+    Raises:
+        CertificateError: It cannot be written.
+    """
+    temporary = path.with_name(path.name + ".new")
+    try:
+        temporary.unlink(missing_ok=True)
+        write_private(temporary, data)
+        temporary.replace(path)
+    except OSError as exc:
+        raise CertificateError(f"{path}: cannot be written ({exc.strerror})") from exc
+
+
 def read_private(path: Path, made_by: str = "phalanx pki issues it") -> bytes:
     """Read a key file; `made_by` tells where a missing one comes from.
 

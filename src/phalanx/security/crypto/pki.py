@@ -2,11 +2,11 @@
 
 DIR/authority.pem       certificate of the authority, public
 DIR/authority.key       its key, 0600
-DIR/NAME/               0700, may be moved to the party's machine as a whole:
+DIR/NAME/               0700
     certificate.pem     binds NAME to both keys
-    tls.key             ECDSA P-256, 0600
-    signing.key         Ed25519, 0600
     authority.pem       a copy
+    tls.key             ECDSA P-256, 0600; only where `issue` made the keys, for parties of this machine
+    signing.key         Ed25519, 0600; the same
 """
 
 import ipaddress
@@ -16,28 +16,35 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec, ed25519
-from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    load_pem_private_key,
-)
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from phalanx.errors import CertificateError
 from phalanx.security.crypto.certificate import (
+    certificate_facts,
+    fingerprint,
     parse_authority,
     party_uri,
     peer_from_certificate,
     tls_server_name,
 )
-from phalanx.security.crypto.files import make_private_directory, read_private, read_public, write_private
-from phalanx.security.crypto.identity import Identity, check_party_name
+from phalanx.security.crypto.counter import locked
+from phalanx.security.crypto.files import make_private_directory, read_public, write_private, write_public
+from phalanx.security.crypto.identity import Identity, Peer, check_party_name
+from phalanx.security.crypto.keys import (
+    SIGNING_KEY,
+    TLS_KEY,
+    load_signing_key,
+    load_tls_key,
+    make_party_keys,
+    new_tls_key,
+    private_pem,
+)
+from phalanx.security.crypto.request import CheckedRequest, read_request
 
+CERTIFICATE = "certificate.pem"
 LOCAL_HOSTS = ("localhost", "127.0.0.1")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
 # machines with clocks that differ by less than this can still talk from the first second
@@ -57,9 +64,9 @@ def create_authority(directory: Path, days: int = 365, now: datetime | None = No
         CertificateError: There is an authority already, or others can enter the directory.
     """
     make_private_directory(directory)
-    key = ec.generate_private_key(ec.SECP256R1())
+    key = new_tls_key()
     # the key file is the lock: the process that creates it first is the one authority here
-    write_private(directory / "authority.key", _private_pem(key))
+    write_private(directory / "authority.key", private_pem(key))
     subject = _name(f"phalanx authority {secrets.token_hex(4)}")
     start, end = _validity(days, now)
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
@@ -96,35 +103,129 @@ def issue(
         CertificateError: Malformed name or host, no authority, or the party has keys already.
     """
     check_party_name(name)
-    alternatives = [_general_name(host) for host in hosts]
-    authority_pem = load_authority(directory / "authority.pem")
-    authority = x509.load_pem_x509_certificate(authority_pem)
-    authority_key = _load_tls_key(directory / "authority.key")
-    if authority_key.public_key() != authority.public_key():
-        raise CertificateError(f"{directory / 'authority.key'}: is not the key of authority.pem beside it")
+    authority = _Authority(directory)
     home = directory / name
     if home.exists():
         raise CertificateError(f"{home}: exists already and is not overwritten; choose another name or move it away")
-    tls_key, signing_key = ec.generate_private_key(ec.SECP256R1()), ed25519.Ed25519PrivateKey.generate()
-    party = Identity(name, signing_key).public
-    names = [
-        x509.DNSName(tls_server_name(name)),
-        x509.UniformResourceIdentifier(party_uri(party)),
-        *alternatives,
-    ]
-    start, end = _validity(days, now)
-    last = min(end, authority.not_valid_after_utc)
-    if last <= start:
-        raise CertificateError(f"{directory / 'authority.pem'}: ends before the certificate of {name} would begin")
-    certificate = _add_party_extensions(
-        _builder(_name(name), authority.subject, tls_key.public_key(), start, last), names, authority
-    ).sign(authority_key, hashes.SHA256())
-    make_private_directory(home)
-    write_private(home / "tls.key", _private_pem(tls_key))
-    write_private(home / "signing.key", _private_pem(signing_key))
-    write_private(home / "authority.pem", authority_pem)
-    write_private(home / "certificate.pem", certificate.public_bytes(Encoding.PEM))
+    names = [_general_name(host) for host in hosts]
+    period = authority.period(name, days, now)
+    tls_key, signing_key = make_party_keys(home)
+    peer = Identity(name, signing_key).public
+    write_private(home / "authority.pem", authority.pem)
+    write_private(home / CERTIFICATE, authority.certify(peer, tls_key.public_key(), names, period))
     return home
+
+
+def sign_request(
+    directory: Path,
+    pem: bytes,
+    *,
+    name: str | None = None,
+    hosts: tuple[str, ...] = (),
+    days: int = 90,
+    now: datetime | None = None,
+    where: str = "request",
+) -> Path:
+    """Certify the keys of a party that made them elsewhere, in ``directory/name``, where the certificate stays.
+
+    Args:
+        directory: Holds the authority.
+        pem: The request.
+        name: The party that is expected; None for the one that the request names.
+        hosts: As for `issue`; a request itself cannot ask for any.
+        days: As for `issue`.
+        now: As for `issue`.
+        where: How errors call the request, such as its path.
+
+    Returns:
+        The directory with the certificate, which holds no key. The same request gives the same certificate until
+        that expires, and a new one for the same keys after that.
+
+    Raises:
+        CertificateError: The request is malformed, altered, of another party, for another authority, or without proof
+            that its sender holds both keys; or the name has other keys, or a key another name.
+    """
+    request = read_request(pem, where)
+    peer = request.peer
+    if name is not None and peer.name != name:
+        raise CertificateError(f"{where}: is of {peer.name!r}, expected {name!r}")
+    authority = _Authority(directory)
+    if request.authority not in (None, fingerprint(authority.pem)):
+        raise CertificateError(f"{where}: asks another authority, {request.authority}; this one is {directory}")
+    names = [_general_name(host) for host in hosts]
+    period = authority.period(peer.name, days, now)
+    home = directory / peer.name
+    with locked(directory / "signing"):
+        if not _has_certificate(directory, request, period[0], where):
+            make_private_directory(home)
+            write_public(home / "authority.pem", authority.pem)
+            write_public(home / CERTIFICATE, authority.certify(peer, request.tls_key, names, period))
+    return home
+
+
+def _has_certificate(directory: Path, request: CheckedRequest, start: datetime, where: str) -> bool:
+    """Tell whether a request was signed before and its certificate is still good.
+
+    Raises:
+        CertificateError: Its name is certified with other keys, or one of its keys with another name.
+    """
+    name, is_valid = request.peer.name, False
+    for path in sorted(directory.glob(f"*/{CERTIFICATE}")):
+        pem = read_public(path)
+        facts, certificate = certificate_facts(pem, str(path)), x509.load_pem_x509_certificate(pem)
+        if facts.peer is None:
+            continue
+        same = (facts.peer.public_key == request.peer.public_key, certificate.public_key() == request.tls_key)
+        if facts.peer.name == name and same != (True, True):
+            raise CertificateError(
+                f"{where}: {name} is certified with other keys already, in {path}; invite it under another name, or "
+                "move that directory away if its keys are lost"
+            )
+        if facts.peer.name != name and any(same):
+            raise CertificateError(f"{where}: a key of it is that of {facts.peer.name} already; make new ones")
+        is_valid |= facts.peer.name == name and facts.not_after > start + _CLOCK_SKEW
+    return is_valid
+
+
+class _Authority:
+    """An authority with its key, as long as one certificate is made."""
+
+    def __init__(self, directory: Path) -> None:
+        self.pem = load_authority(directory / "authority.pem")
+        self._path = directory / "authority.pem"
+        self._certificate = x509.load_pem_x509_certificate(self.pem)
+        self._key = load_tls_key(directory / "authority.key")
+        if self._key.public_key() != self._certificate.public_key():
+            raise CertificateError(f"{directory / 'authority.key'}: is not the key of authority.pem beside it")
+
+    def period(self, name: str, days: int, now: datetime | None) -> tuple[datetime, datetime]:
+        """Return from when to when a certificate that is made now is valid.
+
+        Raises:
+            CertificateError: The authority ends before that, or the days are out of bounds.
+        """
+        start, end = _validity(days, now)
+        last = min(end, self._certificate.not_valid_after_utc)
+        if last <= start:
+            raise CertificateError(f"{self._path}: ends before the certificate of {name} would begin")
+        return start, last
+
+    def certify(
+        self,
+        peer: Peer,
+        tls_key: ec.EllipticCurvePublicKey,
+        hosts: list[x509.GeneralName],
+        period: tuple[datetime, datetime],
+    ) -> bytes:
+        """Return a certificate that binds a party's name to both of its keys."""
+        names = [
+            x509.DNSName(tls_server_name(peer.name)),
+            x509.UniformResourceIdentifier(party_uri(peer)),
+            *hosts,
+        ]
+        builder = _builder(_name(peer.name), self._certificate.subject, tls_key, *period)
+        certificate = _add_party_extensions(builder, names, self._certificate).sign(self._key, hashes.SHA256())
+        return certificate.public_bytes(Encoding.PEM)
 
 
 def load_authority(path: Path) -> bytes:
@@ -144,40 +245,19 @@ def load_identity(directory: Path, now: datetime | None = None) -> Identity:
     Raises:
         CertificateError: A file is missing, malformed, expired, readable by others, or from another set.
     """
-    where = str(directory / "certificate.pem")
-    certificate_pem = read_public(directory / "certificate.pem")
+    where = str(directory / CERTIFICATE)
+    certificate_pem = read_public(directory / CERTIFICATE)
     authority_pem = read_public(directory / "authority.pem")
     parse_authority(authority_pem, str(directory / "authority.pem"), now)
     peer = peer_from_certificate(certificate_pem, authority_pem, now, where)
-    signing_key = _load_signing_key(directory / "signing.key")
-    tls_key = _load_tls_key(directory / "tls.key")
+    signing_key = load_signing_key(directory / SIGNING_KEY)
+    tls_key = load_tls_key(directory / TLS_KEY)
     if tls_key.public_key() != x509.load_pem_x509_certificate(certificate_pem).public_key():
-        raise CertificateError(f"{directory / 'tls.key'}: is not the key of certificate.pem beside it")
-    identity = Identity(peer.name, signing_key, _private_pem(tls_key), certificate_pem, authority_pem)
+        raise CertificateError(f"{directory / TLS_KEY}: is not the key of certificate.pem beside it")
+    identity = Identity(peer.name, signing_key, private_pem(tls_key), certificate_pem, authority_pem)
     if identity.public != peer:
-        raise CertificateError(f"{directory / 'signing.key'}: is not the message key in certificate.pem beside it")
+        raise CertificateError(f"{directory / SIGNING_KEY}: is not the message key in certificate.pem beside it")
     return identity
-
-
-def _load_tls_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    key = _load_key(path)
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise CertificateError(f"{path}: is not an ECDSA key")
-    return key
-
-
-def _load_signing_key(path: Path) -> ed25519.Ed25519PrivateKey:
-    key = _load_key(path)
-    if not isinstance(key, ed25519.Ed25519PrivateKey):
-        raise CertificateError(f"{path}: is not an Ed25519 key")
-    return key
-
-
-def _load_key(path: Path) -> PrivateKeyTypes:
-    try:
-        return load_pem_private_key(read_private(path), password=None)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as exc:
-        raise CertificateError(f"{path}: is not a readable, unencrypted PEM key") from exc
 
 
 def _general_name(host: str) -> x509.GeneralName:
@@ -250,7 +330,3 @@ def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
 def _name(common_name: str) -> x509.Name:
     # RFC 5280 bounds a common name at 64 characters; a party name has at most 63
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
-
-
-def _private_pem(key: ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey) -> bytes:
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

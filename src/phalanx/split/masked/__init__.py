@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from phalanx.split.masked.offload_client import MaskingClient, OffloadClient
     from phalanx.split.masked.pad_sources import PadSources, ledger_pads, process_pads, system_pads
     from phalanx.split.masked.port import SimulatedWorker, WorkerPort
-    from phalanx.split.masked.process import LocalMaskedWorkers, end_with_parent
+    from phalanx.split.masked.process import LocalMaskedWorkers
     from phalanx.split.masked.remote import RemoteWorker, remote_workers
     from phalanx.split.masked.serving import Multiplier, run_masked_worker
 
@@ -34,7 +34,6 @@ __all__ = [
     "RemoteWorker",
     "SimulatedWorker",
     "WorkerPort",
-    "end_with_parent",
     "ledger_pads",
     "mask_linears",
     "open_masking_client",
@@ -55,7 +54,6 @@ _HOMES = {
     "RemoteWorker": "remote",
     "SimulatedWorker": "port",
     "WorkerPort": "port",
-    "end_with_parent": "process",
     "ledger_pads": "pad_sources",
     "mask_linears": "linear",
     "open_masking_client": "idle",

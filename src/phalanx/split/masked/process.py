@@ -1,21 +1,15 @@
 """Local worker processes on a leash: ended by id, never outliving the trusted side."""
 
-import ctypes
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
+from phalanx.child import PythonProcess
 from phalanx.config import dump_toml
 from phalanx.split.masked.config import MaskedWorkerConfig
 from phalanx.transport import TransportConfig
 
-_SECONDS_TO_END = 5.0
 _COMMAND = ("phalanx", "masked-worker")
-_PR_SET_PDEATHSIG = 1
 
 
 class LocalMaskedWorkers:
@@ -45,7 +39,7 @@ class LocalMaskedWorkers:
         self._directory, self._identities, self._device = directory, identities, device
         self._transport = transport.model_copy(update={"port": 0})
         self._threads, self._command = threads, command
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._processes: dict[str, PythonProcess] = {}
 
     def start(self, names: Sequence[str], owner: str, owner_name: str) -> None:
         """Start one process for each name; their output goes to ``NAME.log``."""
@@ -60,7 +54,8 @@ class LocalMaskedWorkers:
             )
             path = self._directory / f"{name}.toml"
             path.write_text(dump_toml(config), encoding="utf-8")
-            self._processes[name] = self._start(name, path)
+            threads = {"OMP_NUM_THREADS": str(self._threads)}
+            self._processes[name] = PythonProcess((*self._command, str(path)), threads, self._directory / f"{name}.log")
 
     def is_alive(self, name: str) -> bool:
         """Whether a worker still runs."""
@@ -72,49 +67,16 @@ class LocalMaskedWorkers:
 
     def last_output(self, name: str) -> str:
         """Return the last line of a worker's log, for an error message."""
-        path = self._directory / f"{name}.log"
-        lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.exists() else []
-        return lines[-1] if lines else "(no output)"
+        return self._processes[name].last_output()
 
     def close(self) -> None:
         """Give the workers, which have been told to end, a moment; then kill them."""
         for process in self._processes.values():
-            try:
-                process.wait(_SECONDS_TO_END)
-            except subprocess.TimeoutExpired:
-                _end(process)
+            process.end()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         for process in self._processes.values():
-            _end(process)
-
-    def _start(self, name: str, path: Path) -> subprocess.Popen[bytes]:
-        with (self._directory / f"{name}.log").open("ab") as output:
-            return subprocess.Popen(  # noqa: S603 - our own interpreter and our own file
-                [sys.executable, "-m", *self._command, str(path)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                # Ctrl-C in a terminal is for the trusted side, which ends its workers in good order
-                process_group=0,
-                env={**os.environ, "OMP_NUM_THREADS": str(self._threads), "PHALANX_PARENT": str(os.getpid())},
-            )
-
-
-def end_with_parent() -> None:
-    """Ask the kernel to end this process when its parent ends, however that happens (Linux)."""
-    if not sys.platform.startswith("linux") or "PHALANX_PARENT" not in os.environ:
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # a parent that ended while this process was still starting is found by its number
-    if str(os.getppid()) != os.environ["PHALANX_PARENT"]:
-        os._exit(1)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.kill()
-        process.wait(_SECONDS_TO_END)
+            process.kill()

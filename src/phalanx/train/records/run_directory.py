@@ -124,6 +124,9 @@ class RunDirectory(Closeable):
                 ) from exc
             self.owner: Identity = load_identity(self.pki / OWNER)
             self._leave_certificate()
+            for name in (*run.pipeline.remote_workers, *run.pipeline.may_join):
+                # before anything that takes long: what is missing has to be asked for on another machine
+                self.certificate(name)
             on_failure.pop_all()
 
     def close(self) -> None:
@@ -165,7 +168,11 @@ class RunDirectory(Closeable):
         """
         path = self.pki / name / "certificate.pem"
         if not path.exists():
-            raise ConfigError(f"{path}: missing; issue it with `phalanx pki issue {self.pki} {name}`")
+            raise ConfigError(
+                f"{path}: missing; have {name} make keys and a request with `phalanx pki request {name}`, and sign it "
+                f"with `phalanx pki sign {self.pki} request.csr`; if that directory was moved away from here, copy its "
+                "certificate.pem back"
+            )
         return path.read_text(encoding="ascii")
 
     def audit_key(self) -> bytes:

@@ -14,10 +14,11 @@ from typing import Any
 
 from torch import Tensor
 
+from phalanx.child import die_with_parent
 from phalanx.config import load_config
 from phalanx.lab.attacks.copies import AttackedCopy, AttackedRunner, honest_part
 from phalanx.lab.bench.chaos.kill_plan import KillPlan, PlannedKill, Point
-from phalanx.pipeline import StageCopy, StageRunner, WorkerConfig, die_with_parent, requested_file, run_worker
+from phalanx.pipeline import StageCopy, StageRunner, WorkerConfig, requested_file, run_worker
 from phalanx.pipeline.protocol.messages import Apply, Bulk, Commit, FetchBulk
 from phalanx.transport import CheckedFrame, Endpoint, LinkFault, SignedHeader
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from phalanx.child import die_with_parent
 from phalanx.config import StrictModel
 from phalanx.errors import PhalanxError
-from phalanx.pipeline import LocalWorkers, die_with_parent
+from phalanx.pipeline import LocalWorkers
 from phalanx.train import RunConfig
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.sessions.cluster import OpenWorkers

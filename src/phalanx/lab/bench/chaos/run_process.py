@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from phalanx.child import PARENT
 from phalanx.closing import Closeable
 from phalanx.errors import TrainingError
 from phalanx.lab.bench.measure.process_clock import process_tree
@@ -63,7 +64,7 @@ class RunProcess(Closeable):
         """
         self.run_dir = run_dir
         self._log = run_dir.with_name(f"{run_dir.name}.log")
-        inherited = {name: value for name, value in os.environ.items() if name != "PHALANX_PARENT"}
+        inherited = {name: value for name, value in os.environ.items() if name != PARENT}
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and our own files

@@ -9,6 +9,7 @@ from typing import IO, Any, Protocol
 import torch
 from pydantic import Field, ValidationError
 
+from phalanx.child import die_with_parent
 from phalanx.config import StrictModel
 from phalanx.data import BatchLoader, prepare
 from phalanx.engine import UNGUARDED, StepInputs
@@ -16,7 +17,7 @@ from phalanx.errors import ConfigError
 from phalanx.lab.bench.measure.plain import PlainTrainer
 from phalanx.lab.bench.overhead.loss import Loss
 from phalanx.models import ModelSource, open_model
-from phalanx.pipeline import PipelineEngine, die_with_parent, keep_freed_memory, settle_numerics
+from phalanx.pipeline import PipelineEngine, keep_freed_memory, settle_numerics
 from phalanx.train import RunConfig, step_inputs
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.sessions.cluster import company

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from phalanx.child import PARENT, die_with_parent
 from phalanx.parallel import RankEnv
-from phalanx.pipeline import die_with_parent
 
 Act = Callable[[dict[str, Any]], dict[str, Any]]
 """From an order to an answer."""
@@ -48,7 +48,7 @@ class _Seat:
 def main(messages: IO[str], answers: IO[str]) -> None:
     """Serve messages until there are no more."""
     die_with_parent()
-    os.environ["PHALANX_PARENT"] = str(os.getpid())
+    os.environ[PARENT] = str(os.getpid())
     crews: dict[int, list[_Seat]] = {}
     for line in messages:
         message = json.loads(line)

@@ -2,23 +2,18 @@
 
 import contextlib
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from phalanx.closing import Closeable
 from phalanx.errors import TrainingError
-
-_SECONDS_TO_END = 10.0
+from phalanx.lab.bench.measure.line_process import LineProcess
 
 Answer = dict[str, Any]
 
 
-class RankForkServer(Closeable):
+class RankForkServer(LineProcess):
     """The process that ranks are forked from; a context manager that ends it and with it all of them.
 
     Args:
@@ -29,18 +24,9 @@ class RankForkServer(Closeable):
     def __init__(self, directory: Path, preload: tuple[str, ...] = ()) -> None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._directory = directory.resolve()
-        self._log = directory / "ranks.log"
         self._num_crews = 0
-        settings = {"OMP_NUM_THREADS": "1", "PHALANX_PARENT": str(os.getpid())}
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and our own module
-                [sys.executable, "-m", "phalanx.lab.bench.parallel.rank_host", *preload],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env={**os.environ, **settings},
-            )
+        command = ("phalanx.lab.bench.parallel.rank_host", *preload)
+        super().__init__("the process of all ranks", command, {"OMP_NUM_THREADS": "1"}, directory / "ranks.log")
 
     def crew(self, name: str, task: str, world: int, body: Mapping[str, Any] | None = None) -> "ArmRanks":
         """Make ranks that do one task together.
@@ -65,38 +51,12 @@ class RankForkServer(Closeable):
 
     def exchange(self, name: str, **message: Any) -> list[Answer]:
         """Send a message and wait for the answers of the crew that it concerns."""
-        stdin, stdout = self._process.stdin, self._process.stdout
-        try:
-            if stdin is not None:
-                stdin.write(json.dumps(message) + "\n")
-                stdin.flush()
-            line = "" if stdout is None else stdout.readline()
-        except BrokenPipeError as exc:
-            raise self._failure(name) from exc
-        if not line:
-            raise self._failure(name)
-        answers: list[Answer] = json.loads(line)
+        self.tell(json.dumps(message))
+        answers: list[Answer] = json.loads(self.answer())
         for rank, answer in enumerate(answers):
             if "error" in answer:
                 raise TrainingError(f"bench: {name}, rank {rank}: {answer['error']}")
         return answers
-
-    def close(self) -> None:
-        """End it; its ranks end with it."""
-        if self._process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.close()
-        try:
-            self._process.wait(_SECONDS_TO_END)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(_SECONDS_TO_END)
-        if self._process.stdout is not None:
-            self._process.stdout.close()
-
-    def _failure(self, name: str) -> TrainingError:
-        lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return TrainingError(f"bench: {name}: the ranks have ended: {lines[-1] if lines else '(no output)'}")
 
 
 class ArmRanks:

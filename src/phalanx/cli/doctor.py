@@ -1,0 +1,36 @@
+"""``phalanx doctor``: is this machine fit to train, and what will be slow."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+NOT_FIT = 3
+
+
+def doctor(
+    directory: Annotated[Path, typer.Option("--run-dir", metavar="DIR", help="Where runs would be written.")] = Path(
+        "runs"
+    ),
+    *,
+    identity: Annotated[
+        list[Path] | None,
+        typer.Option("--identity", metavar="DIR", help="Keys and certificate to look at as well; repeatable."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Look at this machine: devices, memory, disk, extras, ports, clock, trusted hardware, certificates."""
+    from phalanx.launch import check_machine
+
+    findings = check_machine(directory, identity or ())
+    rows = [finding.as_row() for finding in findings]
+    if as_json:
+        typer.echo(json.dumps({"findings": rows}, indent=1))
+    else:
+        for finding in findings:
+            typer.echo(f"{finding.state:<7} {finding.about:<12} {finding.found}")
+            if finding.advice:
+                typer.echo(f"{'':<20} -> {finding.advice}")
+    if any(finding.state == "bad" for finding in findings):
+        raise typer.Exit(NOT_FIT)

@@ -1,0 +1,67 @@
+"""``phalanx init``: a few questions, or flags, and a commented run file."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def init(
+    run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file to write.")] = Path("run.toml"),
+    *,
+    kind: Annotated[
+        str | None, typer.Option("--kind", help="scratch, finetune, remote, cluster or split; asked for if left out.")
+    ] = None,
+    data: Annotated[
+        list[Path] | None,
+        typer.Option("--data", metavar="PATH", help="A file or a directory of text, JSON lines or HTML; repeatable."),
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option("--model", metavar="DIR", help="A model in the hub's layout, to fine-tune.")
+    ] = None,
+    workers: Annotated[
+        str, typer.Option("--workers", metavar="A,B", help="Names of the remote parties; for kind remote.")
+    ] = "alice,bob",
+    ranks: Annotated[int, typer.Option("--ranks", min=1, help="Processes that train together; for kind cluster.")] = 2,
+    task: Annotated[str, typer.Option("--task", help="Which labelled texts to classify; for kind split.")] = "icd10",
+    force: Annotated[bool, typer.Option("--force", help="Replace a run file that is there.")] = False,
+) -> None:
+    """Write a commented run file to begin with; in a terminal, ask for what is left out."""
+    from phalanx.errors import ConfigError
+    from phalanx.train import load_run
+    from phalanx.train.starter import STARTERS, Answers
+    from phalanx.train.starter import run_file as text_of
+
+    if run_file.exists() and not force:
+        raise ConfigError(f"{run_file}: is there already; give another name, or --force to replace it")
+    asks = sys.stdin.isatty() and kind is None
+    if kind is None and not asks:
+        raise ConfigError(f"--kind: left out, and nobody can be asked; choose one of {', '.join(STARTERS)}")
+    if kind is None:
+        for name, starter in STARTERS.items():
+            typer.echo(f"  {name:<9} {starter.purpose}")
+        kind = typer.prompt("What do you begin with", default="scratch")
+    if asks and kind != "split" and not data:
+        given = typer.prompt("A file or directory of text (empty: Python's own documentation)", default="")
+        data = [Path(given)] if given else None
+    if asks and kind == "finetune" and model is None:
+        model = Path(typer.prompt("The model's directory"))
+    names = [name for name in (part.strip() for part in workers.split(",")) if name]
+    text = text_of(kind, Answers(tuple(data or ()), model, names, ranks, task)).replace("THIS_FILE", str(run_file))
+    run_file.parent.mkdir(parents=True, exist_ok=True)
+    run_file.write_text(text, encoding="utf-8")
+    load_run(run_file)
+    typer.echo(f"wrote {run_file}")
+    for line in _next(kind, run_file, names):
+        typer.echo(f"  {line}")
+
+
+def _next(kind: str, run_file: Path, workers: list[str]) -> list[str]:
+    """Return the commands that come next, to be copied."""
+    before = ["phalanx pki init pki", *(f"phalanx pki issue pki {name}" for name in ("owner", *workers))]
+    return [
+        *(before if kind == "remote" else ()),
+        f"phalanx train {run_file} --dry-run",
+        f"phalanx train {run_file}",
+    ]

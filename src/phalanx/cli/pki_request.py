@@ -1,0 +1,57 @@
+"""phalanx pki request and sign: keys that never leave the machine that uses them."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+REQUEST_FILE = "request.csr"
+
+
+def request(
+    name: Annotated[str, typer.Argument(help="Party name: a-z, 0-9 and hyphen.")],
+    directory: Annotated[Path | None, typer.Option("--dir", help="Directory of the keys; left out, NAME.")] = None,
+    authority: Annotated[
+        Path | None, typer.Option(help="Certificate of the one authority that may sign; left out, any may.")
+    ] = None,
+) -> None:
+    """Make a party's keys on this machine, or take those that are there, and write a request to certify them."""
+    from phalanx.security.crypto import fingerprint, load_authority, make_request, read_request, write_public
+
+    home = directory or Path(name)
+    asked = None if authority is None else fingerprint(load_authority(authority), str(authority))
+    pem = make_request(home, name, asked)
+    write_public(home / REQUEST_FILE, pem)
+    typer.echo(f"{home / REQUEST_FILE}: send this to whoever has the authority; the keys beside it stay here")
+    typer.echo(f"message key  {read_request(pem).peer.public_key.hex()}")
+    typer.echo(f"what comes back, certificate.pem and authority.pem, belongs into {home}")
+
+
+def sign(
+    directory: Annotated[Path, typer.Argument(help="Directory that init made.")],
+    request_file: Annotated[Path, typer.Argument(metavar="REQUEST", help="What pki request wrote.")],
+    name: Annotated[str | None, typer.Option(help="The party that you expect; needed for one called owner.")] = None,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="Further DNS name or address; may be repeated. A request cannot ask for any."),
+    ] = None,
+    days: Annotated[int, typer.Option(help="Validity in days, at most the authority's.")] = 90,
+) -> None:
+    """Certify keys that were made elsewhere; the certificate stays here, where a run looks for it."""
+    from phalanx.errors import CertificateError
+    from phalanx.security.crypto import certificate_facts, fingerprint, read_public, read_request, sign_request
+
+    pem = read_public(request_file)
+    party = read_request(pem, str(request_file)).peer
+    if name is None and party.name == "owner":
+        raise CertificateError(
+            f"{request_file}: wants to be the owner of your runs; if you made it yourself, add --name owner"
+        )
+    hosts = tuple(host) if host else ()
+    home = sign_request(directory, pem, name=name, hosts=hosts, days=days, where=str(request_file))
+    file = home / "certificate.pem"
+    typer.echo(f"party        {party.name}")
+    typer.echo(f"message key  {party.public_key.hex()}; compare it with what pki request printed")
+    typer.echo(f"valid until  {certificate_facts(read_public(file), str(file)).not_after.isoformat()}")
+    typer.echo(f"authority    {fingerprint(read_public(home / 'authority.pem'))}")
+    typer.echo(f"{file}: stays here for the run; send a copy of it and of {home / 'authority.pem'} back")

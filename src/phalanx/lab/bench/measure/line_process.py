@@ -1,0 +1,71 @@
+"""A process of a bench that answers each line with a line: arms that take turns, ranks that others are forked from."""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from phalanx.child import PythonProcess
+from phalanx.closing import Closeable
+from phalanx.errors import TrainingError
+
+_SECONDS_TO_END = 15.0
+
+
+class LineProcess(Closeable):
+    """A module in a process of its own; what it logs is kept, and its last line is in the error when it fails.
+
+    Args:
+        name: For messages.
+        command: The module and its arguments.
+        environment: Variables beside this process's.
+        log: Gets its standard error.
+    """
+
+    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        self._name = name
+        self._process = PythonProcess(command, environment, log, piped=True)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def tell(self, line: str) -> None:
+        """Send it a line.
+
+        Raises:
+            TrainingError: It has ended.
+        """
+        stdin = self._process.popen.stdin
+        try:
+            if stdin is not None:
+                stdin.write(line + "\n")
+                stdin.flush()
+        except BrokenPipeError as exc:
+            raise self._failure() from exc
+
+    def answer(self) -> str:
+        """Wait for its next line.
+
+        Raises:
+            TrainingError: It has ended.
+        """
+        stdout = self._process.popen.stdout
+        line = "" if stdout is None else stdout.readline()
+        if not line:
+            raise self._failure()
+        return line
+
+    def close(self) -> None:
+        """Let it end by itself, or end it."""
+        stdin, stdout = self._process.popen.stdin, self._process.popen.stdout
+        # that of a process that has ended is broken
+        with contextlib.suppress(BrokenPipeError):
+            if stdin is not None:
+                stdin.close()
+        self._process.end(_SECONDS_TO_END)
+        if stdout is not None:
+            stdout.close()
+
+    def _failure(self) -> TrainingError:
+        return TrainingError(f"bench: {self._name} ended: {self._process.last_output()}")

@@ -1,0 +1,240 @@
+"""A check of this machine: what is here, what is missing, what will be slow, and why. Nothing is changed or sent."""
+
+import ctypes
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal
+
+from phalanx.errors import PhalanxError
+
+if TYPE_CHECKING:
+    import torch
+
+DISTRIBUTION = "phalanx-train"
+State = Literal["good", "notice", "bad"]
+
+_GIB = 2**30
+_TESTED = ((3, 11), (3, 12))
+_FEW_CORES, _LITTLE_MEMORY_GIB, _LITTLE_DISK_GIB = 4, 4, 5
+_REPETITIONS = 10
+_SLOW_RATIO = 4.0
+"""From here on a data type is said to be slow beside float32."""
+_TIMEX_BYTES, _TIME_ERROR = 512, 5
+"""More than `struct timex` takes on any system, and what `adjtimex` returns for a clock that nothing corrects."""
+_TRUSTED_HARDWARE = ("/dev/tpmrm0", "/dev/sev-guest", "/dev/tdx_guest")
+
+
+@dataclass(frozen=True)
+class MachineFact:
+    """One line of the check.
+
+    Attributes:
+        about: What was looked at.
+        state: Whether it is as it should be; `bad` is what no run gets along with.
+        found: What is there.
+        advice: What to do, where there is something to do.
+    """
+
+    about: str
+    state: State
+    found: str
+    advice: str = ""
+
+    def as_row(self) -> dict[str, str]:
+        """Return the finding by column."""
+        return asdict(self)
+
+
+def check_machine(directory: Path, identities: Sequence[Path] = ()) -> list[MachineFact]:
+    """Look at this machine as a place to train.
+
+    Args:
+        directory: Where runs would be written.
+        identities: Directories with keys and certificates, as `phalanx pki` makes them.
+    """
+    found = [finding for look in CHECKS.values() for finding in look(directory)]
+    return found + [_identity(path) for path in identities]
+
+
+def _versions(_: Path) -> list[MachineFact]:
+    import torch  # noqa: PLC0415 - seconds to import, and wanted here alone
+
+    version = ".".join(map(str, sys.version_info[:3]))
+    is_known = (3, 11) <= sys.version_info[:2] <= (3, 13)
+    python = MachineFact(
+        "python",
+        "good" if is_known else "notice",
+        version,
+        "" if is_known else "3.11 and 3.12 are what it is tested on",
+    )
+    system = MachineFact(
+        "system",
+        "good" if sys.platform == "linux" else "notice",
+        platform.platform(),
+        "" if sys.platform == "linux" else "tested on Linux; on Windows use WSL 2, on macOS no worker can be forked",
+    )
+    return [python, system, MachineFact("torch", "good", torch.__version__), *_devices()]
+
+
+def _devices() -> list[MachineFact]:
+    import torch  # noqa: PLC0415 - as above
+
+    if torch.cuda.is_available():
+        names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+        return [MachineFact("devices", "good", ", ".join(names), 'say train.device = "cuda" to use them')]
+    if torch.version.cuda is None:
+        return [
+            MachineFact("devices", "good", "cpu", "this torch was built without CUDA, which is right without a GPU")
+        ]
+    advice = "this torch was built for CUDA and sees no device: look at the driver (nvidia-smi)"
+    return [MachineFact("devices", "notice", "cpu", advice)]
+
+
+def _processors(_: Path) -> list[MachineFact]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    load = os.getloadavg()[0]
+    few = "" if cores >= _FEW_CORES else "a pipeline of four stages takes a core each: stages will wait for each other"
+    busy = "" if load < cores else "other programs use this machine: expect a share of its speed"
+    return [
+        MachineFact("cores", "notice" if few else "good", str(cores), few),
+        MachineFact("load", "notice" if busy else "good", f"{load:.1f}", busy),
+    ]
+
+
+def _memory(_: Path) -> list[MachineFact]:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return [MachineFact("memory", "notice", "unknown", "this system does not say how much is available")]
+    fields = dict(line.split(":", 1) for line in lines)
+    available = int(fields["MemAvailable"].split()[0]) / 2**20
+    is_little = available < _LITTLE_MEMORY_GIB
+    advice = "a process takes about 0.5 GiB before its first weight; lower pipeline.stages" if is_little else ""
+    return [MachineFact("memory", "notice" if is_little else "good", f"{available:.1f} GiB available", advice)]
+
+
+def _disk(directory: Path) -> list[MachineFact]:
+    there = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
+    if not os.access(there, os.W_OK):
+        return [MachineFact("disk", "bad", f"{there} cannot be written", "choose another place with --run-dir")]
+    free = shutil.disk_usage(there).free / _GIB
+    is_little = free < _LITTLE_DISK_GIB
+    advice = "a checkpoint takes 12 bytes for each trained number; lower checkpoint.keep" if is_little else ""
+    return [MachineFact("disk", "notice" if is_little else "good", f"{free:.1f} GiB free at {there}", advice)]
+
+
+def _kernels(_: Path) -> list[MachineFact]:
+    """Time one product in float32 and in bfloat16: on many processors the smaller type is the slower one."""
+    import torch  # noqa: PLC0415 - as above
+
+    capability = torch.backends.cpu.get_cpu_capability()
+    fast, slow = (_product_s(torch.randn(512, 512).to(kind)) for kind in (torch.float32, torch.bfloat16))
+    ratio = slow / fast
+    advice = "train in fp32 on this CPU: bf16 is emulated" if ratio > _SLOW_RATIO else ""
+    found = f"bf16 products take {ratio:.2g} times as long as fp32 ({capability})"
+    return [MachineFact("kernels", "notice" if advice else "good", found, advice)]
+
+
+def _product_s(x: "torch.Tensor") -> float:
+    """Return the processor seconds of one product; the first ones make kernels and threads ready."""
+    taken = []
+    for _ in range(_REPETITIONS):
+        begin = time.process_time()
+        x @ x
+        taken.append(time.process_time() - begin)
+    return max(min(taken), time.get_clock_info("process_time").resolution)
+
+
+def _extras(_: Path) -> list[MachineFact]:
+    """Look which extras are complete; the list is the package's own."""
+    try:
+        requirements = importlib.metadata.requires(DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:
+        return [MachineFact("extras", "notice", "unknown", f"{DISTRIBUTION} is not installed here, only its files are")]
+    missing: dict[str, list[str]] = {}
+    for line in requirements:
+        extra = re.search(r"extra == ['\"]([\w-]+)['\"]", line)
+        name = re.match(r"[\w.-]+", line)
+        if extra is not None and name is not None:
+            missing.setdefault(extra[1], []).extend([] if _is_installed(name[0]) else [name[0]])
+    there = [extra for extra, lacks in missing.items() if not lacks]
+    absent = [extra for extra, lacks in missing.items() if lacks]
+    advice = f"pip install '{DISTRIBUTION}[NAME]' for one of {', '.join(sorted(absent))}" if absent else ""
+    return [MachineFact("extras", "good", ", ".join(sorted(there)) or "none", advice)]
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _network(_: Path) -> list[MachineFact]:
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+            with socket.create_connection(("127.0.0.1", port), timeout=5.0):
+                return [MachineFact("network", "good", "a port of the loopback can be opened and reached")]
+    except OSError as exc:
+        return [MachineFact("network", "bad", f"loopback: {exc}", "stages talk over TCP: let this program open ports")]
+
+
+def _clock(_: Path) -> list[MachineFact]:
+    """Ask the kernel whether anything corrects its clock: certificates and tokens have dates."""
+    now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    try:
+        state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
+    except (OSError, AttributeError):
+        return [MachineFact("clock", "notice", now, "this system does not say whether it is corrected")]
+    if state == _TIME_ERROR:
+        return [MachineFact("clock", "notice", now, "nothing corrects it here (NTP); certificates are judged by it")]
+    return [MachineFact("clock", "good", now)]
+
+
+def _trusted_hardware(_: Path) -> list[MachineFact]:
+    there = [path for path in _TRUSTED_HARDWARE if Path(path).exists()]
+    unreadable = [path for path in there if not os.access(path, os.R_OK | os.W_OK)]
+    if unreadable:
+        return [MachineFact("attestation", "notice", ", ".join(there), f"no right to use {', '.join(unreadable)}")]
+    if there:
+        return [MachineFact("attestation", "good", ", ".join(there))]
+    simulator = "a software TPM is here for tests" if shutil.which("swtpm") else "swtpm is not installed either"
+    advice = 'a [split] falls back to tier = "process", which hides nothing from who owns this machine'
+    return [MachineFact("attestation", "notice", f"no TPM, SEV-SNP or TDX device; {simulator}", advice)]
+
+
+def _identity(directory: Path) -> MachineFact:
+    from phalanx.security.crypto import load_identity  # noqa: PLC0415 - wanted only with certificates
+
+    try:
+        identity = load_identity(directory)
+    except PhalanxError as exc:
+        return MachineFact(f"identity {directory}", "bad", str(exc), "issue it anew, or copy it as its owner")
+    return MachineFact(f"identity {directory}", "good", f"{identity.name}: keys and certificate belong together")
+
+
+CHECKS: Mapping[str, Callable[[Path], list[MachineFact]]] = MappingProxyType(
+    {
+        "versions": _versions,
+        "processors": _processors,
+        "memory": _memory,
+        "disk": _disk,
+        "kernels": _kernels,
+        "extras": _extras,
+        "network": _network,
+        "clock": _clock,
+        "trusted hardware": _trusted_hardware,
+    }
+)

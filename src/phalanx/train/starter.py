@@ -1,0 +1,383 @@
+"""Starters: commented run files for the usual beginnings, filled in from the data and the model that are there.
+
+A starter only writes text. The same checks as of any run file say whether it may run; loads no torch.
+"""
+
+import gzip
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from phalanx.data.tasks import TASKS
+from phalanx.errors import ConfigError, DataError
+
+_BYTES_PER_TOKEN = 3
+"""Of a small vocabulary on English prose; a guess that only the suggested number of steps rests on."""
+_SUFFIXES = {"jsonl": (".jsonl",), "html": (".html", ".htm"), "text": (".txt", ".md")}
+_CHAT_FIELDS = ("messages", "conversations")
+_MOST_LINE_BYTES = 1 << 24
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a beginner says; everything else has a default that is written out where it can be changed.
+
+    Attributes:
+        data: Files or directories of text; none is Python's own documentation.
+        model: Directory in the hub's layout; none is a small GPT from scratch.
+        workers: Names of the remote parties.
+        ranks: Processes of a trusted cluster.
+        task: Classification task of a private split.
+    """
+
+    data: Sequence[Path] = ()
+    model: Path | None = None
+    workers: Sequence[str] = ("alice", "bob")
+    ranks: int = 2
+    task: str = "icd10"
+
+
+def run_file(way: str, answers: Answers) -> str:
+    """Return the text of a run file.
+
+    Args:
+        way: One of `STARTERS`.
+        answers: What to fill in.
+
+    Raises:
+        ConfigError: The way is unknown, or an answer does not fit it.
+        DataError: A path holds no text that a source can read, or the model directory is none.
+    """
+    if way not in STARTERS:
+        raise ConfigError(f"kind: found {way!r}; expected one of {', '.join(STARTERS)}")
+    return STARTERS[way].write(answers)
+
+
+def _scratch(answers: Answers) -> str:
+    return _text_run("A small GPT from scratch in four stages, each of which is checked.", answers, _LOCAL_PIPELINE)
+
+
+def _finetune(answers: Answers) -> str:
+    if answers.model is None:
+        raise ConfigError("model: a fine-tuning begins with a model; give its directory with --model")
+    return _text_run("Low-rank adapters on a pre-trained model, in stages that are checked.", answers, _LOCAL_PIPELINE)
+
+
+def _remote(answers: Answers) -> str:
+    if len(answers.workers) < _FEWEST_PARTIES:
+        raise ConfigError(f"workers: found {len(answers.workers)}; name two at least, so that one can check the other")
+    names = ", ".join(f'"{name}"' for name in answers.workers)
+    engine = _REMOTE_PIPELINE.format(stages=len(answers.workers) + 2, names=names)
+    return _text_run("A model in stages, the middle ones served by other people's machines.", answers, engine)
+
+
+def _cluster(answers: Answers) -> str:
+    return _text_run("Data-parallel training on machines of one owner.", answers, _PARALLEL.format(dp=answers.ranks))
+
+
+def _split(answers: Answers) -> str:
+    if answers.data:
+        raise ConfigError("data: a split trains on a labelled task so far; leave --data out and choose with --task")
+    if answers.task not in TASKS:
+        raise ConfigError(f"task: found {answers.task!r}; expected one of {', '.join(TASKS)}")
+    model = _SPLIT_MODEL if answers.model is None else f"path = {_quoted(answers.model)}"
+    return _SPLIT.format(model=model, task=answers.task)
+
+
+def _text_run(what: str, answers: Answers, engine: str) -> str:
+    sources = [_source_of(path) for path in answers.data]
+    lines = [f"    {{ {line} }}," for line, _ in sources] or [
+        '    { kind = "python_manual" },',
+        '    { kind = "python_docstrings" },',
+    ]
+    size_bytes = sum(size for _, size in sources) if sources else None
+    shape = _SCRATCH_MODEL if answers.model is None else _pretrained(answers.model)
+    values = {
+        "vocab": _SMALL_VOCABULARY if size_bytes is not None and size_bytes < _SMALL_BYTES else _VOCABULARY,
+        "stages": shape.stages,
+    }
+    text = _TEXT_RUN.format(
+        what=what,
+        model=shape.section.format(**values),
+        sources="\n".join(lines),
+        tokenizer=shape.tokenizer.format(**values),
+        tokens=shape.tokens,
+        steps=_steps(size_bytes, shape.tokens),
+        lr=shape.learning_rate,
+    )
+    return text + engine.replace("STAGES", str(shape.stages))
+
+
+@dataclass(frozen=True)
+class _ModelShape:
+    section: str
+    tokenizer: str
+    tokens: int
+    stages: int
+    learning_rate: str
+
+
+def _pretrained(directory: Path) -> _ModelShape:
+    """Look at a model directory: its number of blocks and positions; weights are not read."""
+    path = directory / "config.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:
+        raise DataError(
+            f"{path}: cannot be read ({type(exc).__name__}); --model takes a directory in the hub's layout: "
+            "config.json, model.safetensors, tokenizer.json"
+        ) from exc
+    layers = _number(found, ("num_hidden_layers", "n_layer"), 4)
+    positions = _number(found, ("max_position_embeddings", "n_positions"), _TOKENS)
+    section = _PRETRAINED_MODEL.format(path=_quoted(directory))
+    return _ModelShape(section, '{{ kind = "model" }}', min(_TOKENS, positions), max(1, min(4, layers)), "1e-3")
+
+
+def _number(found: Any, names: Sequence[str], default: int) -> int:
+    known = [found[name] for name in names if isinstance(found, dict) and isinstance(found.get(name), int)]
+    return int(known[0]) if known else default
+
+
+def _source_of(path: Path) -> tuple[str, int]:
+    """Return a source's line for a run file, and its size in bytes."""
+    files = [path] if path.is_file() else sorted(item for item in path.rglob("*") if item.is_file())
+    if not files:
+        raise DataError(f"{path}: not found, or empty; give a file or a directory of text")
+    sizes = {
+        kind: sum(file.stat().st_size for file in files if _is_of(file, suffixes))
+        for kind, suffixes in _SUFFIXES.items()
+    }
+    kind = max(sizes, key=lambda name: sizes[name])
+    if not sizes[kind]:
+        raise DataError(
+            f"{path}: no text found; expected files that end in "
+            f"{', '.join(suffix for suffixes in _SUFFIXES.values() for suffix in suffixes)} (also .gz)"
+        )
+    line = f'kind = "{kind}", path = {_quoted(path)}'
+    if kind == "jsonl":
+        first = next(file for file in files if _is_of(file, _SUFFIXES[kind]) and file.stat().st_size)
+        line += f', field = "{_text_field(first)}"'
+    return line, sizes[kind]
+
+
+def _is_of(file: Path, suffixes: Sequence[str]) -> bool:
+    return file.name.lower().removesuffix(".gz").endswith(tuple(suffixes))
+
+
+def _text_field(file: Path) -> str:
+    """Choose the field of the first record that holds its text: `text`, else the longest one."""
+    try:
+        with gzip.open(file) if file.name.lower().endswith(".gz") else file.open("rb") as stream:
+            record = json.loads(stream.readline(_MOST_LINE_BYTES))
+    except (OSError, EOFError, ValueError, RecursionError) as exc:
+        raise DataError(f"{file}, line 1: is no JSON ({exc}); expected one object a line") from exc
+    fields = record.items() if isinstance(record, dict) else ()
+    texts: dict[str, str] = {str(name): value for name, value in fields if isinstance(value, str)}
+    if isinstance(texts.get("text"), str):
+        return "text"
+    if texts and max(map(len, texts.values())):
+        return max(texts, key=lambda name: len(texts[name]))
+    chat = [name for name in _CHAT_FIELDS if isinstance(record, dict) and name in record]
+    what = f"a conversation in {chat[0]!r}, which no source reads yet" if chat else "no field with text"
+    raise DataError(f"{file}, line 1: found {what}; expected an object with one text")
+
+
+def _steps(size_bytes: int | None, tokens: int) -> int:
+    """Suggest about one pass over the text, at least 50 steps and at most 2,000."""
+    if size_bytes is None:
+        return 320
+    return max(50, min(2000, size_bytes // (_BYTES_PER_TOKEN * tokens * _BATCH)))
+
+
+def _quoted(path: Path) -> str:
+    return json.dumps(str(path), ensure_ascii=False)
+
+
+_BATCH = 8
+_TOKENS = 128
+_FEWEST_PARTIES = 2
+_VOCABULARY, _SMALL_VOCABULARY, _SMALL_BYTES = 2048, 512, 200_000
+
+_SCRATCH_MODEL = _ModelShape(
+    """\
+from_scratch = true
+
+[model.architecture]             # any config of a family in docs/model_families.md
+model_type = "gpt2"
+vocab_size = {vocab}
+n_positions = 128
+n_embd = 256
+n_layer = 6
+n_head = 8
+bos_token_id = 0
+eos_token_id = 0
+resid_pdrop = 0.0
+embd_pdrop = 0.0
+attn_pdrop = 0.0
+""",
+    '{{ kind = "bpe", vocab_size = {vocab} }}     # trained on the text below',
+    _TOKENS,
+    4,
+    "1e-3",
+)
+
+_PRETRAINED_MODEL = """\
+path = {path}
+
+[model.adapter]                  # leave this section out to train every weight
+kind = "lora"
+rank = 8
+"""
+
+_TEXT_RUN = """\
+# {what}
+#
+#   phalanx train THIS_FILE --dry-run     what it will do, what it needs, what the guard finds
+#   phalanx train THIS_FILE               train; the report is runs/NAME/report.html
+#   phalanx train THIS_FILE --resume      go on after an interruption
+#
+# Every key and its default: docs/configuration.md
+
+[model]
+{model}
+[data]
+tokenizer = {tokenizer}
+sequence_length = {tokens}            # tokens of one sequence
+max_validation_sequences = 48
+sources = [
+{sources}
+]
+
+[train]
+steps = {steps}                      # with --resume it may be raised
+batch_size = 8                   # sequences a step
+microbatches = 4                 # parts of a batch that follow each other through the stages
+validate_every = 40
+seed = 1
+
+[optimizer]
+lr = {lr}
+warmup_steps = 8
+clip_norm = 1.0
+
+[checkpoint]
+every = 50
+keep = 2
+"""
+
+_GUARD = """
+[guard]
+mode = "phalanx"
+preset = "standard"              # light, standard or strict: what each costs and finds, --dry-run prints
+"""
+
+_LOCAL_PIPELINE = (
+    """
+[pipeline]                       # each middle stage is a process of its own, as on machines of others
+stages = STAGES
+"""
+    + _GUARD
+)
+
+_REMOTE_PIPELINE = (
+    """
+[pipeline]                       # first and last stage are the owner's, one stage for each worker
+stages = {stages}
+remote_workers = [{names}]
+pki = "pki"                      # docs/remote_workers.md: the authority and the workers' certificates
+
+[pipeline.transport]
+bind = "0.0.0.0"
+port = 7070                      # workers must reach it
+"""
+    + _GUARD
+)
+
+_PARALLEL = """
+[parallel]                       # machines that trust each other: no guard
+dp = {dp}
+zero = 2                         # 0 to 3: what is sharded among the ranks
+"""
+
+_SPLIT_MODEL = """\
+name = "smollm2-135m"            # comes with Phalanx
+layers = 6                       # of 30: leave it out for all of them"""
+
+_SPLIT = """\
+# Clients keep their texts and the first layers; an enclave trains the rest on what they seal.
+#
+#   phalanx train THIS_FILE --dry-run
+#   phalanx train THIS_FILE
+#
+# What holds on which hardware: docs/sealed_split.md
+
+[model]
+{model}
+
+[model.adapter]
+kind = "lora"
+rank = 8
+
+[data]
+tokenizer = {{ kind = "model" }}
+sequence_length = 16
+
+[data.labelled]
+task = "{task}"
+texts_per_client = 64
+test_texts = 168
+
+[train]
+objective = "classification"
+steps = 60
+batch_size = 16
+microbatches = 4
+validate_every = 20
+seed = 1
+
+[optimizer]
+lr = 2e-3
+weight_decay = 0.0
+
+[split]
+mode = "sealed"
+cut = 5                          # layers that stay with the clients
+clients = 4
+wire = "bf16"
+tier = "auto"                    # the strongest attestation that this machine has; the console says which
+allow_insecure_sim = true        # false refuses to run where no hardware keeps the enclave's memory secret
+
+[split.release]                  # what leaves the enclave at the end
+min_clients = 4
+clip_norm = 100.0
+
+[checkpoint]
+every = 20
+"""
+
+
+@dataclass(frozen=True)
+class Starter:
+    """One line of the table.
+
+    Attributes:
+        purpose: What it is for, one line.
+        write: Makes the text.
+    """
+
+    purpose: str
+    write: Callable[[Answers], str]
+
+
+STARTERS: Mapping[str, Starter] = MappingProxyType(
+    {
+        "scratch": Starter("a small model from scratch on your own text, on this machine", _scratch),
+        "finetune": Starter("adapters on a model directory, on this machine", _finetune),
+        "remote": Starter("stages on machines of other people, who check each other", _remote),
+        "cluster": Starter("data-parallel ranks on machines of your own", _cluster),
+        "split": Starter("private data: clients seal, an enclave trains", _split),
+    }
+)

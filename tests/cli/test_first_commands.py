@@ -1,0 +1,76 @@
+"""`phalanx init` and `phalanx doctor`: what a new user types first."""
+
+import json
+
+import pytest
+
+from phalanx.cli.outcome import run
+from phalanx.launch.machine_check import CHECKS, check_machine
+from phalanx.security.crypto import create_authority, issue
+from phalanx.train import load_run
+
+
+def test_init_writes_a_run_file_and_says_what_comes_next(tmp_path, capsys):
+    path = tmp_path / "first.toml"
+
+    code = run(["init", str(path), "--kind", "scratch"])
+
+    assert code == 0
+    assert load_run(path).pipeline.stages == 4
+    assert capsys.readouterr().out.splitlines() == [
+        f"wrote {path}",
+        f"  phalanx train {path} --dry-run",
+        f"  phalanx train {path}",
+    ]
+
+
+def test_init_for_remote_parties_says_how_to_make_their_keys(tmp_path, capsys):
+    run(["init", str(tmp_path / "far.toml"), "--kind", "remote", "--workers", "ann, ben"])
+
+    assert "  phalanx pki issue pki ben" in capsys.readouterr().out.splitlines()
+
+
+def test_init_replaces_no_file_unless_told_to(tmp_path, capsys):
+    path = tmp_path / "first.toml"
+    path.write_text("mine")
+
+    assert run(["init", str(path), "--kind", "scratch"]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert path.read_text() == "mine"
+    assert run(["init", str(path), "--kind", "scratch", "--force"]) == 0
+
+
+def test_init_asks_nobody_where_nobody_can_answer(tmp_path, capsys):
+    assert run(["init", str(tmp_path / "first.toml")]) == 2
+    assert "nobody can be asked; choose one of scratch, finetune" in capsys.readouterr().err
+
+
+def test_a_machine_is_looked_at_from_every_side(tmp_path):
+    findings = {finding.about: finding for finding in check_machine(tmp_path / "runs")}
+
+    assert {"python", "torch", "cores", "memory", "disk", "kernels", "extras", "network", "clock"} <= findings.keys()
+    assert findings["network"].state == findings["disk"].state == "good"
+    assert len(CHECKS) == 9
+
+
+def test_doctor_ends_with_3_for_what_no_run_gets_along_with(tmp_path, capsys):
+    code = run(["doctor", "--run-dir", str(tmp_path), "--identity", str(tmp_path / "nobody"), "--json"])
+
+    (found,) = (row for row in json.loads(capsys.readouterr().out)["findings"] if row["state"] == "bad")
+    assert code == 3
+    assert found["about"] == f"identity {tmp_path / 'nobody'}"
+    assert "cannot be read" in found["found"]
+
+
+def test_doctor_knows_a_good_identity(tmp_path, capsys):
+    create_authority(tmp_path / "pki")
+    issue(tmp_path / "pki", "alice")
+
+    assert run(["doctor", "--run-dir", str(tmp_path), "--identity", str(tmp_path / "pki" / "alice")]) == 0
+    assert "alice: keys and certificate belong together" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["init", "doctor"])
+def test_help_has_an_example(command, capsys):
+    assert run([command, "--help"]) == 0
+    assert f"Example: phalanx {command}" in capsys.readouterr().out

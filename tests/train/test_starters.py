@@ -1,0 +1,151 @@
+"""Starters: a commented run file that the ordinary checks accept, for each way to begin."""
+
+import gzip
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from phalanx.data.sources import open_source
+from phalanx.errors import ConfigError, DataError
+from phalanx.train import describe, load_run
+from phalanx.train.starter import STARTERS, Answers, run_file
+
+
+@pytest.fixture
+def texts(tmp_path):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "one.md").write_text("a tale of two stages\n" * 40)
+    return folder
+
+
+@pytest.fixture
+def model(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "gpt2", "n_layer": 3, "n_positions": 64, "vocab_size": 300})
+    )
+    return folder
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """Write the run file of a way to begin and read it back."""
+
+    def begin(way, answers):
+        path = tmp_path / f"{way}.toml"
+        path.write_text(run_file(way, answers))
+        return load_run(path)
+
+    return begin
+
+
+@pytest.mark.parametrize("way", STARTERS)
+def test_every_way_to_begin_is_a_valid_run_file(begun, texts, model, way):
+    answers = Answers(() if way == "split" else (texts,), model if way == "finetune" else None)
+
+    run = begun(way, answers)
+
+    assert (run.split is not None, run.parallel is not None) == (way == "split", way == "cluster")
+    assert ("guard" in run.model_fields_set) == (way in ("scratch", "finetune", "remote"))
+
+
+def test_a_starter_says_what_it_will_do_when_asked_for_a_dry_run(begun, texts):
+    page = io.StringIO()
+
+    Console(file=page, width=120).print(describe(begun("scratch", Answers((texts,)))))
+
+    assert "standard" in page.getvalue()
+
+
+def test_a_model_decides_stages_length_and_tokenizer(begun, texts, model):
+    run = begun("finetune", Answers((texts,), model))
+
+    assert (run.pipeline.stages, run.data.sequence_length, run.data.tokenizer.kind) == (3, 64, "model")
+    assert run.model.adapter.kind == "lora"
+
+
+def test_each_worker_gets_a_stage(begun, texts):
+    run = begun("remote", Answers((texts,), workers=("ann", "ben", "cy")))
+
+    assert (run.pipeline.stages, run.pipeline.remote_workers) == (5, ("ann", "ben", "cy"))
+
+
+def test_steps_and_vocabulary_grow_with_the_text(begun, tmp_path):
+    sizes = {}
+    for size in (1_000, 3_000_000):
+        path = tmp_path / f"{size}.txt"
+        path.write_text("x" * size)
+        run = begun("scratch", Answers((path,)))
+        sizes[size] = (run.train.steps, run.data.tokenizer.vocab_size, run.model.architecture["vocab_size"])
+
+    assert sizes == {1_000: (50, 512, 512), 3_000_000: (976, 2048, 2048)}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kind", "field"),
+    [
+        ("a.jsonl", b'{"id": "1", "text": "short", "body": "much longer than it"}\n', "jsonl", "text"),
+        ("b.jsonl", b'{"id": "1", "body": "the longest string of it"}\n', "jsonl", "body"),
+        ("c.jsonl.gz", gzip.compress(b'{"body": "packed"}\n'), "jsonl", "body"),
+        ("d.html", b"<p>a page</p>", "html", None),
+        ('with "quotes" and \u00fc.txt', b"text", "text", None),
+    ],
+)
+def test_the_kind_of_a_source_is_seen_by_its_files(begun, tmp_path, name, content, kind, field):
+    path = tmp_path / name
+    path.write_bytes(content)
+
+    (source,) = begun("scratch", Answers((path,))).data.sources
+
+    assert (source.kind, source.path, getattr(source, "field", None)) == (kind, path, field)
+    if kind != "html":
+        assert [document.text for document in open_source(source).documents()]
+
+
+def test_the_kind_that_has_most_bytes_is_taken_of_a_directory(begun, texts):
+    (texts / "big.jsonl").write_text('{"text": "' + "x" * 5000 + '"}\n')
+
+    (source,) = begun("scratch", Answers((texts,))).data.sources
+
+    assert source.kind == "jsonl"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("chat.jsonl", '{"messages": []}', "a conversation in 'messages', which no source reads yet"),
+        ("list.jsonl", "[1]", "no field with text"),
+        ("torn.jsonl", "{", "line 1: is no JSON"),
+        ("picture.png", "x", r"no text found; expected files that end in \.jsonl"),
+    ],
+)
+def test_data_that_no_source_reads_is_refused(tmp_path, name, content, message):
+    (tmp_path / name).write_text(content)
+
+    with pytest.raises(DataError, match=message):
+        run_file("scratch", Answers((tmp_path / name,)))
+
+
+@pytest.mark.parametrize(
+    ("way", "answers", "message"),
+    [
+        ("forty", Answers(), "found 'forty'; expected one of scratch, finetune, remote, cluster, split"),
+        ("finetune", Answers(), "give its directory with --model"),
+        ("remote", Answers(workers=("alone",)), "name two at least"),
+        ("split", Answers(task="x-rays"), "found 'x-rays'; expected one of"),
+    ],
+)
+def test_an_answer_that_does_not_fit_is_refused(way, answers, message):
+    with pytest.raises(ConfigError, match=message):
+        run_file(way, answers)
+
+
+def test_paths_that_hold_nothing_are_refused(tmp_path):
+    with pytest.raises(DataError, match="not found, or empty"):
+        run_file("scratch", Answers((tmp_path / "nowhere",)))
+    with pytest.raises(DataError, match=r"nowhere/config\.json: cannot be read"):
+        run_file("finetune", Answers((), tmp_path / "nowhere"))
