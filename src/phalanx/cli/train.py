@@ -10,7 +10,7 @@ from phalanx.child import PARENT, die_with_parent
 from phalanx.cli.console import say_page
 from phalanx.cli.forking import one_blas_thread, opener_of
 from phalanx.cli.options import RunDir, Sets, Unsets, overrides_of
-from phalanx.cli.summary import say_summary
+from phalanx.cli.report import say_summary
 
 EXIT_CODE_OF = {"completed": 0, "failed": 6, "interrupted": 130}
 
