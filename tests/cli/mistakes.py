@@ -245,7 +245,7 @@ MISTAKES = (
     of_model(
         "pickled weights",
         "model/pytorch_model.bin: pickled weights can run code",
-        "convert to safetensors",
+        "phalanx model convert DIR OUT",
         model__config_dot_json=CONFIG,
         model__pytorch_model_dot_bin=b"\x80",
     ),

@@ -99,6 +99,7 @@ def check_weights(directory: Path) -> None:
     pickles = sorted(path.name for pattern in _PICKLES for path in directory.glob(pattern))
     if pickles:
         raise ModelError(
-            f"{directory / pickles[0]}: pickled weights can run code and are refused; convert to safetensors"
+            f"{directory / pickles[0]}: pickled weights can run code and are refused; `phalanx model convert DIR OUT` "
+            "makes safetensors of them"
         )
     raise ModelError(f"{directory}: no {WEIGHTS} and no {WEIGHTS_INDEX}; expected the weights in one of them")

@@ -15,7 +15,7 @@ _MOST_BYTES = 1 << 24
 
 
 def check_inputs(run: RunConfig) -> None:
-    """Refuse a run whose model or data cannot be what it says: files, fields and the first documents are looked at.
+    """Refuse a run with a model or data that cannot be what it says: files, fields and first documents are looked at.
 
     Raises:
         ConfigError: This build of torch has no such device.
