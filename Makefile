@@ -16,7 +16,7 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow lint format bench clean
+.PHONY: site help install demo test test-slow lint format bench clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -54,6 +54,10 @@ test: lint ## lint, then every quick test
 test-slow: export PHALANX_TEST_TYPES = all
 test-slow: $(STAMP) ## the slow tests only
 	$(BIN)/pytest -m slow -o timeout=1800 $(PYTEST_ARGS)
+
+site: $(STAMP) ## the documentation as a site, in site/
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[site]"
+	$(BIN)/mkdocs build --quiet --strict
 
 format: $(STAMP) ## rewrite the sources as ruff wants them
 	$(BIN)/ruff check --fix .

@@ -70,9 +70,26 @@ def dangers(source: str) -> Iterator[str]:
             yield f"line {node.lineno}: {node.arg}"
 
 
+CONFINED = "src/phalanx/models/unpickle.py"
+"""The one reader of pickles: of plain tensors alone, and run by itself in a sandbox."""
+
+
 @pytest.mark.parametrize("path", FILES, ids=pytest_ids(FILES))
 def test_no_source_file_unpickles_or_asserts(path: Path) -> None:
-    assert list(dangers(path.read_text(encoding="utf-8"))) == []
+    found = [one.partition(": ")[2] for one in dangers(path.read_text(encoding="utf-8"))]
+
+    assert found == (["torch.load"] if name_of(path) == CONFINED else [])
+
+
+def test_the_one_reader_of_pickles_takes_tensors_alone_and_is_called_in_the_sandbox_only() -> None:
+    tree = ast.parse((ROOT / CONFINED).read_text(encoding="utf-8"))
+    (loads,) = [
+        node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load"
+    ]
+
+    assert "weights_only=True" in [ast.unparse(keyword) for keyword in loads.keywords]
+    rewriting = re.compile(r"import .*_rewrite|unpickle\.(main|_rewrite)")
+    assert not [name_of(path) for path in FILES if rewriting.search(path.read_text(encoding="utf-8"))]
 
 
 @pytest.mark.parametrize(

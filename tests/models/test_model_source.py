@@ -156,7 +156,9 @@ def test_pickled_weights_are_refused_unopened(directory):
     (directory / "model.safetensors").unlink()
     (directory / "pytorch_model.bin").write_bytes(b"\x80\x04cos\nsystem\n.")
 
-    with pytest.raises(ModelError, match=r"pytorch_model\.bin: pickled weights .* convert to safetensors"):
+    with pytest.raises(
+        ModelError, match=r"pytorch_model\.bin: pickled weights .* `phalanx model convert DIR OUT` makes safetensors"
+    ):
         ModelSource(directory)
 
 

@@ -120,11 +120,18 @@ def test_a_dearer_preset_costs_more_and_finds_sooner(preset):
         assert one.probability <= other.probability, one.lie
 
 
-def test_the_numbers_of_the_readme_are_those_of_the_formulas():
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+def test_the_numbers_that_are_promised_are_those_of_the_formulas():
+    root = Path(__file__).parents[2]
+    promised = (root / "docs" / "guarantees.md").read_text(encoding="utf-8")
+    readme = (root / "README.md").read_text(encoding="utf-8")
     found = {finding.lie: finding for finding in findings(watch_of("standard"), measured_costs())}
 
     gross = found["weight gradient, gross (sign, largest numbers, ten times)"].certain_steps
-    assert f"found within {found['weight gradient, subtle'].certain_steps} steps" in readme
-    assert f"within {found['anything, all workers in league'].certain_steps} steps" in readme
-    assert f"that makes {gross} steps" in readme
+    subtle, league = (
+        found[lie].certain_steps for lie in ("weight gradient, subtle", "anything, all workers in league")
+    )
+    assert f"found within {subtle} steps" in promised
+    assert f"found within {subtle} steps" in readme
+    assert f"within {league} steps" in promised
+    assert f"within {league}, and what they did is undone" in readme.replace("\nleague", " league")
+    assert f"that makes {gross} steps" in promised

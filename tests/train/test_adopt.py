@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from phalanx.cli import run as command_line
@@ -160,6 +161,30 @@ def test_transformers_loads_the_exported_weights_bit_for_bit(trained_once, tmp_p
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "model").iterdir()} == {0o644}
     assert "weights of step 6" in capsys.readouterr().out
     assert command_line(["checkpoint", "export", str(run_dir), str(tmp_path / "model")]) == 3
+
+
+def test_an_export_is_compared_with_the_digest_that_the_run_signed(trained_once, tmp_path, capsys):
+    summary, run_dir = trained_once
+    home = tmp_path / "model"
+    command_line(["checkpoint", "export", str(run_dir), str(home)])
+
+    assert command_line(["model", "verify", str(home), str(run_dir)]) == 0
+    assert summary["final_weights_digest"] in capsys.readouterr().out
+
+    tensors = load_file(home / "model.safetensors")
+    name = min(tensors)
+    tensors[name].view(-1)[0] += 1e-3
+    save_file(tensors, home / "model.safetensors", {"format": "pt"})
+    assert command_line(["model", "verify", str(home), str(run_dir)]) == 5
+    assert "they were changed, or are of another step or run" in capsys.readouterr().err
+
+
+def test_a_run_that_has_not_ended_has_no_digest_to_compare_with(stopped, tmp_path, capsys):
+    home = stopped()
+    command_line(["checkpoint", "export", str(home), str(tmp_path / "model")])
+
+    assert command_line(["model", "verify", str(tmp_path / "model"), str(home)]) == 3
+    assert "it has not ended" in capsys.readouterr().err
 
 
 # peft asks transformers in a way that transformers will drop

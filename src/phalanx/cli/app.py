@@ -9,11 +9,12 @@ from phalanx.cli.attack import attack
 from phalanx.cli.audit import audit_app
 from phalanx.cli.bench import bench
 from phalanx.cli.calibrate import calibrate
-from phalanx.cli.checkpoint import checkpoint_app
 from phalanx.cli.doctor import doctor
 from phalanx.cli.enclave import enclave_app
 from phalanx.cli.init import init
 from phalanx.cli.launch import launch
+from phalanx.cli.models.checkpoint import checkpoint_app
+from phalanx.cli.models.model import model_app
 from phalanx.cli.pki import pki_app
 from phalanx.cli.plan import PLAN_EXAMPLES, plan
 from phalanx.cli.report import report
@@ -76,4 +77,5 @@ app.command(epilog="Example: phalanx calibrate examples/quickstart.toml --quick 
 app.add_typer(audit_app, name="audit")
 app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(enclave_app, name="enclave")
+app.add_typer(model_app, name="model")
 app.add_typer(pki_app, name="pki")

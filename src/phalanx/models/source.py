@@ -89,6 +89,14 @@ class ModelSource:
                 total.update(f"{path.name}\n{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
         return total.hexdigest()
 
+    def shape(self, name: str) -> list[int]:
+        """Return the shape of one tensor of the files.
+
+        Raises:
+            ModelError: It is not there.
+        """
+        return self._weights.shape(name)
+
     def read(self, name: str) -> Tensor:
         """Return one tensor as float32 in memory of its own.
 

@@ -138,6 +138,7 @@ def _no_weights(directory: Path) -> ModelError:
     pickles = sorted(path.name for pattern in _PICKLES for path in directory.glob(pattern))
     if pickles:
         return ModelError(
-            f"{directory / pickles[0]}: pickled weights can run code and are refused; convert to safetensors"
+            f"{directory / pickles[0]}: pickled weights can run code and are refused; `phalanx model convert DIR OUT` "
+            "makes safetensors of them"
         )
     return ModelError(f"{directory}: no {_SINGLE} and no {_INDEX}; expected the weights in one of them")

@@ -175,9 +175,10 @@ def test_of_two_issuers_with_one_name_the_right_one_is_found():
     wrong, right = issue("a root", p256()), issue("a root", p256())
     leaf = issue("a leaf", p256(), right, Form())
 
-    assert check_chain(leaf.parsed, [wrong.parsed], trust(right))[-1] == right.parsed
+    assert refusal(lambda: check_chain(leaf.parsed, [wrong.parsed], trust(right))) == "bad_chain"
     both = Trust((wrong.parsed, right.parsed), NOW)
     assert check_chain(leaf.parsed, [], both)[-1] == right.parsed
+    assert check_chain(leaf.parsed, [wrong.parsed, right.parsed], both)[-1] == right.parsed
 
 
 def test_pem_is_read_with_nothing_before_between_or_after():
@@ -186,6 +187,24 @@ def test_pem_is_read_with_nothing_before_between_or_after():
     assert len(read_certificates(root.pem * 3 + b"\0", "test")) == 3
     for data in (b"x" + root.pem, root.pem + b"x", root.pem[:-30], root.pem * 17, b"", b"-----BEGIN X-----"):
         assert refusal(lambda data=data: read_certificates(data, "test")) == "malformed"
+
+
+def test_pem_has_one_form():
+    pem = issue("a root", p256()).pem
+    spaced = (pem.replace(b"\n", b" \n", 2), pem.replace(b"\n", b"\x0b", 2), pem + b" ", pem.replace(b"A", b"A ", 1))
+
+    for data in spaced:
+        assert refusal(lambda data=data: read_certificates(data, "test")) == "malformed"
+
+
+def test_bits_behind_the_last_byte_of_base64_are_zero():
+    pem = next(one for one in (issue("r" * n, p256()).pem for n in range(1, 40)) if b"=\n-----END" in one)
+    last = pem.rstrip().rindex(b"\n-----END")
+    place = last - len(pem[:last]) + len(pem[:last].rstrip(b"=")) - 1
+    following = bytes([pem[place] + 1])
+
+    assert read_certificates(pem, "test")
+    assert refusal(lambda: read_certificates(pem[:place] + following + pem[place + 1 :], "test")) == "malformed"
 
 
 def test_an_envelope_comes_back_as_it_was(binding):

@@ -245,6 +245,22 @@ def test_a_gpus_report_comes_out_of_the_driver_and_passes(binding):
     assert calls == ["init", "handle", "report", "certificate", "shutdown"]
 
 
+def test_a_driver_that_counts_its_buffer_s_zeros_hands_out_the_report_alone(binding):
+    case = Nvidia().case(binding)
+
+    evidence = NvmlAttester(nvml=driver(case.with_data(case.evidence.data + bytes(3)), [])).evidence(binding)
+
+    assert evidence.data == case.evidence.data
+
+
+def test_what_is_no_report_is_handed_out_as_it_is_for_its_appraiser_to_refuse(binding):
+    case = Nvidia().case(binding)
+
+    evidence = NvmlAttester(nvml=driver(case.with_data(b"junk"), [])).evidence(binding)
+
+    assert evidence.data == b"junk"
+
+
 def test_without_nvidias_bindings_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
 

@@ -1,6 +1,7 @@
 """Whatever is altered, nothing but what was signed passes."""
 
 import random
+import re
 from dataclasses import replace
 from functools import cache
 
@@ -88,6 +89,35 @@ def test_no_bit_of_a_signed_region_can_be_altered(name):
     ]
 
     assert passed == []
+
+
+CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----", re.DOTALL)
+
+
+def certificate_flips(data: bytes, draw: random.Random, number: int) -> list[bytes]:
+    """The data with one bit altered, at so many places of the text of certificates in it."""
+    text = data.replace(rb"\n", b"\0\0")
+    places = [place for found in CERTIFICATE.finditer(text) for place in range(*found.span(1))]
+    return [flipped(data, place, draw.randrange(8)) for place in draw.sample(places, min(number, len(places)))]
+
+
+def copies_of_certificates(case: Case) -> list[str]:
+    """The parts of evidence that hold certificates as text: the quote itself, or endorsements by name."""
+    parts = [""] if b"BEGIN CERTIFICATE" in case.evidence.data else []
+    return parts + [name for name, data in case.evidence.endorsements.items() if b"BEGIN CERTIFICATE" in data]
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name not in ("nitro", "nitro own", "tpm")])
+def test_no_certificate_that_was_sent_along_can_be_altered_not_even_a_copy_of_the_root(name):
+    case, draw = made(name), random.Random(name)
+    parts = copies_of_certificates(case)
+    assert parts
+
+    for part in parts:
+        data = case.evidence.endorsements[part] if part else case.evidence.data
+        for changed in certificate_flips(data, draw, 120):
+            altered = case.with_endorsement(part, changed) if part else case.with_data(changed)
+            assert not accepted(altered), part
 
 
 def mutated(draw: random.Random, data: bytes) -> bytes:

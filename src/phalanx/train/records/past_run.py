@@ -44,6 +44,7 @@ class PastRun:
         owner: The party that must have signed everything.
         checkpoints: Directory of its checkpoints.
         verdicts: What the events `verdict` of its log say, oldest first.
+        final_weights_digest: What its log says that it ended with; None while it has not ended.
     """
 
     def __init__(self, path: Path, certificate: Path | None = None) -> None:
@@ -57,6 +58,7 @@ class PastRun:
         self.owner = _owner(certificate or owner_certificate(path))
         history = read_history(path / LOG_FILE, self.owner, self.run_id)
         self._certified = history.certified
+        self.final_weights_digest = history.final_weights_digest
         self.verdicts = [body for kind, body in history.decisions if kind == "verdict"]
 
     def key(self) -> KeyHolder | None:

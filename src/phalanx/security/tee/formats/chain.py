@@ -41,14 +41,15 @@ def check_chain(leaf: Certificate, others: Iterable[Certificate], trust: Trust) 
 
     Args:
         leaf: The certificate of a signer.
-        others: Certificates that came along, in any order; a root among them means nothing.
+        others: Certificates that came along, in any order; each must be on the path, or one of the pinned roots.
         trust: Roots, clock and revocation.
 
     Returns:
         Leaf first, root last.
 
     Raises:
-        RefusedEvidenceError: No path, a signature that does not match, a date, a usage or a revocation.
+        RefusedEvidenceError: No path, a signature that does not match, a date, a usage, a revocation, or a
+            certificate that nothing rests on: an altered copy would make two envelopes of one evidence.
     """
     pool = tuple(others)
     path = [leaf]
@@ -65,6 +66,13 @@ def check_chain(leaf: Certificate, others: Iterable[Certificate], trust: Trust) 
             raise RefusedEvidenceError(Reason.REVOKED, f"certificate {certificate.name!r} is revoked by the policy")
     for certificate, issuer in itertools.pairwise(path):
         _check_revocation(certificate, issuer, trust)
+    used = {one.raw for one in (*path, *trust.roots)}
+    for one in pool:
+        if one.raw not in used:
+            raise RefusedEvidenceError(
+                Reason.BAD_CHAIN,
+                f"certificate {one.name!r} was sent along and is neither on the path nor a pinned root",
+            )
     return tuple(path)
 
 

@@ -186,12 +186,16 @@ def common_name(name: bytes) -> str:
 def _from_pem(block: bytes, where: str) -> bytes:
     body, found, rest = block.partition(_END)
     # Intel's quotes end their chain in a NUL
-    if not found or rest.strip(b"\r\n\t \0"):
+    if not found or rest.strip(b"\r\n") not in (b"", b"\0"):
         raise malformed(where, "PEM certificate does not end, or something follows it")
+    text = body.replace(b"\r", b"").replace(b"\n", b"")
     try:
-        return base64.b64decode(b"".join(body.split()), validate=True)
+        der = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as exc:
         raise malformed(where, "PEM certificate is not base64") from exc
+    if base64.b64encode(der) != text:
+        raise malformed(where, "PEM certificate is base64 in another than its one form")
+    return der
 
 
 def _envelope(der: bytes, where: str) -> tuple[Der, bytes, bytes, bytes]:

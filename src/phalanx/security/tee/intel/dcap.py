@@ -81,6 +81,10 @@ def check_quote(evidence: Evidence, tee: int, reference: DcapReference, trust: T
         raise malformed("quote", f"is of TEE type {quote.tee:#x}, the evidence is of kind {evidence.kind}")
     collateral = check_collateral(evidence.endorsement("collateral"), trust)
     certificates = read_certificates(quote.chain, "PCK chain")
+    if collateral.pck_chain is not None:
+        again = read_certificates(collateral.pck_chain, "pck_certificate_chain")
+        if [one.raw for one in again] != [one.raw for one in certificates]:
+            raise RefusedEvidenceError(Reason.BAD_CHAIN, "pck_certificate_chain: is not the chain inside the quote")
     others = (*certificates[1:], *read_certificates(collateral.crl_chain, "pck_crl_issuer_chain"))
     path = check_chain(certificates[0], others, collateral.trust)
     check_signs_data(certificates[0])

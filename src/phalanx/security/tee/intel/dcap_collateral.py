@@ -28,8 +28,9 @@ _KEYS = {
     "qe_identity",
     "qe_identity_signature",
 }
-# some tools add it; the chain inside the quote is the one that is used
-_OPTIONAL = {"pck_certificate_chain"}
+# some tools add it; the chain inside the quote is the one that is used, and this one must be the same
+_PCK_CHAIN = "pck_certificate_chain"
+_OPTIONAL = {_PCK_CHAIN}
 _TCB_SIGNER = "Intel SGX TCB Signing"
 _Table = TypeVar("_Table", bound=BaseModel)
 
@@ -44,6 +45,7 @@ class Collateral:
         trust: The caller's, with the revocation lists added, and lists required.
         lists: Its revocation lists.
         crl_chain: PEM of the authority that issued the PCK certificates.
+        pck_chain: PEM of the chain that the quote has too; None where it was not sent.
         expires: When the first of it ends.
     """
 
@@ -52,6 +54,7 @@ class Collateral:
     trust: Trust
     lists: tuple[RevocationList, ...]
     crl_chain: bytes
+    pck_chain: bytes | None
     expires: datetime
 
 
@@ -67,14 +70,15 @@ def check_collateral(data: bytes, trust: Trust) -> Collateral:
     tcb_info, first = _signed_table(parts, "tcb_info", TcbInfo, trust)
     qe_identity, second = _signed_table(parts, "qe_identity", QeIdentity, trust)
     ends = (first, second, *(one.next_update for one in lists))
-    return Collateral(tcb_info, qe_identity, trust, lists, _text(parts, "pck_crl_issuer_chain"), min(ends))
+    pck_chain = _text(parts, _PCK_CHAIN) if parts.get(_PCK_CHAIN) is not None else None
+    return Collateral(tcb_info, qe_identity, trust, lists, _text(parts, "pck_crl_issuer_chain"), pck_chain, min(ends))
 
 
 def _object(data: bytes) -> dict[str, str]:
     value = _load(data, _WHERE)
     if not isinstance(value, dict) or not _KEYS <= set(value) <= _KEYS | _OPTIONAL:
         raise malformed(_WHERE, f"expected the keys {', '.join(sorted(_KEYS))}")
-    if not all(isinstance(value[name], str) for name in _KEYS):
+    if not all(isinstance(value[name], str) for name in value if value[name] is not None or name in _KEYS):
         raise malformed(_WHERE, "expected text under every key")
     return value
 

@@ -12,6 +12,7 @@ from typing import Any
 from phalanx.errors import NoEvidenceError
 from phalanx.security.tee.binding import Binding
 from phalanx.security.tee.evidence import Evidence
+from phalanx.security.tee.nvidia.spdm import without_padding
 
 
 class NvmlAttester:
@@ -51,7 +52,7 @@ class NvmlAttester:
             raise NoEvidenceError(f"GPU {self._index}: {exc}; is it in confidential mode?") from exc
         return Evidence(
             self.kind,
-            bytes(report.attestationReport)[: report.attestationReportSize],
+            without_padding(bytes(report.attestationReport)[: report.attestationReportSize]),
             {"chain": bytes(chain.attestationCertChain)[: chain.attestationCertChainSize], **self._endorsements},
             binding,
         )

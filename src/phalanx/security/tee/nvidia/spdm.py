@@ -5,6 +5,7 @@ Source: DMTF DSP0274 version 1.1 (SPDM), GET_MEASUREMENTS and MEASUREMENTS; NVID
 
 from dataclasses import dataclass
 
+from phalanx.errors import RefusedEvidenceError
 from phalanx.security.tee.formats.reader import Reader, malformed
 
 REQUEST_BYTES, SIGNATURE_BYTES, NONCE_BYTES = 37, 96, 32
@@ -64,7 +65,7 @@ class SpdmMeasurements:
 
 
 def parse_measurements(data: bytes) -> SpdmMeasurements:
-    """Read a request for all measurements with a signature, followed by its response.
+    """Read a request for all measurements with a signature, followed by its response; zeros may come behind it.
 
     Raises:
         RefusedEvidenceError: Anything else, SPDM 1.2 and later included: their signature covers messages that are
@@ -85,8 +86,18 @@ def parse_measurements(data: bytes) -> SpdmMeasurements:
     opaque = _opaque(Reader(reader.sized(2, MAX_REPORT_BYTES), _WHERE))
     signed = reader.since(0)
     signature = reader.take(SIGNATURE_BYTES)
-    reader.end()
+    # drivers hand reports over in a buffer that may be longer; what is signed ends before
+    reader.zeros(reader.left, "what follows the signature")
     return SpdmMeasurements(nonce, measurements, opaque, signed, signature)
+
+
+def without_padding(data: bytes) -> bytes:
+    """Return a report up to the end of its signature; what is no report stays as it is, for its appraiser to refuse."""
+    try:
+        found = parse_measurements(data)
+    except RefusedEvidenceError:
+        return data
+    return data[: len(found.signed) + len(found.signature)]
 
 
 def _request(reader: Reader) -> bytes:

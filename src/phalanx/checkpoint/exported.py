@@ -1,0 +1,60 @@
+"""An exported directory compared with the digest that its run signed at the end."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from phalanx.errors import CheckpointError, VerificationError
+from phalanx.models import ModelSource, parameter_names, weights_digest
+
+_ADAPTER = "adapter_model.safetensors"
+_PEFT = "base_model.model."
+
+
+def verify_export(directory: Path, final_digest: str | None, *, trains_adapter: bool) -> str:
+    """Return the digest of a directory's weights, which is the run's.
+
+    Args:
+        directory: What was exported, or what is said to be that.
+        final_digest: Of what the run trained, from its signed log; None while it has not ended.
+        trains_adapter: Whether that is an adapter.
+
+    Raises:
+        CheckpointError: The run has not ended, or the directory holds other tensors than the run trained.
+        ModelError: The directory is no model.
+        VerificationError: The weights are not those of the run's end.
+    """
+    if final_digest is None:
+        raise CheckpointError("the run's log has no digest of final weights: it has not ended; export names its step")
+    is_adapter = (directory / _ADAPTER).is_file()
+    if is_adapter != trains_adapter:
+        what = "an adapter" if trains_adapter else "a whole model"
+        raise CheckpointError(
+            f"{directory}: the run trained {what}, and this is something else; a merged model has other weights than "
+            "both: export without --merge to verify"
+        )
+    found = weights_digest(_adapter(directory / _ADAPTER) if is_adapter else _model(directory))
+    if found != final_digest:
+        raise VerificationError(
+            f"{directory}: weights have digest {found}; the run ended with {final_digest}: they were changed, or are "
+            "of another step or run"
+        )
+    return found
+
+
+def _model(directory: Path) -> Iterator[tuple[str, Tensor]]:
+    source = ModelSource(directory)
+    for name in parameter_names(source.hub_config):
+        yield name, source.read(name)
+
+
+def _adapter(path: Path) -> Iterator[tuple[str, Tensor]]:
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            for name in file.keys():  # noqa: SIM118 - a file is no mapping
+                yield name.removeprefix(_PEFT), file.get_tensor(name).to(torch.float32)
+    except (OSError, SafetensorError) as exc:
+        raise CheckpointError(f"{path}: cannot be read as safetensors: {exc}") from exc

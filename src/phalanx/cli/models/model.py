@@ -1,0 +1,83 @@
+"""``phalanx model``: look at a model directory, make one that can be trained, compare one with a run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from phalanx.cli.console import say_figures
+
+model_app = typer.Typer(
+    no_args_is_help=True,
+    help="Look at model directories of the hub's layout, make ones that can be trained, compare one with a run.",
+)
+
+Source = Annotated[Path, typer.Argument(metavar="DIR", help="A directory in the hub's layout.")]
+Out = Annotated[Path, typer.Argument(metavar="OUT", help="New directory.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@model_app.command(epilog="Example: phalanx model inspect models/Qwen3-0.6B --json")
+def inspect(directory: Source, as_json: AsJson = False) -> None:
+    """Say family, sizes, files and tokenizer of a model, and what a run would refuse about it."""
+    import json
+
+    from phalanx.models.inspection import inspect_model
+
+    found = inspect_model(directory)
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    say_figures({name: value for name, value in found.items() if name != "refused"})
+    say_figures({"refused": "; ".join(found["refused"]) or "nothing: a run can train it"})
+
+
+@model_app.command("import", epilog="Example: phalanx model import downloads/opt-125m models/opt-125m")
+def import_(directory: Source, out: Out) -> None:
+    """Copy a model so that a run can train it: safetensors, a tokenizer.json, every shape compared with the config.
+
+    Pickled weights and other tokenizer files are read in a sandbox without network. GGUF files are not read: give the
+    hub's own directory.
+    """
+    from phalanx.models.imported import import_model
+
+    import_model(directory, out)
+    typer.echo(f'{out}: in the run file: model.path = "{out}"')
+
+
+@model_app.command(epilog="Example: phalanx model convert downloads/old-model models/old-model")
+def convert(directory: Source, out: Out) -> None:
+    """Make safetensors of pickled weights, in a sandbox without network; tokenizer files are copied as they are.
+
+    GGUF is not written: the gguf package has names and blocks, but the rules by family are those of llama.cpp's own
+    convert_hf_to_gguf.py, which reads a directory of phalanx checkpoint export.
+    """
+    from phalanx.models.imported import import_model
+
+    import_model(directory, out, makes_tokenizer=False)
+    typer.echo(f"{out}: weights in safetensors")
+
+
+@model_app.command(epilog="Example: phalanx model verify models/first runs/first --certificate pinned/owner.pem")
+def verify(
+    directory: Source,
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The run that it is said to be of.")],
+    certificate: Annotated[
+        Path | None, typer.Option("--certificate", metavar="FILE", help="The owner's certificate, kept by you.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare an exported model or adapter with the digest that its run signed at the end."""
+    import json
+
+    from phalanx.checkpoint.exported import verify_export
+    from phalanx.train import PastRun
+
+    past = PastRun(run_dir, certificate)
+    adapter = past.config.model.adapter is not None
+    digest = verify_export(directory, past.final_weights_digest, trains_adapter=adapter)
+    figures = {"verdict": "the weights of the run's end", "run": past.run_id, "digest": digest}
+    if as_json:
+        typer.echo(json.dumps(figures))
+    else:
+        say_figures(figures)

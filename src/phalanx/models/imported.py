@@ -1,0 +1,126 @@
+"""A directory of the hub made into one that can be trained: safetensors, a tokenizer.json, every shape looked at."""
+
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+
+from phalanx.errors import CheckpointError, ModelError
+from phalanx.models.build import parameter_shapes
+from phalanx.models.family import HEAD_WEIGHT
+from phalanx.models.hub_files import GENERATION, TOKENIZER, tokenizer_companions
+from phalanx.models.source import ModelSource, read_hub_config
+from phalanx.models.unpickle import REFUSAL, WEIGHTS, pickled_files
+from phalanx.models.unpickle import TOKENIZER as MAKE_TOKENIZER
+from phalanx.security.isolation import Measure, Program, Sandbox, start_isolated
+
+_MODULE = "phalanx.models.unpickle"
+_CLOSE_S, _MOST_S = 60.0, 3700.0
+# nothing in a public model is secret
+_NOT_NEEDED = (Measure.SECRET_MEMORY, Measure.NO_SWAP)
+
+
+def import_model(source: Path, out: Path, *, makes_tokenizer: bool = True) -> None:
+    """Write a new directory with a model's config, weights as safetensors, tokenizer and generation defaults.
+
+    Pickled weights are read in a child process that reaches no network, program or file beside the directory, with
+    torch's own reader of plain tensors; so are tokenizer files that are no tokenizer.json.
+
+    Args:
+        source: A directory in the hub's layout, pickled weights allowed.
+        out: New directory; it appears in one go, after every shape was compared with the config's.
+        makes_tokenizer: Make a tokenizer.json where there is none and other files say how.
+
+    Raises:
+        CheckpointError: `out` exists or cannot be written.
+        ModelError: The model is missing, malformed, of an unknown family, or its files are not its config's.
+        IsolationError: This machine cannot close the sandbox; nothing was read.
+    """
+    if out.exists():
+        raise CheckpointError(f"{out}: exists already and is not overwritten; choose another place")
+    read_hub_config(source)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        spare = Path(tempfile.mkdtemp(prefix=".importing-", dir=out.parent))
+        try:
+            _fill(source, spare, makes_tokenizer)
+            check_shapes(ModelSource(spare))
+            spare.chmod(0o755)
+            spare.rename(out)
+        finally:
+            shutil.rmtree(spare, ignore_errors=True)
+    except OSError as exc:
+        raise CheckpointError(f"{out}: cannot be written ({exc.strerror})") from exc
+
+
+def check_shapes(source: ModelSource) -> None:
+    """Compare the shape of every tensor that a run would read with the config's.
+
+    Raises:
+        ModelError: One is missing or differs.
+    """
+    for name, shape in parameter_shapes(source.hub_config).items():
+        found = source.shape(name)
+        if found != list(shape):
+            raise ModelError(f"{source.directory}: {name} has shape {found}; config.json says {list(shape)}")
+    if source.hub_config.tie_word_embeddings:
+        source.check_tied()
+
+
+def _fill(source: Path, target: Path, makes_tokenizer: bool) -> None:
+    ready = sorted(source.glob("*.safetensors")) + sorted(source.glob("*.safetensors.index.json"))
+    wanted = [] if ready else [WEIGHTS]
+    if wanted and not pickled_files(source):
+        raise ModelError(
+            f"{source}: has neither safetensors nor pytorch_model.bin; expected weights of the hub's layout"
+        )
+    companions = list(tokenizer_companions(source))
+    if makes_tokenizer and companions and not (source / TOKENIZER).is_file():
+        wanted.append(MAKE_TOKENIZER)
+    if wanted:
+        _run_confined(source, target, wanted)
+    for path in (*ready, source / "config.json", source / GENERATION, source / TOKENIZER, *companions):
+        place = target / path.relative_to(source)
+        if path.is_file() and not place.exists():
+            place.parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, place)
+    for path in target.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+def _run_confined(source: Path, target: Path, wanted: list[str]) -> None:
+    """Have the child fill a directory of its own, and take plain files with known names from it."""
+    # the links of a hub cache lead to another directory
+    places = {str(path.resolve().parent) for path in source.iterdir()} | {str(source.resolve())}
+    with tempfile.TemporaryDirectory(prefix=".reading-", dir=target.parent) as made:
+        program = Program(_MODULE, (str(source.resolve()), str(Path(made).resolve()), *wanted))
+        sandbox = Sandbox(tuple(sorted(places)), (str(Path(made).resolve()),), _NOT_NEEDED)
+        with start_isolated(program, sandbox, _CLOSE_S) as process:
+            code = process.wait(_MOST_S)
+        _take(Path(made), source, target, code)
+
+
+def _take(made: Path, source: Path, target: Path, code: int) -> None:
+    """Move what the child wrote; a link, which could lead out of its directory, is never followed."""
+    files = sorted(made.rglob("*"))
+    for path in files:
+        if not (stat.S_ISREG(path.lstat().st_mode) or stat.S_ISDIR(path.lstat().st_mode)):
+            raise ModelError(f"{source}: the child left {path.name}, which is no plain file; do not trust this model")
+    said = made / REFUSAL
+    if code or said in files:
+        reason = said.read_text(encoding="utf-8", errors="replace")[:2000] if said in files else f"exit code {code}"
+        raise ModelError(f"{source}: cannot be converted: {reason}")
+    weights = {path for path in files if path.name.endswith((".safetensors", ".safetensors.index.json"))}
+    known = weights | {made / TOKENIZER, *tokenizer_companions(made)}
+    for path in files:
+        if path in known:
+            place = target / path.relative_to(made)
+            place.parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, place)
+
+
+def describe_head(source: ModelSource) -> str:
+    """Say where the head's weights are."""
+    if source.hub_config.tie_word_embeddings:
+        return f"tied to {source.family.embedding_weight}"
+    return HEAD_WEIGHT
