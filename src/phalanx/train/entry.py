@@ -126,7 +126,7 @@ def _factory_of(run: RunConfig, open_workers: OpenWorkers, ranks: int | None) ->
     if run.split is not None:
         from phalanx.train.sessions.split import SplitFactory  # noqa: PLC0415 - other runs have no use for it
 
-        return SplitFactory()
+        return SplitFactory(open_workers)
     if run.parallel is None:
         return PipelineFactory(open_workers)
     from phalanx.train.sessions.domain import DomainFactory  # noqa: PLC0415 - a pipeline has no use for it

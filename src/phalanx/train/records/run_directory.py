@@ -5,6 +5,7 @@ import json
 import os
 import secrets
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,11 @@ def holds_run(run_dir: Path) -> bool:
     return (run_dir / _RECORD).exists() and not is_unstarted(run_dir)
 
 
+def is_made(run_dir: Path) -> bool:
+    """Whether a run's directory is there, with its keys, whatever the run has done."""
+    return (run_dir / _RECORD).exists()
+
+
 class RunDirectory(Closeable):
     """Paths and identities of one run.
 
@@ -66,10 +72,16 @@ class RunDirectory(Closeable):
         begun_anew: Whether an earlier start was here that had not finished a step.
     """
 
-    def __init__(self, path: Path, run: RunConfig, *, resume: bool) -> None:
+    def __init__(self, path: Path, run: RunConfig, *, resume: bool, parties: Sequence[str] | None = None) -> None:
         """Make the directory of a new run, or open that of a run to resume.
 
         A directory of a run that has not finished a step is made free and filled anew, keys included.
+
+        Args:
+            path: The directory.
+            run: The run file.
+            resume: Whether it is there.
+            parties: Names that get keys beside the owner's; those of the run file when left out.
 
         Raises:
             ConfigError: It holds a run already and `resume` is false, or another run than this one; or another
@@ -79,6 +91,7 @@ class RunDirectory(Closeable):
         """
         self.path = path
         self._run = run
+        self._parties = run.workers if parties is None else tuple(parties)
         self._claim: int | None = None
         self.begun_anew = False
         record = path / _RECORD
@@ -244,7 +257,7 @@ class RunDirectory(Closeable):
             # a crash in the middle leaves no record, so what it made is made anew
             shutil.rmtree(self.pki, ignore_errors=True)
             create_authority(self.pki)
-            for name in (OWNER, *self._run.workers):
+            for name in (OWNER, *self._parties):
                 issue(self.pki, name)
         run_id = secrets.token_hex(16)
         temporary = self.path / f".{_RECORD}.tmp"

@@ -5,11 +5,13 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from phalanx.checkpoint.state_files import StateFiles
 from phalanx.errors import CheckpointError, ConfigError
+from phalanx.models import ModelSource
 from phalanx.pipeline import (
     OWNER,
     AuditDraw,
@@ -33,13 +35,44 @@ from phalanx.pipeline import (
 from phalanx.security.audit import AuditLog
 from phalanx.security.crypto import certified_name
 from phalanx.train.config import RunConfig
+from phalanx.train.records.audit_trail import rules
 from phalanx.train.records.journal import Journal
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.sessions.replacements import Replacements
+from phalanx.train.setup.layout import estimate_stages
 from phalanx.train.setup.stage_source import StageLibrary
 from phalanx.transport import Endpoint, GrpcWire
 
-OpenWorkers = Callable[[Path], LocalWorkers]
+
+class WorkerProcesses(Protocol):
+    """The processes of a run's workers, as far as their owner starts and ends them."""
+
+    def start(self, configs: Mapping[str, WorkerConfig]) -> None:
+        """Start one process per worker file."""
+        ...
+
+    def start_fork_server(self, threads: int) -> None:
+        """Prepare for workers that are started later."""
+        ...
+
+    def is_alive(self, name: str) -> bool:
+        """Whether a worker may still run."""
+        ...
+
+    def dismiss(self, name: str) -> None:
+        """End one worker."""
+        ...
+
+    def last_output(self, name: str) -> str:
+        """The end of a worker's output, for an error message."""
+        ...
+
+    def close(self) -> None:
+        """Give every worker a moment to end by itself, then end it."""
+        ...
+
+
+OpenWorkers = Callable[[Path], contextlib.AbstractContextManager[WorkerProcesses]]
 """What starts local workers, given the directory of their files and logs."""
 
 _JOIN_TIMEOUT_S = 120.0
@@ -59,7 +92,7 @@ class JoinedWorkers:
     """
 
     members: Members
-    workers: LocalWorkers
+    workers: WorkerProcesses
     wire: GrpcWire
     endpoint: Endpoint
 
@@ -118,7 +151,7 @@ def gathered(
         else:
             if len(names) + len(late) > 1:
                 workers.start_fork_server(run.train.threads)
-            workers.start({name: _worker_config(run, home, name, wire.address) for name in names})
+            workers.start({name: worker_config(run, home, name, wire.address) for name in names})
         witnesses = LogHeadExchange()
         if run.pipeline.remote_workers and log is not None:
             witnesses = LogHeadExchange(log.public_lines, home.owner.public)
@@ -166,7 +199,7 @@ def engaged(
     if not run.pipeline.remote_workers:
         replacements = Replacements(
             late,
-            start=lambda name: workers.start({name: _worker_config(run, home, name, joined.wire.address)}),
+            start=lambda name: workers.start({name: worker_config(run, home, name, joined.wire.address)}),
             is_alive=workers.is_alive,
             has_joined=lambda name: name in members.addresses,
             observe=observe,
@@ -207,7 +240,41 @@ def session_draw(home: RunDirectory, run: RunConfig) -> AuditDraw:
     return AuditDraw.of(home.audit_key(), fresh_nonce(), run.guard)
 
 
-def _worker_config(run: RunConfig, home: RunDirectory, name: str, owner: str) -> WorkerConfig:
+def opening_facts(
+    run: RunConfig, home: RunDirectory, source: ModelSource, names: Sequence[str], session: str, draw: AuditDraw
+) -> dict[str, Any]:
+    """What the first event of a session of a pipeline says beside what every engine's does.
+
+    Args:
+        run: The run file.
+        home: Has the certificates.
+        source: The model.
+        names: Workers that take part from the beginning.
+        session: Its name.
+        draw: Its audits.
+    """
+    stages = [
+        {key: getattr(row, key) for key in ("index", "layers", "parameters", "holder", "shadow")}
+        for row in estimate_stages(run, source, names)
+    ]
+    return {
+        "session": session,
+        "stages": stages,
+        "audit_key_commitment": draw.commitment if run.guard.enabled else None,
+        "audit_nonce": draw.nonce.hex() if run.guard.enabled else None,
+        **rules(run, home, run.stage_workers),
+    }
+
+
+def worker_config(run: RunConfig, home: RunDirectory, name: str, owner: str) -> WorkerConfig:
+    """The file of a local worker.
+
+    Args:
+        run: The run file.
+        home: Has the worker's keys.
+        name: Of the worker.
+        owner: Where the owner of the pipeline listens.
+    """
     return WorkerConfig(
         identity=str((home.pki / name).resolve()),
         owner=owner,

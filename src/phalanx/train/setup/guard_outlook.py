@@ -17,7 +17,12 @@ def upkeep_bytes(guard: GuardConfig) -> float:
 def watch_of(run: RunConfig) -> AuditRates | None:
     """How closely the stages in other hands are looked at; None where there are none, or nothing is recomputed."""
     guard, stages = run.guard, run.pipeline.stages
-    if guard.mode != "phalanx" or stages <= 2 or run.parallel is not None or run.split is not None:
+    if (
+        guard.mode != "phalanx"
+        or stages <= 2
+        or run.parallel is not None
+        or (run.split is not None and not run.is_joined)
+    ):
         return None
     lockstep = guard.shadow == "lockstep"
     return AuditRates(

@@ -14,6 +14,7 @@ from phalanx.pipeline import OWNER, StageRange, StepPlan
 from phalanx.pipeline.assignment.assignment import first_assignment
 from phalanx.pipeline.assignment.rank_memory import rank_bytes
 from phalanx.pipeline.assignment.stage_memory import footprints, stage_counts
+from phalanx.split import cut_model
 from phalanx.train.config import RunConfig
 from phalanx.train.setup.guard_outlook import outlook, outlook_rows, price_note
 
@@ -25,15 +26,19 @@ _OWNER_BYTES = 750 * 2**20
 def cut(run: RunConfig, source: ModelSource) -> tuple[StageSpec, ...]:
     """The stages' layers, balanced over the processes by estimated cost unless the run file gives them.
 
-    The owner has the first and the last stage, so both together get about as much work as one worker.
+    The owner has the first and the last stage, so both together get about as much work as one worker. Of a split the
+    stages are those of the enclave's part.
 
     Raises:
         ConfigError: The model has too few layers for so many stages.
     """
     embedding, head = estimate_costs(source.hub_config)
-    return partition(
-        source.num_layers, run.pipeline.stages, run.pipeline.layers, embedding, head, ends_in_one_process=True
-    )
+    stages, layers = run.pipeline.stages, run.pipeline.layers
+    if run.split is None:
+        return partition(source.num_layers, stages, layers, embedding, head, ends_in_one_process=True)
+    front, back = cut_model(source.num_layers, run.split.cut)
+    # clients embed
+    return partition(back.num_layers, stages, layers, 0.0, head, ends_in_one_process=True, front=front.end_layer)
 
 
 def make_plan(run: RunConfig, source: ModelSource) -> StepPlan:
@@ -122,6 +127,11 @@ def estimate_stages(run: RunConfig, source: ModelSource, workers: Sequence[str] 
 
 def describe_stages(run: RunConfig, source: ModelSource) -> RenderableType:
     """The resolved config and the stage table, for the terminal."""
+    return Group(Syntax(dump_toml(run), "toml", background_color="default"), stages_of(run, source))
+
+
+def stages_of(run: RunConfig, source: ModelSource) -> RenderableType:
+    """The stages with their parties and their memory, and what the guard finds and costs."""
     table = Table(title=f"{run.pipeline.stages} stages, {run.train.microbatches} microbatches, {run.pipeline.schedule}")
     for name in ("stage", "layers", "parameters", "trained", "size", "memory, expected", "holder", "shadow"):
         table.add_column(name, justify="left" if name in ("holder", "shadow") else "right")
@@ -137,8 +147,7 @@ def describe_stages(run: RunConfig, source: ModelSource) -> RenderableType:
             row.holder,
             row.shadow or "-",
         )
-    toml = Syntax(dump_toml(run), "toml", background_color="default")
-    return Group(toml, table, _memory_note(rows), *_party_ranks(run, rows, source), *_guard_notes(run, rows, source))
+    return Group(table, _memory_note(rows), *_party_ranks(run, rows, source), *_guard_notes(run, rows, source))
 
 
 def _party_ranks(run: RunConfig, rows: Sequence[StageEstimate], source: ModelSource) -> list[RenderableType]:
