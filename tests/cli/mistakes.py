@@ -308,8 +308,8 @@ MISTAKES = (
     of_worker(
         "an owner without a port",
         "identity = 'alice'\nowner = 'head'\n",
-        "worker.toml: owner: found 'head'; expected host:port",
-        "head:7070",
+        "worker.toml: owner: found 'head', expected host:port",
+        "owner.example.org:7070",
     ),
     of_worker(
         "a worker without keys",

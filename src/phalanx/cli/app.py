@@ -15,7 +15,9 @@ from phalanx.cli.init import init
 from phalanx.cli.launch import launch
 from phalanx.cli.models.checkpoint import checkpoint_app
 from phalanx.cli.models.model import model_app
-from phalanx.cli.pki import pki_app
+from phalanx.cli.parties.invite import invite
+from phalanx.cli.parties.join import join
+from phalanx.cli.parties.pki import pki_app
 from phalanx.cli.plan import plan
 from phalanx.cli.report import report
 from phalanx.cli.reproduce import reproduce
@@ -67,6 +69,8 @@ app.command(
 )(init)
 app.command(epilog="Example: phalanx train run.toml --set train.steps=100 --run-dir runs/first")(train)
 app.command(epilog="Example: phalanx worker worker.toml")(worker)
+app.command(epilog="Example: phalanx invite run.toml --name alice --host owner.example.org")(invite)
+app.command(epilog="Example: phalanx join phx1-...")(join)
 app.command(epilog="Example: phalanx masked-worker worker.toml")(masked_worker)
 app.command(
     epilog="Example: phalanx launch run.toml --set pipeline.pki=keys --dry-run\n\n"

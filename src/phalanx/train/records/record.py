@@ -41,6 +41,7 @@ _SAID: dict[str, tuple[Kind, str]] = {
     ),
     "evicted": ("eviction", "{party} is evicted"),
     "lost": ("eviction", "{party} is gone"),
+    "left": ("note", "{party} has handed over and left"),
     "batch_skipped": ("alarm", "step {step}: batch {number} is given up, the next one takes its place: {reason}"),
     "fell_back": ("eviction", "nobody can serve a stage: back from step {from_step} to the checkpoint of {to_step}"),
     "checkpoint_failed": ("alarm", "no checkpoint of step {step}, training goes on: {reason}"),

@@ -15,6 +15,7 @@ from phalanx.models import ModelSource
 from phalanx.pipeline import (
     OWNER,
     AuditDraw,
+    Callers,
     ExpectedWorkers,
     Files,
     Incarnations,
@@ -121,6 +122,7 @@ def gathered(
     late: Sequence[str],
     open_workers: OpenWorkers = LocalWorkers,
     log: AuditLog | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Iterator[JoinedWorkers]:
     """Start or await the workers called `names`, and end them whatever happens; `late` ones may come at any time.
 
@@ -128,6 +130,7 @@ def gathered(
 
     A worker that is not named, such as one convicted in an earlier session, is not started and not let in.
     `open_workers` starts the local ones; another than the default is for drills only.
+    `say` takes a line about each party of another machine that calls, from other threads.
     Workers of other machines remember how far `log` has come; those of this one live and die with the owner.
 
     Raises:
@@ -144,6 +147,8 @@ def gathered(
         # a second process of a certificate waits, before the engine is there as later on, until the first is given up
         incarnations = Incarnations(endpoint, (), run.pipeline.returns)
         wire.name_of = incarnations.name_of
+        if run.pipeline.remote_workers:
+            wire.name_of = Callers(incarnations.name_of, (*names, *late), say).name_of
         workers = stack.enter_context(open_workers(home.path / "workers"))
         if run.pipeline.remote_workers:
             home.announce(wire.address)

@@ -103,6 +103,7 @@ class PipelineSetup:
                     late=self._late,
                     open_workers=self._open_workers,
                     log=context.log,
+                    say=context.say,
                 )
             )
 
