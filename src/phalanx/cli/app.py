@@ -18,12 +18,17 @@ from phalanx.cli.models.model import model_app
 from phalanx.cli.parties.invite import invite
 from phalanx.cli.parties.join import join
 from phalanx.cli.parties.pki import pki_app
-from phalanx.cli.plan import PLAN_EXAMPLES, plan
+from phalanx.cli.plan import plan
 from phalanx.cli.report import report
 from phalanx.cli.reproduce import reproduce
 from phalanx.cli.train import train
 from phalanx.cli.worker import masked_worker, worker
 
+PLAN_EXAMPLES = (
+    "Example: phalanx plan run.toml --html plan.html --out parallel.toml\n\n"
+    "Example: phalanx plan --model llama-2-70b --cluster llama2-rsc --gpus 512 --tokens 2e12 --sequence-length 4096\n\n"
+    "Example: phalanx plan --model smollm2-135m --split --parties parties.toml --sequences 32 --sequence-length 256"
+)
 EXIT_CODES = (
     "Exit codes: 0 success, 1 a bug in Phalanx, 2 the command line or a run file is wrong, "
     "3 something on disk is wrong, 4 a peer or a link is wrong, "

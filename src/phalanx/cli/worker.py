@@ -18,8 +18,13 @@ def worker(
     worker_file: Annotated[Path, typer.Argument(metavar="WORKER.toml", help="The worker file.")],
 ) -> None:
     """Join a run as a worker; it ends when the owner ends the run."""
-    from phalanx.config import load_config
-    from phalanx.pipeline import WorkerConfig, requested_file
+    from phalanx.pipeline.processes.fork_server import FORK_SERVER
+    from phalanx.pipeline.worker.worker_file import read_worker
+
+    if str(worker_file) != FORK_SERVER:
+        # a mistake is said before torch is imported
+        read_worker(worker_file)
+    from phalanx.pipeline import requested_file
 
     # a fault in a library's own code leaves its place in the log
     faulthandler.enable(2)
@@ -28,7 +33,7 @@ def worker(
     file = requested_file(worker_file)
     if file is None:
         return
-    config = load_config(file, WorkerConfig)
+    config = read_worker(file)
     serve_once(config, file)
 
 

@@ -324,7 +324,7 @@ class MemoryCompany:
         endpoint = self._endpoints[name]
         identity = self.identity(name)
         keys = self._home.pki / certified_name(name)
-        config = WorkerConfig(identity=str(keys), owner=OWNER, transport=self.run_config.pipeline.transport)
+        config = WorkerConfig(identity=str(keys), owner="127.0.0.1:1", transport=self.run_config.pipeline.transport)
         actor = self._actors.get(name, HONEST)
         try:
             self._workers[name] = Worker(config, identity, endpoint, actor.wrap_copy, actor.kernels)

@@ -30,7 +30,7 @@ from phalanx.train.sessions.context import SessionContext
 from phalanx.train.sessions.continue_from import cut_anew
 from phalanx.train.sessions.factory import EngineStart, RunMaterial
 from phalanx.train.sessions.hooks import StagesInTurn
-from phalanx.train.setup.guard_outlook import preset_in_words
+from phalanx.train.setup.guard_outlook import guarded_by_nobody, preset_in_words
 from phalanx.train.setup.layout import make_plan
 from phalanx.train.setup.stage_source import StageLibrary
 
@@ -182,6 +182,9 @@ class PipelineSetup:
         context.console.print(
             f"guard: {guard.mode}" + (f", preset: {preset_in_words(guard)}" if guard.mode == "phalanx" else "")
         )
+        nobody = guarded_by_nobody(context.run)
+        if nobody is not None:
+            context.console.print(nobody, style="yellow", markup=False, highlight=False)
         source, home = self.material.source, context.home
         facts = opening_facts(context.run, home, source, self._workers, self._name, draw)
         context.opening(recorder, start, facts)

@@ -67,6 +67,17 @@ def outlook_rows(found: list[DetectionOdds]) -> list[dict[str, str]]:
     ]
 
 
+def guarded_by_nobody(run: RunConfig) -> str | None:
+    """Say that a guard is asked for and has nothing to check; None where it has, or none is asked for."""
+    stages = run.pipeline.stages
+    if not run.guard.enabled or stages > 2 or run.parallel is not None or run.split is not None:
+        return None
+    return (
+        f'WARNING: guard.mode = "{run.guard.mode}" checks nothing here: pipeline.stages = {stages}, and the first and '
+        'the last stage are the owner\'s own; set pipeline.stages to 3 or more, or guard.mode = "off"'
+    )
+
+
 def preset_in_words(guard: GuardConfig) -> str:
     """The preset that is in force, or that there is none."""
     return guard.preset_in_force or "none, rates are written out"

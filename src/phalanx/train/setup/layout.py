@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from rich.console import Group, RenderableType
 from rich.syntax import Syntax
 from rich.table import Table
+from rich.text import Text
 
 from phalanx.config import digest, dump_toml
 from phalanx.errors import ConfigError
@@ -16,7 +17,7 @@ from phalanx.pipeline.assignment.rank_memory import rank_bytes
 from phalanx.pipeline.assignment.stage_memory import footprints, stage_counts
 from phalanx.split import cut_model
 from phalanx.train.config import RunConfig
-from phalanx.train.setup.guard_outlook import outlook, outlook_rows, price_note
+from phalanx.train.setup.guard_outlook import guarded_by_nobody, outlook, outlook_rows, price_note
 
 # measured on CPU with torch 2.13: interpreter, libraries, transport buffers and what malloc keeps
 _WORKER_BYTES = 600 * 2**20
@@ -168,7 +169,10 @@ def _party_ranks(run: RunConfig, rows: Sequence[StageEstimate], source: ModelSou
 
 
 def _guard_notes(run: RunConfig, rows: Sequence[StageEstimate], source: ModelSource) -> list[RenderableType]:
-    """Return notes on what the guard finds and costs; none where nothing is recomputed."""
+    """Return notes on what the guard finds and costs, or that it has nothing to check."""
+    nobody = guarded_by_nobody(run)
+    if nobody is not None:
+        return [Text(nobody, style="yellow")]
     others = [row for row in rows if row.holder != OWNER]
     if not others:
         return []
