@@ -64,16 +64,24 @@ class ForkedCommands:
 
     def start(self, module: str, arguments: Sequence[str], output: Path) -> ForkedCommand:
         """Start one command with the environment of this process; it is a group of its own."""
+        worker = self.start_worker(module, arguments, output)
+        return ForkedCommand(self._opened(), worker)
+
+    def start_worker(self, module: str, arguments: Sequence[str], output: Path) -> ForkedWorker:
+        """Start one command without waiting until it runs."""
+        name = f"command-{next(self._numbers)}"
+        request = self._directory / f"{name}.json"
+        request.write_text(json.dumps([module, list(arguments), dict(os.environ), str(Path.cwd())]))
+        return self._opened().start(name, request, output)
+
+    def _opened(self) -> ForkServer:
         if self._server is None:
             paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
                 log = self._directory / "forked_commands.log"
                 self._server = start_fork_server(("forked_commands",), log, 1, _MODULES)
-        name = f"command-{next(self._numbers)}"
-        request = self._directory / f"{name}.json"
-        request.write_text(json.dumps([module, list(arguments), dict(os.environ), str(Path.cwd())]))
-        return ForkedCommand(self._server, self._server.start(name, request, output))
+        return self._server
 
     def close(self) -> None:
         if self._server is not None:

@@ -44,7 +44,18 @@ class Recorder:
         self.calls: list[tuple[Any, ...]] = []
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        verbs = {"load_run": self.load_run, "train": self.train, "describe": self.describe, "follow": self.follow}
+        looks = {
+            "check_inputs": lambda run: None,
+            "check_directory": lambda run_dir, resume: None,
+            "default_directory": lambda run: Path("runs/run"),
+        }
+        verbs = {
+            **looks,
+            "load_run": self.load_run,
+            "train": self.train,
+            "describe": self.describe,
+            "follow": self.follow,
+        }
         self._module(monkeypatch, "phalanx.train", plays_rank=lambda run: self.is_rank, **verbs)
         self._module(monkeypatch, "phalanx.report", write_report=self.write_report)
         self._module(monkeypatch, "phalanx.lab.bench", BENCHES={"pipeline": self.bench}, KEEPING_ROWS={})
@@ -192,6 +203,21 @@ def test_train_passes_its_options_on_and_prints_figures_and_report(
     out = capsys.readouterr().out
     assert "loss_last  2.5" in out
     assert f"report: {tmp_path}/report.html" in out
+
+
+@pytest.mark.parametrize(("known", "shown"), [(None, False), (0, True), (3, True)])
+def test_figures_of_a_drill_are_shown_where_there_could_be_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], known: int | None, shown: bool
+) -> None:
+    drill = dict.fromkeys(("attacks_injected", "detections", "false_accusations"), known)
+    install(monkeypatch, Recorder({"status": "completed", "run_dir": "runs/x", "loss_last": None, **drill}))
+
+    assert run(["train", "run.toml"]) == 0
+
+    out = capsys.readouterr().out
+    assert ("attacks_injected" in out) is shown
+    assert ("detections" in out) is shown
+    assert "loss_last" in out
 
 
 @pytest.mark.parametrize(("status", "code"), [("completed", 0), ("failed", 6), ("interrupted", 130)])

@@ -1,6 +1,7 @@
 """``phalanx plan`` answers about a model or a run file, in a table, JSON, a page and a run file."""
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -10,6 +11,9 @@ from typing import Any
 import pytest
 
 from phalanx.cli import run
+from phalanx.planner.layout import Layout
+from phalanx.planner.search.answer import causes
+from phalanx.planner.search.rank import RefusedLayout
 
 RUN = """
 [model]
@@ -257,6 +261,76 @@ def test_a_run_file_can_be_split_on_this_machine(
     answer = json.loads(capsys.readouterr().out)
     assert {row["leak_basis"] for row in answer["rows"]} == {"another model, same share of its layers"}
     assert answer["recipe"]["sequences"] == 8
+
+
+SPLIT_RUN = (
+    RUN
+    + """
+[model.adapter]
+rank = 2
+
+[split]
+cut = 2
+allow_insecure_sim = true
+"""
+)
+
+
+def test_a_run_file_with_a_split_is_planned_as_one_and_says_so(
+    split: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_file = tmp_path / "run.toml"
+    run_file.write_text(SPLIT_RUN)
+
+    assert run(["plan", str(run_file), "--leaks", split[-1], "--json"]) == 0
+
+    out, err = capsys.readouterr()
+    assert json.loads(out)["name"] == "split-plan"
+    assert "has [split]: what is planned is its cut" in err
+
+
+@pytest.mark.parametrize(
+    "option", [["--html", "plan.html"], ["--gpus", "2"], ["--layout", "dp=2"], ["--out", "x.toml"]], ids=" ".join
+)
+def test_an_option_of_layouts_is_refused_where_a_cut_is_planned(
+    split: list[str], option: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_file = tmp_path / "run.toml"
+    run_file.write_text(SPLIT_RUN)
+
+    assert run(["plan", str(run_file), *option]) == 2
+    assert f"plan: {option[0]}: layouts of ranks have it, and {run_file} has [split]; leave" in capsys.readouterr().err
+    assert run([*split, *option]) == 2
+    assert "and --split is given" in capsys.readouterr().err
+
+
+def test_where_no_layout_works_every_cause_is_named_with_its_number(capsys: pytest.CaptureFixture[str]) -> None:
+    size = ["--sequences", "7", "--sequence-length", "100"]  # 13 divides nothing of it
+
+    assert run(["plan", "--model", "gpt2", "--cluster", "a100-nodes", "--gpus", "13", *size]) == 2
+
+    first, *lines = capsys.readouterr().err.splitlines()
+    total = int(re.search(r"none of ([\d,]+) layouts of 13 devices can be used:$", first)[1].replace(",", ""))
+    counts = [int(re.match(r"  ([\d,]+): ", line)[1].replace(",", "")) for line in lines]
+    assert len(lines) > 1
+    assert sum(counts) == total
+    assert counts == sorted(counts, reverse=True)
+
+
+def test_reasons_that_differ_in_numbers_alone_are_one_cause() -> None:
+    refused = [RefusedLayout(Layout(tp=size), f"tp={size} does not divide 12 heads") for size in (5, 7, 8)]
+    refused.append(RefusedLayout(Layout(cp=3), "cp=3 does not divide 1,024 tokens"))
+
+    assert causes(refused) == [
+        "  3: tp=5 does not divide 12 heads (tp=5)",
+        "  1: cp=3 does not divide 1,024 tokens (cp=3)",
+    ]
+
+
+def test_causes_beyond_the_first_six_are_counted_together() -> None:
+    refused = [RefusedLayout(Layout(tp=2), f"{word}: is wrong") for word in "abcdefghi"]
+
+    assert causes(refused)[-1] == "  3: other causes"
 
 
 def test_options_of_a_split_alone_are_refused_without_it(split: list[str]) -> None:

@@ -89,10 +89,18 @@ def test_costs_that_are_no_amount_are_refused(cost):
         partition(4, 2, None, 0.0, cost)
 
 
-@pytest.mark.parametrize("fields", [(2, 2, 1, 2), (-1, 2, 0, 1), (0, 2, 0, 0), (0, 2, 1, 2), (1, 2, 0, 2)])
+@pytest.mark.parametrize("fields", [(2, 2, 1, 2), (-1, 2, 0, 1), (0, 2, 0, 0), (0, 2, 2, 2), (1, 2, 0, 2)])
 def test_a_spec_that_contradicts_itself_is_refused(fields):
     with pytest.raises(ConfigError, match="stage"):
         StageSpec(*fields)
+
+
+def test_stages_behind_a_front_begin_where_it_ends_and_the_first_one_does_not_embed():
+    specs = partition(4, 3, None, 0.0, 0.0, front=2)
+
+    assert (specs[0].first_layer, specs[-1].end_layer) == (2, 6)
+    assert (specs[0].is_first, specs[0].embeds) == (True, False)
+    assert all(before.end_layer == after.first_layer for before, after in itertools.pairwise(specs))
 
 
 @given(

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from phalanx.cli.pki import pki_app
+from phalanx.cli.parties.pki import pki_app
 from phalanx.errors import CertificateError
 from phalanx.security.crypto import (
     Identity,

@@ -1,7 +1,7 @@
 import pytest
 from typer.testing import CliRunner
 
-from phalanx.cli.pki import pki_app
+from phalanx.cli.parties.pki import pki_app
 from phalanx.errors import CertificateError
 
 

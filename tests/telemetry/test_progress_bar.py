@@ -29,7 +29,7 @@ def terminal():
 def test_without_a_terminal_every_nth_step_is_one_plain_line():
     console = plain()
 
-    with ProgressDisplay(20, every=10, console=console, clock=FakeClock(0.0, 0.0, 5.0)) as progress:
+    with ProgressDisplay(20, every=10, console=console, clock=FakeClock(0.0)) as progress:
         for step in range(1, 21):
             progress.update(step, READING)
 
@@ -38,13 +38,51 @@ def test_without_a_terminal_every_nth_step_is_one_plain_line():
     assert "loss 2.5000  1,234 tokens/s  audits 7  alarms 1" in lines[0]
 
 
-def test_time_left_follows_the_speed_of_this_session_only():
-    console = plain()
+def times_left(total, start, ends):
+    """What is shown of the time left as the steps of a session end at these times."""
+    console, clock = plain(), FakeClock(*ends)
+    with ProgressDisplay(total, start, every=1, console=console, clock=clock) as progress:
+        for number, _ in enumerate(ends, start=start + 1):
+            progress.update(number, READING)
+    found = console.file.getvalue().splitlines()
+    return [line.rpartition("  ")[2].removesuffix(" left") for line in found]
 
-    with ProgressDisplay(100, 50, every=10, console=console, clock=FakeClock(0.0, 0.0, 10.0)) as progress:
-        progress.update(60, READING)
 
-    assert console.file.getvalue().rstrip().endswith("0:40 left")
+def test_the_first_step_of_a_session_tells_nothing_of_the_others():
+    # processes start for 100 s, then a step takes one
+    assert times_left(50, 0, [100.0, 101.0, 102.0]) == ["", "0:48", "0:47"]
+
+
+def test_a_resumed_run_is_timed_by_what_it_does_now():
+    assert times_left(4000, 34, [90.0, 92.0]) == ["", "2:12:08"]
+
+
+def test_the_time_left_follows_the_pace_of_the_last_steps():
+    slow = [10.0 * number for number in range(30)]
+    fast = [slow[-1] + number for number in range(1, 31)]
+
+    shown = times_left(100, 0, slow + fast)
+
+    assert shown[29] == "11:40"
+    assert shown[-1] == "0:40"
+
+
+def test_a_run_that_goes_back_is_timed_anew():
+    console, clock = plain(), FakeClock(0.0, 1.0, 500.0, 502.0)
+    with ProgressDisplay(10, every=1, console=console, clock=clock) as progress:
+        for step in (1, 2, 1, 2):
+            progress.update(step, READING)
+
+    assert [line.rpartition("  ")[2] for line in console.file.getvalue().splitlines()] == [
+        "",
+        "0:08 left",
+        "",
+        "0:16 left",
+    ]
+
+
+def test_a_run_that_is_done_has_no_time_left():
+    assert times_left(3, 0, [5.0, 6.0, 7.0]) == ["", "0:01", ""]
 
 
 def test_on_a_terminal_the_bar_shows_the_reading_and_messages_above_it():

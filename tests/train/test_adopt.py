@@ -11,8 +11,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from phalanx.cli import run as command_line
 from phalanx.errors import CheckpointError, ConfigError
 from phalanx.models import weights_digest
+from phalanx.optimizers import learning_rate
 from phalanx.telemetry import read_metrics
-from phalanx.train import PastRun
+from phalanx.train import PastRun, train
 from phalanx.train.sessions import hooks
 
 
@@ -33,6 +34,48 @@ def stopped(make_run, quietly, tmp_path, monkeypatch):
         return tmp_path / "old"
 
     return start
+
+
+def test_a_run_is_trained_longer_where_another_one_ended(make_run, quietly, trained_once, tmp_path):
+    shorter, old = trained_once
+    before = tensors(PastRun(old).open())
+
+    summary = quietly(make_run("train.steps=9", "checkpoint.keep=9"), tmp_path / "new", from_run=old)
+
+    assert (shorter["steps"], summary["resumed_from"], summary["steps"]) == (6, 6, 9)
+    assert "train.steps: 6 -> 9. Steps before 6 stay as they were trained." in summary["shown"]
+    past = PastRun(tmp_path / "new")
+    after = tensors(past.open(6))
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    events = [json.loads(line) for line in (tmp_path / "new" / "events.jsonl").read_text().splitlines()]
+    (adopted,) = [event["body"] for event in events if event["kind"] == "adopted"]
+    assert adopted["train_steps"] == [6, 9]
+    rows = {row["step"]: row for row in read_metrics(tmp_path / "new" / "metrics.jsonl")}
+    settings = make_run("train.steps=9").optimizer
+    assert [rows[step]["lr"] for step in (6, 7, 8)] == [learning_rate(settings, step, 9) for step in (6, 7, 8)]
+    again = quietly(make_run("train.steps=9", "checkpoint.keep=9"), tmp_path / "new", resume=True)
+    assert again["final_weights_digest"] == summary["final_weights_digest"]
+
+
+def test_a_run_that_was_to_be_longer_from_the_start_learns_the_same_where_the_rate_does_not_decay(
+    make_run, quietly, tmp_path
+):
+    constant = "optimizer.schedule=constant"
+    quietly(make_run(constant), tmp_path / "short")
+    longer = quietly(make_run(constant, "train.steps=8"), tmp_path / "longer", from_run=tmp_path / "short")
+    whole = quietly(make_run(constant, "train.steps=8"), tmp_path / "whole")
+
+    assert longer["final_weights_digest"] == whole["final_weights_digest"]
+
+
+def test_resuming_with_other_keys_names_them_and_the_way_to_train_longer(make_run, trained_once):
+    with pytest.raises(ConfigError) as refusal:
+        train(make_run("train.steps=9", "train.validate_every=1"), trained_once[1], resume=True)
+
+    said = str(refusal.value)
+    assert "train.steps (6 there, 9 here), train.validate_every (3 there, 1 here);" in said
+    assert f"--from {trained_once[1]} with another --run-dir" in said
 
 
 def tensors(checkpoint):
@@ -83,14 +126,18 @@ def test_adapters_go_on_in_other_stages_and_hold_no_frozen_weight(make_run, quie
 
 @pytest.mark.parametrize(
     ("override", "named"),
-    [("train.seed=9", "train.seed"), ("optimizer.lr=1e-3", "optimizer"), ("train.steps=7", "train.steps")],
+    [
+        ("train.seed=9", "train.seed"),
+        ("optimizer.lr=1e-3", "optimizer"),
+        ("train.steps=5", "train.steps"),
+    ],
 )
 def test_what_would_be_no_continuation_is_refused_and_leaves_nothing(
     make_run, quietly, stopped, tmp_path, override, named
 ):
     stopped()
 
-    with pytest.raises(ConfigError, match=f"{named}: is not that of"):
+    with pytest.raises(ConfigError, match=f"{named}: (is not that of|5 are fewer than the 6 of)"):
         quietly(make_run(override), tmp_path / "new", from_run=tmp_path / "old")
 
     assert not (tmp_path / "new").exists()

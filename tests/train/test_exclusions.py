@@ -23,11 +23,15 @@ ASKED_FOR = {
     "guard": '[guard]\nmode = "phalanx"\n',
     "attack": '[attack]\nkind = "none"\n',
 }
+JOINED = (
+    "[model.adapter]\nrank = 2\n" + ASKED_FOR["split"] + "workers_see_hidden_states = true\n" + ASKED_FOR["pipeline"]
+)
 ENGINES = {
     "pipeline": ASKED_FOR["pipeline"] + ASKED_FOR["guard"],
     "parallel": "[parallel]\ndp = 2\n",
     "deepspeed": "[parallel]\ndp = 2\n" + ASKED_FOR["deepspeed"],
     "split": "[model.adapter]\nrank = 2\n" + ASKED_FOR["split"],
+    "split with pipeline": JOINED + ASKED_FOR["guard"] + ASKED_FOR["attack"],
 }
 
 
@@ -142,32 +146,75 @@ WANTED = {
     "parallel.gradient_compression": "'fp16'",
     "parallel.outer": "{every=2}",
     "parallel.compile": "true",
+    "split.mode": "'masked'",
+    "split.tier": "'process'",
+    "guard.mode": "'off'",
+    "guard.commit_lag": "1",
+    "pipeline.remote_workers": "['w']",
+    "pipeline.pki": "'keys'",
+    "pipeline.layout": "{tp=2}",
+    "pipeline.layouts": "{worker-1={tp=2}}",
+}
+SECTIONS_OF_ONE = ("parallel.", "split.", "guard.", "pipeline.")
+MORE = {
+    "parallel.outer": ("train.validate_every=2", "checkpoint.every=2"),
+    "split.tier": ("split.allow_insecure_sim=false",),
+    "pipeline.remote_workers": ("pipeline.pki='keys'",),
+    "optimizer.kind": ("optimizer.betas=[0.9,0.95]",),
 }
 
 
-@pytest.mark.parametrize("line", list(value_exclusions()), ids=lambda line: f"{line.engine} {line.key} {line.values}")
+@pytest.mark.parametrize("line", list(value_exclusions()), ids=lambda line: f"{line.where} {line.key} {line.values}")
 def test_a_value_that_an_engine_has_not_is_refused_with_the_reason(load, line):
     value = f"'{line.never[0]}'" if line.never else WANTED[line.key]
     override = f"model.adapter={{kind={value}}}" if line.key == "model.adapter.kind" else f"{line.key}={value}"
-    more = (LABELLED,) if line.never == ("classification",) else ()
-    if line.key == "parallel.outer":
-        more = ("train.validate_every=2", "checkpoint.every=2")
+    more = (LABELLED,) if line.never == ("classification",) else MORE.get(line.key, ())
+    engine = f"{line.engine} with {line.beside}" if line.beside else line.engine
 
     with pytest.raises(ConfigError) as refusal:
-        load(ENGINE[line.engine], override, *more)
+        load(ENGINE[engine], override, *more)
 
-    said = f"[{line.engine}] has no {line.key}"
+    said = f"{line.where} has no {line.key}"
     assert said in str(refusal.value)
     assert f": {line.reason}; {line.instead}" in str(refusal.value)
 
 
 @pytest.mark.parametrize("engine", ENGINE)
 def test_an_engine_has_every_value_that_no_line_takes_from_it(load, engine):
-    sections = {engine, "parallel"} if engine == "deepspeed" else {engine}
-    taken = {line.key for line in value_exclusions() if line.engine in sections}
+    sections = {"deepspeed": {"deepspeed", "parallel"}, "split with pipeline": {"split", "pipeline"}}.get(
+        engine, {engine}
+    )
+    lines = [
+        line for line in value_exclusions() if line.engine in sections and (line.beside or line.engine) in sections
+    ]
+    taken = {line.key for line in lines}
     for key, value in WANTED.items():
-        if key not in taken and key != "train.device" and not key.startswith("parallel."):
-            more = ("optimizer.betas=[0.9,0.95]",) if key == "optimizer.kind" else ()
-            found = load(ENGINE[engine], f"{key}={value}", *more)
+        if key not in taken and key != "train.device" and not key.startswith(SECTIONS_OF_ONE):
+            found = load(ENGINE[engine], f"{key}={value}", *MORE.get(key, ()))
 
             assert functools.reduce(getattr, key.split("."), found) == tomllib.loads(f"value = {value}")["value"]
+
+
+def test_a_split_has_a_pipeline_once_it_says_what_workers_see_and_not_before(load):
+    run = load(ENGINES["split with pipeline"])
+
+    assert run.stage_workers == ("worker-1", "worker-2")
+    assert run.workers == ("enclave", "client-0")
+    assert {"pipeline", "guard", "attack", "split"} <= run.model_dump().keys()
+    with pytest.raises(ConfigError, match=r"split.workers_see_hidden_states = true lets workers have the middle ones"):
+        load(ENGINES["split with pipeline"], "split.workers_see_hidden_states=false")
+
+
+def test_an_acknowledgement_without_workers_is_refused(load):
+    with pytest.raises(ConfigError, match=r"workers_see_hidden_states = true is for workers .* add \[pipeline\]"):
+        load(ENGINES["split"], "split.workers_see_hidden_states=true")
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_pipeline_of_an_enclave_has_a_stage_between_its_own(load, stages):
+    with pytest.raises(ConfigError, match=rf"pipeline.stages = {stages} beside \[split\]"):
+        load(ENGINES["split with pipeline"], f"pipeline.stages={stages}", "attack.stages=[]")
+
+
+def test_the_digest_of_a_split_without_workers_is_that_of_the_version_before(load):
+    assert "workers_see_hidden_states" not in load(ENGINES["split"]).model_dump()["split"]

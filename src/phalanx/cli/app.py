@@ -15,13 +15,20 @@ from phalanx.cli.init import init
 from phalanx.cli.launch import launch
 from phalanx.cli.models.checkpoint import checkpoint_app
 from phalanx.cli.models.model import model_app
-from phalanx.cli.pki import pki_app
-from phalanx.cli.plan import PLAN_EXAMPLES, plan
+from phalanx.cli.parties.invite import invite
+from phalanx.cli.parties.join import join
+from phalanx.cli.parties.pki import pki_app
+from phalanx.cli.plan import plan
 from phalanx.cli.report import report
 from phalanx.cli.reproduce import reproduce
 from phalanx.cli.train import train
 from phalanx.cli.worker import masked_worker, worker
 
+PLAN_EXAMPLES = (
+    "Example: phalanx plan run.toml --html plan.html --out parallel.toml\n\n"
+    "Example: phalanx plan --model llama-2-70b --cluster llama2-rsc --gpus 512 --tokens 2e12 --sequence-length 4096\n\n"
+    "Example: phalanx plan --model smollm2-135m --split --parties parties.toml --sequences 32 --sequence-length 256"
+)
 EXIT_CODES = (
     "Exit codes: 0 success, 1 a bug in Phalanx, 2 the command line or a run file is wrong, "
     "3 something on disk is wrong, 4 a peer or a link is wrong, "
@@ -62,6 +69,8 @@ app.command(
 )(init)
 app.command(epilog="Example: phalanx train run.toml --set train.steps=100 --run-dir runs/first")(train)
 app.command(epilog="Example: phalanx worker worker.toml")(worker)
+app.command(epilog="Example: phalanx invite run.toml --name alice --host owner.example.org")(invite)
+app.command(epilog="Example: phalanx join phx1-...")(join)
 app.command(epilog="Example: phalanx masked-worker worker.toml")(masked_worker)
 app.command(
     epilog="Example: phalanx launch run.toml --set pipeline.pki=keys --dry-run\n\n"

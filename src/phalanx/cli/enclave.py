@@ -9,7 +9,7 @@ import typer
 from phalanx.cli.enclave_attest import ATTEST_EXAMPLES, attest
 from phalanx.cli.enclave_enrol import ENROL_EXAMPLES, enrol
 from phalanx.cli.enclave_pack import pack, read_file
-from phalanx.cli.enclave_serve import serve
+from phalanx.cli.enclave_serve import own, serve
 from phalanx.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ enclave_app.command(
     epilog="Example: phalanx enclave pack report.bin --kind snp --add vcek=vcek.der --add chain=ark.pem --out e.json"
 )(pack)
 enclave_app.command(epilog="Example: phalanx enclave serve enclave.toml")(serve)
+enclave_app.command(epilog="Example: phalanx enclave own enclave.toml")(own)
 
 
 def _load(path: Path) -> "Evidence":

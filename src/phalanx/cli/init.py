@@ -59,7 +59,8 @@ def init(
 
 def _next(kind: str, run_file: Path, workers: list[str]) -> list[str]:
     """Return the commands that come next, to be copied."""
-    before = ["phalanx pki init pki", *(f"phalanx pki issue pki {name}" for name in ("owner", *workers))]
+    chosen = " ".join(f"--name {name}" for name in workers)
+    before = [f"phalanx invite {run_file} {chosen}  # prints what to run on each machine"]
     return [
         *(before if kind == "remote" else ()),
         f"phalanx train {run_file} --dry-run",

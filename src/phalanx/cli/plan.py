@@ -9,12 +9,6 @@ import typer
 from phalanx.cli.options import Sets, Unsets, overrides_of
 from phalanx.errors import ConfigError
 
-PLAN_EXAMPLES = (
-    "Example: phalanx plan run.toml --html plan.html --out parallel.toml\n\n"
-    "Example: phalanx plan --model llama-2-70b --cluster llama2-rsc --gpus 512 --tokens 2e12 --sequence-length 4096\n\n"
-    "Example: phalanx plan --model smollm2-135m --split --parties parties.toml --sequences 32 --sequence-length 256"
-)
-
 
 def plan(
     run_file: Annotated[
@@ -43,9 +37,7 @@ def plan(
     probe: Annotated[
         Path | None, typer.Option("--probe", metavar="FILE", help="JSON of phalanx bench collectives: both links.")
     ] = None,
-    split: Annotated[
-        bool, typer.Option("--split", help="Propose the cut between clients and an enclave instead.")
-    ] = False,
+    split: Annotated[bool, typer.Option("--split", help="Propose the cut of a split, as a [split] has it.")] = False,
     parties: Annotated[
         Path | None,
         typer.Option("--parties", metavar="PARTIES.toml", help="With --split: who takes part; else this machine."),
@@ -66,6 +58,7 @@ def plan(
     from phalanx.cli.planned import planned_cluster, say_plan
     from phalanx.cli.planned_guard import guard_of
     from phalanx.cli.planned_run import from_run
+    from phalanx.cli.planned_split import asked_for_split, is_of_split, propose_cut
     from phalanx.planner.search.answer import ask
     from phalanx.planner.search.question import about_model
     from phalanx.planner.search.run_file import new_run, write_run
@@ -73,11 +66,18 @@ def plan(
     overrides = overrides_of(sets, unsets)
     if (run_file is None) == (model is None):
         raise ConfigError("plan: give either a run file or --model")
-    if split or parties or leaks or cut is not None:
-        from phalanx.cli.planned_split import asked_for_split, propose_cut
-
+    of_split = {"--parties": parties, "--cut": cut, "--leaks": leaks}
+    of_layouts = {
+        "--cluster": cluster,
+        "--gpus": gpus,
+        "--layout": layout,
+        "--probe": probe,
+        "--html": html,
+        "--out": out,
+    }
+    if is_of_split(run_file, overrides, split, of_split, of_layouts):
         asked = asked_for_split(run_file, overrides, model, sequences, sequence_length, precision)
-        propose_cut(asked, split, parties, cut, leaks, as_json=as_json)
+        propose_cut(asked, parties, cut, leaks, as_json=as_json)
         return
     there = planned_cluster(cluster, gpus, probe)
     if run_file is not None:

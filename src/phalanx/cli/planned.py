@@ -10,7 +10,7 @@ from phalanx.cli.planned_guard import PlannedGuard, say_guard
 from phalanx.planner.cluster.catalog import open_cluster
 from phalanx.planner.cluster.hardware import Cluster
 from phalanx.planner.cluster.links import read_probe
-from phalanx.planner.search.answer import PlanAnswer
+from phalanx.planner.search.answer import PlanAnswer, causes
 
 _SHOWN = 15
 
@@ -39,11 +39,11 @@ def say_plan(answer: PlanAnswer, html: Path | None, out: Path | None, guarded: P
             **({"layers": best.layers, "devices": best.devices} if best.layers is not None else {}),
             "usable": len(answer.ranking.valid),
             "refused": len(answer.ranking.refused),
-            **{f"  {found.layout}": found.reason for found in answer.ranking.refused[:3]},
             **({"page": html} if html is not None else {}),
             **({"run file": out} if out is not None else {}),
         }
     )
+    typer.echo("\n".join(causes(answer.ranking.refused)))
     typer.echo("Estimates; --json and --html name what they rest on.")
     say_guard(guarded)
 
@@ -52,4 +52,7 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
     words = {"layout": row["layout"], "m": row["microbatches"], "again": row["checkpointing"]}
     figures = {"memory_gib": "GiB", "step_s": "step s", "tokens_per_s": "tokens/s", "mfu": "MFU", "days": "days"}
     figures |= {"cost_usd_low": "USD from"}
+    if row["days"] is not None and row["days"] < 1:
+        row, figures = {**row, "hours": 24 * row["days"]}, {**figures, "hours": "hours"}
+        del figures["days"]
     return words | {title: None if row[key] is None else f"{row[key]:.3g}" for key, title in figures.items()}

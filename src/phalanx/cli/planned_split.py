@@ -33,16 +33,36 @@ def asked_for_split(
     return about_model(model or "", here, sequences, sequence_length, precision)
 
 
-def propose_cut(
-    asked: Question, is_split: bool, parties: Path | None, cut: int | None, leaks: Path | None, *, as_json: bool
-) -> None:
+def is_of_split(
+    run_file: Path | None, overrides: list[str], is_split: bool, of_split: dict[str, Any], of_layouts: dict[str, Any]
+) -> bool:
+    """Whether a cut is asked for, by --split or by ``[split]``; options by name, None where one is not given.
+
+    Raises:
+        ConfigError: Options about the one are given where the other is planned; or the file is wrong.
+    """
+    from phalanx.train import load_run
+
+    has_split = run_file is not None and load_run(run_file, overrides).split is not None
+    if not is_split and not has_split:
+        if any(value is not None for value in of_split.values()):
+            raise ConfigError("plan: --parties, --cut and --leaks belong to --split; add it")
+        return False
+    stray = [name for name, value in of_layouts.items() if value is not None]
+    if stray:
+        why = "--split is given" if is_split else f"{run_file} has [split]"
+        raise ConfigError(f"plan: {', '.join(stray)}: layouts of ranks have it, and {why}; leave it out")
+    if not is_split:
+        typer.echo(f"{run_file} has [split]: what is planned is its cut between clients and enclave", err=True)
+    return True
+
+
+def propose_cut(asked: Question, parties: Path | None, cut: int | None, leaks: Path | None, *, as_json: bool) -> None:
     """Judge every cut, print them, and refuse with the nearest one that works.
 
     Raises:
-        ConfigError: No cut can be used, or not the one that was asked for; or --split is missing.
+        ConfigError: No cut can be used, or not the one that was asked for.
     """
-    if not is_split:
-        raise ConfigError("plan: --parties, --cut and --leaks belong to --split; add it")
     found = parties_here(asked.cluster) if parties is None else load_config(parties, Parties)
     answer = ask_cuts(asked.model, asked.shape, asked.recipe, found, read_leaks(leaks))
     if as_json:

@@ -1,9 +1,37 @@
-"""``phalanx report``: the pictures of a run, from its run directory."""
+"""``phalanx report``: the page of a run; and what its summary tells on the terminal."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from phalanx.cli.console import say_figures
+
+# the figures of summary.json that are worth a line each; those a run does not have are left out
+SUMMARY = (
+    "status",
+    "steps",
+    "loss_first",
+    "loss_last",
+    "validation_perplexity",
+    "accuracy",
+    "macro_f1",
+    "tfidf_accuracy",
+    "majority_accuracy",
+    "tokens_per_s",
+    "audits",
+    "attacks_injected",
+    "detections",
+    "false_accusations",
+    "evicted",
+    "in_doubt",
+    "takeovers",
+    "steps_lost",
+    "final_weights_digest",
+)
+_OF_A_DRILL = ("attacks_injected", "detections", "false_accusations")
+"""Known where attackers are started here; elsewhere a row of dashes."""
 
 
 def report(
@@ -13,3 +41,10 @@ def report(
     from phalanx.report import write_report
 
     typer.echo(write_report(run_dir))
+
+
+def say_summary(summary: Mapping[str, Any]) -> None:
+    """Print what a user wants to know of ``summary.json`` on stdout."""
+    known = {**summary, **summary.get("classification", {})}
+    measured = {name for name, value in known.items() if value is not None or name not in _OF_A_DRILL}
+    say_figures({name: known[name] for name in SUMMARY if name in measured})

@@ -7,32 +7,11 @@ from typing import Annotated
 import typer
 
 from phalanx.child import PARENT, die_with_parent
-from phalanx.cli.console import say_figures, say_page
+from phalanx.cli.console import say_page
 from phalanx.cli.forking import one_blas_thread, opener_of
 from phalanx.cli.options import RunDir, Sets, Unsets, overrides_of
+from phalanx.cli.report import say_summary
 
-# the figures of summary.json that are worth a line each; those a run does not have are left out
-SHOWN = (
-    "status",
-    "steps",
-    "loss_first",
-    "loss_last",
-    "validation_perplexity",
-    "accuracy",
-    "macro_f1",
-    "tfidf_accuracy",
-    "majority_accuracy",
-    "tokens_per_s",
-    "audits",
-    "attacks_injected",
-    "detections",
-    "false_accusations",
-    "evicted",
-    "in_doubt",
-    "takeovers",
-    "steps_lost",
-    "final_weights_digest",
-)
 EXIT_CODE_OF = {"completed": 0, "failed": 6, "interrupted": 130}
 
 
@@ -60,11 +39,14 @@ def train(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print config, stages and memory; train nothing.")] = False,
 ) -> None:
     """Train a model across stages that check each other, then write the report."""
-    from phalanx.train import load_run
+    from phalanx.train import check_directory, check_inputs, default_directory, load_run
 
-    # a mistake in the file is said before torch is imported
+    # a mistake is said before torch is imported
     overrides = tuple(overrides_of(sets, unsets))
     run = load_run(run_file, overrides)
+    check_inputs(run)
+    if run.parallel is None and not dry_run:
+        check_directory(default_directory(run) if run_dir is None else run_dir, resume=resume)
     if {PARENT, "TORCHELASTIC_RUN_ID"} & set(os.environ):
         # started by an engine: a second owner must never meet this one in the same directory
         die_with_parent()
@@ -93,7 +75,6 @@ def train(
     summary = train_run(
         run, run_dir, resume=resume, from_step=from_step, from_run=from_run, ranks=ranks, open_workers=opener_of(run)
     )
-    known = {**summary, **summary.get("classification", {})}
-    say_figures({key: known[key] for key in SHOWN if key in known})
+    say_summary(summary)
     typer.echo(f"report: {write_report(Path(summary['run_dir']))}")
     raise typer.Exit(EXIT_CODE_OF[summary["status"]])

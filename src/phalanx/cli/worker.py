@@ -1,5 +1,6 @@
 """``phalanx worker``: host stages for an owner on another machine; ``phalanx masked-worker``: multiply for one."""
 
+import contextlib
 import faulthandler
 import os
 from pathlib import Path
@@ -10,15 +11,20 @@ import typer
 from phalanx.child import PARENT, die_with_parent
 
 if TYPE_CHECKING:
-    from phalanx.pipeline import WorkerConfig
+    from phalanx.pipeline import Say, WorkerConfig, WorkerOutcome
 
 
 def worker(
     worker_file: Annotated[Path, typer.Argument(metavar="WORKER.toml", help="The worker file.")],
 ) -> None:
     """Join a run as a worker; it ends when the owner ends the run."""
-    from phalanx.config import load_config
-    from phalanx.pipeline import WorkerConfig, requested_file, run_worker
+    from phalanx.pipeline.processes.fork_server import FORK_SERVER
+    from phalanx.pipeline.worker.worker_file import read_worker
+
+    if str(worker_file) != FORK_SERVER:
+        # a mistake is said before torch is imported
+        read_worker(worker_file)
+    from phalanx.pipeline import requested_file
 
     # a fault in a library's own code leaves its place in the log
     faulthandler.enable(2)
@@ -27,14 +33,30 @@ def worker(
     file = requested_file(worker_file)
     if file is None:
         return
-    config = load_config(file, WorkerConfig)
-    if config.parallel.world == 1:
-        run_worker(config)
-    else:
-        _serve_together(config, file)
+    config = read_worker(file)
+    serve_once(config, file)
 
 
-def _serve_together(config: "WorkerConfig", file: Path) -> None:
+def serve_once(config: "WorkerConfig", file: Path) -> "WorkerOutcome | None":
+    """Serve an owner once, alone or with the ranks of this party, and tell people of it.
+
+    Returns:
+        How it ended; None of a rank that follows another.
+    """
+    from phalanx.pipeline import run_worker
+
+    # a worker that another process has started has no reader but that process, which looks at its last line
+    say = None if PARENT in os.environ else _say
+    return run_worker(config, say=say) if config.parallel.world == 1 else _serve_together(config, file, say)
+
+
+def _say(line: str) -> None:
+    # whoever has closed the terminal may still want the worker
+    with contextlib.suppress(OSError):
+        typer.echo(line)
+
+
+def _serve_together(config: "WorkerConfig", file: Path, say: "Say | None") -> "WorkerOutcome | None":
     from phalanx.parallel import find_place
     from phalanx.pipeline import run_worker
     from phalanx.stage_group import follow, open_group
@@ -42,9 +64,9 @@ def _serve_together(config: "WorkerConfig", file: Path) -> None:
     place = find_place(os.environ)
     if place is not None and place.rendezvous is not None and not place.is_lead:
         follow(config, place)
-        return
+        return None
     with open_group(config, file) as group:
-        run_worker(config, group.wrap)
+        return run_worker(config, group.wrap, say=say)
 
 
 def masked_worker(

@@ -19,7 +19,7 @@ from phalanx.data.corpus import (
 )
 from phalanx.data.manifest import FORMAT, CorpusManifest, SplitRecord, TokenizerRecord
 from phalanx.data.pack import pack, token_dtype
-from phalanx.data.sources import Source, open_source
+from phalanx.data.sources import Source, no_text, open_source
 from phalanx.data.spool import Intake, Progress, Spool
 from phalanx.data.tokenizer import TextTokenizer, fingerprint_tokenizer, load_tokenizer, train_bpe
 from phalanx.errors import DataError
@@ -148,7 +148,7 @@ def _check_text(spool: Spool, config: DataConfig, job: _Job) -> None:
         if counts.fingerprint != fingerprint:
             raise DataError(f"data.sources, kind {counts.kind!r}: a file changed while it was read; run again")
         if counts.size_bytes == 0 and config.max_documents is None:
-            raise DataError(f"data.sources, kind {counts.kind!r}: holds no text; remove it or give it another path")
+            raise no_text(counts.kind)
     if spool.train.documents == 0:
         raise DataError(
             f"data: no document is left for training ({spool.validation.documents} for validation); add text"

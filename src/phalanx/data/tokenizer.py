@@ -83,7 +83,7 @@ def load_tokenizer(config: ModelTokenizerConfig | FileTokenizerConfig, tokenizer
         tokenizer_path: The model's directory, or its ``tokenizer.json``; for kind "model" only.
 
     Raises:
-        ConfigError: Kind "model" without a model directory.
+        ConfigError: Kind "model", and the model has none.
         DataError: The file is missing or malformed, or no end-of-text token is known.
     """
     path = locate_tokenizer(config, tokenizer_path)
@@ -100,7 +100,7 @@ def locate_tokenizer(config: ModelTokenizerConfig | FileTokenizerConfig, tokeniz
     """The path of the ``tokenizer.json`` that the config means.
 
     Raises:
-        ConfigError: Kind "model" without a model directory.
+        ConfigError: Kind "model", and the model has none.
     """
     if isinstance(config, FileTokenizerConfig):
         return config.path

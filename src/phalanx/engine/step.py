@@ -22,7 +22,8 @@ class StepInputs:
     """The inputs of an engine for one step, one entry per microbatch.
 
     Attributes:
-        ids: Tokens, int64 ``[rows, seq]``.
+        ids: Tokens, int64 ``[rows, seq]``; hidden states, float32 ``[rows, seq, hidden]``, where other parties have the
+            front of the model.
         labels: Their targets, int64 ``[rows, seq]``.
         num_targets: Labels that count, over all microbatches.
         extras: Named rows beside them, ``[rows, ...]``, for an objective that reads them; empty where there are none.

@@ -236,7 +236,7 @@ def stage_table(hub_config: Any, specs: tuple[StageSpec, ...], adapter: AdapterC
     rows = []
     for spec in specs:
         stage = meta_stage(hub_config, spec, adapter)
-        shared = stage.ties_head and not spec.is_first
+        shared = stage.ties_head and not spec.embeds
         held = [
             (value.numel(), value.requires_grad)
             for name, value in stage.all_parameters().items()

@@ -10,9 +10,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from phalanx.errors import ModelError
 from phalanx.models.cache import written_once
+from phalanx.models.directory import SLOW_BPE, TOKENIZER
 from phalanx.models.quiet import quiet_transformers
 
-TOKENIZER = "tokenizer.json"
 GENERATION = "generation_config.json"
 _COMPANIONS = (
     "tokenizer_config.json",
@@ -25,7 +25,6 @@ _COMPANIONS = (
     "merges.txt",
 )
 _TEMPLATES = "additional_chat_templates"
-_SLOW_BPE = ("vocab.json", "merges.txt")
 
 
 def tokenizer_companions(directory: Path) -> Iterator[Path]:
@@ -58,7 +57,7 @@ def find_tokenizer(directory: Path, cache_dir: Path) -> Path | None:
     own = directory / TOKENIZER
     if own.is_file():
         return own
-    if not all((directory / name).is_file() for name in _SLOW_BPE):
+    if not all((directory / name).is_file() for name in SLOW_BPE):
         return None
     total = hashlib.sha256()
     for path in (directory / "config.json", *tokenizer_companions(directory)):

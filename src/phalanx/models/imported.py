@@ -7,8 +7,9 @@ from pathlib import Path
 
 from phalanx.errors import CheckpointError, ModelError
 from phalanx.models.build import parameter_shapes
+from phalanx.models.directory import TOKENIZER
 from phalanx.models.family import HEAD_WEIGHT
-from phalanx.models.hub_files import GENERATION, TOKENIZER, tokenizer_companions
+from phalanx.models.hub_files import GENERATION, tokenizer_companions
 from phalanx.models.source import ModelSource, read_hub_config
 from phalanx.models.unpickle import REFUSAL, WEIGHTS, pickled_files
 from phalanx.models.unpickle import TOKENIZER as MAKE_TOKENIZER

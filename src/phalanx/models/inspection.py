@@ -7,7 +7,8 @@ from typing import Any
 
 from phalanx.errors import PhalanxError
 from phalanx.models.build import parameter_shapes
-from phalanx.models.hub_files import TOKENIZER, tokenizer_companions
+from phalanx.models.directory import TOKENIZER
+from phalanx.models.hub_files import tokenizer_companions
 from phalanx.models.imported import check_shapes, describe_head
 from phalanx.models.source import ModelSource, read_hub_config
 from phalanx.models.unpickle import pickled_files

@@ -10,6 +10,9 @@ from phalanx.errors import ConfigError
 class StageSpec:
     """One stage of a pipeline: layers ``first_layer <= layer < end_layer``.
 
+    The first stage begins at layer 0 and embeds tokens, or at a later one where other parties have the front of the
+    model: it is fed hidden states then.
+
     Raises:
         ConfigError: The numbers contradict each other.
     """
@@ -25,13 +28,18 @@ class StageSpec:
                 f"stage {self.index} of {self.num_stages} with layers {self.first_layer} to "
                 f"{self.end_layer}: expected an index below the number of stages and at least one layer"
             )
-        if (self.index == 0) != (self.first_layer == 0):
+        if self.index and not self.first_layer:
             raise ConfigError(f"stage {self.index}: starts at layer {self.first_layer}; only stage 0 starts at layer 0")
 
     @property
     def is_first(self) -> bool:
-        """True for the stage that embeds."""
+        """True for the stage that is fed a batch: tokens, or hidden states where the model's front is elsewhere."""
         return self.index == 0
+
+    @property
+    def embeds(self) -> bool:
+        """True for the stage that has the embedding."""
+        return self.first_layer == 0
 
     @property
     def is_last(self) -> bool:
@@ -52,16 +60,18 @@ def partition(
     head_cost: float,
     *,
     ends_in_one_process: bool = False,
+    front: int = 0,
 ) -> tuple[StageSpec, ...]:
     """Cut the layers into contiguous stages.
 
     Args:
-        num_layers: Layers of the model.
+        num_layers: Layers that are cut.
         num_stages: Stages, each with at least one layer.
         layers_per_stage: Layers of every stage; None balances them.
         first_cost: Work of the embedding, which the first stage does, in layers.
         head_cost: Work of the head, which the last stage does, in layers.
         ends_in_one_process: Whether one process has the first and the last stage and so the work of both.
+        front: Layers before them, which other parties have.
 
     Returns:
         One spec a stage. Balanced: the busiest process is as little busy as can be, and among such cuts the sum
@@ -83,7 +93,7 @@ def partition(
         sizes = _balance_around(num_layers, num_stages, first_cost, head_cost)
     else:
         sizes = _balance(num_layers, num_stages, first_cost, head_cost)
-    ends = [sum(sizes[: index + 1]) for index in range(num_stages)]
+    ends = [front + sum(sizes[: index + 1]) for index in range(num_stages)]
     return tuple(
         StageSpec(index, num_stages, end - size, end) for index, (size, end) in enumerate(zip(sizes, ends, strict=True))
     )

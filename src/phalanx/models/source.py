@@ -2,7 +2,6 @@
 
 import copy
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,10 @@ from torch import Tensor
 
 from phalanx.errors import ModelError
 from phalanx.models.config import ModelConfig
+from phalanx.models.directory import TOKENIZER, model_directory, read_config
 from phalanx.models.families import family_of, hub_config_dict, parse_hub_config
 from phalanx.models.family import HEAD_WEIGHT
-from phalanx.models.hub_files import TOKENIZER, find_tokenizer
+from phalanx.models.hub_files import find_tokenizer
 from phalanx.models.packaged import open_packaged
 from phalanx.models.scratch import write_random_model
 from phalanx.models.weights import WeightFiles
@@ -151,12 +151,12 @@ def _open_whole(config: ModelConfig, cache_dir: Path, seed: int) -> ModelSource:
     if config.name is not None:
         return ModelSource(open_packaged(config.name, cache_dir))
     if not config.from_scratch:
-        return ModelSource(_directory(config), cache_dir)
+        return ModelSource(model_directory(config.path or ""), cache_dir)
     tokenizer = None
     if config.architecture is not None:
         hub_config = parse_hub_config(config.architecture, "model.architecture", refuse_unknown=True)
     else:
-        directory = _directory(config)
+        directory = model_directory(config.path or "")
         hub_config = read_hub_config(directory)
         tokenizer = find_tokenizer(directory, cache_dir)
     return ModelSource(write_random_model(hub_config, seed, cache_dir, tokenizer))
@@ -168,23 +168,4 @@ def read_hub_config(directory: Path) -> Any:
     Raises:
         ModelError: It is missing, not JSON, of an unknown family, or refused by transformers.
     """
-    path = directory / "config.json"
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as exc:
-        raise ModelError(
-            f"{path}: cannot be read ({exc.strerror}); expected a directory in the hub's layout: "
-            "config.json, *.safetensors, tokenizer.json"
-        ) from exc
-    except (ValueError, RecursionError) as exc:
-        raise ModelError(f"{path}: is not valid JSON: {exc}") from exc
-    if not isinstance(data, dict):
-        raise ModelError(f"{path}: found a {type(data).__name__}; expected an object")
-    return parse_hub_config(data, str(path))
-
-
-def _directory(config: ModelConfig) -> Path:
-    directory = Path(config.path or "")
-    if not directory.is_dir():
-        raise ModelError(f"model.path: {directory}: is no directory; give one in the hub's layout")
-    return directory
+    return parse_hub_config(read_config(directory), str(directory / "config.json"))

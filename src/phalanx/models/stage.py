@@ -23,7 +23,7 @@ class AbsentPart(nn.Module):
 class StageModule(nn.Module):
     """A slice of a causal language model.
 
-    The first stage takes ids (int64 ``[batch, seq]``), the others hidden states ``[batch, seq, hidden]``;
+    The stage that embeds takes ids (int64 ``[batch, seq]``), the others hidden states ``[batch, seq, hidden]``;
     the last returns logits ``[batch, seq, vocab]``, the others hidden states. Positions count from 0,
     attention is causal over the whole row unless a call says otherwise, no cache is kept. Dropout draws
     from torch's global generator: seed it right before a call that has to be repeatable.
@@ -68,7 +68,7 @@ class StageModule(nn.Module):
     @property
     def shared_head(self) -> nn.Parameter | None:
         """The head's weight where it is the first stage's embedding, in another module of this process."""
-        return self.get_parameter(HEAD_WEIGHT) if self._head_is_shared and not self.spec.is_first else None
+        return self.get_parameter(HEAD_WEIGHT) if self._head_is_shared and not self.spec.embeds else None
 
     def hidden_shape(self, batch: int, seq: int) -> tuple[int, int, int]:
         """Return the shape of the tensor that passes between stages."""
@@ -94,7 +94,7 @@ class StageModule(nn.Module):
         """Run the stage.
 
         Args:
-            x: Ids ``[batch, seq]`` for the first stage, else hidden states ``[batch, seq, hidden]``.
+            x: Ids ``[batch, seq]`` for the stage that embeds, else hidden states ``[batch, seq, hidden]``.
             pattern: Which tokens see which, the same for all stages of one call.
 
         Returns:
@@ -109,7 +109,7 @@ class StageModule(nn.Module):
         before = self.num_virtual_tokens
         self.family.check_pattern(pattern, before)
         pattern.check(*x.shape[:2])
-        hidden = self.family.embed(trunk, x, before, pattern) if self.spec.is_first else x
+        hidden = self.family.embed(trunk, x, before, pattern) if self.spec.embeds else x
         context = self.family.context(trunk, self.hub_config, hidden, before, pattern)
         recompute = self.activation_checkpointing and torch.is_grad_enabled()
         for layer, block in enumerate(self.own_blocks, self.spec.first_layer):
@@ -136,9 +136,9 @@ class StageModule(nn.Module):
         return self.family.scale_logits(self.hub_config, scores) if self._gives_logits else scores
 
     def _check_input(self, x: Tensor) -> None:
-        expected = "[batch, seq]" if self.spec.is_first else f"[batch, seq, {self.hub_config.hidden_size}]"
-        if x.dim() != (2 if self.spec.is_first else 3) or (
-            not self.spec.is_first and x.shape[2] != self.hub_config.hidden_size
+        expected = "[batch, seq]" if self.spec.embeds else f"[batch, seq, {self.hub_config.hidden_size}]"
+        if x.dim() != (2 if self.spec.embeds else 3) or (
+            not self.spec.embeds and x.shape[2] != self.hub_config.hidden_size
         ):
             raise ModelError(f"stage {self.spec.index}: found input of shape {list(x.shape)}; expected {expected}")
         tokens = x.shape[1] + self.num_virtual_tokens
@@ -159,7 +159,7 @@ def tie(first: StageModule, last: StageModule) -> None:
     Raises:
         ModelError: `first` is not the first stage, or `last` not the last one, of the same model.
     """
-    if not first.spec.is_first or not last.spec.is_last or first.family is not last.family:
+    if not first.spec.embeds or not last.spec.is_last or first.family is not last.family:
         raise ModelError(
             f"stages {first.spec.index} and {last.spec.index} of {first.spec.num_stages}: only the first and "
             "the last stage of one model can be tied"
@@ -194,7 +194,7 @@ def _run_block(block: nn.Module, hidden: Tensor, context: dict[str, Any], past_k
 
 def _drop_foreign_parts(stage: StageModule) -> None:
     trunk, spec = stage.trunk, stage.spec
-    foreign = () if spec.is_first else stage.family.first_parts
+    foreign = () if spec.embeds else stage.family.first_parts
     foreign += () if spec.is_last else stage.family.last_parts
     for part in foreign:
         if getattr(trunk, part) is not None:

@@ -11,11 +11,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from phalanx.errors import ModelError
+from phalanx.models.directory import WEIGHTS, WEIGHTS_INDEX, check_weights
 
-_SINGLE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
 _FLOATS = {"F64", "F32", "F16", "BF16"}
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 class WeightFiles:
@@ -36,13 +34,12 @@ class WeightFiles:
         self._directory = directory
         self._stored_names = stored_names or {}
         self._prefix = f"{prefix}."
-        if (directory / _SINGLE).is_file():
-            with _opened(directory / _SINGLE) as file:
-                self._files = dict.fromkeys(file.keys(), directory / _SINGLE)
-        elif (directory / _INDEX).is_file():
-            self._files = _read_index(directory / _INDEX)
+        check_weights(directory)
+        if (directory / WEIGHTS).is_file():
+            with _opened(directory / WEIGHTS) as file:
+                self._files = dict.fromkeys(file.keys(), directory / WEIGHTS)
         else:
-            raise _no_weights(directory)
+            self._files = _read_index(directory / WEIGHTS_INDEX)
 
     def has(self, name: str) -> bool:
         """True if a tensor of that name is there."""
@@ -106,7 +103,7 @@ def _header(file: Any, stored: str, path: Path) -> Any:
     try:
         return file.get_slice(stored)
     except SafetensorError as exc:
-        raise ModelError(f"{path}: tensor {stored!r} is named in {_INDEX} but is not in the file") from exc
+        raise ModelError(f"{path}: tensor {stored!r} is named in {WEIGHTS_INDEX} but is not in the file") from exc
 
 
 @contextmanager
@@ -132,13 +129,3 @@ def _read_index(path: Path) -> dict[str, Path]:
         if not (path.parent / file).is_file():
             raise ModelError(f"{path}: names the file {file!r}, which is missing in {path.parent}")
     return {name: path.parent / file for name, file in files.items()}
-
-
-def _no_weights(directory: Path) -> ModelError:
-    pickles = sorted(path.name for pattern in _PICKLES for path in directory.glob(pattern))
-    if pickles:
-        return ModelError(
-            f"{directory / pickles[0]}: pickled weights can run code and are refused; `phalanx model convert DIR OUT` "
-            "makes safetensors of them"
-        )
-    return ModelError(f"{directory}: no {_SINGLE} and no {_INDEX}; expected the weights in one of them")

@@ -12,6 +12,7 @@ from phalanx.pipeline.presets import PRESETS, REMOVED_SHADOWS, Preset
 
 if TYPE_CHECKING:
     from phalanx.pipeline.evidence.explain import explain_evidence
+    from phalanx.pipeline.membership.callers import Callers
     from phalanx.pipeline.membership.incarnations import Incarnations
     from phalanx.pipeline.membership.join import ExpectedWorkers, gather
     from phalanx.pipeline.membership.members import Files, Members
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from phalanx.pipeline.tolerance.numeric_class import NumericClass, local_numeric_class, settle_numerics
     from phalanx.pipeline.verify.draw import AuditDraw, fresh_nonce
     from phalanx.pipeline.worker.kept_states import fetch_kept
+    from phalanx.pipeline.worker.narration import Say, WorkerOutcome, keep_serving
     from phalanx.pipeline.worker.process import Worker, requested_file, run_worker
 
 __all__ = [
@@ -51,6 +53,7 @@ __all__ = [
     "AttackConfig",
     "AuditDraw",
     "Band",
+    "Callers",
     "Drift",
     "DriftWatch",
     "Duplicate",
@@ -69,6 +72,7 @@ __all__ = [
     "PipelineEngine",
     "Preset",
     "Rules",
+    "Say",
     "ShownWork",
     "StageChecks",
     "StageCopy",
@@ -80,6 +84,7 @@ __all__ = [
     "WideRunner",
     "Worker",
     "WorkerConfig",
+    "WorkerOutcome",
     "WrapCopy",
     "band",
     "can_fork",
@@ -90,6 +95,7 @@ __all__ = [
     "fresh_nonce",
     "gather",
     "keep_freed_memory",
+    "keep_serving",
     "local_numeric_class",
     "read_leaves",
     "recompute_in",
@@ -112,7 +118,9 @@ _HOMES = {
     "CHECKS": "proof.step_record",
     "Drift": "tolerance.drift",
     "DriftWatch": "tolerance.drift",
+    "Callers": "membership.callers",
     "Duplicate": "owner.async_snapshot",
+    "WorkerOutcome": "worker.narration",
     "ExpectedWorkers": "membership.join",
     "Files": "membership.members",
     "GUARANTEES": "owner.guarantees",
@@ -126,6 +134,7 @@ _HOMES = {
     "Observe": "protocol.log_memory",
     "PipelineEngine": "owner.engine",
     "Rules": "proof.step_proof",
+    "Say": "worker.narration",
     "ShownWork": "proof.step_proof",
     "StageChecks": "proof.step_record",
     "StageCopy": "stage.stage_copy",
@@ -146,6 +155,7 @@ _HOMES = {
     "fresh_nonce": "verify.draw",
     "gather": "membership.join",
     "keep_freed_memory": "processes.allocator",
+    "keep_serving": "worker.narration",
     "local_numeric_class": "tolerance.numeric_class",
     "read_leaves": "proof.leaves",
     "recompute_in": "stage.float64",

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from phalanx.config import StrictModel, one_of
 from phalanx.pipeline.party_layout import PartyLayout
@@ -344,6 +344,14 @@ class WorkerConfig(StrictModel):
     log_heads: str | None = None
     """Directory for the newest head of each run's audit log; left out, `log_heads` in the directory of `identity`."""
     transport: TransportConfig = TransportConfig()
+
+    @field_validator("owner")
+    @classmethod
+    def _check_address(cls, address: str) -> str:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65535:
+            raise ValueError(f"found {address[:100]!r}, expected host:port, such as owner.example.org:7070")
+        return address
 
     @model_validator(mode="before")
     @classmethod

@@ -6,6 +6,8 @@ from typing import Any
 from phalanx.report.figures import NOT_MEASURED, amount, count, duration, number, plural, words
 from phalanx.report.read import RunRecord
 
+_MOST = 400
+"""Characters of a sentence that a run says of itself."""
 STATUS_WORDS = {"completed": "Completed", "failed": "Failed", "interrupted": "Interrupted"}
 
 
@@ -22,7 +24,9 @@ def headline(record: RunRecord) -> str:
         steps = len({row["step"] for row in record.metrics})
         return f"No final figures: {plural(steps, 'step')} recorded so far."
     split = split_facts(record)
-    parts = [words(split.get("worth"), 120)] if split else [_attacks(summary, record), *_blame(summary, record)]
+    has_workers = not split or split.get("workers_see") is not None
+    parts = [words(split.get(key), _MOST) for key in ("worth", "workers_see") if split.get(key) is not None]
+    parts += [_attacks(summary, record), *_blame(summary, record)] if has_workers else []
     lost = number(summary.get("steps_lost"))
     if lost is not None:
         parts.append(f"{plural(lost, 'step')} lost")
@@ -78,7 +82,10 @@ def _accuracy(facts: dict[str, Any]) -> tuple[str, str, str]:
 def _guard(record: RunRecord) -> tuple[str, str, str]:
     split = split_facts(record)
     if split:
-        return ("Split", words(split.get("mode"), 20), words(split.get("worth"), 120))
+        seen = [words(split["workers_see"], _MOST)] if split.get("workers_see") is not None else []
+        audits = [f"{count(record.summary.get('audits'))} audits", _takeovers(record.summary)] if seen else []
+        remarks = [words(split.get("worth"), 120), *seen, *audits]
+        return ("Split", words(split.get("mode"), 20), ", ".join(remark for remark in remarks if remark))
     remarks = [_preset(record.summary), _takeovers(record.summary), _guarantees(record.summary)]
     return ("Audits", count(record.summary.get("audits")), ", ".join(remark for remark in remarks if remark))
 

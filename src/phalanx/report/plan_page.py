@@ -15,8 +15,9 @@ from phalanx.report.shell import section, shell, write_page
 from phalanx.report.tables import table
 
 _SHOWN = 12
+_DAY_S = 86_400.0
 _MAX_REASONS = 40
-_HEADS = ("Layout", "m", "Recomputed", "Memory", "Step", "Tokens/s", "MFU", "Days", "US dollars")
+_HEADS = ("Layout", "m", "Recomputed", "Memory", "Step", "Tokens/s", "MFU", "Takes", "US dollars")
 
 
 def write_plan(path: Path, answer: PlanAnswer) -> Path:
@@ -75,12 +76,16 @@ def _total_tiles(best: Estimate) -> list[tuple[str, str, str]]:
     totals = best.totals
     if totals is None:
         return []
-    tiles = [("Time", f"{amount(totals.days)} days", f"{amount(totals.tokens)} tokens, goodput {totals.goodput:.2f}")]
+    tiles = [("Time", _span(totals.days), f"{amount(totals.tokens)} tokens, goodput {totals.goodput:.2f}")]
     if totals.energy_kwh is not None:
         tiles.append(("Energy", f"{amount(totals.energy_kwh)} kWh", "at the makers' stated power, an upper bound"))
     if totals.cost_usd is not None:
         tiles.append(("Cost", _dollars(totals.cost_usd), f"{count(totals.device_hours)} device-hours, quoted prices"))
     return tiles
+
+
+def _span(days: float) -> str:
+    return f"{amount(days)} days" if days >= 1 else duration(days * _DAY_S)
 
 
 def _ranking(answer: PlanAnswer, shown: tuple[Estimate, ...]) -> Markup:
@@ -93,7 +98,7 @@ def _ranking(answer: PlanAnswer, shown: tuple[Estimate, ...]) -> Markup:
             duration(found.step.total),
             count(found.tokens_per_s),
             f"{100 * found.mfu:.1f} %",
-            amount(found.totals.days) if found.totals is not None else "not known",
+            _span(found.totals.days) if found.totals is not None else "not known",
             _dollars(found.totals.cost_usd) if found.totals is not None and found.totals.cost_usd else "not known",
         ]
         for found in shown

@@ -30,7 +30,12 @@ def shell(title: str, sections: Sequence[Markup]) -> str:
 def section(title: str, remark: str, *content: str) -> Markup:
     """Return one section with its heading; an empty remark is left out."""
     intro = [element("p", {"class": "remark"}, remark)] if remark else []
-    return element("section", {}, element("h2", {}, title), *intro, *content)
+    return element("section", {}, element("h2", {}, title), *intro, *map(_scrolled, content))
+
+
+def _scrolled(content: str) -> str:
+    """A picture keeps a size at which it can be read, and is moved under a small screen."""
+    return element("div", {"class": "scroll"}, content) if content.startswith("<svg") else content
 
 
 def write_page(path: Path, content: str) -> Path:

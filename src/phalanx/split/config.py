@@ -1,8 +1,8 @@
 """The configuration of a run's split; frozen, and free of torch."""
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from phalanx.config import StrictModel
 from phalanx.security.crypto import LOCAL_HOSTS
@@ -35,6 +35,10 @@ class SplitConfig(StrictModel):
     """Where the TPM of tier "tpm" is: ``device:PATH``, ``swtpm:path=PATH`` or ``swtpm:host=NAME,port=NUMBER``."""
     allow_insecure_sim: bool = False
     """Whether evidence that proves nothing is accepted."""
+    workers_see_hidden_states: bool = False
+    """Whether untrusted workers may serve the middle stages of the enclave's part, as ``[pipeline]`` and ``[guard]``
+    say. They see hidden states, gradients and the adapters of these stages in the clear: text can be rebuilt from
+    these, and is not secret from the workers nor from the machines that they run on."""
     insecure: bool = False
     """Whether the host may read and alter what crosses; needed for "plaintext"."""
     policy: str | None = None
@@ -85,6 +89,12 @@ class SplitConfig(StrictModel):
                 "could ever be released; lower it, or leave out [split.release]"
             )
         return self
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what is not acknowledged: the digest of a split without workers is that of the version before."""
+        key = "workers_see_hidden_states"
+        return {name: value for name, value in write(self).items() if name != key or value}
 
     @property
     def masked_workers(self) -> tuple[str, ...]:

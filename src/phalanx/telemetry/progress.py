@@ -1,6 +1,7 @@
 """The progress of a training run on the terminal: a bar, or plain lines where there is no terminal."""
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
@@ -15,6 +16,8 @@ from phalanx.config import printable
 
 Kind = Literal["info", "alarm", "verdict", "eviction", "takeover", "note"]
 _MOST_CHARACTERS = 2000
+_WINDOW = 20
+"""Steps over which the pace is taken."""
 _STYLES: dict[Kind, str] = {
     "info": "",
     "note": "dim",
@@ -78,7 +81,8 @@ class ProgressDisplay:
         self._every = max(1, every)
         self._console = console or Console()
         self._clock = clock
-        self._began = clock()
+        # the first step of a session waits for processes and first kernels: the pace is taken from its end on
+        self._marks: deque[tuple[int, float]] = deque(maxlen=_WINDOW + 1)
         self._task: TaskID | None = None
         self._bar: RichProgress | None = None
         if self._console.is_terminal:
@@ -91,7 +95,6 @@ class ProgressDisplay:
             )
 
     def __enter__(self) -> Self:
-        self._began = self._clock()
         if self._bar is not None:
             self._task = self._bar.add_task("train", total=self._total, completed=self._start, reading="", left="")
             self._bar.start()
@@ -120,10 +123,15 @@ class ProgressDisplay:
         self._console.print(Text(printable(text, _MOST_CHARACTERS), style=_STYLES[kind]), soft_wrap=True)
 
     def _time_left(self, step: int) -> str:
-        done = step - self._start
-        if done <= 0 or step >= self._total:
+        """The time left by the mean pace of the last steps; nothing while only the session's first step is done."""
+        if self._marks and step <= self._marks[-1][0]:
+            # the run went back: what was timed between is done again
+            self._marks.clear()
+        self._marks.append((step, self._clock()))
+        (first, began), (last, now) = self._marks[0], self._marks[-1]
+        if last == first or step >= self._total:
             return ""
-        seconds = round((self._clock() - self._began) / done * (self._total - step))
+        seconds = round((now - began) / (last - first) * (self._total - step))
         minutes, seconds = divmod(seconds, 60)
         hours, minutes = divmod(minutes, 60)
         return f"{hours}:{minutes:02}:{seconds:02} left" if hours else f"{minutes}:{seconds:02} left"

@@ -106,7 +106,7 @@ class MemoryCompany:
         self.errors: dict[str, PhalanxError] = {}
         self.source: ModelSource = open_model(run.model, cache or directory / "models", run.train.seed)
         self.plan = make_plan(run, self.source)
-        self._home = RunDirectory(directory / "run", run, resume=False)
+        self._home = RunDirectory(directory / "run", run, resume=False, parties=run.stage_workers)
         self.draw = draw or AuditDraw.of(self._home.audit_key(), fresh_nonce(), run.guard)
         self._actors = dict(actors or {})
         self._network = MemoryNetwork()

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from phalanx.train.loop import run_loop, step_inputs
     from phalanx.train.records.check_record import CheckRecord
     from phalanx.train.records.past_run import PastRun
-    from phalanx.train.records.run_directory import ADDRESS_FILE, default_directory, holds_run
+    from phalanx.train.records.run_directory import ADDRESS_FILE, check_directory, default_directory, holds_run
+    from phalanx.train.setup.preflight import check_inputs
 
 __all__ = [
     "ADDRESS_FILE",
@@ -24,6 +25,8 @@ __all__ = [
     "PastRun",
     "RunConfig",
     "TrainConfig",
+    "check_directory",
+    "check_inputs",
     "default_directory",
     "describe",
     "follow",
@@ -39,6 +42,8 @@ _HOMES = {
     "ADDRESS_FILE": "records.run_directory",
     "CheckRecord": "records.check_record",
     "PastRun": "records.past_run",
+    "check_directory": "records.run_directory",
+    "check_inputs": "setup.preflight",
     "default_directory": "records.run_directory",
     "describe": "entry",
     "follow": "entry",

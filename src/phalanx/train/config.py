@@ -18,6 +18,8 @@ from phalanx.pipeline.config import AttackConfig, GuardConfig, PipelineConfig
 from phalanx.split import ENCLAVE, SplitConfig
 from phalanx.train.exclusions import contradiction, excluded_by, refused_value
 
+_FEWEST_JOINED = 3
+"""Stages of the pipeline of an enclave, which has the first and the last one itself."""
 _THIRD_PARTY = 3
 """Workers at least, for one of them to be neither a stage's holder nor its shadow."""
 
@@ -73,9 +75,15 @@ class RunConfig(StrictModel):
     @model_validator(mode="after")
     def _check_sections(self) -> Self:
         """By presence: a section that repeats the defaults was asked for as much as any other."""
-        found = contradiction({name for name in self.model_fields_set if getattr(self, name) is not None})
+        written = {name for name in self.model_fields_set if getattr(self, name) is not None}
+        found = contradiction(written, workers_see=self.is_joined)
         if found is not None:
             raise ValueError(found)
+        if self.is_joined and "pipeline" not in written:
+            raise ValueError(
+                "split.workers_see_hidden_states = true is for workers of middle stages, and there are none; add "
+                "[pipeline], or leave it out"
+            )
         return self
 
     @model_validator(mode="after")
@@ -127,6 +135,11 @@ class RunConfig(StrictModel):
             return self
         if self.model.adapter is None:
             raise ValueError("[split] trains adapters in the enclave, and [model] has none; add [model.adapter]")
+        if self.is_joined and self.pipeline.stages < _FEWEST_JOINED:
+            raise ValueError(
+                f"pipeline.stages = {self.pipeline.stages} beside [split]: the enclave has the first and the last one, "
+                f"and workers need one between them; make it {_FEWEST_JOINED} or more"
+            )
         if self.split.clients > self.train.microbatches:
             raise ValueError(
                 f"split.clients = {self.split.clients} take turns with train.microbatches = {self.train.microbatches}, "
@@ -190,8 +203,18 @@ class RunConfig(StrictModel):
     def _without_the_other(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out the sections of the engine that the run does not have."""
         engines = {name for name in ("parallel", "deepspeed", "split") if getattr(self, name) is not None}
-        left_out = ({"parallel", "deepspeed", "split"} - engines) | excluded_by(engines)
+        left_out = ({"parallel", "deepspeed", "split"} - engines) | excluded_by(engines, workers_see=self.is_joined)
         return {name: value for name, value in write(self).items() if name not in left_out}
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether the enclave of a split owns a pipeline, with workers that serve the middle stages of its part."""
+        return self.split is not None and self.split.workers_see_hidden_states
+
+    @property
+    def has_stages(self) -> bool:
+        """Whether there is a verified pipeline; a domain and an enclave with its whole part have none."""
+        return self.parallel is None and (self.split is None or self.is_joined)
 
     @property
     def journals(self) -> bool:
@@ -211,14 +234,22 @@ class RunConfig(StrictModel):
         """Names of all parties that may ever work beside the owner; the ranks of a domain have none."""
         if self.split is not None:
             return (ENCLAVE, *self.split.client_names, *self.split.masked_workers)
-        return () if self.parallel is not None else (*self.pipeline.workers, *self.pipeline.late_workers)
+        return self.stage_workers
+
+    @property
+    def stage_workers(self) -> tuple[str, ...]:
+        """Names of all workers that may ever serve a stage."""
+        return (*self.pipeline.workers, *self.pipeline.late_workers) if self.has_stages else ()
 
     @property
     def world(self) -> dict[str, int]:
         """How many processes there are, and how many stages they hold; of a domain, as its run file has it."""
         if self.split is not None:
             processes = 2 + len(self.split.masked_workers)
-            return {"processes": processes, "stages": 2, "clients": self.split.clients}
+            stages = 2
+            if self.is_joined:
+                processes, stages = processes + len(self.pipeline.workers), 1 + self.pipeline.stages
+            return {"processes": processes, "stages": stages, "clients": self.split.clients}
         if self.parallel is None:
             ranks = sum(self.pipeline.layout_of(name).world for name in self.pipeline.workers)
             return {"processes": 1 + ranks, "stages": self.pipeline.stages}

@@ -20,6 +20,7 @@ from phalanx.train.sessions.factory import EngineFactory
 from phalanx.train.sessions.pipeline import PipelineFactory
 from phalanx.train.sessions.session import Session
 from phalanx.train.setup.layout import describe_stages
+from phalanx.train.setup.preflight import check_inputs
 from phalanx.train.setup.process import deterministic, interruptible
 from phalanx.train.setup.tiers import settle_tier
 
@@ -70,17 +71,22 @@ def train(
             "attack: production starts honest workers only; use `phalanx train` or `phalanx attack`, or in Python "
             "train(run, open_workers=phalanx.lab.attacks.attackers_of(run.attack))"
         )
+    check_inputs(run)
     check_device(run.train.device, "train.device")
     run = settle_tier(run)
     with deterministic(run.train.threads), interruptible():
         # before the directory of the new run is made: a refusal leaves nothing behind
-        origin = None if from_run is None else open_origin(run, Path(from_run))
         console = console or Console()
+        origin = None if from_run is None else open_origin(run, Path(from_run), lambda text: _say(console, text))
         with RunDirectory(_directory(run, run_dir), run, resume=resume) as home:
             if home.begun_anew:
                 console.print(f"{home.path}: an earlier start had not finished a step; the run is begun anew")
             factory = _factory_of(run, open_workers or LocalWorkers, ranks)
             return Session(run, home, console, factory, StartingPoint(from_step, origin)).run(resume=resume)
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False)
 
 
 def plays_rank(run: RunConfig) -> bool:
@@ -107,6 +113,7 @@ def follow(run: RunConfig, run_dir: str | Path | None = None) -> None:
 
 def describe(run: RunConfig, run_dir: str | Path | None = None) -> RenderableType:
     """The resolved config, the stage table and the expected memory; trains nothing."""
+    check_inputs(run)
     check_device(run.train.device, "train.device")
     run = settle_tier(run)
     cache = cache_beside(_directory(run, run_dir))
@@ -126,7 +133,7 @@ def _factory_of(run: RunConfig, open_workers: OpenWorkers, ranks: int | None) ->
     if run.split is not None:
         from phalanx.train.sessions.split import SplitFactory  # noqa: PLC0415 - other runs have no use for it
 
-        return SplitFactory()
+        return SplitFactory(open_workers)
     if run.parallel is None:
         return PipelineFactory(open_workers)
     from phalanx.train.sessions.domain import DomainFactory  # noqa: PLC0415 - a pipeline has no use for it

@@ -11,7 +11,10 @@ WHOLE_MODEL_OBJECTIVE = "causal_lm"
 """What every engine learns."""
 
 _TRUST = "the ranks of a domain trust each other, and there are no stages in other hands"
-_ENCLAVE = "an enclave and its clients take the place of stages"
+_ENCLAVE = (
+    "an enclave and its clients take the place of stages, unless split.workers_see_hidden_states = true lets workers "
+    "have the middle ones"
+)
 
 EXCLUSIONS: dict[tuple[str, str], str] = {
     ("parallel", "split"): "a run is trained by ranks or by an enclave and its clients",
@@ -28,22 +31,31 @@ EXCLUSIONS: dict[tuple[str, str], str] = {
 }
 """Two sections that no run file has both of, the engine's first, with the reason."""
 
+_JOINED = {("split", "pipeline"), ("split", "guard"), ("split", "attack")}
+"""Those that a run file may have both of once it says what workers see."""
 
-def contradiction(written: Collection[str]) -> str | None:
+
+def contradiction(written: Collection[str], *, workers_see: bool = False) -> str | None:
     """Say what is wrong with a run file that has these sections; None where nothing is.
 
     Args:
         written: Sections that are there, whatever they hold: one that repeats every default was asked for too.
+        workers_see: Whether workers of a split may see hidden states.
     """
-    for (one, other), reason in EXCLUSIONS.items():
+    for one, other in _excluding(workers_see):
         if one in written and other in written:
-            return f"[{one}] and [{other}] exclude each other: {reason}; remove one"
+            return f"[{one}] and [{other}] exclude each other: {EXCLUSIONS[one, other]}; remove one"
     return None
 
 
-def excluded_by(written: Collection[str]) -> set[str]:
-    """The sections that a run with these has no use for."""
-    return {other for pair in EXCLUSIONS for one, other in (pair, pair[::-1]) if one in written}
+def excluded_by(written: Collection[str], *, workers_see: bool = False) -> set[str]:
+    """The sections that a run with these has no use for; the arguments are those of `contradiction`."""
+    pairs = _excluding(workers_see)
+    return {other for pair in pairs for one, other in (pair, pair[::-1]) if one in written}
+
+
+def _excluding(workers_see: bool) -> list[tuple[str, str]]:
+    return [pair for pair in EXCLUSIONS if not (workers_see and pair in _JOINED)]
 
 
 @dataclass(frozen=True)
@@ -57,6 +69,7 @@ class ValueExclusion:
         never: The values that there are not.
         reason: Why.
         instead: What to do.
+        beside: Another engine's section, where the line holds only of runs with both.
     """
 
     engine: str
@@ -65,6 +78,12 @@ class ValueExclusion:
     instead: str = "leave it out"
     only: tuple[object, ...] = ()
     never: tuple[object, ...] = ()
+    beside: str = ""
+
+    @property
+    def where(self) -> str:
+        """The section, or the two, of which the line holds."""
+        return f"[{self.engine}]" + (f" with [{self.beside}]" if self.beside else "")
 
     @property
     def values(self) -> str:
@@ -83,7 +102,7 @@ class ValueExclusion:
         if value in self.only or (self.never and value not in self.never):
             return None
         found = f" = {json.dumps(value)}" if isinstance(value, str | int | float) else ""
-        return f"[{self.engine}] has no {self.key}{found}: {self.reason}; {self.instead}"
+        return f"{self.where} has no {self.key}{found}: {self.reason}; {self.instead}"
 
 
 _COPIES, _NOT_TRIED = "its ranks are data parallel copies only", "it is not tried here"
@@ -93,6 +112,8 @@ _CHOSEN = "which heads and rows are trained follows from the model's weights, an
 _VIRTUAL = "nothing shows yet that stages with virtual tokens are audited and taken over bit for bit"
 _SET_LORA, _SET_ADAMW, _SET_BF16 = 'set kind = "lora"', 'take "adamw"', 'take "bf16" or "fp32"'
 _LOSS_SCALE = "its loss scale depends on every stage, and an audit would have to know it"
+_HERE = "client, enclave and workers of a run are processes of this machine"
+
 
 VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
     ValueExclusion("pipeline", "optimizer.kind", _ADAMW, _SET_ADAMW, only=("adamw",)),
@@ -155,6 +176,37 @@ VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
         "an enclave numbers its states and has one that is not settled yet",
         only=(False,),
     ),
+    ValueExclusion(
+        "split",
+        "split.mode",
+        "what is masked is a whole back part in one process",
+        'set mode = "sealed"',
+        never=("masked",),
+        beside="pipeline",
+    ),
+    ValueExclusion(
+        "split",
+        "split.tier",
+        "its sandbox reaches no network, and workers listen on one",
+        'set tier = "tpm" or "sim"',
+        never=("process",),
+        beside="pipeline",
+    ),
+    ValueExclusion(
+        "split",
+        "guard.mode",
+        "workers that nobody trusts are not believed",
+        'set mode = "phalanx"',
+        only=("phalanx",),
+        beside="pipeline",
+    ),
+    ValueExclusion(
+        "split", "guard.commit_lag", "an enclave tells of a step once it is verified", only=(0,), beside="pipeline"
+    ),
+    ValueExclusion("split", "pipeline.remote_workers", _HERE, only=((),), beside="pipeline"),
+    ValueExclusion("split", "pipeline.pki", _HERE, only=(None,), beside="pipeline"),
+    ValueExclusion("split", "pipeline.layout", _NOT_TRIED, only=(None,), beside="pipeline"),
+    ValueExclusion("split", "pipeline.layouts", _NOT_TRIED, only=(None,), beside="pipeline"),
 )
 """What an engine has not, apart from objectives."""
 
@@ -171,7 +223,7 @@ def value_exclusions() -> Iterator[ValueExclusion]:
         elif objective.own_head:
             for engine in ("pipeline", "parallel"):
                 reason = "it trains a head of its own, and stages and ranks have the language model's"
-                yield ValueExclusion(engine, key, reason, "take [split]", never=(name,))
+                yield ValueExclusion(engine, key, reason, "take [split] alone", never=(name,))
         elif name != WHOLE_MODEL_OBJECTIVE:
             yield ValueExclusion(
                 "deepspeed", key, f"it learns {WHOLE_MODEL_OBJECTIVE} alone", "leave [deepspeed] out", never=(name,)
@@ -180,13 +232,15 @@ def value_exclusions() -> Iterator[ValueExclusion]:
 
 
 def engines_of(run: object) -> tuple[str, ...]:
-    """The sections of the engine that a run has; a run with none of the others is a pipeline."""
+    """The sections of the engines that a run has; a run with none of the others is a pipeline."""
     found = tuple(name for name in ("parallel", "deepspeed", "split") if getattr(run, name) is not None)
-    return found or ("pipeline",)
+    split: Any = getattr(run, "split", None)
+    return (*found, "pipeline") if not found or (split is not None and split.workers_see_hidden_states) else found
 
 
 def refused_value(run: object) -> str | None:
     """What is wrong with the first value that a run's engine has not; None where all is well."""
     engines = engines_of(run)
-    refusals = (line.refusal(run) for line in value_exclusions() if line.engine in engines)
+    lines = (line for line in value_exclusions() if line.engine in engines and (line.beside or line.engine) in engines)
+    refusals = (line.refusal(run) for line in lines)
     return next((said for said in refusals if said is not None), None)

@@ -33,6 +33,7 @@ def workload(tiny):
     return CheckpointWorkload("tiny", run, rounds=2)
 
 
+@pytest.mark.slow
 def test_every_arm_is_measured_in_the_same_run_and_what_was_not_is_null(workload):
     result = measure(workload, quick=True)
 

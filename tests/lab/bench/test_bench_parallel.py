@@ -56,6 +56,7 @@ def has(*modules):
     return all(importlib.util.find_spec(module) is not None for module in modules)
 
 
+@pytest.mark.slow
 def test_a_layout_stands_beside_one_process_its_peer_and_the_plan(short, tmp_path):
     what = [SHIFTS[0], InterleavedLayouts(({"dp": 2, "zero": 3},), ("torch FSDP2",), name="shared")]
     finished = bench.rows_in(tmp_path / "rows.jsonl", short, "this code")

@@ -30,8 +30,14 @@ def joined(company):
     return [body["party"] for body in company.bodies("party_joined")]
 
 
-@pytest.mark.parametrize("shadow", ["gradient", "lockstep", "update", "snapshot"])
-@pytest.mark.parametrize("stages", [3, 4])
+@pytest.mark.parametrize(
+    ("stages", "shadow"),
+    [
+        *((3, shadow) for shadow in ("gradient", "lockstep", "update", "snapshot")),
+        (4, "gradient"),
+        *(pytest.param(4, shadow, marks=pytest.mark.slow) for shadow in ("lockstep", "update", "snapshot")),
+    ],
+)
 def test_a_newcomer_becomes_a_shadow_and_no_bit_changes(make_company, honest_digest, shadow, stages):
     run = elastic(stages, shadow=shadow)
     late = run.pipeline.late_workers[0]

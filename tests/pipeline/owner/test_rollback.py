@@ -32,8 +32,10 @@ def went_back(company):
     return [(body["to"], body["step"]) for body in company.bodies("rolled_back")]
 
 
-@pytest.mark.parametrize("stages", [4, 5])
-@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize(
+    ("stages", "stage"),
+    [(4, 1), (5, 2), pytest.param(4, 2, marks=pytest.mark.slow), pytest.param(5, 1, marks=pytest.mark.slow)],
+)
 def test_the_run_goes_back_to_the_first_step_that_was_wrong(make_company, honest_digest, stages, stage):
     run = tiny_run(stages, guard=GuardConfig(keep_steps=6, **NO_COIN))
     company = audit_whole(make_company(run, {stage: made_up_from(3)}), (stage, 6))

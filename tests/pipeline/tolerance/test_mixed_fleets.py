@@ -25,11 +25,18 @@ def attacker(kind, **changes):
     return replace(actor(AttackConfig(kind=kind, stages=(1,), from_step=1, **changes), "worker-1"), **CLAIMED)
 
 
+RATES = ("step_audit_rate", "owner_audit_rate", "third_party_audit_rate")
 CLAIMED = {"numeric_class": "another build"}
 
 
-@pytest.mark.parametrize("rate", ["step_audit_rate", "owner_audit_rate", "third_party_audit_rate"])
-@pytest.mark.parametrize("stages", [(2,), (1, 2)])
+@pytest.mark.parametrize(
+    ("stages", "rate"),
+    [
+        *(((2,), rate) for rate in RATES),
+        ((1, 2), "step_audit_rate"),
+        *(pytest.param((1, 2), rate, marks=pytest.mark.slow) for rate in RATES[1:]),
+    ],
+)
 def test_honest_parties_with_another_kernel_are_audited_whole_and_not_accused(make_company, rate, stages):
     company = make_company(mixed(**{rate: 1.0}), dict.fromkeys(stages, EAGER))
 
@@ -127,8 +134,14 @@ def test_a_claimed_class_does_not_hide_a_wrong_update(make_company, honest_diges
     assert company.weights_digest() == honest_digest(run, 4)
 
 
-@pytest.mark.parametrize("factor", [-1.0, 1.0 + 1e-4])
-@pytest.mark.parametrize("rate", ["step_audit_rate", "owner_audit_rate", "third_party_audit_rate"])
+@pytest.mark.parametrize(
+    ("factor", "rate"),
+    [
+        *((1.0 + 1e-4, rate) for rate in RATES),
+        (-1.0, "step_audit_rate"),
+        *(pytest.param(-1.0, rate, marks=pytest.mark.slow) for rate in RATES[1:]),
+    ],
+)
 def test_a_claimed_class_does_not_hide_a_made_up_weight_gradient(make_company, honest_digest, rate, factor):
     run = mixed(**{rate: 1.0})
     liar = tampering(twist=lambda gradients: {name: tensor * factor for name, tensor in gradients.items()})

@@ -14,6 +14,7 @@ from phalanx.data.sources.python_docstrings import PythonDocstrings, PythonDocst
 from phalanx.data.sources.python_manual import PythonManual, PythonManualConfig
 from phalanx.data.sources.source import Document, Source, SourceSettings
 from phalanx.data.sources.text import TextConfig, TextFiles
+from phalanx.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,11 @@ def open_source(config: SourceConfig) -> Source:
     return SOURCES[config.kind].open(config)
 
 
+def no_text(kind: str) -> DataError:
+    """Say that a source has nothing to learn from."""
+    return DataError(f"data.sources, kind {kind!r}: holds no text; remove it or give it another path")
+
+
 __all__ = [
     "SOURCES",
     "Document",
@@ -74,5 +80,6 @@ __all__ = [
     "SourceSettings",
     "TextConfig",
     "any_of",
+    "no_text",
     "open_source",
 ]

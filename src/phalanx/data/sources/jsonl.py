@@ -51,9 +51,15 @@ class JsonlFiles:
         if not isinstance(record, dict):
             raise DataError(f"{where}: found a JSON {type(record).__name__}, expected an object")
         text = record.get(self._field)
-        if not isinstance(text, str):
+        if isinstance(text, str):
+            return text
+        if self._field not in record:
             keys = ", ".join(sorted(record)[:10]) or "none"
             raise DataError(
-                f"{where}: no text in field {self._field!r}; its fields are: {keys}; set `field` to the right one"
+                f"{where}: no field {self._field!r}; its fields are: {keys}; set `field` to the one with the text, or "
+                "write one text a line where it takes several"
             )
-        return text
+        raise DataError(
+            f"{where}: field {self._field!r} holds a JSON {type(text).__name__}, expected text"
+            + ("; a chat is not rendered here: write each conversation as one text" if isinstance(text, list) else "")
+        )

@@ -276,6 +276,11 @@ class PipelineEngine:
         return self._facts.ledger.step
 
     @property
+    def losses(self) -> tuple[float, ...]:
+        """Summed losses of the microbatches of the last step, in their order, in nats."""
+        return tuple(self._party.hosted[len(self.plan.stages) - 1].losses)
+
+    @property
     def verdicts(self) -> list[Verdict]:
         """All verdicts so far."""
         return self._failover.verdicts.passed

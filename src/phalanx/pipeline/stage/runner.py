@@ -61,7 +61,7 @@ class StageRunner:
         Args:
             step: Optimizer step, for the dropout seed.
             microbatch: Index in the step.
-            x: Token ids ``[batch, seq]`` for the first stage, else hidden ``[batch, seq, dim]``.
+            x: Token ids ``[batch, seq]`` for the stage that embeds, else hidden ``[batch, seq, dim]``.
 
         Returns:
             Hidden ``[batch, seq, dim]``, or logits ``[batch, seq, vocab]`` of the last stage, on the CPU.
@@ -172,7 +172,7 @@ class StageRunner:
 
     def _run(self, step: int, microbatch: int, x: Tensor) -> tuple[Tensor, Tensor]:
         x = x.detach().to(self.device)
-        if x.is_floating_point():
+        if not self.spec.is_first:
             x.requires_grad_(torch.is_grad_enabled())
         self._seed(dropout_seed(self.seed, step, self.spec.index, microbatch))
         with self._autocast():

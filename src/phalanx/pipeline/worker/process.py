@@ -29,6 +29,7 @@ from phalanx.pipeline.stage.battery import run_battery
 from phalanx.pipeline.stage.stage_copy import WrapCopy, unwrapped
 from phalanx.pipeline.tolerance.numeric_class import local_numeric_class, settle_numerics
 from phalanx.pipeline.worker.kept_states import send_kept
+from phalanx.pipeline.worker.narration import Narration, Say, WorkerOutcome
 from phalanx.pipeline.worker.party import Party
 from phalanx.security.crypto import Identity, Peer, certified_name, load_identity, peer_from_certificate
 from phalanx.telemetry import PhaseTimer
@@ -47,7 +48,8 @@ def run_worker(
     open_endpoint: OpenEndpoint = Endpoint,
     *,
     wrap_copy: WrapCopy = unwrapped,
-) -> None:
+    say: Say | None = None,
+) -> WorkerOutcome:
     """Serve until the owner ends the run or is gone.
 
     Args:
@@ -55,6 +57,10 @@ def run_worker(
         kernels: Puts what computes in the place of a plain copy, such as a group of ranks; its class is measured.
         open_endpoint: Opens this worker's end of its links; another than the default is for drills only.
         wrap_copy: Puts an attacker in the place of each copy that has a role; for drills only.
+        say: Takes a line for each turn of events.
+
+    Returns:
+        How it ended, where that was well.
 
     Raises:
         PeerLostError: The owner cannot be reached, or went silent.
@@ -72,20 +78,28 @@ def run_worker(
         if config.advertise is not None:
             address = f"{config.advertise}:{address.rpartition(':')[2]}"
         patience_s = config.join_timeout_s
+        story = Narration(say)
+        story.looking(config.owner, address)
         met = describe(identity, config.owner_name, config.owner, address, config.transport, patience_s, begins=True)
         # a process that comes back is another party, with the same certificate
         identity = identity.called(met.calls_us)
+        story.connected(config.owner, identity.name, met.run)
         with open_endpoint(identity, {}, met.run, wire, config.transport) as endpoint:
             endpoint.add_peer(met.peer, config.owner)
             worker = Worker(config, identity, endpoint, wrap_copy, kernels)
+            worker.story = story
             with _leaving_on_signals(worker.leave):
-                worker.run(address)
+                return worker.run(address)
     finally:
         wire.close()
 
 
 class Worker:
-    """The loop of a worker: handle what came, do what is most urgent, else wait."""
+    """The loop of a worker: handle what came, do what is most urgent, else wait.
+
+    Attributes:
+        story: Is told what happens.
+    """
 
     def __init__(
         self,
@@ -95,6 +109,7 @@ class Worker:
         wrap_copy: WrapCopy = unwrapped,
         kernels: WrapCopy = unwrapped,
     ) -> None:
+        self.story = Narration()
         self._config = config
         self._identity = identity
         self._endpoint = endpoint
@@ -115,8 +130,11 @@ class Worker:
         """Ask the owner to be let go, once this party's step is done; before it is set up, end at once."""
         self._wants_to_leave = True
 
-    def run(self, address: str) -> None:
+    def run(self, address: str) -> WorkerOutcome:
         """Say hello, then work until the owner says that the run is over.
+
+        Returns:
+            How it ended.
 
         Raises:
             PeerLostError: The owner is gone.
@@ -130,12 +148,13 @@ class Worker:
         hello = Hello(epoch=0, address=address, numeric_class=described, memory=rooms, log_head=known)
         self._mail.post(config.owner_name, hello)
         try:
-            self._serve(address)
+            return self._serve(address)
         finally:
             self._memory.keep()
 
-    def _serve(self, address: str) -> None:
+    def _serve(self, address: str) -> WorkerOutcome:
         config = self._config
+        has_asked = False
         last_mail = time.monotonic()
         deadline = last_mail + _SETUP_TIMEOUT_S
         while True:
@@ -145,7 +164,9 @@ class Worker:
                 elif isinstance(item.message, Shutdown) and item.sender == self._config.owner_name:
                     self._remember(item)
                     self._tidy_up()
-                    return
+                    ending = WorkerOutcome.LEFT if has_asked else WorkerOutcome.COMPLETE
+                    self.story.ended(ending, item.message.reason)
+                    return ending
                 elif isinstance(item.message, NotLetIn) and item.sender == self._config.owner_name:
                     raise PeerRefusedError(f"{config.owner}: {item.message.reason}")
                 else:
@@ -153,7 +174,9 @@ class Worker:
             if self._wants_to_leave:
                 self._wants_to_leave = False
                 if self._party is None:
-                    return
+                    self.story.ended(WorkerOutcome.LEFT)
+                    return WorkerOutcome.LEFT
+                has_asked = True
                 self._mail.post(self._config.owner_name, Leave(epoch=0))
             if self._party is None and time.monotonic() > deadline:
                 raise PeerLostError(
@@ -212,6 +235,10 @@ class Worker:
             self._place = place
             self._mail.renew_allowances()
             self._sample.renew()
+            if self._party is not None:
+                roles = self._party.roles
+                self.story.has_roles(roles.hosted, {**roles.shadows, **roles.kept}, roles.step)
+                self.story.at_step(roles.step)
 
     def _show_kernels(self, challenge: Challenge) -> None:
         """Tell the owner what this worker's kernels give on inputs that it has just drawn."""
@@ -230,6 +257,7 @@ class Worker:
             plan = self._plan = plan.model_copy(update={"device": self._config.device})
             name = self._identity.name
             self._party = Party(name, plan, self._mail.post, self._mail.statements, self._timer, self._wrap_copy)
+            self.story.admitted(len(plan.stages))
             self._party.report_usage(RunningCosts(self._timer, self._endpoint))
             self._endpoint.allowances.each = allowance_of(plan)
             self._endpoint.allowances.exempt(self._config.owner_name)

@@ -1,5 +1,7 @@
 """The planner's answer to a question, also as JSON."""
 
+import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,10 +14,12 @@ from phalanx.planner.cost.schedule import Timeline
 from phalanx.planner.cost.step import timeline
 from phalanx.planner.model.compute import training_flops
 from phalanx.planner.search.question import Question
-from phalanx.planner.search.rank import Ranking, merged, rank
+from phalanx.planner.search.rank import Ranking, RefusedLayout, merged, rank
 from phalanx.planner.validity import nearest
 
 _SHOWN_MICROBATCHES = 16
+_SHOWN_CAUSES = 6
+_NUMBER = re.compile(r"\d[\d,.]*")
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class PlanAnswer:
         """Return the best layout.
 
         Raises:
-            ConfigError: None can be used; the message has the reason that is nearest to working.
+            ConfigError: None can be used; the message has every cause, with the number of layouts that it rules out.
         """
         if self.best is not None:
             return self.best
@@ -46,8 +50,8 @@ class PlanAnswer:
             hint = f"; the nearest that can work is {other}" if other is not None and other != asked else ""
             raise ConfigError(f"plan: {asked}: {reasons[0]}{hint}")
         raise ConfigError(
-            f"plan: none of {len(reasons)} layouts of {_any_of(question.counts)} devices can be used; the last one: "
-            f"{reasons[-1] if reasons else 'there are no devices'}"
+            f"plan: none of {len(reasons):,} layouts of {_any_of(question.counts)} devices can be used:\n"
+            + ("\n".join(causes(self.ranking.refused)) or "  there are no devices")
         )
 
     def pipeline(self) -> tuple[Estimate, Timeline] | None:
@@ -114,6 +118,20 @@ def ask(question: Question) -> PlanAnswer:
         for number in dict.fromkeys(question.counts)
     ]
     return PlanAnswer(question, merged(rankings, question.by))
+
+
+def causes(refused: Sequence[RefusedLayout]) -> list[str]:
+    """Return a line for each cause, the most frequent first: how many layouts it rules out, and one of them.
+
+    Reasons that differ in their numbers alone have one cause.
+    """
+    groups: dict[str, list[RefusedLayout]] = {}
+    for found in refused:
+        groups.setdefault(_NUMBER.sub("N", found.reason), []).append(found)
+    ordered = sorted(groups.values(), key=len, reverse=True)
+    lines = [f"  {len(group):,}: {group[0].reason} ({group[0].layout})" for group in ordered[:_SHOWN_CAUSES]]
+    left = sum(map(len, ordered[_SHOWN_CAUSES:]))
+    return [*lines, f"  {left:,}: other causes"] if left else lines
 
 
 def _any_of(counts: tuple[int, ...]) -> str:

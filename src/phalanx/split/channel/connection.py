@@ -14,6 +14,8 @@ from phalanx.transport import CheckedFrame, Endpoint, LinkFault
 _LOOK_EVERY_S = 0.2
 Answer = TypeVar("Answer", bound=SplitMessage)
 Payload = Sequence[bytes | memoryview]
+Aside = Callable[[SplitMessage], bool]
+"""Takes a message that answers nothing, whenever it comes; False where it is none of those."""
 
 
 class Connection:
@@ -24,10 +26,19 @@ class Connection:
         peer: Name of the enclave.
         timeout_s: How long an answer may take.
         look: Called while waiting; raises where the enclave's process has ended.
+        aside: Takes messages that come without being asked for; there are none when left out.
     """
 
-    def __init__(self, endpoint: Endpoint, peer: str, timeout_s: float, look: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        peer: str,
+        timeout_s: float,
+        look: Callable[[], None],
+        aside: Aside = lambda message: False,
+    ) -> None:
         self._endpoint, self._peer, self._timeout_s, self._look = endpoint, peer, timeout_s, look
+        self._aside = aside
         self._unheard: deque[CheckedFrame] = deque()
 
     @property
@@ -80,6 +91,19 @@ class Connection:
             self._unheard.append(item)
         return None
 
+    def heed(self) -> None:
+        """Take what has come without being asked for; anything else is kept for the call that awaits it.
+
+        Raises:
+            PeerLostError: The link has failed.
+            FrameError: A message is malformed.
+        """
+        while (item := self._endpoint.receive(0.0)) is not None:
+            if isinstance(item, LinkFault):
+                raise PeerLostError(f"{self._peer}: {item.error}; go on with --resume")
+            if not self._aside(parse_message(item.kind, item.body)):
+                self._unheard.append(item)
+
     def hear_one_of(
         self, answers: tuple[type[Answer], ...], meanwhile: Callable[[], None] | None = None
     ) -> tuple[Answer, memoryview]:
@@ -107,6 +131,8 @@ class Connection:
             message = parse_message(item.kind, item.body)
             if isinstance(message, RefusedRequest):
                 raise error_of(message, self._peer)
+            if self._aside(message):
+                continue
             if not isinstance(message, answers):
                 raise FrameError(f"{self._peer}: said {item.kind!r}, expected {expected}")
             return message, item.payload

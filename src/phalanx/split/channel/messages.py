@@ -8,11 +8,13 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from phalanx.config import StrictModel
+from phalanx.engine import Verdict
 from phalanx.errors import (
     CheckpointError,
     DataError,
     FixedPointError,
     FrameError,
+    NoHolderError,
     PadError,
     PeerLostError,
     PeerRefusedError,
@@ -30,6 +32,7 @@ from phalanx.transport import Body, by_kind, parse_body
 _Text = Annotated[str, Field(max_length=500)]
 _Count = Annotated[int, Field(ge=0, le=2**53)]
 _Size = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+_MOST_WORKERS = 2000
 _Hex32 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -203,6 +206,42 @@ class StatementReply(SplitMessage):
     kind: ClassVar[str] = "stated"
 
 
+class WorkersWanted(SplitMessage):
+    """A request for workers of middle stages; they find the owner of the pipeline at the address."""
+
+    kind: ClassVar[str] = "workers_wanted"
+    names: tuple[_Text, ...] = Field(max_length=_MOST_WORKERS)
+    address: _Text
+
+
+class WorkerDismissed(SplitMessage):
+    """Word that a worker takes part no more."""
+
+    kind: ClassVar[str] = "worker_dismissed"
+    name: _Text
+
+
+class GuardEvent(SplitMessage):
+    """Word of one event of the guard of middle stages, as the enclave's own log has it."""
+
+    kind: ClassVar[str] = "guard_event"
+    event: _Text
+    facts: dict[str, Any]
+
+
+class GuardedStep(SplitMessage):
+    """The guard's report of a step, taken or failed."""
+
+    kind: ClassVar[str] = "guarded_step"
+    attempts: _Count
+    num_audits: _Count
+    num_alarms: _Count
+    verdicts: tuple[Verdict, ...]
+    restarts: _Count
+    skipped: tuple[_Count, ...]
+    steps_redone: _Count
+
+
 class RefusedRequest(SplitMessage):
     """A refusal of a request; nothing has changed."""
 
@@ -242,6 +281,10 @@ _KINDS = by_kind(
         ReleaseEnd,
         AskStatement,
         StatementReply,
+        WorkersWanted,
+        WorkerDismissed,
+        GuardEvent,
+        GuardedStep,
         RefusedRequest,
         End,
     )
@@ -256,6 +299,7 @@ _WITHOUT: dict[str, type[PhalanxError]] = {
         DataError,
         FixedPointError,
         FrameError,
+        NoHolderError,
         PadError,
         PeerLostError,
         PeerRefusedError,

@@ -1,13 +1,13 @@
 """The enclave process of this machine: ended by its id, never outliving its starter."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from phalanx.child import PythonProcess
-from phalanx.config import dump_toml
+from phalanx.config import StrictModel, dump_toml
 from phalanx.errors import PeerLostError
-from phalanx.split.processes.enclave_file import EnclaveConfig
 
 _LAST_LINES = 3
 COMMAND = ("phalanx", "enclave", "serve")
@@ -19,10 +19,14 @@ class LocalEnclave:
     Args:
         directory: Gets its file and its log.
         config: What it is started with.
+        threads: Threads of tensor kernels.
+        command: Module and arguments, without the file.
     """
 
-    def __init__(self, directory: Path, config: EnclaveConfig) -> None:
-        self._directory, self._config = directory, config
+    def __init__(
+        self, directory: Path, config: StrictModel, threads: int = 1, command: Sequence[str] = COMMAND
+    ) -> None:
+        self._directory, self._config, self._threads, self._command = directory, config, threads, command
         self._process: PythonProcess | None = None
 
     def start(self) -> None:
@@ -30,8 +34,8 @@ class LocalEnclave:
         self._directory.mkdir(parents=True, exist_ok=True)
         path = self._directory / "enclave.toml"
         path.write_text(dump_toml(self._config), encoding="utf-8")
-        threads = {"OMP_NUM_THREADS": str(self._config.threads)}
-        self._process = PythonProcess((*COMMAND, str(path)), threads, self._directory / "enclave.log", renew=True)
+        threads = {"OMP_NUM_THREADS": str(self._threads)}
+        self._process = PythonProcess((*self._command, str(path)), threads, self._directory / "enclave.log", renew=True)
 
     @property
     def pid(self) -> int | None:

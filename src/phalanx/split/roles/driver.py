@@ -2,12 +2,12 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TypeVar
 
 from torch import Tensor
 
-from phalanx.engine import StepInputs
+from phalanx.engine import GuardReport, StepInputs
 from phalanx.errors import FailedBatchError, FrameError
 from phalanx.security.crypto import Peer
 from phalanx.split.channel import messages as say
@@ -35,11 +35,13 @@ class SplitStep:
         loss: Mean over all targets.
         num_targets: How many there were.
         norm: Of the gradient, before clipping.
+        guard: What the guard of middle stages did; None where the enclave has them itself.
     """
 
     loss: float
     num_targets: int
     norm: float
+    guard: GuardReport | None = None
 
 
 class SplitDriver:
@@ -124,11 +126,12 @@ class SplitDriver:
             told = self._told(party, _reading_losses(self._sides[party.name], step, mine))
             norm = told.norm
             losses.update(zip(mine, told.losses, strict=True))
+        guard = self._hear_of_guard() if self._split.workers_see_hidden_states else None
         if not norm >= 0:
             raise FailedBatchError(f"step {step}: the enclave found a loss or gradient that is not finite")
         in_order = [losses[number] for number in sorted(losses)]
         targets = sum(count for _, count in in_order)
-        return SplitStep(sum(loss for loss, _ in in_order) / targets, targets, norm)
+        return SplitStep(sum(loss for loss, _ in in_order) / targets, targets, norm, guard)
 
     def measure(self, step: int, batches: Iterator[tuple[Tensor, Tensor]]) -> HeldOutScores:
         """Return what held-out rows come to, with answers in their order; clients take turns.
@@ -248,8 +251,14 @@ class SplitDriver:
                 if isinstance(said, say.ResendRequest):
                     self._sending[party.name].send_again(said)
 
+    def _hear_of_guard(self) -> GuardReport:
+        with self.timer.phase("wait"):
+            told, _ = self._owner.line.hear(say.GuardedStep)
+        return GuardReport(**{one.name: getattr(told, one.name) for one in fields(GuardReport)})
+
     def _send_what_others_are_asked_for(self) -> None:
-        """One client's reply waits for every client's frames."""
+        """One client's reply waits for every client's frames, and for what the enclave asks of the owner meanwhile."""
+        self._owner.line.heed()
         for party in self._clients:
             asked = party.line.glance(say.ResendRequest)
             if asked is not None:

@@ -12,7 +12,7 @@ from phalanx.split.channel.link import Frame, FrameLink, costs_of
 from phalanx.split.channel.packed import PackedFrame
 from phalanx.split.channel.tensor_kinds import TensorKinds, What
 from phalanx.split.roles.client import client_of, microbatches_of
-from phalanx.split.training.trainer import BackTrainer
+from phalanx.split.training.trainer import SplitTrainer
 
 Replies = Mapping[str, PackedFrame]
 """Frames for clients, by name."""
@@ -37,7 +37,7 @@ class Enclave:
 
     def __init__(
         self,
-        trainer: BackTrainer,
+        trainer: SplitTrainer,
         kinds: TensorKinds,
         microbatches: int,
         clients: Sequence[str],
@@ -46,7 +46,6 @@ class Enclave:
         self.trainer, self.gate = trainer, gate
         self._kinds, self._microbatches, self._clients = kinds, microbatches, tuple(clients)
         self._links: dict[str, FrameLink] = {}
-        self._learned: list[tuple[float, int]] = []
         self._parts: dict[tuple[str, What], tuple[torch.Tensor, ...]] = {}
 
     def connect(self, client: str, link: FrameLink) -> None:
@@ -66,7 +65,7 @@ class Enclave:
     @property
     def due(self) -> tuple[str, int]:
         """The client and the microbatch that are due in the step under way."""
-        number = len(self._learned)
+        number = self.trainer.num_learned
         return client_of(number, self._clients), number
 
     @property
@@ -82,7 +81,6 @@ class Enclave:
     def begin_again(self) -> None:
         """Give up the step that is under way; its microbatches are learned again."""
         self.trainer.forget()
-        self._learned.clear()
         self._parts.clear()
 
     def take(self, client: str, what: What, microbatch: int, rows: int, frame: Frame, digest: str = "") -> Replies:
@@ -117,8 +115,8 @@ class Enclave:
             loss, targets, answers = self.trainer.measure(hidden, labels)
             return {client: self._reply(client, what, microbatch, [math.nan, loss, targets, *answers], step)}
         extras = dict(zip(sorted(self._kinds.extras), more, strict=True))
-        self._learned.append(self.trainer.learn(hidden, labels, extras))
-        return {} if len(self._learned) < self._microbatches else self._finish(rows)
+        self.trainer.learn(hidden, labels, extras)
+        return {} if self.trainer.num_learned < self._microbatches else self._finish(rows)
 
     def statement(self, client: str) -> bytes:
         """This side's signed word on what has crossed a client's link."""
@@ -139,14 +137,13 @@ class Enclave:
 
     def _finish(self, rows: int) -> Replies:
         """Take the step, and tell every client its own losses."""
-        step, learned = self.trainer.num_steps, list(self._learned)
-        self._learned.clear()
+        step = self.trainer.num_steps
         try:
             norm = self.trainer.step()
         except FailedBatchError:
             # said by a norm that is no number: the other ends know no exceptions of this process
             norm = math.nan
-        replies = {}
+        learned, replies = self.trainer.losses, {}
         for client in self._clients:
             mine = microbatches_of(client, self._microbatches, self._clients)
             if not mine:
@@ -168,7 +165,7 @@ class Enclave:
                     f"{client}: microbatch {microbatch} of {rows} rows came, due is {self.due[1]} of {self.due[0]} "
                     f"with {self._kinds.rows}"
                 )
-        elif self._learned or not 1 <= rows <= _MAX_MEASURED_ROWS or microbatch < 0:
+        elif self.trainer.num_learned or not 1 <= rows <= _MAX_MEASURED_ROWS or microbatch < 0:
             raise FrameError(f"{client}: a measurement of {rows} rows came inside of a step, or is none")
 
     def _link(self, client: str) -> FrameLink:

@@ -30,14 +30,30 @@ from phalanx.split.roles.enclave import Enclave, Replies
 from phalanx.split.training.parts import build_back
 from phalanx.split.training.release import ReleaseMaker
 from phalanx.split.training.task import task_of
-from phalanx.split.training.trainer import BackTrainer
+from phalanx.split.training.trainer import BackTrainer, SplitTrainer
 from phalanx.transport import CheckedFrame, Endpoint, GrpcWire, LinkFault, Meter
 
+MakeTrainer = Callable[[BackTrainer], SplitTrainer]
+"""What trains, made of the trainer of the whole back part in this process."""
+OpenTrainer = Callable[[Endpoint, ModelSource], contextlib.AbstractContextManager[MakeTrainer]]
+"""Opens what trains beside the enclave's own endpoint, and ends it whatever happens."""
+_TRAINER = "trainer"
+"""Key, in the books of a sealed state, of what belongs to the trainer."""
 _OWNER_ONLY = (say.Restore, say.Keep, say.Settle, say.Weigh, say.AskRelease, say.End)
 
 
+@contextlib.contextmanager
+def _in_this_process(endpoint: Endpoint, source: ModelSource) -> Iterator[MakeTrainer]:
+    """Train the whole back part here."""
+    del endpoint, source
+    yield lambda whole: whole
+
+
 def serve(
-    config: EnclaveConfig, end: socket.socket | None = None, workers: Mapping[str, socket.socket] | None = None
+    config: EnclaveConfig,
+    end: socket.socket | None = None,
+    workers: Mapping[str, socket.socket] | None = None,
+    open_trainer: OpenTrainer = _in_this_process,
 ) -> None:
     """Be the enclave until the owner ends the session or a party is gone.
 
@@ -45,6 +61,7 @@ def serve(
         config: What the enclave is started with.
         end: Its end of a pipe to all parties; without one it listens on the network.
         workers: Its ends of pipes to masked workers; without them it starts those that it needs.
+        open_trainer: Opens what trains; the whole back part in this process when left out.
 
     Raises:
         PeerLostError: A party cannot be reached any more.
@@ -65,12 +82,15 @@ def serve(
         with (
             offloaded(config, identity, workers) as prepare,
             Endpoint(identity, {}, config.session, wire, limits) as endpoint,
+            # what trains may have something to say to the owner until its end
+            contextlib.ExitStack() as inside,
         ):
             for name, pem in config.certificates.items():
                 peer = peer_from_certificate(pem.encode("ascii"), identity.authority_pem, where=name)
                 endpoint.add_peer(peer, config.addresses[name])
             source = open_model(config.model, Path(config.cache), config.seed)
-            server = EnclaveServer(config, identity, endpoint, source, prepare)
+            trains = inside.enter_context(open_trainer(endpoint, source))
+            server = EnclaveServer(config, identity, endpoint, source, prepare, trains)
             server.announce(wire.address)
             server.run()
 
@@ -84,6 +104,7 @@ class EnclaveServer:
         endpoint: Knows owner and clients.
         source: The model.
         prepare: Changes what is frozen in the back part before it is trained.
+        trains: Makes what trains; the back part in this process when left out.
 
     Raises:
         PhalanxError: Model or tier is unusable.
@@ -96,6 +117,7 @@ class EnclaveServer:
         endpoint: Endpoint,
         source: ModelSource,
         prepare: Prepare = as_it_is,
+        trains: MakeTrainer = lambda whole: whole,
     ) -> None:
         split, directory = config.split, Path(config.directory)
         self._config, self._endpoint, self._source = config, endpoint, source
@@ -118,9 +140,10 @@ class EnclaveServer:
             activation_checkpointing=config.model.activation_checkpointing,
         )
         task = task_of(config.objective, config.classes)
-        self._trainer = BackTrainer(back, task, config.optimizer, config.steps, config.seed)
+        whole = BackTrainer(back, task, config.optimizer, config.steps, config.seed)
         # after the head is there: a masked split has no use for one that is replaced
         prepare(back)
+        self._trainer = trains(whole)
         self._releasing = ReleaseMaker(split.release, self._trainer.weights())
         kinds = TensorKinds(
             config.rows,
@@ -258,6 +281,8 @@ class EnclaveServer:
     def _restore(self, sender: str, message: say.Restore, item: CheckedFrame) -> None:
         if message.step:
             tensors, books = self._keeper.open(item.payload, message.step)
+            about = books.pop(_TRAINER, {})
+            self._trainer.check_books(about if isinstance(about, dict) else {})
             self._trainer.load_state(self._releasing.load(tensors, books), message.step)
             self._enclave.gate = self._releasing.gate
             self._is_current = True
@@ -266,8 +291,11 @@ class EnclaveServer:
 
     def _keep(self, sender: str, message: say.Keep, item: CheckedFrame) -> None:
         released, books = self._releasing.state()
-        step = self._trainer.num_steps
-        blob, number = self._keeper.seal({**self._trainer.state(), **released}, books, step)
+        state, step = self._trainer.state(), self._trainer.num_steps
+        # as they are once the state is agreed on
+        about = self._trainer.books()
+        books |= {_TRAINER: about} if about else {}
+        blob, number = self._keeper.seal({**state, **released}, books, step)
         self._post(sender, say.SealedState(step=step, number=number), blob)
 
     def _settle(self, sender: str, message: say.Settle, item: CheckedFrame) -> None:

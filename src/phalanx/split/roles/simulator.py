@@ -137,6 +137,7 @@ class SplitSimulator:
 
     Attributes:
         enclave: The inside.
+        trainer: What trains in it.
         clients: By name.
         front: Of all clients.
         bytes_crossed: Of all frames so far.
@@ -158,7 +159,7 @@ class SplitSimulator:
         self._scene, self._attester = scene, attester
         self.front: Front = front or FrontPart(scene.source, split.cut, attention=scene.attention, wire=split.wire)
         back = build_back(scene.source, split.cut, adapter=scene.adapter, attention=scene.attention, seed=scene.seed)
-        trainer = BackTrainer(back, task, scene.optimizer, scene.total_steps, scene.seed)
+        trainer = self.trainer = BackTrainer(back, task, scene.optimizer, scene.total_steps, scene.seed)
         self._kinds = TensorKinds(
             scene.rows, scene.seq, scene.source.hidden_size, split.wire, task.label_shape, task.num_answers, task.extras
         )

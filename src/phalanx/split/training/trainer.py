@@ -2,13 +2,14 @@
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from phalanx.engine import NO_EXTRAS
-from phalanx.errors import FailedBatchError, ModelError, NonFiniteLossError
+from phalanx.errors import CheckpointError, FailedBatchError, ModelError, NonFiniteLossError
 from phalanx.models import StageModule
 from phalanx.optimizers import (
     OptimizerConfig,
@@ -19,6 +20,82 @@ from phalanx.optimizers import (
 )
 from phalanx.split.training.measured import HeldOutScores
 from phalanx.split.training.task import SplitTask
+
+
+class SplitTrainer(Protocol):
+    """The trainer of a back part, wherever its layers are."""
+
+    @property
+    def num_steps(self) -> int:
+        """Steps made so far."""
+        ...
+
+    @property
+    def num_learned(self) -> int:
+        """Microbatches since the last step."""
+        ...
+
+    @property
+    def losses(self) -> Sequence[tuple[float, int]]:
+        """Summed loss and targets of each microbatch of the last step; a loss of a step that failed may be NaN."""
+        ...
+
+    def learn(self, hidden: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS) -> object:
+        """Take one microbatch of the next step.
+
+        Raises:
+            DataError: The labels do not fit.
+        """
+        ...
+
+    def measure(self, hidden: Tensor, labels: Tensor) -> HeldOutScores:
+        """Return what a held-out microbatch comes to; nothing changes.
+
+        Raises:
+            DataError: The labels do not fit.
+        """
+        ...
+
+    def step(self) -> float:
+        """Take one step, and return the gradient's norm before clipping.
+
+        Raises:
+            FailedBatchError: It is not finite, or there was no target. Nothing was updated.
+        """
+        ...
+
+    def forget(self) -> None:
+        """Drop the microbatches since the last step."""
+        ...
+
+    def state(self) -> Mapping[str, Tensor]:
+        """Weights and moments of all that is trained, by name."""
+        ...
+
+    def load_state(self, tensors: Mapping[str, Tensor], num_steps: int) -> None:
+        """Go on from a state.
+
+        Raises:
+            CheckpointError: It is another model's.
+        """
+        ...
+
+    def weights(self) -> Iterable[tuple[str, Tensor]]:
+        """What is trained, by canonical name, as it is now."""
+        ...
+
+    def books(self) -> dict[str, object]:
+        """JSON data that belongs to a state beside its tensors; empty where there is none."""
+        ...
+
+    def check_books(self, books: Mapping[str, object]) -> None:
+        """Look at the books of a state before it is loaded.
+
+        Raises:
+            RollbackError: What they speak of has been turned back since.
+            CheckpointError: They are of another kind of run.
+        """
+        ...
 
 
 class BackTrainer:
@@ -35,6 +112,7 @@ class BackTrainer:
         back: The module.
         task: What it is trained on.
         num_targets: Of the microbatches since the last step.
+        losses: As `SplitTrainer` has them; those of the step under way, once it has begun.
 
     Raises:
         ModelError: Nothing is to be trained.
@@ -52,12 +130,18 @@ class BackTrainer:
         self._optimizer = StageOptimizer(self._trained, optimizer)
         self._seed, self._num_learned = seed, 0
         self.num_targets = 0
+        self.losses: list[tuple[float, int]] = []
         back.train()
 
     @property
     def num_steps(self) -> int:
         """Steps made so far."""
         return self._optimizer.num_steps
+
+    @property
+    def num_learned(self) -> int:
+        """Microbatches since the last step."""
+        return self._num_learned
 
     @property
     def trained(self) -> Mapping[str, nn.Parameter]:
@@ -82,9 +166,12 @@ class BackTrainer:
         loss, targets = self.task.loss(self.back, hidden.to(torch.float32), labels, extras)
         # torch has no annotation for it
         loss.backward()  # type: ignore[no-untyped-call]
+        if not self._num_learned:
+            self.losses = []
+        self.losses.append((float(loss.detach()), targets))
         self.num_targets += targets
         self._num_learned += 1
-        return float(loss.detach()), targets
+        return self.losses[-1]
 
     @torch.no_grad()
     def measure(self, hidden: Tensor, labels: Tensor) -> HeldOutScores:
@@ -146,6 +233,15 @@ class BackTrainer:
         """What is trained, by canonical name, as it is now."""
         for name, value in self._trained.items():
             yield name, value.detach()
+
+    def books(self) -> dict[str, object]:
+        """None: the tensors say it all."""
+        return {}
+
+    def check_books(self, books: Mapping[str, object]) -> None:
+        """As `SplitTrainer` says."""
+        if books:
+            raise CheckpointError("sealed state: is of an enclave that owns a pipeline, and this one does not")
 
     def _dropout_seed(self) -> int:
         """A microbatch that is learned again has the dropout that it had."""

@@ -62,7 +62,7 @@ class SplitEngine:
             phases=lead.timer.take(),
             bytes_by_link={name: count - bytes_before[name] for name, count in lead.bytes_crossed.items()},
             batch=inputs.digest(),
-            guard=None,
+            guard=outcome.guard,
         )
 
     def facts(self) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from phalanx.train.records.audit_trail import LEAVES_FORMAT, LOG_FILE
 from phalanx.train.records.history import KEY_REVEALED
 from phalanx.train.records.log_heads import SUMMARY_FILE, head_in_summary, known_heads
 from phalanx.train.records.run_directory import owner_certificate
+from phalanx.train.records.unstarted import MIDDLE
 
 _OPENINGS = ("run_started", "run_resumed")
 
@@ -47,6 +48,7 @@ class RunProof:
         rates: Shares of the work that the last guarded session audited, by name.
         remarks: What holds and proves less than one may think, one sentence each.
         unproven: What should be there and could not be shown, one sentence each.
+        own_log: Directory of the log of an enclave that owns the run's pipeline; empty where the owner of the run does.
     """
 
     log: LogSummary
@@ -61,10 +63,13 @@ class RunProof:
     rates: Mapping[str, float]
     remarks: tuple[str, ...]
     unproven: tuple[str, ...]
+    own_log: str = ""
 
     @property
     def conclusion(self) -> str:
         """Say in one sentence what the log proves about steps."""
+        if self.own_log:
+            return f"what the owner was told: the enclave that guards the steps signs a log of its own, {self.own_log}"
         if not self.is_guarded:
             return "no step was verified: the guard was off"
         if not self.steps:
@@ -151,6 +156,7 @@ def verify_run(run_dir: Path, certificate: Path | None = None, heads: Sequence[P
         rates=_rates(reader.sessions),
         remarks=tuple(remarks),
         unproven=tuple(unproven),
+        own_log=str(run_dir / MIDDLE) if any(session.opening.get("middle") for session in reader.sessions) else "",
     )
 
 

@@ -20,7 +20,7 @@ from phalanx.train.records.ground_truth import GroundTruth
 
 _MOST_CHARACTERS = 2000
 # a conviction must outlive even the machine: a resumed run reads here which party may not come back
-_LASTING = ("run_started", "run_resumed", "verdict", "evicted")
+LASTING = ("run_started", "run_resumed", "verdict", "evicted")
 _SAID: dict[str, tuple[Kind, str]] = {
     "awaiting": ("note", "listening on {address}; start {parties} with `phalanx worker`"),
     "log_head_ignored": ("alarm", "what {party} says of the audit log does not count: {reason}"),
@@ -41,6 +41,7 @@ _SAID: dict[str, tuple[Kind, str]] = {
     ),
     "evicted": ("eviction", "{party} is evicted"),
     "lost": ("eviction", "{party} is gone"),
+    "left": ("note", "{party} has handed over and left"),
     "batch_skipped": ("alarm", "step {step}: batch {number} is given up, the next one takes its place: {reason}"),
     "fell_back": ("eviction", "nobody can serve a stage: back from step {from_step} to the checkpoint of {to_step}"),
     "checkpoint_failed": ("alarm", "no checkpoint of step {step}, training goes on: {reason}"),
@@ -146,7 +147,7 @@ class RunRecorder:
     def observe(self, kind: str, body: dict[str, object]) -> None:
         """Write an event to the audit log and say what a person wants to know."""
         self.log.append(kind, body)
-        if kind in _LASTING:
+        if kind in LASTING:
             self.log.sync()
         said = in_words(kind, body)
         if said is not None:

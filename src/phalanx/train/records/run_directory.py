@@ -5,6 +5,7 @@ import json
 import os
 import secrets
 import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from phalanx.train.config import RunConfig, load_run
 from phalanx.train.records.unstarted import claim, free, is_unstarted
 
 _RECORD, _SUMMARY, _BEGUN = "run.json", "summary.json", ".begun"
+_SHOWN_KEYS = 4
 ADDRESS_FILE = "address"
 ATTACK_LOG = "attack.jsonl"
 """Where attackers of a drill write what they did."""
@@ -56,6 +58,40 @@ def holds_run(run_dir: Path) -> bool:
     return (run_dir / _RECORD).exists() and not is_unstarted(run_dir)
 
 
+def is_made(run_dir: Path) -> bool:
+    """Whether a run's directory is there, with its keys, whatever the run has done."""
+    return (run_dir / _RECORD).exists()
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _flat(inner, f"{name}.{key}".removeprefix("."))
+    else:
+        yield name, value
+
+
+def check_directory(run_dir: Path, *, resume: bool) -> None:
+    """Refuse what `RunDirectory` would, as far as it can be seen without the run; nothing is touched.
+
+    Raises:
+        ConfigError: It holds a run already and `resume` is false.
+        CheckpointError: There is nothing to resume.
+    """
+    if resume and not any((run_dir / name).exists() for name in (_RECORD, _BEGUN)):
+        raise _nothing_to_resume(run_dir)
+    if not resume and holds_run(run_dir):
+        raise _holds_run(run_dir)
+
+
+def _nothing_to_resume(run_dir: Path) -> CheckpointError:
+    return CheckpointError(f"{run_dir}: there is no run to resume; start it without --resume")
+
+
+def _holds_run(run_dir: Path) -> ConfigError:
+    return ConfigError(f"{run_dir}: holds a run already; add --resume to go on with it, or choose another --run-dir")
+
+
 class RunDirectory(Closeable):
     """Paths and identities of one run.
 
@@ -66,10 +102,16 @@ class RunDirectory(Closeable):
         begun_anew: Whether an earlier start was here that had not finished a step.
     """
 
-    def __init__(self, path: Path, run: RunConfig, *, resume: bool) -> None:
+    def __init__(self, path: Path, run: RunConfig, *, resume: bool, parties: Sequence[str] | None = None) -> None:
         """Make the directory of a new run, or open that of a run to resume.
 
         A directory of a run that has not finished a step is made free and filled anew, keys included.
+
+        Args:
+            path: The directory.
+            run: The run file.
+            resume: Whether it is there.
+            parties: Names that get keys beside the owner's; those of the run file when left out.
 
         Raises:
             ConfigError: It holds a run already and `resume` is false, or another run than this one; or another
@@ -79,6 +121,7 @@ class RunDirectory(Closeable):
         """
         self.path = path
         self._run = run
+        self._parties = run.workers if parties is None else tuple(parties)
         self._claim: int | None = None
         self.begun_anew = False
         record = path / _RECORD
@@ -213,7 +256,7 @@ class RunDirectory(Closeable):
         """Only a new directory is filled, or one in which a crash interrupted just that."""
         begun = (self.path / _BEGUN).exists()
         if resume and not begun:
-            raise CheckpointError(f"{self.path}: there is no run to resume; start it without --resume")
+            raise _nothing_to_resume(self.path)
         foreign = sorted(name for name in _OWN_NAMES if (self.path / name).exists())
         if foreign and not begun:
             raise ConfigError(
@@ -229,9 +272,7 @@ class RunDirectory(Closeable):
         if record.exists():
             self.begun_anew = free(self.path)
             if not self.begun_anew:
-                raise ConfigError(
-                    f"{self.path}: holds a run already; add --resume to go on with it, or choose another --run-dir"
-                )
+                raise _holds_run(self.path)
         self._check_creation(resume)
         return self._create(record)
 
@@ -244,7 +285,7 @@ class RunDirectory(Closeable):
             # a crash in the middle leaves no record, so what it made is made anew
             shutil.rmtree(self.pki, ignore_errors=True)
             create_authority(self.pki)
-            for name in (OWNER, *self._run.workers):
+            for name in (OWNER, *self._parties):
                 issue(self.pki, name)
         run_id = secrets.token_hex(16)
         temporary = self.path / f".{_RECORD}.tmp"
@@ -252,6 +293,17 @@ class RunDirectory(Closeable):
         temporary.rename(record)
         begun.unlink()
         return run_id
+
+    def _what_differs(self) -> str:
+        """Name keys that the run there has with other values."""
+        try:
+            there = load_run(self.path / "config.toml")
+        except ConfigError:
+            return ""
+        theirs, mine = (dict(_flat(run.model_dump(mode="json"))) for run in (there, self._run))
+        other = [key for key in sorted(theirs.keys() | mine.keys()) if theirs.get(key) != mine.get(key)]
+        shown = ", ".join(f"{key} ({theirs.get(key)!r} there, {mine.get(key)!r} here)" for key in other[:_SHOWN_KEYS])
+        return f": {shown}{', ...' if len(other) > _SHOWN_KEYS else ''}"
 
     def _check_record(self, record: Path) -> str:
         try:
@@ -267,6 +319,8 @@ class RunDirectory(Closeable):
                 )
             raise ConfigError(
                 f"{self.path}: holds another run (config digest {config_digest[:12]}..., this run file has "
-                f"{digest(self._run)[:12]}...); resume with the very run file, see {self.path / 'config.toml'}"
+                f"{digest(self._run)[:12]}...){self._what_differs()}; resume with the very run file, see "
+                f"{self.path / 'config.toml'}, or begin a new run where this one is: --from {self.path} with another "
+                "--run-dir"
             )
         return run_id

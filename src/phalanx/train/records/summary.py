@@ -125,6 +125,8 @@ def summarise(run: RunConfig, figures: Figures, totals: RunningTotals, truth: Gr
     """Everything for ``summary.json``, with the keys that scripts rely on."""
     # what remote workers did they alone know; what the owner found it knows wherever they are
     known = not run.pipeline.remote_workers
+    # an enclave opens no state but its newest
+    checkpoints = figures.checkpoints if run.split is None else ()
     liars = {party for party, _ in truth.attacked}
     guilty = [(verdict["party"], verdict["step"]) for verdict in figures.verdicts]
     detections = set(guilty) & truth.attacked if known else set(guilty)
@@ -164,7 +166,7 @@ def summarise(run: RunConfig, figures: Figures, totals: RunningTotals, truth: Gr
         "usage_cpu_s": figures.usage,
         "audit_log_head": _head(figures.signed_log_head),
         "audit_log_head_signed": figures.signed_log_head,
-        **trust_figures(figures.checks, figures.drifts, figures.checkpoints, guarded=_guarded(run)),
+        **trust_figures(figures.checks, figures.drifts, checkpoints, guarded=_guarded(run)),
         **({} if figures.texts is None else {"classification": _classification(figures)}),
         **({} if figures.split is None else {"split": figures.split}),
     }
@@ -180,7 +182,7 @@ def _classification(figures: Figures) -> dict[str, Any]:
 
 
 def _guarded(run: RunConfig) -> bool | None:
-    return None if run.parallel is not None or run.split is not None else run.guard.enabled
+    return run.guard.enabled if run.has_stages else None
 
 
 def _head(signed: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -12,6 +12,8 @@ from pathlib import Path
 from phalanx.errors import ConfigError
 
 LOCK_FILE = ".lock"
+MIDDLE = "middle"
+"""Directory, inside that of the run, where an enclave that owns a pipeline has its log, its evidence and its keys."""
 _GROW_WITH_STEPS = ("metrics.jsonl", "steps.jsonl")
 _FILLED_BY_STEPS = ("checkpoints", "evidence", "journal")
 _LOG = "events.jsonl"
@@ -28,7 +30,7 @@ _BEFORE_A_STEP = {
 _NAMES = (
     *("config.toml", "run.json", "owner.pem", "summary.json", "report.html", "address", "attack.jsonl"),
     *(_LOG, *_GROW_WITH_STEPS, *_FILLED_BY_STEPS),
-    *("pki", "secrets", "tensorboard", "clients", "enclave", "transcript.json"),
+    *("pki", "secrets", "tensorboard", "clients", "enclave", MIDDLE, "transcript.json"),
 )
 """What a run leaves behind before its first step; its processes' logs stay, where they meet as well."""
 
@@ -42,7 +44,10 @@ def is_unstarted(run_dir: Path) -> bool:
     try:
         grown = any((run_dir / name).exists() and (run_dir / name).stat().st_size for name in _GROW_WITH_STEPS)
         filled = any((run_dir / name).is_dir() and any((run_dir / name).iterdir()) for name in _FILLED_BY_STEPS)
-        return not (grown or filled) and all(kind in _BEFORE_A_STEP for kind in _kinds(run_dir / _LOG))
+        decided = any(kind not in _BEFORE_A_STEP for kind in _kinds(run_dir / _LOG))
+        # what an enclave knows of its stages may be ahead of what the owner of the run was told
+        middle = run_dir / MIDDLE
+        return not (grown or filled or decided) and (not middle.exists() or is_unstarted(middle))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
 

@@ -5,14 +5,17 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from phalanx.checkpoint.state_files import StateFiles
 from phalanx.errors import CheckpointError, ConfigError
+from phalanx.models import ModelSource
 from phalanx.pipeline import (
     OWNER,
     AuditDraw,
+    Callers,
     ExpectedWorkers,
     Files,
     Incarnations,
@@ -33,13 +36,44 @@ from phalanx.pipeline import (
 from phalanx.security.audit import AuditLog
 from phalanx.security.crypto import certified_name
 from phalanx.train.config import RunConfig
+from phalanx.train.records.audit_trail import rules
 from phalanx.train.records.journal import Journal
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.sessions.replacements import Replacements
+from phalanx.train.setup.layout import estimate_stages
 from phalanx.train.setup.stage_source import StageLibrary
 from phalanx.transport import Endpoint, GrpcWire
 
-OpenWorkers = Callable[[Path], LocalWorkers]
+
+class WorkerProcesses(Protocol):
+    """The processes of a run's workers, as far as their owner starts and ends them."""
+
+    def start(self, configs: Mapping[str, WorkerConfig]) -> None:
+        """Start one process per worker file."""
+        ...
+
+    def start_fork_server(self, threads: int) -> None:
+        """Prepare for workers that are started later."""
+        ...
+
+    def is_alive(self, name: str) -> bool:
+        """Whether a worker may still run."""
+        ...
+
+    def dismiss(self, name: str) -> None:
+        """End one worker."""
+        ...
+
+    def last_output(self, name: str) -> str:
+        """The end of a worker's output, for an error message."""
+        ...
+
+    def close(self) -> None:
+        """Give every worker a moment to end by itself, then end it."""
+        ...
+
+
+OpenWorkers = Callable[[Path], contextlib.AbstractContextManager[WorkerProcesses]]
 """What starts local workers, given the directory of their files and logs."""
 
 _JOIN_TIMEOUT_S = 120.0
@@ -59,7 +93,7 @@ class JoinedWorkers:
     """
 
     members: Members
-    workers: LocalWorkers
+    workers: WorkerProcesses
     wire: GrpcWire
     endpoint: Endpoint
 
@@ -88,6 +122,7 @@ def gathered(
     late: Sequence[str],
     open_workers: OpenWorkers = LocalWorkers,
     log: AuditLog | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Iterator[JoinedWorkers]:
     """Start or await the workers called `names`, and end them whatever happens; `late` ones may come at any time.
 
@@ -95,6 +130,7 @@ def gathered(
 
     A worker that is not named, such as one convicted in an earlier session, is not started and not let in.
     `open_workers` starts the local ones; another than the default is for drills only.
+    `say` takes a line about each party of another machine that calls, from other threads.
     Workers of other machines remember how far `log` has come; those of this one live and die with the owner.
 
     Raises:
@@ -111,6 +147,8 @@ def gathered(
         # a second process of a certificate waits, before the engine is there as later on, until the first is given up
         incarnations = Incarnations(endpoint, (), run.pipeline.returns)
         wire.name_of = incarnations.name_of
+        if run.pipeline.remote_workers:
+            wire.name_of = Callers(incarnations.name_of, (*names, *late), say).name_of
         workers = stack.enter_context(open_workers(home.path / "workers"))
         if run.pipeline.remote_workers:
             home.announce(wire.address)
@@ -118,7 +156,7 @@ def gathered(
         else:
             if len(names) + len(late) > 1:
                 workers.start_fork_server(run.train.threads)
-            workers.start({name: _worker_config(run, home, name, wire.address) for name in names})
+            workers.start({name: worker_config(run, home, name, wire.address) for name in names})
         witnesses = LogHeadExchange()
         if run.pipeline.remote_workers and log is not None:
             witnesses = LogHeadExchange(log.public_lines, home.owner.public)
@@ -166,7 +204,7 @@ def engaged(
     if not run.pipeline.remote_workers:
         replacements = Replacements(
             late,
-            start=lambda name: workers.start({name: _worker_config(run, home, name, joined.wire.address)}),
+            start=lambda name: workers.start({name: worker_config(run, home, name, joined.wire.address)}),
             is_alive=workers.is_alive,
             has_joined=lambda name: name in members.addresses,
             observe=observe,
@@ -207,7 +245,41 @@ def session_draw(home: RunDirectory, run: RunConfig) -> AuditDraw:
     return AuditDraw.of(home.audit_key(), fresh_nonce(), run.guard)
 
 
-def _worker_config(run: RunConfig, home: RunDirectory, name: str, owner: str) -> WorkerConfig:
+def opening_facts(
+    run: RunConfig, home: RunDirectory, source: ModelSource, names: Sequence[str], session: str, draw: AuditDraw
+) -> dict[str, Any]:
+    """What the first event of a session of a pipeline says beside what every engine's does.
+
+    Args:
+        run: The run file.
+        home: Has the certificates.
+        source: The model.
+        names: Workers that take part from the beginning.
+        session: Its name.
+        draw: Its audits.
+    """
+    stages = [
+        {key: getattr(row, key) for key in ("index", "layers", "parameters", "holder", "shadow")}
+        for row in estimate_stages(run, source, names)
+    ]
+    return {
+        "session": session,
+        "stages": stages,
+        "audit_key_commitment": draw.commitment if run.guard.enabled else None,
+        "audit_nonce": draw.nonce.hex() if run.guard.enabled else None,
+        **rules(run, home, run.stage_workers),
+    }
+
+
+def worker_config(run: RunConfig, home: RunDirectory, name: str, owner: str) -> WorkerConfig:
+    """The file of a local worker.
+
+    Args:
+        run: The run file.
+        home: Has the worker's keys.
+        name: Of the worker.
+        owner: Where the owner of the pipeline listens.
+    """
     return WorkerConfig(
         identity=str((home.pki / name).resolve()),
         owner=owner,

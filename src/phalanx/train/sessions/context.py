@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from phalanx.checkpoint import Checkpoint, Shard
-from phalanx.config import digest
+from phalanx.config import digest, printable
 from phalanx.data import Corpus, prepare, unigram_perplexity
 from phalanx.errors import CheckpointError, ConfigError
 from phalanx.models import ModelSource
@@ -76,6 +76,10 @@ class SessionContext:
         """Remove what speaks of an older log: its summary, and a key that it tells."""
         self.home.remove_summary()
         retire_key(self.home, self.history)
+
+    def say(self, line: str) -> None:
+        """Show one line on the terminal, whatever another party chose in it; from any thread."""
+        self.console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
     def tell(self, kind: str, body: dict[str, Any]) -> None:
         """Write an event before there is a recorder."""

@@ -1,12 +1,13 @@
 """A new run that goes on where another one is, with other stages, workers, copies or guards."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from phalanx.checkpoint import Checkpoint, Shard, manifest_digest
 from phalanx.config import digest
 from phalanx.errors import CheckpointError, ConfigError
+from phalanx.optimizers import learning_rate
 from phalanx.optimizers.stage import UPDATES
 from phalanx.train.config import RunConfig
 from phalanx.train.records.check_record import CheckRecord, adopted_record
@@ -14,15 +15,23 @@ from phalanx.train.records.past_run import PastRun
 from phalanx.train.setup.stage_source import StageLibrary
 
 _SAME_SECTIONS = ("model", "data", "optimizer")
-_SAME_IN_TRAIN = ("steps", "seed", "batch_size", "precision", "objective")
+_STEPS_BEFORE = "train_steps_before"
+_SAME_IN_TRAIN = ("seed", "batch_size", "precision", "objective")
 
 
 def check_adoption(run: RunConfig, past: PastRun) -> None:
-    """Refuse a run that would not be the continuation of another one: stages, copies, guard and paths may differ.
+    """Refuse a run that would not be the continuation of another one.
+
+    Stages, copies, guard and paths may differ, and there may be more steps; what is learned, from what and how may not.
 
     Raises:
         ConfigError: Names the first key that differs.
     """
+    if run.train.steps < past.config.train.steps:
+        raise ConfigError(
+            f"train.steps: {run.train.steps} are fewer than the {past.config.train.steps} of {past.path}; give as many "
+            "or more"
+        )
     pairs = [(name, getattr(run, name), getattr(past.config, name)) for name in _SAME_SECTIONS]
     pairs += [(f"train.{name}", getattr(run.train, name), getattr(past.config.train, name)) for name in _SAME_IN_TRAIN]
     for name, mine, theirs in pairs:
@@ -33,8 +42,26 @@ def check_adoption(run: RunConfig, past: PastRun) -> None:
             )
 
 
-def open_origin(run: RunConfig, path: Path) -> Checkpoint:
+def schedule_told(run: RunConfig, past: RunConfig, step: int) -> str | None:
+    """Say what more steps change: the learning rate from here on; None where there are as many as before."""
+    was, now = past.train.steps, run.train.steps
+    if was == now:
+        return None
+    rates = [learning_rate(run.optimizer, at, steps) for at, steps in ((max(0, step - 1), was), (step, now))]
+    return (
+        f"train.steps: {was} -> {now}. Steps before {step} stay as they were trained. From step {step} on the learning "
+        f"rate follows the schedule of {now} steps: {rates[1]:.3g}, after {rates[0]:.3g} where the other run ended. "
+        "Weights, optimizer, order of the data and seeds go on; the run, its log and its keys are new."
+    )
+
+
+def open_origin(run: RunConfig, path: Path, say: Callable[[str], None]) -> Checkpoint:
     """Open the newest checkpoint of the run in a directory, which `run` is to go on from.
+
+    Args:
+        run: Goes on there.
+        path: The directory.
+        say: Is told what more steps change, where there are more.
 
     Raises:
         ConfigError: `run` would not be its continuation.
@@ -48,15 +75,23 @@ def open_origin(run: RunConfig, path: Path) -> Checkpoint:
         # a party may have been convicted after the checkpoint was written
         record.observe("verdict", verdict)
     found.state["figures"]["checks"] = record.to_json()
+    told = schedule_told(run, past.config, found.step)
+    if told is not None:
+        found.state[_STEPS_BEFORE] = past.config.train.steps
+        say(told)
     return found
 
 
 def adopted_state(checkpoint: Checkpoint, run: RunConfig, run_id: str) -> dict[str, Any]:
     """Return the state of the new run's first checkpoint beside the tensors: what was in doubt stays in doubt."""
-    origin = {"run": checkpoint.run, "step": checkpoint.step, "manifest": manifest_digest(checkpoint.path)}
+    origin: dict[str, Any] = {"run": checkpoint.run, "step": checkpoint.step}
+    origin["manifest"] = manifest_digest(checkpoint.path)
+    saved = dict(checkpoint.state)
+    if _STEPS_BEFORE in saved:
+        origin["train_steps"] = [saved.pop(_STEPS_BEFORE), run.train.steps]
     checks = adopted_record(_record_of(checkpoint).to_json(), checkpoint.run)
     figures = {**checkpoint.state["figures"], "checks": checks}
-    return {**checkpoint.state, "figures": figures, "run": run_id, "config_digest": digest(run), "origin": origin}
+    return {**saved, "figures": figures, "run": run_id, "config_digest": digest(run), "origin": origin}
 
 
 def _record_of(checkpoint: Checkpoint) -> CheckRecord:

@@ -10,20 +10,28 @@ from phalanx.data import BatchLoader
 from phalanx.errors import CheckpointError, NoHolderError
 from phalanx.models import open_model, weights_digest
 from phalanx.pipeline import AuditDraw, LocalWorkers, Observe, PipelineEngine, StepPlan
-from phalanx.train.records.audit_trail import rules, step_noter
+from phalanx.train.records.audit_trail import step_noter
 from phalanx.train.records.history import UNDOINGS
 from phalanx.train.records.journal import Journal, collect, discard, newer_entry
 from phalanx.train.records.record import RunRecorder, announcing
 from phalanx.train.saving.checkpoint_rollback import Fallback
 from phalanx.train.saving.savepoint import Savepoint
 from phalanx.train.saving.saver import Saver
-from phalanx.train.sessions.cluster import JoinedWorkers, OpenWorkers, engaged, gathered, session_draw, session_name
+from phalanx.train.sessions.cluster import (
+    JoinedWorkers,
+    OpenWorkers,
+    engaged,
+    gathered,
+    opening_facts,
+    session_draw,
+    session_name,
+)
 from phalanx.train.sessions.context import SessionContext
 from phalanx.train.sessions.continue_from import cut_anew
 from phalanx.train.sessions.factory import EngineStart, RunMaterial
 from phalanx.train.sessions.hooks import StagesInTurn
-from phalanx.train.setup.guard_outlook import preset_in_words
-from phalanx.train.setup.layout import estimate_stages, make_plan
+from phalanx.train.setup.guard_outlook import guarded_by_nobody, preset_in_words
+from phalanx.train.setup.layout import make_plan
 from phalanx.train.setup.stage_source import StageLibrary
 
 
@@ -95,6 +103,7 @@ class PipelineSetup:
                     late=self._late,
                     open_workers=self._open_workers,
                     log=context.log,
+                    say=context.say,
                 )
             )
 
@@ -173,27 +182,16 @@ class PipelineSetup:
         context.console.print(
             f"guard: {guard.mode}" + (f", preset: {preset_in_words(guard)}" if guard.mode == "phalanx" else "")
         )
-        facts = self._facts(draw)
+        nobody = guarded_by_nobody(context.run)
+        if nobody is not None:
+            context.console.print(nobody, style="yellow", markup=False, highlight=False)
+        source, home = self.material.source, context.home
+        facts = opening_facts(context.run, home, source, self._workers, self._name, draw)
         context.opening(recorder, start, facts)
         if guard.enabled:
             context.history.committed.add(facts["audit_key_commitment"])
         if context.history.head is not None and guard.enabled:
             context.console.print("audits: a new nonce is in force, nobody can know them from an earlier session")
-
-    def _facts(self, draw: AuditDraw) -> dict[str, Any]:
-        """What the first event of the session says beside what every engine's does."""
-        run = self._context.run
-        stages = [
-            {key: getattr(row, key) for key in ("index", "layers", "parameters", "holder", "shadow")}
-            for row in estimate_stages(run, self.material.source, self._workers)
-        ]
-        return {
-            "session": self._name,
-            "stages": stages,
-            "audit_key_commitment": draw.commitment if run.guard.enabled else None,
-            "audit_nonce": draw.nonce.hex() if run.guard.enabled else None,
-            **rules(run, self._context.home, (*run.pipeline.workers, *run.pipeline.late_workers)),
-        }
 
 
 class PipelineEvents:

@@ -14,7 +14,7 @@ from phalanx.config import dump_toml
 from phalanx.data import Corpus
 from phalanx.errors import NoHolderError, ReleaseRefusedError
 from phalanx.models import ModelSource, open_model, stage_table
-from phalanx.pipeline import Observe
+from phalanx.pipeline import LocalWorkers, Observe
 from phalanx.split import SplitConfig, SplitDriver, cut_model
 from phalanx.split.check import check_split
 from phalanx.split.hardware.tier import worth
@@ -24,11 +24,15 @@ from phalanx.train.batches.scores import describe_texts
 from phalanx.train.config import RunConfig
 from phalanx.train.engines.split_engine import SplitEngine
 from phalanx.train.records.record import RunRecorder
+from phalanx.train.records.unstarted import MIDDLE
 from phalanx.train.saving.savepoint import Savepoint
 from phalanx.train.saving.saver import PlainSaver
+from phalanx.train.sessions.cluster import OpenWorkers
 from phalanx.train.sessions.context import SessionContext, check_vocabulary
 from phalanx.train.sessions.factory import EngineStart, RunMaterial
+from phalanx.train.sessions.middle_stages import WORKERS_SEE, middle_directory, middle_stages, noting, recall
 from phalanx.train.sessions.split_cluster import enclave_of, split_company, split_of
+from phalanx.train.setup.layout import stages_of
 
 ADAPTERS = "adapters.safetensors"
 
@@ -41,7 +45,8 @@ def describe_split(run: RunConfig, source: ModelSource) -> RenderableType:
     """
     _check(run, source)
     split = split_of(run)
-    table = Table(title=f"{split.mode} split, {split.clients} clients; {worth(split)}")
+    title = f"{split.mode} split, {split.clients} clients; {worth(split)}"
+    table = Table(title=f"{title}; {WORKERS_SEE}" if run.is_joined else title)
     for name in ("part", "layers", "parameters", "trained", "bytes a step"):
         table.add_column(name, justify="right")
     specs = cut_model(source.num_layers, split.cut)
@@ -52,11 +57,19 @@ def describe_split(run: RunConfig, source: ModelSource) -> RenderableType:
         layers = f"{row.first_layer}-{row.end_layer - 1}"
         count = row.trainable if trained is None else trained
         table.add_row(name, layers, f"{row.parameters:,}", f"{count:,}", size)
-    return Group(Syntax(dump_toml(run), "toml", background_color="default"), table)
+    toml = Syntax(dump_toml(run), "toml", background_color="default")
+    return Group(toml, table, stages_of(run, source)) if run.is_joined else Group(toml, table)
 
 
 class SplitFactory:
-    """A factory of the owner, the clients and the enclave of a run file."""
+    """A factory of the owner, the clients and the enclave of a run file.
+
+    Args:
+        open_workers: Starts the workers of an enclave's pipeline; another than the default is for drills only.
+    """
+
+    def __init__(self, open_workers: OpenWorkers = LocalWorkers) -> None:
+        self._open_workers = open_workers
 
     @contextlib.contextmanager
     def prepare(self, context: SessionContext) -> Iterator["SplitSetup"]:
@@ -66,13 +79,18 @@ class SplitFactory:
         _check(run, source)
         context.console.print(worth(split), style="bold", markup=False, highlight=False)
         context.figures.split = {"mode": split.mode, "tier": _tier(split), "worth": worth(split)}
+        middle = middle_directory(run, context.home)
+        if middle is not None:
+            context.console.print(WORKERS_SEE, style="bold", markup=False, highlight=False)
+            context.figures.split |= {"workers_see": WORKERS_SEE, "middle": MIDDLE}
+            recall(middle, context.figures)
         labelled = _labelled(context, source)
         corpus = labelled or context.corpus(source)
         sizes = (run.train.batch_size, run.train.microbatches, run.train.seed)
         drawn_from = corpus if isinstance(corpus, Corpus) else corpus.clients
         loader = ClientLoader(drawn_from, split.client_names, *sizes)
         num_classes = 0 if labelled is None else len(labelled.classes)
-        yield SplitSetup(context, RunMaterial(source, corpus, loader), num_classes)
+        yield SplitSetup(context, RunMaterial(source, corpus, loader), num_classes, self._open_workers)
 
 
 class SplitSetup:
@@ -82,12 +100,16 @@ class SplitSetup:
         context: The session.
         material: Model, texts and batches.
         num_classes: Of a classification; 0 of anything else.
+        open_workers: Starts the workers of an enclave that owns a pipeline.
     """
 
-    def __init__(self, context: SessionContext, material: RunMaterial, num_classes: int) -> None:
+    def __init__(
+        self, context: SessionContext, material: RunMaterial, num_classes: int, open_workers: OpenWorkers
+    ) -> None:
         self.material = material
         self._context = context
         self._num_classes = num_classes
+        self._open_workers = open_workers
 
     def recover(self, savepoint: Savepoint) -> None:
         """Find nothing to recover: a sealed state is good while it is the newest, and of this run alone."""
@@ -97,19 +119,24 @@ class SplitSetup:
     def open(self, opening: EngineStart) -> Iterator["RunningSplit"]:
         """Start the enclave, have every party meet it, and give it its sealed state."""
         context, recorder, split = self._context, opening.recorder, split_of(self._context.run)
-        facts = {"mode": split.mode, "tier": _tier(split), "clients": list(split.client_names)}
+        run, home, observe = context.run, context.home, context.observer(recorder)
+        facts: dict[str, Any] = {"mode": split.mode, "tier": _tier(split), "clients": list(split.client_names)}
+        if run.is_joined:
+            facts |= {"workers": list(run.stage_workers), "workers_see": WORKERS_SEE, "middle": MIDDLE}
         context.opening(recorder, opening.start, facts)
-        with split_company(context.run, context.home, self.material.source, self._num_classes) as lead:
+        note = noting(context.figures, opening.savepoint, observe)
+        with (
+            middle_stages(run, home, self._open_workers, note) as middle,
+            split_company(run, home, self.material.source, self._num_classes, middle) as lead,
+        ):
             for party in lead.parties:
                 if party.appraisal is not None:
                     recorder.observe("enclave_appraised", {"party": party.name, "result": party.appraisal.to_json()})
             engine = SplitEngine(lead, self._num_classes)
             if opening.checkpoint is not None:
                 engine.load(opening.checkpoint)
-            observe = _settling(context.observer(recorder), recorder, engine)
-            running = RunningSplit(
-                engine, PlainSaver(engine.shards, opening.savepoint, observe), lead, context, recorder
-            )
+            saver = PlainSaver(engine.shards, opening.savepoint, _settling(observe, recorder, engine))
+            running = RunningSplit(engine, saver, lead, context, recorder)
             try:
                 yield running
             except BaseException:

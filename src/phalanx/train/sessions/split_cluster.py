@@ -4,6 +4,7 @@ import contextlib
 import secrets
 import socket
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from phalanx.config import digest
 from phalanx.models import ModelSource
@@ -24,6 +25,8 @@ from phalanx.split.processes.local_enclave import LocalEnclave
 from phalanx.split.processes.offload import masked_session
 from phalanx.train.config import RunConfig
 from phalanx.train.records.run_directory import RunDirectory
+from phalanx.train.sessions.enclave_owner import EnclaveOwnerConfig
+from phalanx.train.sessions.middle_stages import MiddleStages
 from phalanx.transport import Endpoint, GrpcWire
 
 
@@ -49,7 +52,11 @@ def enclave_of(home: RunDirectory) -> Peer:
 
 @contextlib.contextmanager
 def split_company(
-    run: RunConfig, home: RunDirectory, source: ModelSource, num_classes: int = 0
+    run: RunConfig,
+    home: RunDirectory,
+    source: ModelSource,
+    num_classes: int = 0,
+    middle: MiddleStages | None = None,
 ) -> Iterator[SplitDriver]:
     """Start the enclave, have every party meet it, and end it whatever happens.
 
@@ -58,6 +65,7 @@ def split_company(
         home: Has the keys of all parties.
         source: The model.
         num_classes: Of a classification; 0 of anything else.
+        middle: Of an enclave that owns a pipeline.
 
     Raises:
         RefusedEvidenceError: A party does not accept the enclave's evidence.
@@ -79,14 +87,17 @@ def split_company(
             addresses[name], endpoints[name] = wire.address, (identity, endpoint)
         config, workers = _enclave_config(run, home, session, addresses, num_classes), home.path / "workers"
         if far is None:
-            process: LocalEnclave | ConfinedEnclave = LocalEnclave(workers, config)
+            process: LocalEnclave | ConfinedEnclave = _local_enclave(run, workers, config, middle)
         else:
             behind_pipes = _piped_workers(split, home, session)
             ends = stack.enter_context(confined_workers(workers, behind_pipes, run.train.threads))
             process = ConfinedEnclave(workers, config, far, ends)
         stack.enter_context(process)
         process.start()
-        parties = [_party(run, home, identity, endpoint, process.look) for identity, endpoint in endpoints.values()]
+        parties = []
+        for name, (identity, endpoint) in endpoints.items():
+            line = _line(split, endpoint, process.look, middle if name == OWNER else None)
+            parties.append(_party(run, home, identity, line, session))
         front = FrontPart(source, split.cut, attention=run.model.attention, wire=split.wire)
         lead = SplitDriver(
             split, parties[0], parties[1:], front, kinds_of(run, source, num_classes), run.train.microbatches
@@ -96,6 +107,8 @@ def split_company(
         yield lead
         lead.end()
         process.close()
+        if middle is not None:
+            middle.close()
 
 
 def _piped_workers(split: SplitConfig, home: RunDirectory, session: str) -> dict[str, PipedWorkerConfig]:
@@ -123,11 +136,19 @@ def _pipe(split: SplitConfig) -> Iterator[tuple[FramePipe, socket.socket]]:
         far.close()
 
 
-def _party(
-    run: RunConfig, home: RunDirectory, identity: Identity, endpoint: Endpoint, look: Callable[[], None]
-) -> EnclavePeer:
+def _line(split: SplitConfig, endpoint: Endpoint, look: Callable[[], None], middle: MiddleStages | None) -> Connection:
+    if middle is None:
+        return Connection(endpoint, ENCLAVE, split.step_timeout_s, look)
+
+    def look_at_both() -> None:
+        look()
+        middle.look()
+
+    return Connection(endpoint, ENCLAVE, split.step_timeout_s, look_at_both, middle.aside)
+
+
+def _party(run: RunConfig, home: RunDirectory, identity: Identity, line: Connection, session: str) -> EnclavePeer:
     split = split_of(run)
-    line = Connection(endpoint, ENCLAVE, split.step_timeout_s, look)
     if split.mode == "plaintext":
         return EnclavePeer(identity, line, None)
     directory = home.path / "clients" / identity.name
@@ -135,8 +156,15 @@ def _party(
     epochs = open_epochs(directory, file_counter(directory, "epoch"))
     enclave = enclave_of(home)
     keys = attested_keys(enclave, home.certificate(ENCLAVE).encode("ascii"))
-    occasion = HandshakeTerms(endpoint.run, bytes.fromhex(digest(run)), enclave, keys, split.chunk_bytes)
+    occasion = HandshakeTerms(session, bytes.fromhex(digest(run)), enclave, keys, split.chunk_bytes)
     return EnclavePeer(identity, line, ClientHandshake(identity, occasion, epochs, lambda: policy_of(split)))
+
+
+def _local_enclave(run: RunConfig, directory: Path, config: EnclaveConfig, middle: MiddleStages | None) -> LocalEnclave:
+    if middle is None:
+        return LocalEnclave(directory, config, config.threads)
+    owns = EnclaveOwnerConfig(enclave=config, run=run, middle=str(middle.home.path.resolve()))
+    return LocalEnclave(directory, owns, config.threads, ("phalanx", "enclave", "own"))
 
 
 def _enclave_config(

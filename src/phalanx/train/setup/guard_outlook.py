@@ -17,7 +17,12 @@ def upkeep_bytes(guard: GuardConfig) -> float:
 def watch_of(run: RunConfig) -> AuditRates | None:
     """How closely the stages in other hands are looked at; None where there are none, or nothing is recomputed."""
     guard, stages = run.guard, run.pipeline.stages
-    if guard.mode != "phalanx" or stages <= 2 or run.parallel is not None or run.split is not None:
+    if (
+        guard.mode != "phalanx"
+        or stages <= 2
+        or run.parallel is not None
+        or (run.split is not None and not run.is_joined)
+    ):
         return None
     lockstep = guard.shadow == "lockstep"
     return AuditRates(
@@ -60,6 +65,17 @@ def outlook_rows(found: list[DetectionOdds]) -> list[dict[str, str]]:
         }
         for finding in found
     ]
+
+
+def guarded_by_nobody(run: RunConfig) -> str | None:
+    """Say that a guard is asked for and has nothing to check; None where it has, or none is asked for."""
+    stages = run.pipeline.stages
+    if not run.guard.enabled or stages > 2 or run.parallel is not None or run.split is not None:
+        return None
+    return (
+        f'WARNING: guard.mode = "{run.guard.mode}" checks nothing here: pipeline.stages = {stages}, and the first and '
+        'the last stage are the owner\'s own; set pipeline.stages to 3 or more, or guard.mode = "off"'
+    )
 
 
 def preset_in_words(guard: GuardConfig) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from rich.console import Group, RenderableType
 from rich.syntax import Syntax
 from rich.table import Table
+from rich.text import Text
 
 from phalanx.config import digest, dump_toml
 from phalanx.errors import ConfigError
@@ -14,8 +15,9 @@ from phalanx.pipeline import OWNER, StageRange, StepPlan
 from phalanx.pipeline.assignment.assignment import first_assignment
 from phalanx.pipeline.assignment.rank_memory import rank_bytes
 from phalanx.pipeline.assignment.stage_memory import footprints, stage_counts
+from phalanx.split import cut_model
 from phalanx.train.config import RunConfig
-from phalanx.train.setup.guard_outlook import outlook, outlook_rows, price_note
+from phalanx.train.setup.guard_outlook import guarded_by_nobody, outlook, outlook_rows, price_note
 
 # measured on CPU with torch 2.13: interpreter, libraries, transport buffers and what malloc keeps
 _WORKER_BYTES = 600 * 2**20
@@ -25,15 +27,19 @@ _OWNER_BYTES = 750 * 2**20
 def cut(run: RunConfig, source: ModelSource) -> tuple[StageSpec, ...]:
     """The stages' layers, balanced over the processes by estimated cost unless the run file gives them.
 
-    The owner has the first and the last stage, so both together get about as much work as one worker.
+    The owner has the first and the last stage, so both together get about as much work as one worker. Of a split the
+    stages are those of the enclave's part.
 
     Raises:
         ConfigError: The model has too few layers for so many stages.
     """
     embedding, head = estimate_costs(source.hub_config)
-    return partition(
-        source.num_layers, run.pipeline.stages, run.pipeline.layers, embedding, head, ends_in_one_process=True
-    )
+    stages, layers = run.pipeline.stages, run.pipeline.layers
+    if run.split is None:
+        return partition(source.num_layers, stages, layers, embedding, head, ends_in_one_process=True)
+    front, back = cut_model(source.num_layers, run.split.cut)
+    # clients embed
+    return partition(back.num_layers, stages, layers, 0.0, head, ends_in_one_process=True, front=front.end_layer)
 
 
 def make_plan(run: RunConfig, source: ModelSource) -> StepPlan:
@@ -122,6 +128,11 @@ def estimate_stages(run: RunConfig, source: ModelSource, workers: Sequence[str] 
 
 def describe_stages(run: RunConfig, source: ModelSource) -> RenderableType:
     """The resolved config and the stage table, for the terminal."""
+    return Group(Syntax(dump_toml(run), "toml", background_color="default"), stages_of(run, source))
+
+
+def stages_of(run: RunConfig, source: ModelSource) -> RenderableType:
+    """The stages with their parties and their memory, and what the guard finds and costs."""
     table = Table(title=f"{run.pipeline.stages} stages, {run.train.microbatches} microbatches, {run.pipeline.schedule}")
     for name in ("stage", "layers", "parameters", "trained", "size", "memory, expected", "holder", "shadow"):
         table.add_column(name, justify="left" if name in ("holder", "shadow") else "right")
@@ -137,8 +148,7 @@ def describe_stages(run: RunConfig, source: ModelSource) -> RenderableType:
             row.holder,
             row.shadow or "-",
         )
-    toml = Syntax(dump_toml(run), "toml", background_color="default")
-    return Group(toml, table, _memory_note(rows), *_party_ranks(run, rows, source), *_guard_notes(run, rows, source))
+    return Group(table, _memory_note(rows), *_party_ranks(run, rows, source), *_guard_notes(run, rows, source))
 
 
 def _party_ranks(run: RunConfig, rows: Sequence[StageEstimate], source: ModelSource) -> list[RenderableType]:
@@ -159,7 +169,10 @@ def _party_ranks(run: RunConfig, rows: Sequence[StageEstimate], source: ModelSou
 
 
 def _guard_notes(run: RunConfig, rows: Sequence[StageEstimate], source: ModelSource) -> list[RenderableType]:
-    """Return notes on what the guard finds and costs; none where nothing is recomputed."""
+    """Return notes on what the guard finds and costs, or that it has nothing to check."""
+    nobody = guarded_by_nobody(run)
+    if nobody is not None:
+        return [Text(nobody, style="yellow")]
     others = [row for row in rows if row.holder != OWNER]
     if not others:
         return []

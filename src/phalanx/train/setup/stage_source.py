@@ -1,5 +1,9 @@
 """The sources of a stage at the owner: the model's files, or a checkpoint of this run."""
 
+from collections.abc import Mapping
+
+from torch import Tensor
+
 from phalanx.checkpoint import Checkpoint
 from phalanx.models import ModelSource, build_stage, tie
 from phalanx.pipeline import StageCopy, StateDigest, StepPlan, stage_spec
@@ -39,7 +43,7 @@ class StageLibrary:
         if spec.is_last and self._first is not None:
             tie(self._first.module, module)
         copy = StageCopy.of_module(self._plan, spec, module)
-        if spec.is_first:
+        if spec.embeds:
             self._first = copy
         elif spec.is_last and self._first is not None:
             self._first.runner.adopt_head(copy.runner)
@@ -50,3 +54,24 @@ class StageLibrary:
     def digests(self) -> dict[int, StateDigest]:
         """Digest of every middle stage as this library has it; each is built, digested and let go."""
         return {stage: self(stage).digest() for stage in range(1, len(self._plan.stages) - 1)}
+
+
+class BackLibrary(StageLibrary):
+    """A library of the stages of a back part, from the state of the whole.
+
+    Args:
+        source: The model.
+        plan: Its stages are those of the back part.
+        state: Weights and moments of all that is trained, by name; copied when a stage is built.
+        num_steps: Optimizer steps that led to it.
+    """
+
+    def __init__(self, source: ModelSource, plan: StepPlan, state: Mapping[str, Tensor], num_steps: int) -> None:
+        super().__init__(source, plan, None)
+        self._state, self._num_steps = state, num_steps
+
+    def __call__(self, stage: int) -> StageCopy:
+        """Build one stage with the part of the state that is its own."""
+        copy = super().__call__(stage)
+        copy.optimizer.load_state({name: self._state[name] for name in copy.optimizer.state()}, self._num_steps)
+        return copy

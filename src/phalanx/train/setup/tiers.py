@@ -9,6 +9,7 @@ from phalanx.train.config import RunConfig
 
 _PROBE = "phalanx.security.isolation.probe"
 _PROBE_S = 30.0
+_NEEDS_NETWORK = "its sandbox reaches no network, and workers listen on one"
 
 
 def settle_tier(run: RunConfig) -> RunConfig:
@@ -21,18 +22,22 @@ def settle_tier(run: RunConfig) -> RunConfig:
     split = run.split
     if split is None or split.tier != "auto":
         return run
-    tier = _best(split.policy, simulates=split.mode == "plaintext", may_simulate=split.allow_insecure_sim)
+    # a sandboxed enclave reaches no workers
+    lacking = _NEEDS_NETWORK if run.is_joined else None
+    tier = _best(
+        split.policy, simulates=split.mode == "plaintext", may_simulate=split.allow_insecure_sim, lacking=lacking
+    )
     changes = {"tier": tier, "allow_insecure_sim": split.allow_insecure_sim and tier == "sim"}
     return run.model_copy(update={"split": split.model_copy(update=changes)})
 
 
-def _best(policy: str | None, *, simulates: bool, may_simulate: bool) -> str:
+def _best(policy: str | None, *, simulates: bool, may_simulate: bool, lacking: str | None = None) -> str:
     if simulates:
         # an enclave of a plaintext split is not asked for evidence
         return "sim"
     if policy is not None and load_policy(Path(policy))[1].tpm is not None:
         return "tpm"
-    lacking = cannot_confine()
+    lacking = lacking or cannot_confine()
     if lacking is None:
         return "process"
     if not may_simulate:

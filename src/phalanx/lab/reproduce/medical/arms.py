@@ -244,7 +244,7 @@ def _split(
         bench.seed,
     )
     simulator = SplitSimulator(scene, bench.task, front=front)
-    trainer = simulator.enclave.trainer
+    trainer = simulator.trainer
     if change is not None:
         change(trainer.back)
     dealt = [bench.dealt(indices, client) for client, indices in enumerate(clients)]

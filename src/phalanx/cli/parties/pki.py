@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from phalanx.cli.pki_request import request, sign
+from phalanx.cli.parties.pki_request import request, sign
 
 pki_app = typer.Typer(
     name="pki",

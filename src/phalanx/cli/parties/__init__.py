@@ -1,0 +1,1 @@
+"""Verbs about the parties of a run: their keys, invitations and joining."""

@@ -1,0 +1,100 @@
+"""phalanx invite: one line for each machine that is to join."""
+
+import re
+import threading
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from phalanx.security.invite import JoinTerms
+
+_PORT = 7070
+_LASTS = re.compile(r"([1-9][0-9]{0,5})([mhd])", re.ASCII)
+_UNITS = {"m": "minutes", "h": "hours", "d": "days"}
+_LONGEST = timedelta(days=30)
+_LOOK_S = 0.5
+
+
+def invite(
+    target: Annotated[Path, typer.Argument(metavar="RUN.toml|PKI_DIR", help="The run file, or the pki directory.")],
+    name: Annotated[
+        list[str] | None, typer.Option(help="Party to invite; may be repeated. Left out: wait for those invited.")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Name or address where others reach this machine.")] = None,
+    port: Annotated[int | None, typer.Option(help="Where to listen; left out, the port of the run.")] = None,
+    expires: Annotated[str, typer.Option(help="How long the token counts: 30m, 24h, 7d.")] = "24h",
+    wait: Annotated[bool, typer.Option(help="Wait here until they have joined.")] = True,
+) -> None:
+    """Print a token for each invited machine, and certify the keys that it makes, once."""
+    import socket
+
+    from phalanx.security.invite import EnrolmentServer, Invitations
+
+    lasts = _lasts(expires)
+    directory, bind, terms = _read(target, name or [], port)
+    _complete(directory)
+    invitations = Invitations(directory)
+    with EnrolmentServer(directory, invitations, terms, typer.echo) as server:
+        if wait:
+            server.listen(bind, terms.port if port is None else port)
+        reached = f"{host or socket.gethostname()}:{server.port or port or terms.port}"
+        for one in name or []:
+            token = invitations.invite(one, reached, lasts)
+            typer.echo(f"{one}, until {token.expires_at.isoformat()}, at {reached}; on its machine:")
+            typer.echo(f"  phalanx join {token.line()}")
+        if wait:
+            typer.echo("waiting for them; Ctrl-C stops, and `phalanx invite` without --name waits again")
+        pause = threading.Event()
+        while wait and invitations.open_names():
+            pause.wait(_LOOK_S)
+    if wait:
+        typer.echo("nobody is awaited any more; start the run with `phalanx train`")
+
+
+def _lasts(text: str) -> timedelta:
+    from phalanx.errors import ConfigError
+
+    found = _LASTS.fullmatch(text)
+    lasts = timedelta(**{_UNITS[found[2]]: int(found[1])}) if found else timedelta()
+    if not timedelta() < lasts <= _LONGEST:
+        raise ConfigError(f"--expires: found {text[:40]!r}, expected such as 30m, 24h or 7d, at most 30 days")
+    return lasts
+
+
+def _read(target: Path, names: list[str], port: int | None) -> "tuple[Path, str, JoinTerms]":
+    """Return the pki directory, where to listen, and what invited machines are told."""
+    from phalanx.errors import ConfigError
+    from phalanx.security.invite import JoinTerms
+
+    if target.is_dir():
+        return target, "0.0.0.0", JoinTerms(port or _PORT)  # noqa: S104 - other machines are to reach it
+    from phalanx.train.config import load_run
+
+    run = load_run(target)
+    pipeline = run.pipeline
+    unknown = [name for name in names if name not in (*pipeline.remote_workers, *pipeline.may_join)]
+    if pipeline.pki is None or unknown or not pipeline.transport.port:
+        raise ConfigError(
+            f"{target}: needs pipeline.pki, a fixed pipeline.transport.port and pipeline.remote_workers or may_join "
+            f"with {', '.join(unknown) or 'its workers'}"
+        )
+    asks = (
+        f"serve or shadow some of {pipeline.stages} stages for {run.train.steps} steps; guard: {run.guard.mode}",
+        "give memory and processor time; neither text nor a model is needed on this machine",
+        "hand over with Ctrl-C or SIGTERM at any time",
+    )
+    return Path(pipeline.pki), pipeline.transport.bind, JoinTerms(pipeline.transport.port, asks)
+
+
+def _complete(directory: Path) -> None:
+    """Make the authority and the owner's keys where there are none yet."""
+    from phalanx.security.crypto import create_authority, issue
+
+    if not (directory / "authority.pem").exists():
+        create_authority(directory)
+        typer.echo(f"{directory}: a new authority, valid for a year; whoever has authority.key can name parties")
+    if not (directory / "owner").exists():
+        issue(directory, "owner")

@@ -1,0 +1,105 @@
+"""A model's directory as it lies on the disk, looked at without torch."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from phalanx.errors import ModelError
+from phalanx.models.config import ModelConfig
+
+WEIGHTS, WEIGHTS_INDEX, TOKENIZER = "model.safetensors", "model.safetensors.index.json", "tokenizer.json"
+SLOW_BPE = ("vocab.json", "merges.txt")
+"""Of which a tokenizer.json is made where there is none."""
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+def check_model(config: ModelConfig, *, needs_tokenizer: bool) -> None:
+    """Refuse a run's model directory that lacks what the run will read of it.
+
+    Args:
+        config: Which model.
+        needs_tokenizer: Whether the text is cut by the model's own tokenizer.
+
+    Raises:
+        ModelError: A file is missing or no JSON; or the model comes without a tokenizer.
+    """
+    if config.path is None:
+        if needs_tokenizer and config.architecture is not None:
+            raise ModelError(
+                'data.tokenizer.kind = "model": model.architecture comes without a tokenizer; use kind = "bpe", which '
+                'trains one on the text, or kind = "file"'
+            )
+        return
+    directory = model_directory(config.path)
+    read_config(directory)
+    if not config.from_scratch:
+        check_weights(directory)
+    if needs_tokenizer and not any(
+        all((directory / name).is_file() for name in names) for names in ((TOKENIZER,), SLOW_BPE)
+    ):
+        raise ModelError(
+            f'{directory / TOKENIZER}: is missing, and data.tokenizer.kind = "model" reads it; nor are vocab.json and '
+            "merges.txt there to make one from; `phalanx model import DIR OUT` makes one of other tokenizer files, or "
+            'name one by kind = "file"'
+        )
+
+
+def model_directory(path: str) -> Path:
+    """Return the directory of a model.
+
+    Raises:
+        ModelError: There is none; where the text could name a model of the hub, how to fetch it.
+    """
+    directory = Path(path)
+    if directory.is_dir():
+        return directory
+    if directory.exists():
+        raise ModelError(f"model.path: {path}: is a file; give the directory that it lies in")
+    fetch = ""
+    if _HUB_NAME.fullmatch(path):
+        beside = f"models/{path.rpartition('/')[2]}"
+        fetch = (
+            f"; if a model of the hub is meant, fetch it first, for nothing is fetched in a run: `hf download {path} "
+            f"--local-dir {beside}`, then set model.path to {beside}"
+        )
+    raise ModelError(f"model.path: {path}: is no directory; give one in the hub's layout{fetch}")
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """Read a directory's config.json.
+
+    Raises:
+        ModelError: It is missing, or no JSON object.
+    """
+    path = directory / "config.json"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise ModelError(
+            f"{path}: cannot be read ({exc.strerror}); expected a directory in the hub's layout: "
+            "config.json, *.safetensors, tokenizer.json"
+        ) from exc
+    except (ValueError, RecursionError) as exc:
+        raise ModelError(f"{path}: is not valid JSON: {exc}") from exc
+    if not isinstance(data, dict):
+        raise ModelError(f"{path}: found a {type(data).__name__}; expected an object")
+    return data
+
+
+def check_weights(directory: Path) -> None:
+    """Refuse a directory without safetensors.
+
+    Raises:
+        ModelError: There are pickled weights alone, or none.
+    """
+    if (directory / WEIGHTS).is_file() or (directory / WEIGHTS_INDEX).is_file():
+        return
+    pickles = sorted(path.name for pattern in _PICKLES for path in directory.glob(pattern))
+    if pickles:
+        raise ModelError(
+            f"{directory / pickles[0]}: pickled weights can run code and are refused; `phalanx model convert DIR OUT` "
+            "makes safetensors of them"
+        )
+    raise ModelError(f"{directory}: no {WEIGHTS} and no {WEIGHTS_INDEX}; expected the weights in one of them")

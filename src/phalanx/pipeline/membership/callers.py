@@ -1,0 +1,61 @@
+"""The parties that call the owner to join: what it tells people of each, and which it turns away at once."""
+
+import threading
+from collections.abc import Callable, Collection
+
+from phalanx.errors import PeerRefusedError
+from phalanx.security.crypto import certified_name
+
+_MOST_LINES = 1000
+NameOf = Callable[[str, bool], str | None]
+
+
+class Callers:
+    """The callers of one session; the wire's threads ask it for the name of each.
+
+    Args:
+        name_of: Names the present or next incarnation of a certificate.
+        expected: Names of the parties that this session lets in.
+        say: Takes one line; called from the wire's threads.
+
+    Guarantees:
+        A party is named by its certificate, never by what it says. Each thing is said once, and of at most so many
+        things, so that a caller cannot fill a terminal.
+    """
+
+    def __init__(self, name_of: NameOf, expected: Collection[str], say: Callable[[str], None]) -> None:
+        self._name_of = name_of
+        self._expected = frozenset(expected)
+        self._say = say
+        self._said: set[str] = set()
+        self._lock = threading.Lock()
+
+    def name_of(self, certified: str, begins: bool) -> str | None:
+        """Return the caller's name in this session; None while an earlier incarnation is still to be shut out.
+
+        Raises:
+            PeerRefusedError: It is no party of this session, or may not come back in it.
+        """
+        try:
+            self._check(certified)
+            name = self._name_of(certified, begins)
+        except PeerRefusedError as exc:
+            self._tell(f"a caller is refused: {exc}")
+            raise
+        if begins and name is not None:
+            self._tell(f"{name} has called" if name == certified_name(name) else f"{name} has called: it came back")
+        return name
+
+    def _check(self, certified: str) -> None:
+        if certified not in self._expected:
+            raise PeerRefusedError(
+                f"{certified} is no party of this session; pipeline.remote_workers and may_join of the run file name "
+                "them, and convicted and revoked ones stay out"
+            )
+
+    def _tell(self, line: str) -> None:
+        with self._lock:
+            if line in self._said or len(self._said) >= _MOST_LINES:
+                return
+            self._said.add(line)
+        self._say(line)

@@ -1,0 +1,100 @@
+"""The lines that a worker prints for people: one for each turn of events, and now and then one for its steps."""
+
+import itertools
+import time
+from collections.abc import Callable, Collection
+from enum import Enum
+
+from phalanx.config import printable
+from phalanx.errors import PeerLostError
+
+Say = Callable[[str], None]
+_SECONDS_BETWEEN_STEPS = 15.0
+_LONGEST_PAUSE_S = 60
+
+
+class WorkerOutcome(Enum):
+    """How a worker's part in a run came to a good end."""
+
+    COMPLETE = "the run is complete"
+    LEFT = "this worker has left"
+
+
+class Narration:
+    """The story of one worker's part in a run, for a terminal or a log.
+
+    Args:
+        say: Takes one line; what other parties chose in it is made harmless first. Left out, nothing is said.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, say: Say | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._say = say
+        self._clock = clock
+        self._roles = ""
+        self._step = -1
+        self._next_s = 0.0
+
+    def looking(self, owner: str, address: str) -> None:
+        """This worker begins to look for its owner."""
+        self._tell(f"looking for the owner at {owner}; other parties reach this worker at {address}")
+
+    def connected(self, owner: str, name: str, run: str) -> None:
+        """The owner has answered."""
+        self._tell(f"connected to the owner at {owner} as {name}, run {run[:32]}; waiting to be admitted")
+
+    def admitted(self, num_stages: int) -> None:
+        """The owner has sent its plan."""
+        self._tell(f"admitted to a run of {num_stages} stages; waiting for a role")
+
+    def has_roles(self, serves: Collection[int], shadows: Collection[int], step: int) -> None:
+        """The roles of this worker from a step on; said when they are others than before."""
+        roles = ", ".join(
+            f"{verb} stage {' '.join(str(stage) for stage in sorted(stages))}"
+            for verb, stages in (("serves", serves), ("shadows", shadows))
+            if stages
+        )
+        if roles != self._roles:
+            self._roles = roles
+            self._tell(f"from step {step} on this worker {roles or 'waits: it has no stage'}")
+
+    def at_step(self, step: int) -> None:
+        """The step that begins; said of the first, and then every quarter of a minute at most."""
+        if step == self._step:
+            return
+        first, self._step = self._step < 0, step
+        if first or self._clock() >= self._next_s:
+            self._next_s = self._clock() + _SECONDS_BETWEEN_STEPS
+            self._tell(f"step {step} begins")
+
+    def ended(self, ending: WorkerOutcome, reason: str = "") -> None:
+        """The part of this worker is over."""
+        done = f" after step {self._step}" if self._step >= 0 else ""
+        self._tell(f"{ending.value}{done}" + (f" ({reason})" if reason and reason != ending.value else ""))
+
+    def _tell(self, text: str) -> None:
+        if self._say is not None:
+            self._say(printable(text))
+
+
+def keep_serving(
+    serve: Callable[[], WorkerOutcome | None], say: Say, pause: Callable[[float], None]
+) -> WorkerOutcome | None:
+    """Serve again and again until the run is complete or this worker has left; an owner that is gone may come back.
+
+    Args:
+        serve: Looks for the owner and serves it once.
+        say: Takes a line about each pause.
+        pause: Waits for so many seconds: 1, then twice as long each time, at most a minute.
+
+    Raises:
+        PhalanxError: Anything but a lost owner, such as one that refuses this worker.
+    """
+    for attempt in itertools.count():
+        try:
+            return serve()
+        except PeerLostError as exc:
+            wait_s = float(min(2**attempt, _LONGEST_PAUSE_S))
+            say(printable(f"{exc}; looking for the owner again in {wait_s:.0f} s, until Ctrl-C"))
+            pause(wait_s)
+    return None

@@ -1,0 +1,134 @@
+"""The invited machine's side: keys are made here, and only their public halves leave."""
+
+import hmac
+import socket
+import ssl
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from phalanx.config import printable
+from phalanx.errors import CertificateError, FrameError, PeerGoneError, PeerLostError, PeerRefusedError
+from phalanx.security.crypto import (
+    fingerprint,
+    load_identity,
+    make_request,
+    peer_from_certificate,
+    steady_now,
+    tls_server_name,
+    write_public,
+)
+from phalanx.security.invite.line import EXCHANGE_S, client_context, receive_line, send_line, text
+from phalanx.security.invite.token import JoinToken, split_address
+
+_OWNER = "owner"
+_MOST_SKEW_S = 240
+"""Certificates begin five minutes before they are made; beyond that parties refuse each other."""
+_MOST_ASKS = 20
+
+
+@dataclass(frozen=True)
+class JoinAnswer:
+    """What an invited machine is told when it is certified.
+
+    Attributes:
+        owner: ``host:port`` of the owner during the run.
+        asks: What it will be asked to do, in lines for people; claims of the owner.
+        own_host: The address of this machine on the way to the owner.
+        skew_s: Seconds that this machine's clock is ahead of the owner's.
+    """
+
+    owner: str
+    asks: tuple[str, ...]
+    own_host: str
+    skew_s: int
+
+
+def enrol(token: JoinToken, home: Path) -> JoinAnswer:
+    """Make keys in a directory, or take those that are there, and have them certified.
+
+    The first connection checks no certificate and asks for the authority's, which the fingerprint in the token proves;
+    the second one trusts that authority alone, and only there the secret is told.
+
+    Args:
+        token: The invitation.
+        home: Directory of the keys; gets ``certificate.pem`` and ``authority.pem`` beside them.
+
+    Raises:
+        PeerGoneError: Nothing listens at the address.
+        PeerLostError: No whole answer came.
+        PeerRefusedError: The owner refuses, and why; or another than the owner answers.
+        CertificateError: Another authority answers, what came does not fit these keys, or a clock is wrong.
+        FrameError: The answer is malformed.
+    """
+    with _connect(token.address, None, None) as stranger:
+        authority = text(_ask(stranger, {"ask": "authority"}), "authority").encode()
+    if not hmac.compare_digest(fingerprint(authority, f"authority at {token.address}"), token.authority):
+        raise CertificateError(
+            f"{token.address}: has another authority than the token names; something else listens there, or somebody "
+            "stands between"
+        )
+    request = make_request(home, token.name, token.authority)
+    with _connect(token.address, authority, _OWNER) as connection:
+        _check_owner(connection, authority, token.address)
+        own_host = str(connection.getsockname()[0])
+        question = {"name": token.name, "secret": token.secret, "request": request.decode("ascii")}
+        answer = _ask(connection, question)
+    if "refused" in answer:
+        raise PeerRefusedError(f"the owner at {token.address} refuses: {printable(text(answer, 'refused'))}")
+    certificate = text(answer, "certificate").encode()
+    peer = peer_from_certificate(certificate, authority, where="certificate that came")
+    if peer.name != token.name:
+        raise CertificateError(f"certificate that came: is of {peer.name!r}, expected {token.name!r}")
+    write_public(home / "authority.pem", authority)
+    write_public(home / "certificate.pem", certificate)
+    # refuses a certificate of other keys than those that were made here
+    load_identity(home)
+    return _terms(answer, token, own_host)
+
+
+def _terms(answer: dict[str, Any], token: JoinToken, own_host: str) -> JoinAnswer:
+    port, owners_time, asks = answer.get("port"), answer.get("time"), answer.get("asks")
+    if type(port) is not int or not 1 <= port <= 65535 or type(owners_time) is not int or not isinstance(asks, list):
+        raise FrameError(f"{token.address}: its answer is malformed")
+    skew_s = int(steady_now().timestamp()) - owners_time
+    if abs(skew_s) > _MOST_SKEW_S:
+        raise CertificateError(
+            f"this machine's clock is {abs(skew_s)} s {'ahead of' if skew_s > 0 else 'behind'} the owner's; set it and "
+            "join again, with the same token"
+        )
+    lines = tuple(printable(line) for line in asks[:_MOST_ASKS] if isinstance(line, str))
+    host = token.address.rpartition(":")[0]
+    return JoinAnswer(f"{host}:{port}", lines, own_host, skew_s)
+
+
+def _connect(address: str, authority: bytes | None, party: str | None) -> ssl.SSLSocket:
+    host, port = split_address(address)
+    try:
+        plain = socket.create_connection((host, port), timeout=EXCHANGE_S)
+    except ConnectionRefusedError as exc:
+        raise PeerGoneError(f"{address}: nothing listens there; is the owner's `phalanx invite` running?") from exc
+    except OSError as exc:
+        raise PeerLostError(f"{address}: cannot be reached ({exc})") from exc
+    try:
+        name = None if party is None else tls_server_name(party)
+        return client_context(authority).wrap_socket(plain, server_hostname=name)
+    except ssl.SSLCertVerificationError as exc:
+        plain.close()
+        raise PeerRefusedError(f"{address}: is not the owner of this authority ({exc.verify_message})") from exc
+    except OSError as exc:
+        plain.close()
+        raise PeerLostError(f"{address}: no TLS 1.3 connection ({exc})") from exc
+
+
+def _check_owner(connection: ssl.SSLSocket, authority: bytes, address: str) -> None:
+    der = connection.getpeercert(binary_form=True) or b""
+    peer = peer_from_certificate(ssl.DER_cert_to_PEM_cert(der).encode(), authority, where=f"certificate at {address}")
+    if peer.name != _OWNER:
+        raise PeerRefusedError(f"{address}: {peer.name!r} answers, expected {_OWNER!r}")
+
+
+def _ask(connection: ssl.SSLSocket, question: dict[str, Any]) -> dict[str, Any]:
+    send_line(connection, question)
+    return receive_line(connection, time.monotonic() + EXCHANGE_S)

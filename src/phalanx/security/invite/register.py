@@ -1,0 +1,141 @@
+"""The owner's register of invitations: a hash of each secret, and the keys that used it.
+
+AUTHORITY_DIR/invitations/NAME.json, 0600
+"""
+
+import contextlib
+import hmac
+import json
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError
+
+from phalanx.config import StrictModel
+from phalanx.errors import CertificateError, PeerRefusedError
+from phalanx.security.crypto import (
+    check_party_name,
+    digest_hex,
+    fingerprint,
+    load_authority,
+    locked,
+    make_private_directory,
+    read_private,
+    read_request,
+    sign_request,
+    steady_now,
+    write_public,
+)
+from phalanx.security.invite.token import JoinToken, secret_digest
+
+_Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+_NO_SUCH = secret_digest("")
+
+
+class _Entry(StrictModel):
+    version: Literal[1] = 1
+    secret_digest: _Digest
+    expires: int
+    used_by: _Digest | None = None
+    """Digest of the message key that was certified for it."""
+
+
+class Invitations:
+    """The invitations to the runs of one authority.
+
+    Args:
+        directory: Of the authority.
+        now: Time of day; may be set for tests.
+
+    Guarantees:
+        A secret is never written. It certifies one pair of keys, before it expires, under the name that it was made
+        for; no answer shows whether a name is invited.
+    """
+
+    def __init__(self, directory: Path, now: Callable[[], datetime] = steady_now) -> None:
+        self._directory = directory
+        self._now = now
+
+    def invite(self, name: str, address: str, lasts: timedelta) -> JoinToken:
+        """Make a token for a party; an earlier one for the same name is void from now on.
+
+        Raises:
+            CertificateError: No authority, a malformed name, or it is certified already.
+            ConfigError: The address is malformed.
+        """
+        check_party_name(name)
+        authority = fingerprint(load_authority(self._directory / "authority.pem"))
+        if (self._directory / name / "certificate.pem").exists():
+            raise CertificateError(
+                f"{name} is certified already and needs no invitation: it joins with the keys that it has; choose "
+                f"another name, or move {self._directory / name} away if its keys are lost"
+            )
+        token = JoinToken.new(name, address, authority, self._now() + lasts)
+        with self._locked():
+            self._write(name, _Entry(secret_digest=secret_digest(token.secret), expires=token.expires))
+        return token
+
+    def open_names(self) -> list[str]:
+        """Names of those that are invited and have not come yet."""
+        if not self._home.is_dir():
+            return []
+        names = sorted(path.stem for path in self._home.glob("*.json"))
+        entries = {name: self._read(name) for name in names}
+        return [name for name, one in entries.items() if one and not one.used_by and not self._is_over(one)]
+
+    def admit(self, name: str, secret: str, request: bytes) -> Path:
+        """Certify the keys in a request that shows the secret of an invitation.
+
+        Asked again by the same keys, as after an answer that was lost, it gives the same certificate.
+
+        Returns:
+            The directory with the certificate.
+
+        Raises:
+            PeerRefusedError: Wrong, used or expired.
+            CertificateError: The request is not what it should be; the invitation stays open.
+        """
+        check_party_name(name)
+        with self._locked():
+            entry = self._read(name)
+            kept = _NO_SUCH if entry is None else entry.secret_digest
+            is_right = hmac.compare_digest(kept, secret_digest(secret))
+            if entry is None or not is_right:
+                raise PeerRefusedError("this token is not valid here: it is wrong, or a newer one has replaced it")
+            if self._is_over(entry):
+                raise PeerRefusedError(f"the token of {name} has expired; ask for a new one")
+            keys = digest_hex(read_request(request, f"request of {name}").peer.public_key)
+            if entry.used_by not in (None, keys):
+                raise PeerRefusedError(
+                    f"the token of {name} was used already, with other keys than these; if that was not you, tell the "
+                    f"owner at once: somebody else is {name}"
+                )
+            home = sign_request(self._directory, request, name=name, where=f"request of {name}")
+            self._write(name, entry.model_copy(update={"used_by": keys}))
+            return home
+
+    def _is_over(self, entry: _Entry) -> bool:
+        return self._now().timestamp() >= entry.expires
+
+    @property
+    def _home(self) -> Path:
+        return self._directory / "invitations"
+
+    def _locked(self) -> "contextlib.AbstractContextManager[None]":
+        make_private_directory(self._home)
+        return locked(self._home / "all")
+
+    def _read(self, name: str) -> _Entry | None:
+        path = self._home / f"{name}.json"
+        if not path.exists():
+            return None
+        try:
+            return _Entry.model_validate_json(read_private(path, "phalanx invite makes it"))
+        except ValidationError as exc:
+            raise CertificateError(f"{path}: is no invitation; remove it and invite again") from exc
+
+    def _write(self, name: str, entry: _Entry) -> None:
+        # the writer of public files makes 0600 as well, and replaces what is there at once
+        write_public(self._home / f"{name}.json", json.dumps(entry.model_dump()).encode())

@@ -1,0 +1,164 @@
+"""The middle stages of an enclave's pipeline, seen from the owner of the run: workers to start, and what is told."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from phalanx.errors import FrameError, PeerLostError
+from phalanx.pipeline import Observe, StageChecks
+from phalanx.split import ENCLAVE
+from phalanx.split.channel import messages as say
+from phalanx.train.config import RunConfig
+from phalanx.train.records.audit_trail import LOG_FILE
+from phalanx.train.records.history import read_history
+from phalanx.train.records.run_directory import RunDirectory, is_made
+from phalanx.train.records.summary import Figures
+from phalanx.train.records.unstarted import MIDDLE
+from phalanx.train.saving.savepoint import Savepoint
+from phalanx.train.sessions.cluster import OpenWorkers, WorkerProcesses, worker_config
+from phalanx.train.sessions.enclave_owner import CHECKED
+
+WORKERS_SEE = (
+    "the workers of the middle stages see hidden states, their gradients and their stages' adapters in the clear; text "
+    "can be rebuilt from these: it is secret from everybody but these workers and the machines that they run on"
+)
+"""What a run with such workers is not worth, for terminal, summary and report."""
+
+_TOLD = frozenset(
+    {
+        *("party_joined", "not_let_in", "respawned", "lost", "evicted", "takeover"),
+        *("alarm", "drift", "doubts_not_followed", "verdict", "verdict_refused"),
+        *("guarantees", "guarantee_weaker", "replayed", "rolled_back", "step_repeated"),
+    }
+)
+"""Events of the enclave's log that the log of the run has as well."""
+
+
+class MiddleStages:
+    """The middle stages of a session: processes that the enclave asks for, and what it tells of them.
+
+    Args:
+        run: With ``[split]`` and ``[pipeline]``.
+        home: Of the middle stages.
+        workers: Starts and ends processes.
+        note: Takes what the guard did.
+    """
+
+    def __init__(self, run: RunConfig, home: RunDirectory, workers: WorkerProcesses, note: Observe) -> None:
+        self.home = home
+        self._run, self._workers, self._note = run, workers, note
+        self._awaited: set[str] = set()
+
+    def aside(self, message: say.SplitMessage) -> bool:
+        """Do what the enclave asks for, and take what it tells.
+
+        Raises:
+            FrameError: It asks for a worker that the run has not, or what it tells is malformed.
+        """
+        match message:
+            case say.WorkersWanted():
+                self._start(message)
+            case say.WorkerDismissed():
+                self._workers.dismiss(message.name)
+            case say.GuardEvent():
+                if message.event == "party_joined":
+                    self._awaited.discard(str(message.facts.get("party")))
+                try:
+                    self._note(message.event, message.facts)
+                except (KeyError, TypeError, ValueError, AttributeError) as exc:
+                    raise FrameError(f"{ENCLAVE}: tells of {message.event!r} without {exc}") from exc
+            case _:
+                return False
+        return True
+
+    def _start(self, wanted: say.WorkersWanted) -> None:
+        strangers = sorted(set(wanted.names) - set(self._run.stage_workers))
+        if strangers:
+            raise FrameError(f"{ENCLAVE}: asks for {strangers[0]!r}, which is no worker of this run")
+        self._awaited |= set(wanted.names)
+        files = {name: worker_config(self._run, self.home, name, wanted.address) for name in wanted.names}
+        self._workers.start(files)
+
+    def look(self) -> None:
+        """Return while every worker that is still to join runs.
+
+        Raises:
+            PeerLostError: One has ended.
+        """
+        for name in sorted(self._awaited):
+            if not self._workers.is_alive(name):
+                raise PeerLostError(f"{name} ended before it joined: {self._workers.last_output(name)}")
+
+    def close(self) -> None:
+        """Wait for the workers, which the enclave has told that the run is over."""
+        self._workers.close()
+
+
+def middle_directory(run: RunConfig, home: RunDirectory) -> RunDirectory | None:
+    """The directory of an enclave's pipeline, with keys of an authority of its own; None where it has none."""
+    if not run.is_joined:
+        return None
+    path = home.path / MIDDLE
+    with RunDirectory(path, run, resume=is_made(path), parties=run.stage_workers) as middle:
+        # the directory around it is this process's alone
+        return middle
+
+
+@contextlib.contextmanager
+def middle_stages(
+    run: RunConfig, home: RunDirectory, open_workers: OpenWorkers, note: Observe
+) -> Iterator[MiddleStages | None]:
+    """Make ready for the workers of an enclave's pipeline, and end them whatever happens; None where it has none.
+
+    Args:
+        run: The run file.
+        home: Of the run.
+        open_workers: Starts workers; another than the default is for drills only.
+        note: Takes what the guard did.
+    """
+    middle = middle_directory(run, home)
+    if middle is None:
+        yield None
+        return
+    with open_workers(home.path / "workers") as workers:
+        yield MiddleStages(run, middle, workers, note)
+
+
+def recall(middle: RunDirectory, figures: Figures) -> None:
+    """Count what earlier sessions decided, from the log that the enclave has signed.
+
+    Raises:
+        AuditLogError: It is broken.
+    """
+    history = read_history(middle.path / LOG_FILE, middle.owner.public, middle.run_id)
+    for kind, body in history.decisions:
+        figures.observe(kind, body)
+
+
+def noting(figures: Figures, savepoint: Savepoint, observe: Observe) -> Observe:
+    """What takes the events of an enclave's guard, which are its word, into figures and the log of the run.
+
+    Args:
+        figures: Of the session.
+        savepoint: Checkpoints that hold what is being undone are removed.
+        observe: Counts and records an event.
+    """
+
+    def note(kind: str, facts: dict[str, Any]) -> None:
+        if kind == CHECKED:
+            stages = {int(stage): _checks(one) for stage, one in facts["stages"].items()}
+            figures.checks.applied(int(facts["step"]), stages)
+        elif kind in _TOLD:
+            if kind == "rolled_back":
+                savepoint.forget_after(int(facts["to"]))
+            where = facts.get("evidence")
+            observe(kind, facts | ({"evidence": f"{MIDDLE}/{where}"} if isinstance(where, str) else {}))
+
+    return note
+
+
+def _checks(told: dict[str, Any]) -> StageChecks:
+    rests_on = told["rests_on"]
+    return StageChecks(
+        frozenset(told["made"]), str(told["party"]), None if rests_on is None else frozenset(map(str, rests_on))
+    )

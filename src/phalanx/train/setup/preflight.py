@@ -1,0 +1,53 @@
+"""A look at everything that a run reads, before torch is imported and before anything is written."""
+
+from itertools import islice
+
+from phalanx.data import DataConfig, ModelTokenizerConfig
+from phalanx.data.sources import SourceSettings, no_text, open_source
+from phalanx.engine import check_build
+from phalanx.errors import DataError
+from phalanx.models.directory import check_model
+from phalanx.train.config import RunConfig
+
+_FIRST_DOCUMENTS = 20
+_MOST_BYTES = 1 << 24
+"""Of a file that is read whole for its first document."""
+
+
+def check_inputs(run: RunConfig) -> None:
+    """Refuse a run with a model or data that cannot be what it says: files, fields and first documents are looked at.
+
+    Raises:
+        ConfigError: This build of torch has no such device.
+        ModelError: The model's directory lacks a file.
+        DataError: A source is missing, empty or malformed where it begins, or a tokenizer's file is missing.
+    """
+    check_build(run.train.device, "train.device")
+    check_model(run.model, needs_tokenizer=isinstance(run.data.tokenizer, ModelTokenizerConfig))
+    _check_data(run.data)
+
+
+def _check_data(data: DataConfig) -> None:
+    path = getattr(data.tokenizer, "path", None)
+    if path is not None and not path.is_file():
+        raise DataError(f"data.tokenizer.path: {path}: is no file; give the path of a tokenizer.json")
+    for number, source in enumerate(data.sources):
+        try:
+            _look_at(source)
+        except DataError as exc:
+            raise DataError(f"data.sources.{number}: {exc}") from exc
+
+
+def _look_at(source: SourceSettings) -> None:
+    found = open_source(source)
+    path = getattr(source, "path", None)
+    by_line = source.kind == "jsonl"
+    if not by_line and path is not None and path.is_file() and path.stat().st_size > _MOST_BYTES:
+        return
+    has_text: list[bool] = []
+    for document in islice(found.documents(), _FIRST_DOCUMENTS):
+        has_text.append(bool(document.text.strip()))
+        if has_text[-1] and not by_line:
+            return
+    if not any(has_text) and len(has_text) < _FIRST_DOCUMENTS:
+        raise no_text(source.kind)

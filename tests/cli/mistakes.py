@@ -1,0 +1,339 @@
+"""The mistakes that users make most, each as a command line in a directory of its own: a test and a page read them."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from tiny_run_file import tiny_run_file
+
+TWO_STAGES = "[pipeline]\nstages = 2\n"
+GPT2 = {"model_type": "gpt2", "vocab_size": 300, "n_positions": 16, "n_embd": 32, "n_layer": 4, "n_head": 4}
+FROM_SCRATCH = tiny_run_file(TWO_STAGES)
+FROM_A_DIRECTORY = "[model]\npath = 'model'\n" + FROM_SCRATCH[FROM_SCRATCH.index("[data]") :]
+OWN_TEXT = FROM_SCRATCH.replace('{ kind = "python_manual" }', '{ kind = "jsonl", path = "text" }')
+LINES = '{"text": "a shield covers the neighbour"}\n'
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One mistake.
+
+    Attributes:
+        name: What was done.
+        command: The words after ``phalanx``.
+        code: The exit code.
+        words: What the message must hold: where, what was found, what is expected, what to do.
+        files: What lies in the directory, by name; text or bytes, None for a directory.
+    """
+
+    name: str
+    command: str
+    code: int
+    words: tuple[str, ...]
+    files: dict[str, str | bytes | None]
+
+    def lay(self, home: Path) -> None:
+        """Write the files."""
+        for name, content in self.files.items():
+            path = home / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if content is None:
+                path.mkdir(exist_ok=True)
+            else:
+                path.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def of_run(name: str, text: str, *words: str, code: int = 2, more: str = "", **files: str | bytes | None) -> Mistake:
+    """A mistake of ``phalanx train run.toml``."""
+    named = {key.replace("__", "/").replace("_dot_", "."): content for key, content in files.items()}
+    return Mistake(name, f"train run.toml {more}".strip(), code, words, {"run.toml": text, **named})
+
+
+def of_text(name: str, content: str | bytes, *words: str, text: str = OWN_TEXT) -> Mistake:
+    """A mistake in a JSON lines file."""
+    return of_run(name, text, "data.sources.0: ", *words, code=3, text__a_dot_jsonl=content)
+
+
+def of_model(name: str, *words: str, **files: str | bytes | None) -> Mistake:
+    """A mistake in a model's directory."""
+    return of_run(name, FROM_A_DIRECTORY, *words, code=3, **files)
+
+
+def of_worker(name: str, text: str, *words: str, code: int = 2) -> Mistake:
+    """A mistake of ``phalanx worker worker.toml``."""
+    return Mistake(name, "worker worker.toml", code, words, {"worker.toml": text})
+
+
+CONFIG = json.dumps(GPT2)
+MISTAKES = (
+    # the run file
+    Mistake("no run file", "train run.toml", 2, ("run.toml: cannot be read", "give the path of a TOML file"), {}),
+    of_run("TOML syntax", "[train]\nsteps = = 4\n", "run.toml: is not valid TOML", "line 2, column 9"),
+    of_run(
+        "wrong key",
+        FROM_SCRATCH.replace("seed =", "sede ="),
+        "run.toml: train.sede: unknown key",
+        "did you mean 'seed'?",
+    ),
+    of_run("wrong section", FROM_SCRATCH + "[gard]\n", "run.toml: gard: unknown key; did you mean 'guard'?"),
+    of_run(
+        "wrong type",
+        FROM_SCRATCH.replace("steps = 6", "steps = 'six'"),
+        "run.toml: train.steps: found 'six'",
+        "valid integer",
+    ),
+    of_run(
+        "wrong choice",
+        FROM_SCRATCH.replace("seed = 3", "precision = 'fp8'"),
+        "train.precision: found 'fp8'",
+        "'fp32', 'bf16' or 'fp16'",
+    ),
+    of_run(
+        "number out of range",
+        FROM_SCRATCH.replace("lr = 1e-2", "lr = -1"),
+        "run.toml: optimizer.lr: found -1",
+        "greater than 0",
+    ),
+    of_run("missing key", FROM_SCRATCH.replace("steps = 6\n", ""), "run.toml: train.steps: missing; add it"),
+    of_run(
+        "typo in --set", FROM_SCRATCH, "train.stepps: unknown key; did you mean 'steps'?", more="--set train.stepps=4"
+    ),
+    of_run(
+        "--set without a value",
+        FROM_SCRATCH,
+        "--set 'train.steps': expected section.key=value",
+        more="--set train.steps",
+    ),
+    of_run(
+        "--unset of what is not there",
+        FROM_SCRATCH,
+        "--unset guard.mode: run.toml does not write it",
+        "leave the option out",
+        more="--unset guard.mode",
+    ),
+    of_run(
+        "batch that cannot be cut",
+        FROM_SCRATCH.replace("batch_size = 8", "batch_size = 7"),
+        "batch_size = 7",
+        "microbatches = 4",
+        "make one a multiple of the other",
+    ),
+    of_run(
+        "[parallel] beside [pipeline]",
+        FROM_SCRATCH + "[parallel]\ndp = 2\n",
+        "[parallel] and [pipeline] exclude each other",
+        "remove one",
+    ),
+    of_run(
+        "a baseline with rates of its own",
+        FROM_SCRATCH + "[guard]\nmode = 'paper'\naudit_rate = 0.5\n",
+        "fixes audit_rate = 1.0 (found 0.5)",
+        "--unset guard.audit_rate",
+    ),
+    of_run(
+        "attack on the owner's stage",
+        FROM_SCRATCH.replace("stages = 2", "stages = 4") + "[attack]\nkind = 'zero'\nstages = [0]\n",
+        "attack.stages has [0]",
+        "only the middle stages [1, 2]",
+    ),
+    of_run(
+        "warm-up longer than the run",
+        FROM_SCRATCH.replace("lr = 1e-2", "lr = 1e-2\nwarmup_steps = 9"),
+        "optimizer.warmup_steps = 9",
+        "train.steps = 6",
+        "lower it",
+    ),
+    of_run(
+        "remote workers without keys",
+        FROM_SCRATCH + "remote_workers = ['alice']\n",
+        "remote_workers need pki = DIR",
+        "phalanx pki",
+    ),
+    of_run(
+        "more stages than layers",
+        FROM_SCRATCH.replace("stages = 2", "stages = 9"),
+        "pipeline.stages: 9 stages need at least 9 layers, the model has 4",
+        "lower stages to 4",
+    ),
+    of_run(
+        "sequences longer than the model's",
+        FROM_SCRATCH.replace("sequence_length = 16", "sequence_length = 99"),
+        "data.sequence_length = 99",
+        "positions for 16",
+        "lower it",
+    ),
+    of_run(
+        "unknown key of an architecture",
+        FROM_SCRATCH.replace("n_layer = 4", "n_layers = 4"),
+        "model.architecture: unknown key 'n_layers' for gpt2",
+        "choices: ",
+        code=3,
+    ),
+    of_run(
+        "a GPU where there is none",
+        FROM_SCRATCH.replace("seed = 3", "device = 'cuda'"),
+        'train.device = "cuda": torch ',
+        'set train.device = "cpu"',
+    ),
+    # the data
+    of_run("no such data", OWN_TEXT, "data.sources.0: text: not found; give the path of a file or a directory", code=3),
+    of_run(
+        "a folder of other files",
+        OWN_TEXT,
+        "data.sources.0: text: no file of this source's kind found; expected .jsonl",
+        code=3,
+        text__a_dot_csv="a,b\n",
+    ),
+    of_text("an empty file", "", "kind 'jsonl': holds no text", "give it another path"),
+    of_text("a broken line", LINES + '{"text": \n', "a.jsonl, line 2: is not JSON", "expected one object a line"),
+    of_text(
+        "other fields",
+        '{"instruction": "hold", "output": "held"}\n',
+        "no field 'text'; its fields are: instruction, output",
+        "set `field`",
+    ),
+    of_text(
+        "a chat",
+        '{"messages": [{"role": "user", "content": "hold"}]}\n',
+        "field 'messages' holds a JSON list, expected text",
+        "write each conversation as one text",
+        text=OWN_TEXT.replace('"text" }', '"text", field = "messages" }'),
+    ),
+    of_text(
+        "text that is not UTF-8",
+        b'{"text": "caf\xe9"}\n',
+        "a.jsonl, line 1: byte 13 (0xe9) is not utf-8",
+        "convert the file",
+    ),
+    of_run(
+        "no such tokenizer",
+        FROM_SCRATCH.replace('kind = "bpe", vocab_size = 300', 'kind = "file", path = "tok.json"'),
+        "data.tokenizer.path: tok.json: is no file",
+        "give the path of a tokenizer.json",
+        code=3,
+    ),
+    of_run(
+        "a vocabulary too large for the text",
+        OWN_TEXT,
+        "data.tokenizer.vocab_size=300: the training text supports",
+        "lower vocab_size",
+        code=3,
+        text__a_dot_jsonl="".join(f'{{"text": "{number} shields"}}\n' for number in range(9)),
+    ),
+    # the model
+    of_run(
+        "a name of the hub",
+        FROM_A_DIRECTORY.replace("'model'", "'acme/tiny'"),
+        "model.path: acme/tiny: is no directory",
+        "hf download acme/tiny --local-dir models/tiny",
+        code=3,
+    ),
+    of_model(
+        "an empty model directory",
+        "model/config.json: cannot be read",
+        "expected a directory in the hub's layout",
+        model=None,
+    ),
+    of_model("a broken config.json", "model/config.json: is not valid JSON", model__config_dot_json="{"),
+    of_model(
+        "a family that is not known",
+        "model/config.json: model_type: found 'mamba'",
+        "expected one of ",
+        model__config_dot_json='{"model_type": "mamba"}',
+        model__model_dot_safetensors="",
+    ),
+    of_model(
+        "pickled weights",
+        "model/pytorch_model.bin: pickled weights can run code",
+        "phalanx model convert DIR OUT",
+        model__config_dot_json=CONFIG,
+        model__pytorch_model_dot_bin=b"\x80",
+    ),
+    of_model(
+        "truncated weights",
+        "model/model.safetensors: cannot be read as safetensors",
+        model__config_dot_json=CONFIG,
+        model__model_dot_safetensors=b"\x99",
+    ),
+    of_run(
+        "a model without tokenizer.json",
+        FROM_A_DIRECTORY.replace('kind = "bpe", vocab_size = 300', 'kind = "model"'),
+        "model/tokenizer.json: is missing",
+        "phalanx model import",
+        code=3,
+        model__config_dot_json=CONFIG,
+        model__model_dot_safetensors="",
+    ),
+    # the run directory
+    of_run(
+        "a run that is there already",
+        FROM_SCRATCH,
+        "old: holds a run already; add --resume",
+        "another --run-dir",
+        more="--run-dir old",
+        old__run_dot_json="{}",
+        old__metrics_dot_jsonl='{"step": 0}\n',
+    ),
+    of_run(
+        "nothing to resume",
+        FROM_SCRATCH,
+        "new: there is no run to resume; start it without --resume",
+        code=3,
+        more="--run-dir new --resume",
+    ),
+    of_run(
+        "a file as run directory",
+        FROM_SCRATCH,
+        "run.toml: cannot be used as a run directory",
+        "choose another --run-dir",
+        more="--run-dir run.toml",
+    ),
+    of_run(
+        "--from what is no run",
+        FROM_SCRATCH,
+        "old/run.json: cannot be read; expected the directory of a run",
+        code=3,
+        more="--from old",
+        old=None,
+    ),
+    # other parties
+    Mistake(
+        "no worker file", "worker worker.toml", 2, ("worker.toml: cannot be read", "give the path of a TOML file"), {}
+    ),
+    of_worker(
+        "wrong key of a worker",
+        "identity = 'alice'\nowners = 'a:1'\n",
+        "worker.toml: owners: unknown key; did you mean 'owner'?",
+    ),
+    of_worker(
+        "an owner without a port",
+        "identity = 'alice'\nowner = 'head'\n",
+        "worker.toml: owner: found 'head', expected host:port",
+        "owner.example.org:7070",
+    ),
+    of_worker(
+        "a worker without keys",
+        "identity = 'alice'\nowner = 'head:7070'\n",
+        "alice/certificate.pem: cannot be read",
+        "phalanx pki issues it",
+        code=5,
+    ),
+    of_worker(
+        "a worker's GPU where there is none",
+        "identity = 'alice'\nowner = 'head:7070'\ndevice = 'cuda'\n",
+        'device = "cuda": torch ',
+        'set device = "cpu"',
+    ),
+    # other verbs
+    Mistake("a verb that is none", "trian run.toml", 2, ("No such command 'trian'", "train"), {}),
+    Mistake("a report of no run", "report old", 3, ("old", "run directory"), {}),
+    Mistake(
+        "an audit of no run",
+        "audit verify old",
+        5,
+        ("old/owner.pem: cannot be read", "give --certificate FILE"),
+        {"old": None},
+    ),
+    Mistake("a plan of nothing", "plan", 2, ("plan: give either a run file or --model",), {}),
+    Mistake("a plan for an unknown cluster", "plan --model llama-2-7b --cluster moon", 2, ("moon", "choices"), {}),
+)

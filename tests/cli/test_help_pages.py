@@ -1,0 +1,61 @@
+"""Every help page says all of its words, those in square brackets too."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+
+from phalanx.cli import run
+from phalanx.cli.app import app
+
+WORDS_IN_BRACKETS = re.compile(r"\[[^\]\s]+\]")
+
+
+def pages(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Each command with the words that call it."""
+    yield path, command
+    for name, below in getattr(command, "commands", {}).items():
+        yield from pages(below, (*path, name))
+
+
+PAGES = dict(pages(typer.main.get_command(app)))
+
+
+def texts(command: Any) -> str:
+    """What the author wrote of a command, its options and the commands that it lists."""
+    listed = [below.get_short_help_str(10_000) for below in getattr(command, "commands", {}).values()]
+    options = [getattr(parameter, "help", None) or "" for parameter in command.params]
+    return " ".join([command.help or "", command.epilog or "", *options, *listed])
+
+
+@pytest.mark.parametrize("path", PAGES, ids=" ".join)
+def test_a_help_page_keeps_words_in_square_brackets(path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+
+    assert run([*path, "--help"]) == 0
+
+    shown = capsys.readouterr().out
+    for word in WORDS_IN_BRACKETS.findall(texts(PAGES[path])):
+        assert word in shown
+        assert f"\\{word}" not in shown
+
+
+def test_there_are_such_words_in_the_help():
+    found = {path: WORDS_IN_BRACKETS.findall(texts(command)) for path, command in PAGES.items()}
+
+    assert "[parallel]" in found["train",]
+    assert "[split]" in found["enclave", "serve"]
+    assert "[expect]" in found["enclave", "appraise"]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=" ".join)
+def test_a_help_page_says_every_word_that_was_written(path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    command = PAGES[path]
+
+    run([*path, "--help"])
+
+    shown = set(re.findall(r"[A-Za-z]{3,}", capsys.readouterr().out))
+    assert set(re.findall(r"[A-Za-z]{3,}", command.help or "")) <= shown

@@ -1,0 +1,80 @@
+"""Machines join by a token, and come back by themselves when their owner does."""
+
+import os
+import re
+import signal
+import socket
+
+import pytest
+
+from phalanx.security.crypto import load_identity
+
+HASTY = "keepalive_s = 1.0\ntimeout_s = 8.0\n"
+
+
+@pytest.fixture
+def remote_place(place):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    remote = f"[pipeline]\npki = '{place.path / 'keys'}'\nremote_workers = ['north', 'south']\n"
+    text = place.run_file.read_text().replace("[pipeline]\n", remote)
+    place.run_file.write_text(f"{text}\n[pipeline.transport]\nport = {port}\nkeepalive_s = 1.0\n")
+    return place
+
+
+def invited(place, *names):
+    """The endpoint of an owner that has invited parties, and the tokens that it printed."""
+    chosen = [word for name in names for word in ("--name", name)]
+    owner = place.start("invite", str(place.run_file), *chosen, "--host", "127.0.0.1", anew=True)
+    place.wait_for(owner, lambda: "waiting for them" in owner.text)
+    return owner, re.findall(r"phalanx join (\S+)", owner.text)
+
+
+@pytest.mark.slow
+def test_a_killed_owner_that_is_resumed_finds_its_workers_back_though_nobody_touched_them(remote_place, clean):
+    place, names = remote_place, ("north", "south")
+    owner, tokens = invited(place, *names)
+    commands = [("join", token, "--dir", str(place.path / name)) for name, token in zip(names, tokens, strict=True)]
+    for command, name in zip(commands, names, strict=True):
+        prepared = place.start(*command, "--port", "0", "--no-serve", anew=True)
+        assert prepared.wait() == 0, prepared.text
+        assert "you are asked to: serve or shadow some of 4 stages" in prepared.text
+        with (place.path / name / "worker.toml").open("a") as file:
+            file.write(HASTY)
+    assert owner.wait() == 0, owner.text
+    assert load_identity(place.path / "north").name == "north"
+    assert not list((place.path / "keys").glob("[ns]o*th/*.key"))
+
+    workers = [place.start(*command, anew=True) for command in commands]
+    settings = ("checkpoint.journal=true", "checkpoint.every=0")
+    killed = place.train(*settings)
+    place.wait_for(killed, lambda: place.has_line("metrics.jsonl", '"step": 3,'))
+    killed.kill()
+    summary = place.finish(*settings, resume=True)
+
+    assert [worker.wait() for worker in workers] == [0, 0], [worker.text for worker in workers]
+    assert summary["final_weights_digest"] == clean["final_weights_digest"]
+    assert summary["resumed_from"] >= 3
+    for name, worker in zip(names, workers, strict=True):
+        for said in (f"as {name}, run", "admitted to a run of 4 stages", "serves stage", "again in 1 s", "is complete"):
+            assert said in worker.text, worker.text
+        assert f"{name} has called" in killed.text
+        assert "Traceback" not in worker.text
+
+
+@pytest.mark.slow
+def test_who_joins_with_a_token_that_was_used_by_another_is_told_so_and_may_be_told_to_leave(remote_place):
+    place = remote_place
+    owner, (token, _) = invited(place, "north", "south")
+    thief = place.start("join", token, "--dir", str(place.path / "thief"), "--port", "0", anew=True)
+    place.wait_for(thief, lambda: "looking for the owner" in thief.text)
+
+    honest = place.start("join", token, "--dir", str(place.path / "honest"), anew=True)
+
+    assert honest.wait() == 4
+    assert "was used already, with other keys than these" in honest.text
+    assert "a caller at 127.0.0.1 is refused: the token of north was used already" in owner.text
+    os.kill(thief.popen.pid, signal.SIGTERM)
+    assert thief.wait() == 0, thief.text
+    assert "left while no run was under way" in thief.text

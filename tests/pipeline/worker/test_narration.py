@@ -1,0 +1,72 @@
+"""What a worker says of itself, and how it comes back to an owner that was gone."""
+
+import pytest
+
+from phalanx.errors import PeerLostError, PeerRefusedError
+from phalanx.pipeline import WorkerOutcome, keep_serving
+from phalanx.pipeline.worker.narration import Narration
+
+
+def test_a_whole_part_in_a_run_is_told_in_order():
+    said = []
+    story = Narration(said.append, clock=lambda: 0.0)
+
+    story.looking("host:1", "me:2")
+    story.connected("host:1", "alice", "run")
+    story.admitted(4)
+    story.has_roles({2}, {1, 3}, 0)
+    story.at_step(0)
+    story.has_roles({2}, {3, 1}, 1)
+    story.ended(WorkerOutcome.COMPLETE, "the run is complete")
+
+    assert said == [
+        "looking for the owner at host:1; other parties reach this worker at me:2",
+        "connected to the owner at host:1 as alice, run run; waiting to be admitted",
+        "admitted to a run of 4 stages; waiting for a role",
+        "from step 0 on this worker serves stage 2, shadows stage 1 3",
+        "step 0 begins",
+        "the run is complete after step 0",
+    ]
+
+
+def test_steps_are_told_four_times_a_minute_at_most_and_each_once():
+    said, now = [], [0.0]
+    story = Narration(said.append, clock=lambda: now[0])
+
+    for step in range(61):
+        now[0] = float(step)
+        story.at_step(step)
+        story.at_step(step)
+
+    assert said == [f"step {step} begins" for step in (0, 15, 30, 45, 60)]
+
+
+def test_what_another_party_chose_cannot_steer_the_terminal():
+    said = []
+
+    Narration(said.append).ended(WorkerOutcome.LEFT, "\x1b[2Jgone")
+
+    assert said == ["this worker has left (?[2Jgone)"]
+
+
+def test_an_owner_that_is_gone_is_looked_for_again_ever_more_slowly():
+    said, pauses = [], []
+    outcomes = iter([PeerLostError("gone")] * 8 + [WorkerOutcome.COMPLETE])
+
+    def serve():
+        outcome = next(outcomes)
+        if isinstance(outcome, PeerLostError):
+            raise outcome
+        return outcome
+
+    assert keep_serving(serve, said.append, pauses.append) is WorkerOutcome.COMPLETE
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert said[0] == "gone; looking for the owner again in 1 s, until Ctrl-C"
+
+
+def test_an_owner_that_refuses_is_not_asked_again():
+    def serve():
+        raise PeerRefusedError("alice was shut out and does not come back")
+
+    with pytest.raises(PeerRefusedError):
+        keep_serving(serve, lambda line: None, pytest.fail)

@@ -1,0 +1,62 @@
+"""On a screen of 390 pixels no word is broken letter by letter, and a picture keeps a size that can be read."""
+
+import re
+
+import pytest
+
+from phalanx.planner.cluster.catalog import known_clusters, known_models
+from phalanx.planner.model.recipe import Recipe
+from phalanx.planner.search.answer import ask
+from phalanx.planner.search.question import Question
+from phalanx.report.plan_page import render_plan
+from phalanx.report.shell import section
+
+RULE = re.compile(r"([^{}]+)\{([^{}]*)\}")
+
+
+@pytest.fixture(scope="module")
+def page():
+    recipe = Recipe(32, 1024, precision="bf16")
+    return render_plan(ask(Question("gpt2", known_models()["gpt2"], recipe, known_clusters()["a100-nodes"], (8,))))
+
+
+def rules(page):
+    """Each selector of the page's style sheets with its declarations; of nested rules the inner ones."""
+    sheets = "".join(re.findall(r"<style[^>]*>(.*?)</style>", page, re.DOTALL))
+    return [(selector.strip(), body) for selectors, body in RULE.findall(sheets) for selector in selectors.split(",")]
+
+
+def test_no_cell_may_be_narrower_than_its_longest_word(page):
+    of_cells = [body for selector, body in rules(page) if selector.split()[-1] in ("td", "th", "table", "h1")]
+
+    assert any("overflow-wrap: break-word" in body for body in of_cells)
+    # with `anywhere` the narrowest width of a cell is one letter, and the scroll bar is never needed
+    assert not any("anywhere" in body or "break-all" in body for body in of_cells)
+
+
+def test_what_is_wider_than_the_screen_is_moved_under_it(page):
+    found = dict(rules(page))
+
+    assert "overflow-x: auto" in found[".scroll"]
+    assert page.count("<table") == len(re.findall(r'<div class="scroll"><table', page)) > 0
+    assert page.count("<svg") == len(re.findall(r'<div class="scroll"><svg', page)) > 0
+
+
+def test_a_picture_is_not_shrunk_below_what_can_be_read(page):
+    narrow = re.search(r"@media \(max-width: (\d+)px\) \{ \.scroll > \.chart \{ width: (\d+)px; \} \}", page)
+    text_px = float(re.search(r"\.chart text \{[^}]*font-size: ([\d.]+)px", page)[1])
+    widths = [float(width) for width in re.findall(r'viewBox="0 0 (\d+)', page)]
+
+    assert int(narrow[2]) <= int(narrow[1])
+    assert all(text_px * int(narrow[2]) / width >= 9 for width in widths)
+
+
+def test_only_pictures_are_wrapped():
+    assert "scroll" not in section("Loss", "a remark", "<p>no curve</p>")
+
+
+def test_a_short_training_is_not_told_in_fractions_of_a_day():
+    recipe = Recipe(32, 1024, precision="bf16")
+    question = Question("gpt2", known_models()["gpt2"], recipe, known_clusters()["a100-nodes"], (8,), tokens=1e8)
+
+    assert re.search(r"Time</div><div class=\"value\">[\d.]+ (s|min)<", render_plan(ask(question)))

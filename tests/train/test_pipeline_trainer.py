@@ -1,0 +1,176 @@
+"""A trainer of stages that lie in a guarded pipeline: an enclave trains with it as with a back part of its own."""
+
+import math
+from contextlib import ExitStack
+
+import pytest
+import torch
+
+from phalanx.data import IGNORE
+from phalanx.engine import UNGUARDED
+from phalanx.errors import CheckpointError, DataError, FailedBatchError
+from phalanx.models import LoraConfig
+from phalanx.optimizers import OptimizerConfig
+from phalanx.split import BackTrainer, FrontPart, NextToken, SplitConfig, build_back
+from phalanx.testing import MemoryCompany, random_batch, tiny_run
+from phalanx.train import step_inputs
+from phalanx.train.engines.pipeline_trainer import PipelineTrainer
+from phalanx.train.setup.stage_source import BackLibrary
+
+CUT = 2
+
+
+def joined_run():
+    run = tiny_run(
+        3,
+        num_layers=5,
+        adapter=LoraConfig(rank=2),
+        # a power of two of targets, and nothing clipped: both trainers then have the same bits
+        optimizer=OptimizerConfig(lr=1e-2, warmup_steps=2, clip_norm=100.0),
+    )
+    split = SplitConfig(cut=CUT, clients=2, allow_insecure_sim=True, workers_see_hidden_states=True)
+    return run.model_copy(update={"split": split})
+
+
+class OwnedCompany:
+    """The stages of a trainer, in a company of this process."""
+
+    def __init__(self, company):
+        self.company, self.reports, self.begun_at = company, [], None
+
+    def begin(self, state, num_steps):
+        company, engine = self.company, self.company.engine
+        library = BackLibrary(company.source, company.plan, state, num_steps)
+        # the company has begun with the untouched model
+        engine.fall_back(library, num_steps, library.digests())
+        self.begun_at = num_steps
+        return engine
+
+    def report(self, guard):
+        self.reports.append(guard)
+
+    def books(self):
+        return {"num_events": 1, "digest": "ab"}
+
+    def check_books(self, books):
+        pass
+
+
+@pytest.fixture
+def make_trainer(tmp_path_factory):
+    with ExitStack() as stack:
+        cache = tmp_path_factory.mktemp("models")
+
+        def make():
+            company = stack.enter_context(MemoryCompany(joined_run(), tmp_path_factory.mktemp("run"), cache=cache))
+            owned = OwnedCompany(company)
+            return PipelineTrainer(whole_of(company), owned, company.source.vocab_size), owned
+
+        yield make
+
+
+def whole_of(company):
+    run = company.run_config
+    back = build_back(company.source, CUT, adapter=run.model.adapter, seed=run.train.seed)
+    return BackTrainer(back, NextToken(), run.optimizer, run.train.steps, run.train.seed)
+
+
+def microbatches(company, step):
+    front, run = FrontPart(company.source, CUT), company.run_config
+    fed = step_inputs(random_batch(run, company.source.vocab_size, step), run.train.microbatches)
+    return [(front(ids), labels.clamp(min=0)) for ids, labels in zip(fed.ids, fed.labels, strict=True)]
+
+
+def take(trainer, company, step):
+    for hidden, labels in microbatches(company, step):
+        trainer.learn(hidden, labels)
+    return trainer.step()
+
+
+def test_steps_losses_measurements_and_weights_are_those_of_a_back_part_in_one_process(make_trainer):
+    trainer, owned = make_trainer()
+    whole = whole_of(owned.company)
+    held_out = microbatches(owned.company, 99)[0]
+    assert trainer.measure(*held_out) == whole.measure(*held_out)
+
+    for step in range(3):
+        norm = take(trainer, owned.company, step)
+
+        assert norm == pytest.approx(take(whole, owned.company, step), rel=1e-12)
+        assert list(trainer.losses) == whole.losses
+
+    assert trainer.measure(*held_out) == whole.measure(*held_out)
+    assert trainer.num_steps == whole.num_steps == 3
+    for found, expected in ((trainer.state(), whole.state()), (dict(trainer.weights()), dict(whole.weights()))):
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert [report.attempts for report in owned.reports] == [1, 1, 1]
+
+
+def test_another_session_goes_on_from_the_state_with_the_same_bits(make_trainer):
+    (first, one), (second, other) = make_trainer(), make_trainer()
+    for step in range(2):
+        take(first, one.company, step)
+    state = {name: tensor.clone() for name, tensor in first.state().items()}
+
+    second.load_state(state, 2)
+    found, expected = take(second, other.company, 2), take(first, one.company, 2)
+
+    assert (found, other.begun_at, second.num_steps) == (expected, 2, 3)
+    weights = dict(first.weights())
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in second.weights())
+
+
+def test_a_state_that_comes_when_the_stages_are_at_work_is_refused(make_trainer):
+    trainer, owned = make_trainer()
+    state = {name: tensor.clone() for name, tensor in trainer.state().items()}
+    take(trainer, owned.company, 0)
+
+    with pytest.raises(CheckpointError, match="the pipeline is at work"):
+        trainer.load_state(state, 0)
+
+
+@pytest.mark.parametrize("label", [-1, 64])
+def test_a_label_outside_of_the_vocabulary_is_refused_before_any_stage_works(make_trainer, label):
+    trainer, owned = make_trainer()
+    hidden, labels = microbatches(owned.company, 0)[0]
+    labels[0, 0] = label
+
+    with pytest.raises(DataError, match=r"outside 0 .. 63"):
+        trainer.learn(hidden, labels)
+
+    assert (trainer.num_learned, owned.begun_at) == (0, None)
+
+
+def test_a_batch_without_a_target_fails_is_reported_and_is_forgotten(make_trainer):
+    trainer, owned = make_trainer()
+    for hidden, labels in microbatches(owned.company, 0):
+        trainer.learn(hidden, torch.full_like(labels, IGNORE))
+
+    with pytest.raises(FailedBatchError, match="no label of the batch counts"):
+        trainer.step()
+
+    assert (owned.reports, trainer.num_learned, trainer.num_steps) == ([UNGUARDED], 0, 0)
+    assert all(math.isnan(loss) and count == 0 for loss, count in trainer.losses)
+    assert take(trainer, owned.company, 0) > 0
+
+
+def test_a_batch_that_is_not_finite_fails_and_the_next_one_is_taken(make_trainer):
+    trainer, owned = make_trainer()
+    for hidden, labels in microbatches(owned.company, 0):
+        trainer.learn(hidden * math.nan, labels)
+
+    with pytest.raises(FailedBatchError):
+        trainer.step()
+
+    assert trainer.num_steps == 0
+    assert take(trainer, owned.company, 0) > 0
+
+
+def test_a_back_part_in_one_process_refuses_the_state_of_an_enclave_with_a_pipeline(make_trainer):
+    trainer, owned = make_trainer()
+    whole = whole_of(owned.company)
+
+    whole.check_books({})
+    with pytest.raises(CheckpointError, match="an enclave that owns a pipeline"):
+        whole.check_books(trainer.books())

@@ -1,0 +1,143 @@
+"""What a run reads is looked at before anything is begun: files, fields and the first documents."""
+
+import json
+
+import pytest
+
+from phalanx.errors import DataError, ModelError
+from phalanx.models.directory import model_directory
+from phalanx.train import describe, train
+from phalanx.train.setup.guard_outlook import guarded_by_nobody
+from phalanx.train.setup.preflight import check_inputs
+
+LINE = '{"text": "a shield covers the neighbour"}\n'
+
+
+@pytest.fixture
+def reading(tmp_path, make_run):
+    """A run that reads this file."""
+
+    def read(kind, name, content):
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return make_run(f'data.sources=[{{kind="{kind}",path="{path}"}}]')
+
+    return read
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "content"),
+    [
+        ("jsonl", "a.jsonl", LINE),
+        ("jsonl", "a.jsonl", '{"text": ""}\n' * 20 + LINE),
+        ("jsonl", "a.jsonl", LINE * 20 + "{"),
+        ("text", "a.txt", "shields"),
+        ("text", "a.txt", b"\xff" * (1 << 24) + b"\xff"),
+    ],
+    ids=["a text", "text behind empty ones", "a mistake far behind", "plain", "too large to be read here"],
+)
+def test_only_the_beginning_is_looked_at(reading, kind, name, content):
+    check_inputs(reading(kind, name, content))
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "said"),
+    [
+        ("jsonl", LINE * 3 + "{", r"data\.sources\.0: .*line 4: is not JSON"),
+        ("jsonl", LINE + '{"txt": 1}', "line 2: no field 'text'; its fields are: txt"),
+        ("jsonl", "\n\n", "kind 'jsonl': holds no text"),
+        ("text", "  \n", "kind 'text': holds no text"),
+        ("text", b"caf\xe9", "byte 3 .* is not utf-8"),
+    ],
+)
+def test_a_mistake_at_the_beginning_is_found_by_dry_run_and_run(reading, tmp_path, kind, content, said):
+    run = reading(kind, f"a.{kind}", content)
+
+    for begin in (train, describe):
+        with pytest.raises(DataError, match=said):
+            begin(run, tmp_path / "run")
+
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_second_source_is_named_by_its_number(make_run, tmp_path):
+    (tmp_path / "a.txt").write_text("shields")
+    sources = f'data.sources=[{{kind="text",path="{tmp_path}/a.txt"}},{{kind="text",path="{tmp_path}/b"}}]'
+
+    with pytest.raises(DataError, match=rf"data\.sources\.1: {tmp_path}/b: not found"):
+        check_inputs(make_run(sources))
+
+
+def model(tmp_path, **files):
+    """A directory with a config, weights in name only, and these files."""
+    (tmp_path / "model").mkdir()
+    for name, content in {"config.json": json.dumps({"model_type": "gpt2"}), "model.safetensors": "", **files}.items():
+        (tmp_path / "model" / name).write_text(content)
+    return f'model={{path="{tmp_path}/model"}}'
+
+
+def test_a_model_with_its_tokenizer_passes(make_run, tmp_path):
+    check_inputs(make_run(model(tmp_path, **{"tokenizer.json": "{}"}), 'data.tokenizer={kind="model"}'))
+
+
+def test_a_model_without_tokenizer_json_is_told_how_it_is_written(make_run, tmp_path):
+    chosen = model(tmp_path, **{"vocab.json": "{}"})
+
+    check_inputs(make_run(chosen))
+    with pytest.raises(ModelError, match=rf"{tmp_path}/model/tokenizer\.json: is missing.*phalanx model import"):
+        check_inputs(make_run(chosen, 'data.tokenizer={kind="model"}'))
+    (tmp_path / "model" / "merges.txt").touch()
+    check_inputs(make_run(chosen, 'data.tokenizer={kind="model"}'))
+
+
+def test_an_architecture_comes_without_a_tokenizer(make_run):
+    with pytest.raises(ModelError, match=r"model\.architecture comes without a tokenizer; use kind = \"bpe\""):
+        check_inputs(make_run('data.tokenizer={kind="model"}'))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "meta-llama/Llama-3.2-1B"])
+def test_a_name_of_the_hub_is_told_how_to_fetch_it(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(ModelError, match=rf"hf download {name} --local-dir models/{name.split('/')[-1]}"):
+        model_directory(name)
+
+
+@pytest.mark.parametrize("path", ["./gpt2", "/no/such/model", "a/b/c", "../model"])
+def test_a_path_is_not_taken_for_a_name_of_the_hub(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(ModelError) as refusal:
+        model_directory(path)
+
+    assert "hf download" not in str(refusal.value)
+
+
+def test_a_file_is_no_model_directory(tmp_path):
+    (tmp_path / "model.safetensors").touch()
+
+    with pytest.raises(ModelError, match="is a file; give the directory that it lies in"):
+        model_directory(str(tmp_path / "model.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "warned"),
+    [
+        (["pipeline.stages=2"], True),
+        (["pipeline.stages=1"], True),
+        (["pipeline.stages=2", "guard.mode=paper"], True),
+        (["pipeline.stages=2", "guard.mode=off"], False),
+        (["pipeline.stages=3"], False),
+        (["pipeline-", "parallel.dp=2"], False),
+    ],
+)
+def test_a_guard_with_nobody_to_check_says_so(make_run, overrides, warned):
+    said = guarded_by_nobody(make_run(*overrides))
+
+    assert (said is not None) is warned
+    if warned:
+        assert "checks nothing here: pipeline.stages = " in said
+
+
+def test_the_warning_is_shown_when_such_a_run_begins(trained_once):
+    assert 'WARNING: guard.mode = "phalanx" checks nothing here' in trained_once[0]["shown"]
