@@ -114,6 +114,15 @@ def test_the_kind_that_has_most_bytes_is_taken_of_a_directory(begun, texts):
     assert source.kind == "jsonl"
 
 
+def test_a_few_files_are_cut_into_paragraphs_so_that_some_can_be_held_out(begun, texts):
+    (source,) = begun("scratch", Answers((texts,))).data.sources
+    for number in range(200):
+        (texts / f"{number}.txt").write_text("a short one")
+    (of_many,) = begun("scratch", Answers((texts,))).data.sources
+
+    assert (source.delimiter, of_many.delimiter) == ("\n\n", None)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

@@ -324,7 +324,9 @@ class MemoryCompany:
         endpoint = self._endpoints[name]
         identity = self.identity(name)
         keys = self._home.pki / certified_name(name)
-        config = WorkerConfig(identity=str(keys), owner="127.0.0.1:1", transport=self.run_config.pipeline.transport)
+        # the parties of a company meet in memory, and nothing connects to it
+        owner = f"{OWNER}:1"
+        config = WorkerConfig(identity=str(keys), owner=owner, transport=self.run_config.pipeline.transport)
         actor = self._actors.get(name, HONEST)
         try:
             self._workers[name] = Worker(config, identity, endpoint, actor.wrap_copy, actor.kernels)

@@ -160,6 +160,9 @@ def _source_of(path: Path) -> tuple[str, int]:
     if kind == "jsonl":
         first = next(file for file in files if _is_of(file, _SUFFIXES[kind]) and file.stat().st_size)
         line += f', field = "{_text_field(first)}"'
+    if kind == "text" and sum(_is_of(file, _SUFFIXES[kind]) for file in files) < _FEW_FILES:
+        # documents are held out whole: of a few files there would be none, or a large part
+        line += ', delimiter = "\\n\\n"'
     return line, sizes[kind]
 
 
@@ -199,6 +202,7 @@ def _quoted(path: Path) -> str:
 _BATCH = 8
 _TOKENS = 128
 _FEWEST_PARTIES = 2
+_FEW_FILES = 200
 _VOCABULARY, _SMALL_VOCABULARY, _SMALL_BYTES = 2048, 512, 200_000
 
 _SCRATCH_MODEL = _ModelShape(
