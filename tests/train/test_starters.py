@@ -90,10 +90,11 @@ def test_steps_and_vocabulary_grow_with_the_text(begun, tmp_path):
     [
         ("a.jsonl", b'{"id": "1", "text": "short", "body": "much longer than it"}\n', "jsonl", "text"),
         ("b.jsonl", b'{"id": "1", "body": "the longest string of it"}\n', "jsonl", "body"),
-        ("c.jsonl.gz", gzip.compress(b'{"body": "packed"}\n'), "jsonl", "body"),
+        ("c.jsonl.gz", gzip.compress(b'{"body": "packed"}\n', mtime=0), "jsonl", "body"),
         ("d.html", b"<p>a page</p>", "html", None),
         ('with "quotes" and \u00fc.txt', b"text", "text", None),
     ],
+    ids=["text", "longest", "packed", "html", "quotes"],
 )
 def test_the_kind_of_a_source_is_seen_by_its_files(begun, tmp_path, name, content, kind, field):
     path = tmp_path / name
