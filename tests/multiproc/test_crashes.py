@@ -6,7 +6,7 @@ import signal
 import time
 
 import pytest
-from real_runs import FORWARD_LIAR, JOURNAL, children_of, exists, local_workers, worker_pid
+from real_runs import FORWARD_LIAR, JOURNAL, children_of, events, exists, local_workers, worker_pid
 
 from phalanx.lab.bench.chaos.run_process import descendants
 from phalanx.security.audit import LogHead, verify_log
@@ -164,8 +164,9 @@ def test_a_crash_between_eviction_and_checkpoint_lets_nobody_back_in(place, clea
 
     assert "worker-1 was evicted earlier and stays out" in place.processes[-1].text
     assert (place.path / "run" / "workers" / "worker-1.log").stat().st_mtime_ns == log.st_mtime_ns
-    joined = (place.path / "run" / "events.jsonl").read_text().split('"kind":"run_resumed"')[1]
-    assert '"party":"worker-2"' in joined and '"party_joined"' in joined and '"party":"worker-1"' not in joined
+    found = events(place, "run_resumed", "party_joined")
+    resumed = [kind for kind, _ in found].index("run_resumed")
+    assert [body["party"] for _, body in found[resumed + 1 :]] == ["worker-2"]
     assert summary["resumed_from"] == 3
     assert [verdict["party"] for verdict in summary["verdicts"]] == ["worker-1"]
     assert (summary["attacks_injected"], summary["detections"], summary["false_accusations"]) == (1, 1, 0)
