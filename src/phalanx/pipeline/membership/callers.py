@@ -50,7 +50,7 @@ class Callers:
         if certified not in self._expected:
             raise PeerRefusedError(
                 f"{certified} is no party of this session; pipeline.remote_workers and may_join of the run file name "
-                "them, and convicted and revoked ones stay out"
+                "them, and convicted ones stay out"
             )
 
     def _tell(self, line: str) -> None:
