@@ -15,6 +15,7 @@ from phalanx.errors import ConfigError
 from phalanx.lab.attacks import AttackPlan, attackers_of
 from phalanx.lab.attacks import worker as laboratory
 from phalanx.pipeline import AttackConfig, LocalWorkers, PartyLayout, WorkerConfig
+from phalanx.security.crypto import create_authority, issue
 from phalanx.testing import WorkerCrash
 from phalanx.train import load_run, train
 
@@ -149,14 +150,16 @@ def test_a_rank_that_cannot_lie_so_is_refused_before_any_rank_starts(
 def test_an_honest_worker_never_loads_the_red_team(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr("phalanx.cli.worker.die_with_parent", lambda: None)
-    monkeypatch.setattr("phalanx.pipeline.run_worker", lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr("phalanx.pipeline.run_worker", lambda config, say: calls.append(config))
     monkeypatch.setitem(sys.modules, "phalanx.lab", None)
     monkeypatch.setitem(sys.modules, "phalanx.lab.attacks", None)
+    create_authority(tmp_path)
+    issue(tmp_path, "worker-1")
     path = tmp_path / "worker.toml"
     path.write_text(dump_toml(worker(tmp_path)))
 
     assert run(["worker", str(path)]) == 0
-    ((config,),) = calls
+    (config,) = calls
     assert config.owner == "127.0.0.1:1"
 
 
