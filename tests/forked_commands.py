@@ -75,7 +75,8 @@ class ForkedCommands:
         return self._opened().start(name, request, output)
 
     def _opened(self) -> ForkServer:
-        if self._server is None:
+        if self._server is None or not self._server.is_open:
+            self.close()
             paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))

@@ -17,12 +17,11 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
 @contextmanager
-def forked_workers(directory: Path) -> Iterator[None]:
-    """Let all runs of this process fork their workers from one server, instead of each from a server of its own.
+def forked_workers(commands: ForkedCommands) -> Iterator[None]:
+    """Let the runs of a test fork their workers from one server, instead of each from a server of its own.
 
     Attackers are forked as well, into their own program; workers with another command start from nothing.
     """
-    commands = ForkedCommands(directory)
     start_own = LocalWorkers.start_fork_server
 
     def start(command: Sequence[str], environment: Mapping[str, str], log: Path) -> ChildProcess:
@@ -39,4 +38,3 @@ def forked_workers(directory: Path) -> Iterator[None]:
         patch.setattr(local_workers, "PythonProcess", start)
         patch.setattr(LocalWorkers, "start_fork_server", start_server)
         yield
-    commands.close()

@@ -36,13 +36,15 @@ def plan(tmp_path):
 @pytest.fixture
 def open_ranks(tmp_path):
     """Starts the ranks of a layout; returns what puts them in the place of a plain copy."""
+    create_authority(tmp_path)
+    identity = str(issue(tmp_path, "worker-1"))
     with contextlib.ExitStack() as stack:
 
         def start(layout):
             file = tmp_path / "worker.toml"
             words = ", ".join(f"{name} = {value!r}".lower() for name, value in layout.model_dump().items())
-            file.write_text(f'identity = "nobody"\nowner = "nowhere:1"\nparallel = {{ {words} }}\n')
-            config = WorkerConfig(identity="nobody", owner="nowhere:1", parallel=layout)
+            file.write_text(f'identity = "{identity}"\nowner = "nowhere:1"\nparallel = {{ {words} }}\n')
+            config = WorkerConfig(identity=identity, owner="nowhere:1", parallel=layout)
             return stack.enter_context(open_group(config, file))
 
         yield start

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from forked_commands import ForkedCommands
 from forked_workers import forked_workers
 from phalanx.lab.attacks import attackers_of
 from phalanx.train import RunConfig, load_run, train
@@ -30,10 +31,18 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-@pytest.fixture(scope="session", autouse=True)
-def quick_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Fork the workers of all runs here from one server."""
-    with forked_workers(tmp_path_factory.mktemp("fork_server")):
+@pytest.fixture(scope="session")
+def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedCommands]:
+    """One server for the workers of all runs here."""
+    commands = ForkedCommands(tmp_path_factory.mktemp("forked_commands"))
+    yield commands
+    commands.close()
+
+
+@pytest.fixture(autouse=True)
+def quick_workers(fork_server: ForkedCommands) -> Iterator[None]:
+    """Fork the workers of a test's runs; tests of other folders, in the same process, see nothing of it."""
+    with forked_workers(fork_server):
         yield
 
 
