@@ -8,6 +8,7 @@ import torch
 from phalanx.errors import StaleReplicaError, TrainingError
 from phalanx.models import open_model
 from phalanx.pipeline import GuardConfig, PartyLayout, StageCopy, WorkerConfig
+from phalanx.security.crypto import create_authority, issue
 from phalanx.stage_group import open_group
 from phalanx.stage_group.state_shards import keepers_of
 from phalanx.testing.tiny import tiny_run
