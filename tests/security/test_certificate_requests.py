@@ -95,7 +95,7 @@ def test_a_party_is_certified_and_its_keys_are_on_its_own_machine_only(keys, ali
 
 
 def test_what_was_forged_is_accepted_where_nothing_is_wrong_with_it(keys):
-    sign_request(keys, ForgedRequest().pem())
+    assert (sign_request(keys, ForgedRequest().pem()) / "certificate.pem").is_file()
 
 
 def test_a_request_that_is_made_again_is_for_the_same_keys_and_gives_the_same_certificate(keys, alice):

@@ -145,6 +145,18 @@ def test_a_worker_that_is_not_there_any_more_cannot_be_killed_twice(fork_server,
     assert worker.poll() == 0
 
 
+def test_a_fork_server_that_is_closed_twice_closes_nothing_of_others(open_fork_server):
+    fork_server = open_fork_server()
+    fork_server.close()
+    taken = [os.open(os.devnull, os.O_RDONLY) for _ in range(8)]
+
+    fork_server.close()
+
+    assert [os.fstat(handle).st_rdev != 0 for handle in taken] == [True] * 8
+    for handle in taken:
+        os.close(handle)
+
+
 def test_nobody_outlives_the_fork_server(open_fork_server, start):
     fork_server = open_fork_server()
     worker = start(fork_server, "worker-3", "stay")

@@ -63,7 +63,7 @@ class ForkServer:
     def __init__(self, process: "subprocess.Popen[bytes] | _Child", requests: int, answers: int, threads: int) -> None:
         self.threads = threads
         self._process = process
-        self._requests = requests
+        self._requests: int | None = requests
         self._answers: int | None = answers
         self._events: dict[str, WorkerEvent | None] = {}
         self._unread = b""
@@ -95,7 +95,7 @@ class ForkServer:
 
     def tell(self, order: ForkRequest) -> None:
         """Send a request; one to a server that is gone does nothing."""
-        if self.is_open:
+        if self._requests is not None and self.is_open:
             with contextlib.suppress(BrokenPipeError):
                 os.write(self._requests, order.model_dump_json().encode() + b"\n")
 
@@ -113,10 +113,13 @@ class ForkServer:
                 self._events[news.name] = news
 
     def close(self) -> None:
-        """End it, and every worker with it, at once: it has nothing to finish."""
+        """End it, and every worker with it, at once: it has nothing to finish. Closing twice is harmless."""
         self._process.kill()
         self._process.wait(_PATIENCE_S)
-        os.close(self._requests)
+        if self._requests is not None:
+            # a handle that is closed again may be another file's by then
+            os.close(self._requests)
+            self._requests = None
         self._close_answers()
 
     def _close_answers(self) -> None:
