@@ -1,6 +1,7 @@
 """The rules of the house that no linter knows: sizes, forbidden calls, the tree of exceptions."""
 
 import ast
+import importlib
 import inspect
 import re
 import socket
@@ -289,3 +290,29 @@ def test_shapes_in_signatures_are_checked_in_every_test() -> None:
 
     assert stated, "no signature states a shape"
     assert {f"phalanx.{package}" for package in stated} == set(checked)
+
+
+FACES = [path for path in FILES if path.name == "__init__.py" and "late_names(" in path.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("path", FACES, ids=pytest_ids(FACES))
+def test_every_name_that_a_package_imports_late_is_there_and_shown_to_type_checkers(path: Path) -> None:
+    package = ".".join(("phalanx", *path.parent.relative_to(SOURCE).parts))
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    (call,) = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "late_names")
+    late = {(module, name) for module, names in ast.literal_eval(call.args[1]).items() for name in names}
+    blocks = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    shown = {
+        (node.module.removeprefix(f"{package}."), alias.name)
+        for block in blocks
+        for node in block.body
+        if isinstance(node, ast.ImportFrom) and node.module is not None
+        for alias in node.names
+    }
+
+    face = importlib.import_module(package)
+
+    assert late == shown
+    assert [name for _, name in late if not hasattr(face, name)] == []
+    with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'no_such_name'"):
+        _ = face.no_such_name

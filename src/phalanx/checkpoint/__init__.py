@@ -1,6 +1,6 @@
 """Checkpoints that are atomic, signed and free of pickle; torch is loaded only to write or read one."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from phalanx.checkpoint.certified import CertifiedCheckpoints
 from phalanx.checkpoint.config import CheckpointConfig
@@ -13,6 +13,7 @@ from phalanx.checkpoint.manifest import (
     step_of,
 )
 from phalanx.checkpoint.retention import drop_checkpoints_after
+from phalanx.late_names import late_names
 
 if TYPE_CHECKING:
     from phalanx.checkpoint.load import Checkpoint, open_checkpoint
@@ -39,18 +40,14 @@ __all__ = [
     "write_new_key",
 ]
 
-_MODULES = {
-    "Checkpoint": "load",
-    "RemoteStore": "remote",
-    "Shard": "shard",
-    "open_checkpoint": "load",
-    "save_checkpoint": "save",
-}
 
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        import importlib  # noqa: PLC0415 - the config of a run is read without torch
-
-        return getattr(importlib.import_module(f"phalanx.checkpoint.{_MODULES[name]}"), name)
-    raise AttributeError(f"module 'phalanx.checkpoint' has no attribute {name!r}")
+if not TYPE_CHECKING:
+    __getattr__ = late_names(
+        __name__,
+        {
+            "load": ("Checkpoint", "open_checkpoint"),
+            "remote": ("RemoteStore",),
+            "save": ("save_checkpoint",),
+            "shard": ("Shard",),
+        },
+    )

@@ -3,8 +3,7 @@
 The config is there at once; what needs torch is imported at its first use.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from phalanx.data.config import BpeConfig, DataConfig, FileTokenizerConfig, ModelTokenizerConfig, TokenizerConfig
 from phalanx.data.sources import (
@@ -15,6 +14,7 @@ from phalanx.data.sources import (
     SourceConfig,
     TextConfig,
 )
+from phalanx.late_names import late_names
 
 if TYPE_CHECKING:
     from phalanx.data.batch import IGNORE, Batch
@@ -47,20 +47,16 @@ __all__ = [
     "validation_batches",
 ]
 
-_LATER = {
-    "IGNORE": "phalanx.data.batch",
-    "Batch": "phalanx.data.batch",
-    "Corpus": "phalanx.data.corpus",
-    "open_corpus": "phalanx.data.corpus",
-    "BatchLoader": "phalanx.data.loader",
-    "validation_batches": "phalanx.data.loader",
-    "CorpusManifest": "phalanx.data.manifest",
-    "prepare": "phalanx.data.preparation",
-    "unigram_perplexity": "phalanx.data.unigram",
-}
 
-
-def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        return getattr(importlib.import_module(_LATER[name]), name)
-    raise AttributeError(f"module 'phalanx.data' has no attribute {name!r}")
+if not TYPE_CHECKING:
+    __getattr__ = late_names(
+        __name__,
+        {
+            "batch": ("Batch", "IGNORE"),
+            "corpus": ("Corpus", "open_corpus"),
+            "loader": ("BatchLoader", "validation_batches"),
+            "manifest": ("CorpusManifest",),
+            "preparation": ("prepare",),
+            "unigram": ("unigram_perplexity",),
+        },
+    )

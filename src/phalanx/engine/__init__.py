@@ -3,10 +3,10 @@
 What needs torch is imported at its first use.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from phalanx.engine.device import check_build, check_device
+from phalanx.late_names import late_names
 
 if TYPE_CHECKING:
     from phalanx.engine.step import NO_EXTRAS, UNGUARDED, Engine, GuardReport, StepInputs, StepResult
@@ -25,19 +25,12 @@ __all__ = [
     "check_device",
 ]
 
-_HOMES = {
-    "NO_EXTRAS": "step",
-    "UNGUARDED": "step",
-    "Engine": "step",
-    "GuardReport": "step",
-    "Offence": "verdict",
-    "StepInputs": "step",
-    "StepResult": "step",
-    "Verdict": "verdict",
-}
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'phalanx.engine' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"phalanx.engine.{_HOMES[name]}"), name)
+if not TYPE_CHECKING:
+    __getattr__ = late_names(
+        __name__,
+        {
+            "step": ("Engine", "GuardReport", "NO_EXTRAS", "StepInputs", "StepResult", "UNGUARDED"),
+            "verdict": ("Offence", "Verdict"),
+        },
+    )

@@ -1,8 +1,8 @@
 """Causal language models cut into pipeline stages; torch loads with the first name that needs it."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from phalanx.late_names import late_names
 from phalanx.models.config import (
     PACKAGED_MODELS,
     AdapterConfig,
@@ -64,30 +64,27 @@ __all__ = [
     "weights_digest",
 ]
 
-_HOMES = {
-    "CAUSAL": "attention",
-    "AttentionPattern": "attention",
-    "FAMILIES": "families",
-    "Family": "family",
-    "ModelSource": "source",
-    "StageModule": "stage",
-    "StageRow": "build",
-    "add_spf": "spf",
-    "build_empty_stage": "build",
-    "build_stage": "build",
-    "estimate_costs": "build",
-    "open_model": "source",
-    "parameter_names": "build",
-    "parameter_shapes": "build",
-    "parse_hub_config": "families",
-    "stage_table": "build",
-    "tie": "stage",
-    "trained_shapes": "build",
-    "weights_digest": "digest",
-}
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'phalanx.models' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"phalanx.models.{_HOMES[name]}"), name)
+if not TYPE_CHECKING:
+    __getattr__ = late_names(
+        __name__,
+        {
+            "attention": ("AttentionPattern", "CAUSAL"),
+            "build": (
+                "StageRow",
+                "build_empty_stage",
+                "build_stage",
+                "estimate_costs",
+                "parameter_names",
+                "parameter_shapes",
+                "stage_table",
+                "trained_shapes",
+            ),
+            "digest": ("weights_digest",),
+            "families": ("FAMILIES", "parse_hub_config"),
+            "family": ("Family",),
+            "source": ("ModelSource", "open_model"),
+            "spf": ("add_spf",),
+            "stage": ("StageModule", "tie"),
+        },
+    )

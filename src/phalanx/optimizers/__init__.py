@@ -3,9 +3,9 @@
 The config is there at once; what needs torch is imported at its first use.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from phalanx.late_names import late_names
 from phalanx.optimizers.config import OptimizerConfig
 from phalanx.optimizers.schedule import learning_rate
 from phalanx.planner.model.optimizers import moment_names, moment_shapes
@@ -24,15 +24,11 @@ __all__ = [
     "moment_shapes",
 ]
 
-_LATER = {
-    "StageOptimizer": "phalanx.optimizers.stage",
-    "clip_coefficient": "phalanx.optimizers.stage",
-    "expect_state": "phalanx.optimizers.stage",
-    "gradient_norm_squared": "phalanx.optimizers.stage",
-}
 
-
-def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        return getattr(importlib.import_module(_LATER[name]), name)
-    raise AttributeError(f"module 'phalanx.optimizers' has no attribute {name!r}")
+if not TYPE_CHECKING:
+    __getattr__ = late_names(
+        __name__,
+        {
+            "stage": ("StageOptimizer", "clip_coefficient", "expect_state", "gradient_norm_squared"),
+        },
+    )

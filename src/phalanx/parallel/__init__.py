@@ -3,9 +3,9 @@
 The config and its check are there at once; what needs torch is imported at its first use.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from phalanx.late_names import late_names
 from phalanx.parallel.config import ParallelConfig
 from phalanx.parallel.elastic import fitted, worlds
 from phalanx.parallel.outer_config import OuterConfig
@@ -41,23 +41,17 @@ __all__ = [
     "worlds",
 ]
 
-_HOMES = {
-    "Controller": "control.rank0",
-    "LocalRanks": "control.local_ranks",
-    "RankTrainer": "control.rank_trainer",
-    "AppliedStep": "control.rank_trainer",
-    "RankEnv": "groups.rank_env",
-    "RankRecipe": "control.rank_trainer",
-    "RankSaver": "control.saving",
-    "find_place": "groups.rank_env",
-    "follow": "control.rank0",
-    "join": "groups.rendezvous",
-    "stand_in": "data.state_dict",
-    "stand_by": "groups.rendezvous",
-}
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'phalanx.parallel' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"phalanx.parallel.{_HOMES[name]}"), name)
+if not TYPE_CHECKING:
+    __getattr__ = late_names(
+        __name__,
+        {
+            "control.local_ranks": ("LocalRanks",),
+            "control.rank0": ("Controller", "follow"),
+            "control.rank_trainer": ("AppliedStep", "RankRecipe", "RankTrainer"),
+            "control.saving": ("RankSaver",),
+            "data.state_dict": ("stand_in",),
+            "groups.rank_env": ("RankEnv", "find_place"),
+            "groups.rendezvous": ("join", "stand_by"),
+        },
+    )

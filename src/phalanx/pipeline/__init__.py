@@ -3,9 +3,9 @@
 The configs are there at once; what needs torch is imported at its first use.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from phalanx.late_names import late_names
 from phalanx.pipeline.config import OWNER, AttackConfig, GuardConfig, PipelineConfig, WorkerConfig
 from phalanx.pipeline.party_layout import NOT_FOR_PARTIES, PartyLayout
 from phalanx.pipeline.presets import PRESETS, REMOVED_SHADOWS, Preset
@@ -111,68 +111,39 @@ __all__ = [
     "weaker",
 ]
 
-_HOMES = {
-    "AuditDraw": "verify.draw",
-    "Band": "tolerance.distance",
-    "CHECKS": "proof.step_record",
-    "Drift": "tolerance.drift",
-    "DriftWatch": "tolerance.drift",
-    "Callers": "membership.callers",
-    "Duplicate": "owner.async_snapshot",
-    "WorkerOutcome": "worker.narration",
-    "ExpectedWorkers": "membership.join",
-    "Files": "membership.members",
-    "GUARANTEES": "owner.guarantees",
-    "Incarnations": "membership.members",
-    "LocalWorkers": "processes.local_workers",
-    "LogHeadExchange": "protocol.log_memory",
-    "MAX_ATTEMPTS": "owner.paper_recovery",
-    "Members": "membership.members",
-    "NoteChecks": "proof.step_record",
-    "NumericClass": "tolerance.numeric_class",
-    "Observe": "protocol.log_memory",
-    "PipelineEngine": "owner.engine",
-    "Rules": "proof.step_proof",
-    "Say": "worker.narration",
-    "ShownWork": "proof.step_proof",
-    "StageChecks": "proof.step_record",
-    "StageCopy": "stage.stage_copy",
-    "StageRange": "plan",
-    "StageRunner": "stage.runner",
-    "StateDigest": "protocol.messages",
-    "StepPlan": "plan",
-    "StepRecord": "proof.step_record",
-    "WideRunner": "stage.float64",
-    "Worker": "worker.process",
-    "WrapCopy": "stage.stage_copy",
-    "band": "tolerance.distance",
-    "can_fork": "processes.fork_server",
-    "check_step": "proof.step_proof",
-    "explain_evidence": "evidence.explain",
-    "fetch_kept": "worker.kept_states",
-    "fork_here": "processes.fork_server_client",
-    "fresh_nonce": "verify.draw",
-    "gather": "membership.join",
-    "keep_freed_memory": "processes.allocator",
-    "keep_serving": "worker.narration",
-    "local_numeric_class": "tolerance.numeric_class",
-    "read_leaves": "proof.leaves",
-    "recompute_in": "stage.float64",
-    "requested_file": "worker.process",
-    "run_battery": "stage.battery",
-    "run_worker": "worker.process",
-    "settle_numerics": "tolerance.numeric_class",
-    "skipping": "owner.paper_recovery",
-    "stage_spec": "stage.stage_copy",
-    "token_distance": "tolerance.distance",
-    "token_distances": "tolerance.distance",
-    "token_residual": "tolerance.distance",
-    "unwrapped": "stage.stage_copy",
-    "weaker": "owner.guarantees",
-}
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'phalanx.pipeline' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"phalanx.pipeline.{_HOMES[name]}"), name)
+if not TYPE_CHECKING:
+    __getattr__ = late_names(
+        __name__,
+        {
+            "evidence.explain": ("explain_evidence",),
+            "membership.callers": ("Callers",),
+            "membership.join": ("ExpectedWorkers", "gather"),
+            "membership.members": ("Files", "Incarnations", "Members"),
+            "owner.async_snapshot": ("Duplicate",),
+            "owner.engine": ("PipelineEngine",),
+            "owner.guarantees": ("GUARANTEES", "weaker"),
+            "owner.paper_recovery": ("MAX_ATTEMPTS", "skipping"),
+            "plan": ("StageRange", "StepPlan"),
+            "processes.allocator": ("keep_freed_memory",),
+            "processes.fork_server": ("can_fork",),
+            "processes.fork_server_client": ("fork_here",),
+            "processes.local_workers": ("LocalWorkers",),
+            "proof.leaves": ("read_leaves",),
+            "proof.step_proof": ("Rules", "ShownWork", "check_step"),
+            "proof.step_record": ("CHECKS", "NoteChecks", "StageChecks", "StepRecord"),
+            "protocol.log_memory": ("LogHeadExchange", "Observe"),
+            "protocol.messages": ("StateDigest",),
+            "stage.battery": ("run_battery",),
+            "stage.float64": ("WideRunner", "recompute_in"),
+            "stage.runner": ("StageRunner",),
+            "stage.stage_copy": ("StageCopy", "WrapCopy", "stage_spec", "unwrapped"),
+            "tolerance.distance": ("Band", "band", "token_distance", "token_distances", "token_residual"),
+            "tolerance.drift": ("Drift", "DriftWatch"),
+            "tolerance.numeric_class": ("NumericClass", "local_numeric_class", "settle_numerics"),
+            "verify.draw": ("AuditDraw", "fresh_nonce"),
+            "worker.kept_states": ("fetch_kept",),
+            "worker.narration": ("Say", "WorkerOutcome", "keep_serving"),
+            "worker.process": ("Worker", "requested_file", "run_worker"),
+        },
+    )

@@ -3,9 +3,9 @@
 The config is there at once; what needs torch is imported at its first use.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from phalanx.late_names import late_names
 from phalanx.split.config import ENCLAVE, SplitConfig
 
 if TYPE_CHECKING:
@@ -29,21 +29,6 @@ if TYPE_CHECKING:
     from phalanx.split.training.task import TASKS, NextToken, SplitTask, task_of
     from phalanx.split.training.trainer import BackTrainer
 
-_HOMES = {
-    "training.classification": ("Classification",),
-    "roles.client": ("SplitClient", "client_of", "microbatches_of"),
-    "roles.enclave": ("Enclave",),
-    "channel.tensor_kinds": ("TensorKinds",),
-    "roles.driver": ("SplitDriver", "SplitStep"),
-    "channel.link": ("FrameLink", "PlainLink", "SealedLink"),
-    "training.measured": ("HeldOutScores",),
-    "handshake.meeting": ("ClientHandshake", "EnclaveHandshake", "HandshakeTerms", "attested_keys"),
-    "training.parts": ("Front", "FrontPart", "build_back", "cut_model"),
-    "roles.simulator": ("FrameInTransit", "Host", "SplitScenario", "SimulatedStep", "SplitSimulator", "honest_host"),
-    "training.task": ("TASKS", "NextToken", "SplitTask", "task_of"),
-    "training.trainer": ("BackTrainer",),
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "ENCLAVE",
@@ -82,7 +67,28 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'phalanx.split' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"phalanx.split.{_HOME_OF[name]}"), name)
+if not TYPE_CHECKING:
+    __getattr__ = late_names(
+        __name__,
+        {
+            "channel.link": ("FrameLink", "PlainLink", "SealedLink"),
+            "channel.tensor_kinds": ("TensorKinds",),
+            "handshake.meeting": ("ClientHandshake", "EnclaveHandshake", "HandshakeTerms", "attested_keys"),
+            "roles.client": ("SplitClient", "client_of", "microbatches_of"),
+            "roles.driver": ("SplitDriver", "SplitStep"),
+            "roles.enclave": ("Enclave",),
+            "roles.simulator": (
+                "FrameInTransit",
+                "Host",
+                "SimulatedStep",
+                "SplitScenario",
+                "SplitSimulator",
+                "honest_host",
+            ),
+            "training.classification": ("Classification",),
+            "training.measured": ("HeldOutScores",),
+            "training.parts": ("Front", "FrontPart", "build_back", "cut_model"),
+            "training.task": ("NextToken", "SplitTask", "TASKS", "task_of"),
+            "training.trainer": ("BackTrainer",),
+        },
+    )

@@ -3,12 +3,12 @@
 The config is there at once; what needs torch is imported at its first use.
 """
 
-import importlib
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from phalanx.late_names import late_names
 from phalanx.train.config import RunConfig, TrainConfig, load_run
 
 if TYPE_CHECKING:
@@ -38,27 +38,19 @@ __all__ = [
     "train",
 ]
 
-_HOMES = {
-    "ADDRESS_FILE": "records.run_directory",
-    "CheckRecord": "records.check_record",
-    "PastRun": "records.past_run",
-    "check_directory": "records.run_directory",
-    "check_inputs": "setup.preflight",
-    "default_directory": "records.run_directory",
-    "describe": "entry",
-    "follow": "entry",
-    "holds_run": "records.run_directory",
-    "plays_rank": "entry",
-    "run_loop": "loop",
-    "step_inputs": "loop",
-    "train": "entry",
-}
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'phalanx.train' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"phalanx.train.{_HOMES[name]}"), name)
+if not TYPE_CHECKING:
+    __getattr__ = late_names(
+        __name__,
+        {
+            "entry": ("describe", "follow", "plays_rank", "train"),
+            "loop": ("run_loop", "step_inputs"),
+            "records.check_record": ("CheckRecord",),
+            "records.past_run": ("PastRun",),
+            "records.run_directory": ("ADDRESS_FILE", "check_directory", "default_directory", "holds_run"),
+            "setup.preflight": ("check_inputs",),
+        },
+    )
 
 
 class _Callable(ModuleType):

@@ -3,9 +3,9 @@
 The config and its checks are there at once; what needs torch is imported at its first use.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from phalanx.late_names import late_names
 from phalanx.parallel.deepspeed.config import AioConfig, DeepSpeedConfig
 from phalanx.parallel.deepspeed.refusal import check_machine
 
@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
 __all__ = ["AioConfig", "DeepSpeedConfig", "DeepSpeedMember", "check_machine", "opened_member"]
 
-_HOMES = {"DeepSpeedMember": "member", "opened_member": "member"}
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'phalanx.parallel.deepspeed' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"phalanx.parallel.deepspeed.{_HOMES[name]}"), name)
+if not TYPE_CHECKING:
+    __getattr__ = late_names(
+        __name__,
+        {
+            "member": ("DeepSpeedMember", "opened_member"),
+        },
+    )

@@ -5,9 +5,9 @@ MaskingClient on PadSources                     masks, asks, checks, unmasks
 MaskedLinear, mask_linears                      layers of a model with products from such a client
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from phalanx.late_names import late_names
 from phalanx.split.masked.config import OWNER, MaskedConfig, MaskedWorkerConfig
 
 if TYPE_CHECKING:
@@ -43,28 +43,18 @@ __all__ = [
     "system_pads",
 ]
 
-_HOMES = {
-    "IdlePads": "idle",
-    "LocalMaskedWorkers": "process",
-    "MaskedLinear": "linear",
-    "MaskingClient": "offload_client",
-    "Multiplier": "serving",
-    "OffloadClient": "offload_client",
-    "PadSources": "pad_sources",
-    "RemoteWorker": "remote",
-    "SimulatedWorker": "port",
-    "WorkerPort": "port",
-    "ledger_pads": "pad_sources",
-    "mask_linears": "linear",
-    "open_masking_client": "idle",
-    "process_pads": "pad_sources",
-    "remote_workers": "remote",
-    "run_masked_worker": "serving",
-    "system_pads": "pad_sources",
-}
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'phalanx.split.masked' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"phalanx.split.masked.{_HOMES[name]}"), name)
+if not TYPE_CHECKING:
+    __getattr__ = late_names(
+        __name__,
+        {
+            "idle": ("IdlePads", "open_masking_client"),
+            "linear": ("MaskedLinear", "mask_linears"),
+            "offload_client": ("MaskingClient", "OffloadClient"),
+            "pad_sources": ("PadSources", "ledger_pads", "process_pads", "system_pads"),
+            "port": ("SimulatedWorker", "WorkerPort"),
+            "process": ("LocalMaskedWorkers",),
+            "remote": ("RemoteWorker", "remote_workers"),
+            "serving": ("Multiplier", "run_masked_worker"),
+        },
+    )
