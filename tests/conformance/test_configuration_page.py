@@ -22,6 +22,7 @@ from phalanx.split import SplitConfig
 from phalanx.split.masked import MaskedConfig, MaskedWorkerConfig
 from phalanx.train import RunConfig, TrainConfig
 from phalanx.train.exclusions import EXCLUSIONS, value_exclusions
+from phalanx.train.parties.client_file import ClientFile
 from phalanx.transport import TransportConfig
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
@@ -53,6 +54,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "attack": AttackConfig,
     "checkpoint": CheckpointConfig,
     "worker": WorkerConfig,
+    "client": ClientFile,
     "worker.parallel": PartyLayout,
     "masked": MaskedConfig,
     "masked worker": MaskedWorkerConfig,

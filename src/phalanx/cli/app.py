@@ -15,6 +15,7 @@ from phalanx.cli.init import init
 from phalanx.cli.launch import launch
 from phalanx.cli.models.checkpoint import checkpoint_app
 from phalanx.cli.models.model import model_app
+from phalanx.cli.parties.client import client
 from phalanx.cli.parties.invite import invite
 from phalanx.cli.parties.join import join
 from phalanx.cli.parties.pki import pki_app
@@ -69,6 +70,11 @@ app.command(
 )(init)
 app.command(epilog="Example: phalanx train run.toml --set train.steps=100 --run-dir runs/first")(train)
 app.command(epilog="Example: phalanx worker worker.toml")(worker)
+app.command(
+    epilog="Example: phalanx client client.toml\n\n"
+    "Exit codes: 0 the owner has ended the run, 2 a file is wrong, 3 texts or model are, 4 no enclave answers, 5 its "
+    "evidence is refused; 130 left."
+)(client)
 app.command(epilog="Example: phalanx invite run.toml --name alice --host owner.example.org")(invite)
 app.command(epilog="Example: phalanx join phx1-...")(join)
 app.command(epilog="Example: phalanx masked-worker worker.toml")(masked_worker)

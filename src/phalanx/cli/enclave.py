@@ -1,4 +1,4 @@
-"""``phalanx enclave``: ask for attestation evidence, and appraise it offline."""
+"""``phalanx enclave``: ask for attestation evidence, appraise it offline, and be an enclave."""
 
 from datetime import datetime
 from pathlib import Path
@@ -9,7 +9,7 @@ import typer
 from phalanx.cli.enclave_attest import ATTEST_EXAMPLES, attest
 from phalanx.cli.enclave_enrol import ENROL_EXAMPLES, enrol
 from phalanx.cli.enclave_pack import pack, read_file
-from phalanx.cli.enclave_serve import own, serve
+from phalanx.cli.enclave_serve import SERVE_EXAMPLES, local, own, serve
 from phalanx.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -71,7 +71,8 @@ enclave_app.command(epilog=ENROL_EXAMPLES)(enrol)
 enclave_app.command(
     epilog="Example: phalanx enclave pack report.bin --kind snp --add vcek=vcek.der --add chain=ark.pem --out e.json"
 )(pack)
-enclave_app.command(epilog="Example: phalanx enclave serve enclave.toml")(serve)
+enclave_app.command(epilog=SERVE_EXAMPLES)(serve)
+enclave_app.command(epilog="Example: phalanx enclave local enclave.toml")(local)
 enclave_app.command(epilog="Example: phalanx enclave own enclave.toml")(own)
 
 

@@ -1,19 +1,42 @@
-"""``phalanx enclave serve`` and ``own``: be the enclave of a split run; the run starts it."""
+"""``phalanx enclave serve``: be the enclave of others' run; ``local`` and ``own``: of a run that starts it itself."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+SERVE_EXAMPLES = (
+    "Example: phalanx enclave serve run.toml --identity enclave --dir enclave-state\n\n"
+    "Exit codes: 0 the owner has ended the run, 2 the run file is wrong, 3 the model is, 4 it cannot listen, 5 keys, "
+    "tier or sandbox are."
+)
 _FILE = typer.Argument(metavar="ENCLAVE.toml", help="As a run writes it.")
 
 
-def serve(enclave_file: Annotated[Path, _FILE]) -> None:
-    """Be the enclave of a run with [split]: a run starts it itself, and it ends with that run."""
+def serve(
+    run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file, as all parties have it.")],
+    identity: Annotated[Path, typer.Option(help="Directory of the enclave's keys and certificate.")] = Path("enclave"),
+    directory: Annotated[
+        Path, typer.Option("--dir", help="Where it keeps the key of its sealed states; another one for each run.")
+    ] = Path("enclave-state"),
+    bind: Annotated[
+        str | None, typer.Option(help="Address to listen on; left out, as split.remote_enclave says.")
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; left out, that of split.remote_enclave.")] = None,
+) -> None:
+    """Be the enclave of a run with split.remote_enclave until its owner ends it, over any number of sessions."""
+    from phalanx.train.parties.enclave_process import EnclaveStart, read_enclave_run, serve_enclave
+
+    start = EnclaveStart(identity, directory, bind, port)
+    serve_enclave(read_enclave_run(run_file, start), start, typer.echo)
+
+
+def local(enclave_file: Annotated[Path, _FILE]) -> None:
+    """Be the enclave of a run with [split] on this machine: a run starts it itself, and it ends with that run."""
     from phalanx.child import die_with_parent
     from phalanx.config import load_config
     from phalanx.split.processes.enclave_file import EnclaveConfig
-    from phalanx.split.roles.server import serve as serve_enclave
+    from phalanx.split.roles.serving import serve as serve_enclave
 
     die_with_parent()
     serve_enclave(load_config(enclave_file, EnclaveConfig))

@@ -10,7 +10,7 @@ from pathlib import Path
 from phalanx.config import load_config
 from phalanx.errors import PhalanxError
 from phalanx.split.processes.enclave_file import EnclaveConfig
-from phalanx.split.roles.server import serve
+from phalanx.split.roles.serving import serve
 
 
 def main(path: str, number: str, *workers: str) -> int:

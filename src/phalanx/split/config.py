@@ -1,6 +1,6 @@
 """The configuration of a run's split; frozen, and free of torch."""
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
@@ -12,6 +12,11 @@ from phalanx.transport import TransportConfig
 
 ENCLAVE = "enclave"
 """Party name of the process that has the back part."""
+OWNER = "owner"
+"""Party name of the owner, which keeps sealed states and asks for the release; it sees no tensor but released ones."""
+_REMOTE_KEYS = ("remote_clients", "remote_enclave", "pki")
+_PARTY = r"^[a-z0-9][a-z0-9-]{0,62}$"
+_ADDRESS = r"^([A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):[1-9][0-9]{0,4}$"
 _MAY_BE_SIMULATED = ("sim", "auto")
 DEFAULT_TPM = "device:/dev/tpmrm0"
 
@@ -26,6 +31,13 @@ class SplitConfig(StrictModel):
     """Layers at the client."""
     clients: int = Field(default=1, ge=1, le=64)
     """Number of clients that train one set of adapters, each on its own share of the sequences."""
+    remote_clients: tuple[Annotated[str, Field(pattern=_PARTY)], ...] = ()
+    """Names of clients that are processes of others, in the order of their turns: each has its own files, keys and
+    policy (`phalanx client`), and no text of theirs reaches the owner. Left out, the run plays all clients itself."""
+    remote_enclave: Annotated[str, Field(pattern=_ADDRESS)] | None = None
+    """`host:port` of the enclave that `phalanx enclave serve` is, which owner and remote clients call."""
+    pki: str | None = None
+    """Directory with the authority's certificate, the owner's keys and the enclave's certificate, for such a run."""
     wire: Literal["fp32", "bf16"] = "fp32"
     """Precision in which activations cross; fp32 loses nothing."""
     tier: Literal["sim", "process", "tpm", "auto"] = "sim"
@@ -83,6 +95,7 @@ class SplitConfig(StrictModel):
             )
         if self.mode != "masked" and self.masked != MaskedConfig():
             raise ValueError(f'[split.masked] is for mode = "masked", the mode is "{self.mode}"; remove it')
+        self._check_remote()
         if self.release is not None and self.release.min_clients > self.clients:
             raise ValueError(
                 f"release.min_clients = {self.release.min_clients}: there are clients = {self.clients}, so nothing "
@@ -90,11 +103,35 @@ class SplitConfig(StrictModel):
             )
         return self
 
+    def _check_remote(self) -> None:
+        """Remote clients and a remote enclave come together: an owner that started the enclave would be its host."""
+        names = self.remote_clients
+        given = [key for key in _REMOTE_KEYS if getattr(self, key)]
+        if not given:
+            return
+        if len(given) < len(_REMOTE_KEYS):
+            lacking = ", ".join(key for key in _REMOTE_KEYS if key not in given)
+            raise ValueError(f"{', '.join(given)}: is for clients of others, and {lacking} is missing; give all three")
+        if len(names) != self.clients or len(set(names)) != len(names) or {ENCLAVE, OWNER} & set(names):
+            raise ValueError(
+                f"remote_clients names {', '.join(names)}; expected as many different names as clients = "
+                f"{self.clients}, and neither {OWNER} nor {ENCLAVE}"
+            )
+        if self.mode != "sealed" or self.workers_see_hidden_states:
+            raise ValueError('remote_clients: others\' texts cross sealed; set mode = "sealed", without [pipeline]')
+        if self.tier == "auto":
+            raise ValueError('tier = "auto" is for an enclave of this machine; name the tier of the remote one')
+        if self.tier == "sim" and self.enclave_host not in LOCAL_HOSTS:
+            raise ValueError(
+                f"remote_enclave = {self.remote_enclave!r}: a simulated enclave is reached on this machine only; take "
+                'tier = "tpm" or "process"'
+            )
+
     @model_serializer(mode="wrap")
     def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what is not acknowledged: the digest of a split without workers is that of the version before."""
-        key = "workers_see_hidden_states"
-        return {name: value for name, value in write(self).items() if name != key or value}
+        """Leave out what was not there before and is not used: the digest of such a split stays what it was."""
+        keys = ("workers_see_hidden_states", *_REMOTE_KEYS)
+        return {name: value for name, value in write(self).items() if name not in keys or value}
 
     @property
     def masked_workers(self) -> tuple[str, ...]:
@@ -106,4 +143,9 @@ class SplitConfig(StrictModel):
     @property
     def client_names(self) -> tuple[str, ...]:
         """Party names of the clients, in the order in which they take turns."""
-        return tuple(f"client-{number}" for number in range(self.clients))
+        return self.remote_clients or tuple(f"client-{number}" for number in range(self.clients))
+
+    @property
+    def enclave_host(self) -> str:
+        """The host of a remote enclave; empty where the run starts its own."""
+        return (self.remote_enclave or ":").rpartition(":")[0].strip("[]")

@@ -8,7 +8,7 @@ from pydantic import Field, PrivateAttr, SerializerFunctionWrapHandler, model_se
 
 from phalanx.checkpoint import CheckpointConfig
 from phalanx.config import StrictModel, load_config, one_of
-from phalanx.data import DataConfig
+from phalanx.data import BpeConfig, DataConfig
 from phalanx.models import ModelConfig
 from phalanx.objectives import OBJECTIVES
 from phalanx.optimizers import OptimizerConfig
@@ -140,12 +140,28 @@ class RunConfig(StrictModel):
                 f"pipeline.stages = {self.pipeline.stages} beside [split]: the enclave has the first and the last one, "
                 f"and workers need one between them; make it {_FEWEST_JOINED} or more"
             )
+        self._check_remote_clients(self.split)
         if self.split.clients > self.train.microbatches:
             raise ValueError(
                 f"split.clients = {self.split.clients} take turns with train.microbatches = {self.train.microbatches}, "
                 "so some would never have one; raise microbatches"
             )
         return self
+
+    def _check_remote_clients(self, split: SplitConfig) -> None:
+        """Remote clients have texts of their own, which is all that they learn."""
+        own = None if self.data.labelled is None else self.data.labelled.own
+        if own is not None and bool(own.train) == bool(split.remote_clients):
+            has = "names no train and test files" if split.remote_clients == () else "names train and test files"
+            raise ValueError(
+                f"data.labelled.task {has}: where the run plays the clients, it has a file of each; remote clients "
+                "name theirs in their client files, and the owner has none"
+            )
+        if split.remote_clients and (own is None or isinstance(self.data.tokenizer, BpeConfig)):
+            raise ValueError(
+                "split.remote_clients learn labelled texts of their own, with a tokenizer that all parties have: give "
+                'data.labelled.task its classes, and data.tokenizer the kind "model" or "file"'
+            )
 
     @model_validator(mode="after")
     def _check_values(self) -> Self:
@@ -242,10 +258,22 @@ class RunConfig(StrictModel):
         return (*self.pipeline.workers, *self.pipeline.late_workers) if self.has_stages else ()
 
     @property
+    def pki(self) -> str | None:
+        """Directory of the authority that parties of other machines are certified by; None where the run makes one."""
+        return self.pipeline.pki if self.split is None else self.split.pki
+
+    @property
+    def certified_elsewhere(self) -> tuple[str, ...]:
+        """Parties of other machines of which a certificate must be there before the run begins."""
+        if self.split is not None:
+            return (ENCLAVE,) if self.split.remote_enclave else ()
+        return (*self.pipeline.remote_workers, *self.pipeline.may_join)
+
+    @property
     def world(self) -> dict[str, int]:
         """How many processes there are, and how many stages they hold; of a domain, as its run file has it."""
         if self.split is not None:
-            processes = 2 + len(self.split.masked_workers)
+            processes = 2 + len(self.split.masked_workers) + len(self.split.remote_clients)
             stages = 2
             if self.is_joined:
                 processes, stages = processes + len(self.pipeline.workers), 1 + self.pipeline.stages

@@ -21,7 +21,7 @@ from phalanx.transport.frame import (
 from phalanx.transport.grpc_wire import GrpcWire, JoinedPeer, describe
 from phalanx.transport.inbox import Allowance, Allowances, CheckedFrame, LinkFault
 from phalanx.transport.link import Meter
-from phalanx.transport.receipts import Receipts
+from phalanx.transport.receipts import Receipts, encode_refusal
 from phalanx.transport.wire import Handle, MemoryNetwork, MemoryWire, Wire
 
 __all__ = [
@@ -48,6 +48,7 @@ __all__ = [
     "check_payload",
     "describe",
     "encode_frame",
+    "encode_refusal",
     "parse_body",
     "parse_frame",
     "sign_header",

@@ -61,12 +61,14 @@ class JoinedPeer:
         address: Where it says that it listens.
         run: The run that it serves; empty for a party that came to join.
         calls_us: What we are called in its session.
+        certificate: Its certificate, PEM.
     """
 
     peer: Peer
     address: str
     run: str
     calls_us: str = ""
+    certificate: bytes = b""
 
 
 class GrpcWire:
@@ -188,7 +190,7 @@ class GrpcWire:
             _abort(context, grpc.StatusCode.INVALID_ARGUMENT, "expected a JSON object with an address")
         name = self._name_of(peer.name, question.get("begins") is True, context)
         with self._changed:
-            self._joined[peer.name] = JoinedPeer(peer, address, "")
+            self._joined[peer.name] = JoinedPeer(peer, address, "", certificate=_pem_of(context))
             self._changed.notify_all()
         certificate = self._identity.certificate_pem.decode("ascii")
         found = {"run": self._run, "party": self._identity.name, "certificate": certificate, "you": name}
@@ -209,7 +211,7 @@ class GrpcWire:
         return self._handle
 
     def _peer_of(self, context: grpc.ServicerContext) -> Peer:
-        pem = b"".join(context.auth_context().get("x509_pem_cert", []))
+        pem = _pem_of(context)
         known = self._known.get(pem)
         # a connection may outlive the certificate that opened it
         if known is not None and steady_now() <= known[1]:
@@ -279,7 +281,11 @@ def describe(
     peer = peer_from_certificate(certificate, identity.authority_pem, where=f"certificate of {party}")
     if peer.name != party or _text(values, "party") != party:
         raise CertificateError(f"description of {party}: names {peer.name!r}")
-    return JoinedPeer(peer, address, _text(values, "run"), check_session_name(_text(values, "you")))
+    return JoinedPeer(peer, address, _text(values, "run"), check_session_name(_text(values, "you")), certificate)
+
+
+def _pem_of(context: grpc.ServicerContext) -> bytes:
+    return b"".join(context.auth_context().get("x509_pem_cert", []))
 
 
 def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, details: str) -> NoReturn:

@@ -7,7 +7,8 @@ from typing import TypeVar
 
 from phalanx.errors import FrameError, PeerLostError
 from phalanx.split.channel.costs import Costs
-from phalanx.split.channel.messages import RefusedRequest, SplitMessage, error_of, parse_message
+from phalanx.split.channel.message import SplitMessage
+from phalanx.split.channel.messages import RefusedRequest, error_of, parse_message
 from phalanx.split.channel.packed import PackedFrame, post
 from phalanx.transport import CheckedFrame, Endpoint, LinkFault
 

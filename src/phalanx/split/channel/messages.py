@@ -3,7 +3,7 @@
 Nothing in a body is believed for its own sake: a frame that is not what its body says does not open.
 """
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -27,31 +27,35 @@ from phalanx.errors import (
     WrongProductError,
 )
 from phalanx.split.channel.costs import Costs
-from phalanx.transport import Body, by_kind, parse_body
+from phalanx.split.channel.message import Count, Hex32, Size, SplitMessage, Text
+from phalanx.split.channel.turn_messages import (
+    AwaitedClients,
+    ClientLeft,
+    ClientReady,
+    ClientsReady,
+    Conclude,
+    Concluded,
+    Turn,
+    TurnDone,
+    TurnTotal,
+)
+from phalanx.transport import by_kind, parse_body
 
-_Text = Annotated[str, Field(max_length=500)]
-_Count = Annotated[int, Field(ge=0, le=2**53)]
-_Size = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 _MOST_WORKERS = 2000
-_Hex32 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-
-
-class SplitMessage(Body):
-    """A message between the enclave and its parties."""
 
 
 class EnclaveReady(SplitMessage):
     """The enclave listens."""
 
     kind: ClassVar[str] = "ready"
-    address: _Text
+    address: Text
 
 
 class EvidenceRequest(SplitMessage):
     """Evidence is asked for."""
 
     kind: ClassVar[str] = "challenge"
-    nonce: _Hex32
+    nonce: Hex32
 
 
 class EvidenceReply(SplitMessage):
@@ -64,7 +68,7 @@ class Call(SplitMessage):
     """Payload: a token of so many bytes, and the hello of a handshake; both are empty in a plaintext split."""
 
     kind: ClassVar[str] = "call"
-    token_bytes: _Count
+    token_bytes: Count
 
 
 class Welcome(SplitMessage):
@@ -78,9 +82,9 @@ class Upload(SplitMessage):
 
     kind: ClassVar[str] = "upload"
     what: Literal["train", "held_out"]
-    microbatch: _Count
-    rows: _Count
-    attempt: _Count = 0
+    microbatch: Count
+    rows: Count
+    attempt: Count = 0
     """How often the client was asked to send again before this."""
 
 
@@ -88,9 +92,9 @@ class ResendRequest(SplitMessage):
     """A frame was refused and nothing has changed: send again from there on, the same bytes."""
 
     kind: ClassVar[str] = "again"
-    taken: _Count
+    taken: Count
     """Frames that were taken from this client since it met the enclave."""
-    attempt: _Count
+    attempt: Count
     """The number of this request for the same frames, from 1."""
 
 
@@ -113,14 +117,14 @@ class Restore(SplitMessage):
     """A sealed state, as payload: go on from it."""
 
     kind: ClassVar[str] = "restore"
-    step: _Count
+    step: Count
 
 
 class RestoreReply(SplitMessage):
     """Word that a state was restored; or, without a state, that training begins."""
 
     kind: ClassVar[str] = "restored"
-    step: _Count
+    step: Count
 
 
 class Keep(SplitMessage):
@@ -133,15 +137,15 @@ class SealedState(SplitMessage):
     """The sealed state, as payload."""
 
     kind: ClassVar[str] = "kept"
-    step: _Count
-    number: _Count
+    step: Count
+    number: Count
 
 
 class Settle(SplitMessage):
     """Word that a sealed state is safe on the disk: every one before it is void."""
 
     kind: ClassVar[str] = "settle"
-    number: _Count
+    number: Count
 
 
 class SettleReply(SplitMessage):
@@ -160,7 +164,7 @@ class WeightsReply(SplitMessage):
     """SHA-256 over all parameters of the model by name, adapters included."""
 
     kind: ClassVar[str] = "weighed"
-    digest: _Hex32
+    digest: Hex32
 
 
 class AskRelease(SplitMessage):
@@ -173,24 +177,24 @@ class ReleasePart(SplitMessage):
     """One released parameter, a frame, as payload."""
 
     kind: ClassVar[str] = "part"
-    name: _Text
-    shape: tuple[_Count, ...] = Field(max_length=8)
+    name: Text
+    shape: tuple[Count, ...] = Field(max_length=8)
 
 
 class ReleaseFacts(StrictModel):
     """Under which conditions adapters were let out."""
 
-    number: _Count
-    num_clients: _Count
-    clip_norm: _Size
-    noise_std: _Size
+    number: Count
+    num_clients: Count
+    clip_norm: Size
+    noise_std: Size
 
 
 class ReleaseEnd(SplitMessage):
     """All parts were sent."""
 
     kind: ClassVar[str] = "released"
-    parts: _Count
+    parts: Count
     release: ReleaseFacts
 
 
@@ -210,22 +214,22 @@ class WorkersWanted(SplitMessage):
     """A request for workers of middle stages; they find the owner of the pipeline at the address."""
 
     kind: ClassVar[str] = "workers_wanted"
-    names: tuple[_Text, ...] = Field(max_length=_MOST_WORKERS)
-    address: _Text
+    names: tuple[Text, ...] = Field(max_length=_MOST_WORKERS)
+    address: Text
 
 
 class WorkerDismissed(SplitMessage):
     """Word that a worker takes part no more."""
 
     kind: ClassVar[str] = "worker_dismissed"
-    name: _Text
+    name: Text
 
 
 class GuardEvent(SplitMessage):
     """Word of one event of the guard of middle stages, as the enclave's own log has it."""
 
     kind: ClassVar[str] = "guard_event"
-    event: _Text
+    event: Text
     facts: dict[str, Any]
 
 
@@ -233,22 +237,22 @@ class GuardedStep(SplitMessage):
     """The guard's report of a step, taken or failed."""
 
     kind: ClassVar[str] = "guarded_step"
-    attempts: _Count
-    num_audits: _Count
-    num_alarms: _Count
+    attempts: Count
+    num_audits: Count
+    num_alarms: Count
     verdicts: tuple[Verdict, ...]
-    restarts: _Count
-    skipped: tuple[_Count, ...]
-    steps_redone: _Count
+    restarts: Count
+    skipped: tuple[Count, ...]
+    steps_redone: Count
 
 
 class RefusedRequest(SplitMessage):
     """A refusal of a request; nothing has changed."""
 
     kind: ClassVar[str] = "refused"
-    error: _Text
-    reason: _Text
-    detail: _Text
+    error: Text
+    reason: Text
+    detail: Text
 
 
 class End(SplitMessage):
@@ -285,6 +289,15 @@ _KINDS = by_kind(
         WorkerDismissed,
         GuardEvent,
         GuardedStep,
+        ClientReady,
+        ClientsReady,
+        Turn,
+        TurnDone,
+        TurnTotal,
+        AwaitedClients,
+        ClientLeft,
+        Conclude,
+        Concluded,
         RefusedRequest,
         End,
     )

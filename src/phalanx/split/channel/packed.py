@@ -1,6 +1,6 @@
 """A frame that goes out, and how it goes; torch-free."""
 
-from phalanx.split.channel.messages import SplitMessage
+from phalanx.split.channel.message import SplitMessage
 from phalanx.transport import Endpoint
 
 

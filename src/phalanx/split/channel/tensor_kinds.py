@@ -69,6 +69,11 @@ class TensorKinds:
         return TensorKind(Purpose.RESULT, f"result.{what}", "float64", (numbers,))
 
     @staticmethod
+    def total(what: What, numbers: int) -> TensorKind:
+        """What a turn came to over all clients, for the owner, float64."""
+        return TensorKind(Purpose.RESULT, f"total.{what}", "float64", (numbers,))
+
+    @staticmethod
     def adapter(name: str, shape: tuple[int, ...]) -> TensorKind:
         """A released parameter, float32."""
         return TensorKind(Purpose.ADAPTER, name, "float32", shape)

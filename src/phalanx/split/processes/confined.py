@@ -68,13 +68,17 @@ class ConfinedEnclave:
         """Which measures hold; None before it is started."""
         return None if self._process is None else self._process.report
 
+    def poll(self) -> int | None:
+        """Its exit code; None while it runs."""
+        return None if self._process is None else self._process.poll()
+
     def look(self) -> None:
         """Return while it runs.
 
         Raises:
             PeerLostError: It has ended.
         """
-        if self._process is None or (code := self._process.poll()) is None:
+        if (code := self.poll()) is None:
             return
         how = f"signal {code - 128}" if code > 128 else f"exit code {code}"
         raise PeerLostError(f"the enclave ended with {how}; its last words are above; go on with --resume")

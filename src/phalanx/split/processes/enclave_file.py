@@ -5,10 +5,9 @@ from pydantic import Field
 from phalanx.config import StrictModel
 from phalanx.models import ModelConfig
 from phalanx.optimizers import OptimizerConfig
-from phalanx.split.config import SplitConfig
+from phalanx.split.config import OWNER, SplitConfig
 
-OWNER = "owner"
-"""Party name of the owner, which keeps sealed states and asks for the release; it sees no tensor but released ones."""
+__all__ = ["OWNER", "EnclaveConfig"]
 
 
 class EnclaveConfig(StrictModel):
@@ -35,6 +34,7 @@ class EnclaveConfig(StrictModel):
         steps: Of the run.
         seed: Of the run.
         threads: Threads of tensor kernels.
+        passes_turns: Whether clients are processes of others, which the owner asks for turns by way of the enclave.
     """
 
     identity: str
@@ -57,3 +57,4 @@ class EnclaveConfig(StrictModel):
     steps: int = Field(ge=1)
     seed: int = Field(ge=0)
     threads: int = Field(default=1, ge=1)
+    passes_turns: bool = False

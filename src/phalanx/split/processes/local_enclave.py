@@ -10,7 +10,7 @@ from phalanx.config import StrictModel, dump_toml
 from phalanx.errors import PeerLostError
 
 _LAST_LINES = 3
-COMMAND = ("phalanx", "enclave", "serve")
+COMMAND = ("phalanx", "enclave", "local")
 
 
 class LocalEnclave:

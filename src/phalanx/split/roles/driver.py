@@ -2,30 +2,26 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TypeVar
 
 from torch import Tensor
 
 from phalanx.engine import GuardReport, StepInputs
-from phalanx.errors import FailedBatchError, FrameError
+from phalanx.errors import FailedBatchError
 from phalanx.security.crypto import Peer
 from phalanx.split.channel import messages as say
-from phalanx.split.channel.connection import Connection
 from phalanx.split.channel.costs import Costs
-from phalanx.split.channel.link import REFUSALS, costs_of
-from phalanx.split.channel.packed import PackedFrame
-from phalanx.split.channel.resend_window import TRIES, SendWindow
+from phalanx.split.channel.link import costs_of
 from phalanx.split.channel.tensor_kinds import TensorKinds, What
 from phalanx.split.config import SplitConfig
 from phalanx.split.handshake.party import EnclavePeer
-from phalanx.split.roles.client import Feedback, SplitClient, client_of, microbatches_of
+from phalanx.split.roles.client import client_of, microbatches_of
+from phalanx.split.roles.client_end import ClientEnd
+from phalanx.split.roles.owner_requests import OwnerRequests
 from phalanx.split.training.measured import HeldOutScores
 from phalanx.split.training.parts import FrontPart
 from phalanx.telemetry import PhaseTimer
-
-_Read = TypeVar("_Read", Feedback, HeldOutScores)
 
 
 @dataclass(frozen=True)
@@ -45,7 +41,7 @@ class SplitStep:
     guard: GuardReport | None = None
 
 
-class SplitDriver:
+class SplitDriver(OwnerRequests):
     """The driver of clients and owner.
 
     Args:
@@ -69,13 +65,10 @@ class SplitDriver:
         kinds: TensorKinds,
         microbatches: int,
     ) -> None:
+        super().__init__(owner)
         self.timer = PhaseTimer()
-        self._split, self._owner, self._clients = split, owner, tuple(clients)
-        self._front, self._kinds, self._microbatches = front, kinds, microbatches
-        self._parties = {party.name: party for party in clients}
-        self._sides: dict[str, SplitClient] = {}
-        self._sending = {party.name: SendWindow(party.name, _post_over(party.line)) for party in clients}
-        self._enclave_costs = Costs()
+        self._split, self._clients, self._microbatches = split, tuple(clients), microbatches
+        self._ends = {party.name: ClientEnd(party, front, kinds, self.timer) for party in clients}
 
     @property
     def parties(self) -> tuple[EnclavePeer, ...]:
@@ -85,7 +78,8 @@ class SplitDriver:
     @property
     def costs(self) -> Costs:
         """CPU time of both processes so far, as far as the enclave has told."""
-        total = self._enclave_costs.plus(costs_of(party.link for party in self._clients))
+        heard = max((end.enclave_costs for end in self._ends.values()), key=lambda one: one.cpu_s)
+        total = heard.plus(costs_of(party.link for party in self._clients))
         for party in self.parties:
             total = total.plus(party.line.costs).plus(Costs(meeting_s=party.meeting_s))
         return total.plus(Costs(cpu_s=time.process_time()))
@@ -104,10 +98,7 @@ class SplitDriver:
         for party in self.parties:
             ready, _ = party.line.hear(say.EnclaveReady)
             party.line.meet_at(ready.address)
-            party.meet()
-        self._sides = {
-            party.name: SplitClient(party.name, self._front, self._kinds, party.link) for party in self._clients
-        }
+            self._ends.get(party.name, party).meet()
 
     def step(self, step: int, inputs: StepInputs) -> SplitStep:
         """Train one step.
@@ -122,9 +113,9 @@ class SplitDriver:
             self._send("train", step, number, client_of(number, self._split.client_names), inputs)
         losses: dict[int, tuple[float, int]] = {}
         norm = 0.0
-        for party in self._clients:
-            mine = microbatches_of(party.name, self._microbatches, self._split.client_names)
-            told = self._told(party, _reading_losses(self._sides[party.name], step, mine))
+        for name, end in self._ends.items():
+            mine = microbatches_of(name, self._microbatches, self._split.client_names)
+            told = end.losses(step, mine, self._send_what_others_are_asked_for)
             norm = told.norm
             losses.update(zip(mine, told.losses, strict=True))
         guard = self._hear_of_guard() if self._split.workers_see_hidden_states else None
@@ -152,55 +143,15 @@ class SplitDriver:
         answers: list[int] = []
         for number, (ids, labels) in enumerate(batches):
             name = senders[number] if senders else client_of(number, self._split.client_names)
-            party = self._parties[name]
-            self._send("held_out", step, number, party.name, StepInputs((ids,), (labels,), 0))
-            told = self._told(party, _reading_measured(self._sides[party.name], step, number, ids.shape[0]))
+            self._send("held_out", step, number, name, StepInputs((ids,), (labels,), 0))
+            told = self._ends[name].scores(step, number, ids.shape[0], self._send_what_others_are_asked_for)
             losses.append(told.loss)
             count += told.targets
             answers += told.answers
         # exact, so that it does not matter in which order clients are measured
         return HeldOutScores(math.fsum(losses), count, tuple(answers))
 
-    # --- what the owner asks for ------------------------------------------------------------------
-
-    def restore(self, step: int, blob: memoryview) -> None:
-        """Have the enclave go on from a sealed state.
-
-        Raises:
-            RollbackError: It is older than one that is known to be kept.
-            CheckpointError: It is altered, or another run's.
-        """
-        self._owner.line.ask(say.Restore(step=step), say.RestoreReply, (blob,))
-
-    def keep(self) -> tuple[int, int, memoryview]:
-        """Return finished steps, number and bytes of the sealed state."""
-        kept, blob = self._owner.line.ask(say.Keep(), say.SealedState)
-        return kept.step, kept.number, blob
-
-    def settle(self, number: int) -> None:
-        """A sealed state is safe: the ones before it are void."""
-        self._owner.line.ask(say.Settle(number=number), say.SettleReply)
-
-    def weigh(self) -> str:
-        """Return the digest of the weights."""
-        weighed, _ = self._owner.line.ask(say.Weigh(), say.WeightsReply)
-        return weighed.digest
-
-    def release(self, step: int) -> tuple[dict[str, object], dict[str, Tensor]]:
-        """Return what was permitted, and the adapters.
-
-        Raises:
-            ReleaseRefusedError: They stay sealed.
-        """
-        self._owner.line.say(say.AskRelease())
-        tensors: dict[str, Tensor] = {}
-        while True:
-            message, frame = self._owner.line.hear_one_of((say.ReleasePart, say.ReleaseEnd))
-            if isinstance(message, say.ReleasePart):
-                kind = TensorKinds.adapter(message.name, message.shape)
-                tensors[message.name] = self._owner.link.unpack(frame, kind, step, len(tensors))
-            elif isinstance(message, say.ReleaseEnd):
-                return message.release.model_dump(), tensors
+    # --- the end -----------------------------------------------------------------------------------
 
     def compare_transcripts(self, enclave: Peer) -> dict[str, tuple[bytes, bytes]]:
         """Return both ends' signed statements by party, all of which agree.
@@ -210,11 +161,6 @@ class SplitDriver:
         """
         found = {party.name: party.compare_transcripts(enclave) for party in self.parties}
         return {name: both for name, both in found.items() if both is not None}
-
-    def end(self) -> None:
-        """The session is over."""
-        self._owner.line.say(say.End())
-        self._owner.line.flush()
 
     def close(self) -> None:
         """Forget keys."""
@@ -229,39 +175,8 @@ class SplitDriver:
                 party.check_trust(every_s=self._split.reattest_s, now=is_time)
 
     def _send(self, what: What, step: int, number: int, name: str, inputs: StepInputs) -> None:
-        side, at = self._sides[name], number if what == "train" else 0
-        with self.timer.phase("front"):
-            packed = side.pack(what, step, number, inputs.ids[at], inputs.labels[at], inputs.extras_of(at))
-        with self.timer.phase("send"):
-            self._sending[name].send(say.Upload(what=what, microbatch=number, rows=packed.rows), packed.frames)
-
-    def _told(self, party: EnclavePeer, read: Callable[[memoryview], _Read]) -> _Read:
-        """What the enclave says of a party's microbatches; a reply that does not open is asked for again."""
-        for attempt in range(TRIES):
-            frame = self._hear(party)
-            try:
-                with self.timer.phase("open"):
-                    told = read(frame)
-            except REFUSALS:
-                if attempt == TRIES - 1:
-                    raise
-                party.line.say(say.Repeat())
-            else:
-                self._sending[party.name].settle()
-                return told
-        raise FrameError(f"{party.name}: no reply opened")
-
-    def _hear(self, party: EnclavePeer) -> memoryview:
-        with self.timer.phase("wait"):
-            while True:
-                said, frame = party.line.hear_one_of(
-                    (say.Reply, say.ResendRequest), self._send_what_others_are_asked_for
-                )
-                if isinstance(said, say.Reply):
-                    self._enclave_costs = said.costs
-                    return frame
-                if isinstance(said, say.ResendRequest):
-                    self._sending[party.name].send_again(said)
+        at = number if what == "train" else 0
+        self._ends[name].send(what, step, number, inputs.ids[at], inputs.labels[at], inputs.extras_of(at))
 
     def _hear_of_guard(self) -> GuardReport:
         with self.timer.phase("wait"):
@@ -271,19 +186,5 @@ class SplitDriver:
     def _send_what_others_are_asked_for(self) -> None:
         """One client's reply waits for every client's frames, and for what the enclave asks of the owner meanwhile."""
         self._owner.line.heed()
-        for party in self._clients:
-            asked = party.line.glance(say.ResendRequest)
-            if asked is not None:
-                self._sending[party.name].send_again(asked)
-
-
-def _reading_losses(side: SplitClient, step: int, mine: Sequence[int]) -> Callable[[memoryview], Feedback]:
-    return lambda frame: side.read(frame, "train", step, mine[-1], len(mine))
-
-
-def _reading_measured(side: SplitClient, step: int, number: int, rows: int) -> Callable[[memoryview], HeldOutScores]:
-    return lambda frame: side.read_measured(frame, step, number, rows)
-
-
-def _post_over(line: Connection) -> Callable[[say.Upload, PackedFrame], None]:
-    return line.say_packed
+        for end in self._ends.values():
+            end.send_again_where_asked()

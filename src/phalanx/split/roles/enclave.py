@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 
 from phalanx.errors import FailedBatchError, FrameError
+from phalanx.objectives import IGNORE
 from phalanx.security.seal import ReleaseGate
 from phalanx.split.channel.costs import Costs
 from phalanx.split.channel.link import Frame, FrameLink, costs_of
@@ -20,6 +22,18 @@ Replies = Mapping[str, PackedFrame]
 _MAX_MEASURED_ROWS = 4096
 
 
+class Tally(Protocol):
+    """What sums over all clients."""
+
+    def stepped(self, norm: float, losses: Sequence[tuple[float, int]]) -> object:
+        """Take a step's norm, and summed loss and targets of each of its microbatches."""
+        ...
+
+    def measured(self, loss: float, targets: int, found: Sequence[int], true: Sequence[int]) -> object:
+        """Take summed loss and targets of held-out rows, the class found for each, and its own."""
+        ...
+
+
 class Enclave:
     """The enclave takes frames of all clients and trains one set of adapters.
 
@@ -29,6 +43,9 @@ class Enclave:
         microbatches: Of a step; clients take turns.
         clients: Party names, in the order of their turns.
         gate: Counts the clients that have contributed; None where nothing is ever released.
+
+    Attributes:
+        tally: Takes what steps and measurements come to, for an owner that sees no client's; None where none does.
 
     Guarantees:
         A frame that is not the one that is due changes nothing, and the one that is due is taken afterwards. Losses
@@ -45,6 +62,7 @@ class Enclave:
     ) -> None:
         self.trainer, self.gate = trainer, gate
         self._kinds, self._microbatches, self._clients = kinds, microbatches, tuple(clients)
+        self.tally: Tally | None = None
         self._links: dict[str, FrameLink] = {}
         self._parts: dict[tuple[str, What], tuple[torch.Tensor, ...]] = {}
 
@@ -113,6 +131,8 @@ class Enclave:
         hidden, labels, *more = taken
         if what == "held_out":
             loss, targets, answers = self.trainer.measure(hidden, labels)
+            if self.tally is not None:
+                self.tally.measured(loss, targets, answers, labels[labels != IGNORE].tolist())
             return {client: self._reply(client, what, microbatch, [math.nan, loss, targets, *answers], step)}
         extras = dict(zip(sorted(self._kinds.extras), more, strict=True))
         self.trainer.learn(hidden, labels, extras)
@@ -144,6 +164,8 @@ class Enclave:
             # said by a norm that is no number: the other ends know no exceptions of this process
             norm = math.nan
         learned, replies = self.trainer.losses, {}
+        if self.tally is not None:
+            self.tally.stepped(norm, learned)
         for client in self._clients:
             mine = microbatches_of(client, self._microbatches, self._clients)
             if not mine:

@@ -1,102 +1,47 @@
-"""The enclave process: it answers its parties, and lets nothing out but what a message here says."""
+"""The enclave's server: it answers its parties, and lets nothing out but what a message here says."""
 
 import contextlib
-import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 import torch
-from torch import Tensor
 
 from phalanx.errors import FrameError, PeerLostError, PeerRefusedError, PhalanxError, RollbackError
-from phalanx.models import ModelSource, open_model, parameter_names, weights_digest
-from phalanx.security.crypto import Identity, load_identity, peer_from_certificate
+from phalanx.models import ModelSource, weights_digest
+from phalanx.security.crypto import Identity
 from phalanx.split.channel import messages as say
+from phalanx.split.channel import turn_messages as ask
 from phalanx.split.channel.costs import Costs
-from phalanx.split.channel.frame_pipe import FramePipe, PipeWire
 from phalanx.split.channel.link import REFUSALS, FrameLink, PlainLink
+from phalanx.split.channel.message import SplitMessage
 from phalanx.split.channel.packed import PackedFrame, post
 from phalanx.split.channel.resend_window import ReceiveWindow
 from phalanx.split.channel.tensor_kinds import TensorKinds
-from phalanx.split.config import ENCLAVE
 from phalanx.split.handshake.meeting import EnclaveHandshake, HandshakeTerms, attested_keys
 from phalanx.split.hardware.state import StateKeeper
 from phalanx.split.hardware.tier import open_epochs, open_tier
 from phalanx.split.processes.enclave_file import OWNER, EnclaveConfig
-from phalanx.split.processes.offload import Prepare, as_it_is, offloaded
+from phalanx.split.processes.offload import Prepare, as_it_is
 from phalanx.split.roles.enclave import Enclave, Replies
-from phalanx.split.training.parts import build_back
+from phalanx.split.roles.turns import Turns
+from phalanx.split.training.parts import all_weights, build_back
 from phalanx.split.training.release import ReleaseMaker
 from phalanx.split.training.task import task_of
 from phalanx.split.training.trainer import BackTrainer, SplitTrainer
-from phalanx.transport import CheckedFrame, Endpoint, GrpcWire, LinkFault, Meter
+from phalanx.transport import CheckedFrame, Endpoint, LinkFault, Meter
 
 MakeTrainer = Callable[[BackTrainer], SplitTrainer]
 """What trains, made of the trainer of the whole back part in this process."""
-OpenTrainer = Callable[[Endpoint, ModelSource], contextlib.AbstractContextManager[MakeTrainer]]
-"""Opens what trains beside the enclave's own endpoint, and ends it whatever happens."""
 _TRAINER = "trainer"
 """Key, in the books of a sealed state, of what belongs to the trainer."""
-_OWNER_ONLY = (say.Restore, say.Keep, say.Settle, say.Weigh, say.AskRelease, say.End)
-
-
-@contextlib.contextmanager
-def _in_this_process(endpoint: Endpoint, source: ModelSource) -> Iterator[MakeTrainer]:
-    """Train the whole back part here."""
-    del endpoint, source
-    yield lambda whole: whole
-
-
-def serve(
-    config: EnclaveConfig,
-    end: socket.socket | None = None,
-    workers: Mapping[str, socket.socket] | None = None,
-    open_trainer: OpenTrainer = _in_this_process,
-) -> None:
-    """Be the enclave until the owner ends the session or a party is gone.
-
-    Args:
-        config: What the enclave is started with.
-        end: Its end of a pipe to all parties; without one it listens on the network.
-        workers: Its ends of pipes to masked workers; without them it starts those that it needs.
-        open_trainer: Opens what trains; the whole back part in this process when left out.
-
-    Raises:
-        PeerLostError: A party cannot be reached any more.
-        PhalanxError: The model, the tier or this party's own identity is unusable.
-    """
-    torch.set_num_threads(config.threads)
-    torch.use_deterministic_algorithms(True)
-    identity, limits = load_identity(Path(config.identity)), config.split.transport
-    wire: GrpcWire | PipeWire
-    with contextlib.ExitStack() as stack:
-        if end is None:
-            wire = GrpcWire(identity, limits)
-        else:
-            pipe = FramePipe(end, limits.max_frame_bytes)
-            stack.callback(pipe.close)
-            wire = pipe.wire(ENCLAVE)
-        stack.callback(wire.close)
-        with (
-            offloaded(config, identity, workers) as prepare,
-            Endpoint(identity, {}, config.session, wire, limits) as endpoint,
-            # what trains may have something to say to the owner until its end
-            contextlib.ExitStack() as inside,
-        ):
-            for name, pem in config.certificates.items():
-                peer = peer_from_certificate(pem.encode("ascii"), identity.authority_pem, where=name)
-                endpoint.add_peer(peer, config.addresses[name])
-            source = open_model(config.model, Path(config.cache), config.seed)
-            trains = inside.enter_context(open_trainer(endpoint, source))
-            server = EnclaveServer(config, identity, endpoint, source, prepare, trains)
-            server.announce(wire.address)
-            server.run()
+_OWNER_ONLY = (say.Restore, say.Keep, say.Settle, say.Weigh, say.AskRelease, ask.Turn, ask.Conclude, say.End)
+_FAREWELL_S = 3.0
 
 
 class EnclaveServer:
-    """The server of an enclave: messages in, answers out; one thread does everything.
+    """The server of an enclave: messages in, answers out; one thread does it all.
 
     Args:
         config: What the enclave was started with.
@@ -156,6 +101,10 @@ class EnclaveServer:
         )
         self._enclave = Enclave(self._trainer, kinds, config.microbatches, split.client_names, self._releasing.gate)
         self._owner_link: FrameLink | None = None
+        self._turns: Turns | None = None
+        if config.passes_turns:
+            self._enclave.tally = self._turns = Turns(split.client_names, source.files_digest(), config.classes)
+        self._gone = ""
         most = len(kinds.parts("train", config.rows)) * config.microbatches
         self._waiting = {name: ReceiveWindow(name, most) for name in split.client_names}
         self._replies: dict[str, tuple[say.Reply, PackedFrame]] = {}
@@ -167,8 +116,11 @@ class EnclaveServer:
         for name in self._config.addresses:
             self._post(name, say.EnclaveReady(address=address))
 
-    def run(self) -> None:
+    def run(self, look: Callable[[], None] = lambda: None) -> None:
         """Answer until the owner ends the session.
+
+        Args:
+            look: Called now and then; raises where the session cannot go on.
 
         Raises:
             PeerLostError: A party is gone.
@@ -176,10 +128,19 @@ class EnclaveServer:
         try:
             while not self._is_over:
                 item = self._endpoint.receive(1.0)
+                look()
                 if isinstance(item, LinkFault):
+                    self._gone = item.peer
                     raise PeerLostError(f"{item.peer}: {item.error}")
                 if item is not None:
                     self.handle(item)
+                    if self._gone:
+                        raise PeerLostError(f"{self._gone}: has left the run")
+                elif self._turns is not None:
+                    self._tell_who_is_awaited(self._turns)
+        except PhalanxError as exc:
+            self._tell_others(exc)
+            raise
         finally:
             self._enclave.close()
             self._tier.close()
@@ -219,6 +180,8 @@ class EnclaveServer:
             self._enclave.connect(sender, link)
             self._waiting[sender].begin_again()
         self._post(sender, say.Welcome(), reply)
+        if sender == OWNER:
+            self._tell_all_are_ready()
 
     # --- training ---------------------------------------------------------------------------------
 
@@ -229,6 +192,8 @@ class EnclaveServer:
             raise RollbackError(
                 "the enclave has a state to go on from and was given none; --resume from the newest checkpoint"
             )
+        if self._turns is not None:
+            self._turns.check(sender, message.what)
         self._waiting[sender].add(message, item)
         self._take_what_is_due()
 
@@ -253,6 +218,7 @@ class EnclaveServer:
             return
         self._waiting[client].took()
         self._give_back(message, replies)
+        self._tell_total()
 
     def _give_back(self, message: say.Upload, replies: Replies) -> None:
         for client, frame in replies.items():
@@ -275,6 +241,76 @@ class EnclaveServer:
         if sender not in self._replies:
             raise FrameError(f"{sender}: was given no reply that could be sent again")
         self._post(sender, *self._replies[sender])
+
+    # --- clients of other owners ------------------------------------------------------------------
+
+    def _count_in(self, sender: str, message: ask.ClientReady, item: CheckedFrame) -> None:
+        turns = self._clients_turns(sender)
+        # refused where it has not agreed on keys
+        self._enclave.link_of(sender)
+        turns.ready(sender, message)
+        self._tell_all_are_ready()
+
+    def _pass_on(self, sender: str, message: ask.Turn, item: CheckedFrame) -> None:
+        self._turns_of_owner.begin(message, self._trainer.num_steps)
+        self._post_clients(message)
+
+    def _take_done(self, sender: str, message: ask.TurnDone, item: CheckedFrame) -> None:
+        self._clients_turns(sender).done(sender, message)
+        self._tell_total()
+
+    def _conclude(self, sender: str, message: ask.Conclude, item: CheckedFrame) -> None:
+        self._turns_of_owner.conclude()
+        self._post_clients(message)
+
+    def _take_concluded(self, sender: str, message: ask.Concluded, item: CheckedFrame) -> None:
+        if self._clients_turns(sender).concluded(sender):
+            self._post(OWNER, ask.Concluded())
+
+    def _let_go(self, sender: str, message: ask.ClientLeft, item: CheckedFrame) -> None:
+        self._clients_turns(sender)
+        self._gone = f"{sender} ({message.reason})"
+
+    def _post_clients(self, message: SplitMessage) -> None:
+        for name in self._config.split.client_names:
+            self._post(name, message)
+
+    @property
+    def _turns_of_owner(self) -> Turns:
+        if self._turns is None:
+            raise FrameError(f"{OWNER}: asks for turns, and plays all clients of this run itself")
+        return self._turns
+
+    def _clients_turns(self, sender: str) -> Turns:
+        if sender == OWNER or self._turns is None:
+            raise PeerRefusedError(f"{sender}: is no client of another owner")
+        return self._turns
+
+    def _tell_all_are_ready(self) -> None:
+        """Tell an owner that has met the enclave that all clients have."""
+        if self._turns is not None and self._turns.is_ready and self._owner_link is not None:
+            self._post(OWNER, ask.ClientsReady(data=dict(self._turns.commitments)))
+
+    def _tell_total(self) -> None:
+        """Tell the owner what a turn has come to over all clients, sealed for it."""
+        found = None if self._turns is None else self._turns.finished()
+        if found is None or self._owner_link is None:
+            return
+        turn, numbers = found[0], torch.tensor(found[1], dtype=torch.float64)
+        frame = self._owner_link.pack(TensorKinds.total(turn.what, len(numbers)), turn.step, 0, numbers)
+        self._post(OWNER, ask.TurnTotal(what=turn.what, step=turn.step, costs=self._costs()), frame)
+
+    def _tell_who_is_awaited(self, turns: Turns) -> None:
+        if names := turns.awaited(self._enclave.due[0]):
+            self._post(OWNER, ask.AwaitedClients(names=names))
+
+    def _tell_others(self, reason: PhalanxError) -> None:
+        """Tell parties of other owners why the session ends."""
+        for name in self._config.addresses if self._turns is not None else ():
+            with contextlib.suppress(PhalanxError):
+                self._post(name, say.refusal_of(reason))
+        with contextlib.suppress(PhalanxError):
+            self._endpoint.flush(_FAREWELL_S)
 
     # --- states -----------------------------------------------------------------------------------
 
@@ -306,7 +342,7 @@ class EnclaveServer:
     # --- the end ----------------------------------------------------------------------------------
 
     def _weigh(self, sender: str, message: say.Weigh, item: CheckedFrame) -> None:
-        self._post(sender, say.WeightsReply(digest=weights_digest(self._all_weights())))
+        self._post(sender, say.WeightsReply(digest=weights_digest(all_weights(self._source, self._trainer.weights()))))
 
     def _release(self, sender: str, message: say.AskRelease, item: CheckedFrame) -> None:
         link = self._owner_link
@@ -332,15 +368,7 @@ class EnclaveServer:
     def _end(self, sender: str, message: say.End, item: CheckedFrame) -> None:
         self._is_over = True
 
-    def _all_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter of the model, wherever it lies: the frozen ones are those of its files."""
-        trained = dict(self._trainer.weights())
-        yield from trained.items()
-        for name in parameter_names(self._source.hub_config):
-            if name not in trained:
-                yield name, self._source.read(name)
-
-    def _post(self, receiver: str, message: say.SplitMessage, payload: bytes | bytearray = b"") -> None:
+    def _post(self, receiver: str, message: SplitMessage, payload: bytes | bytearray = b"") -> None:
         if isinstance(payload, PackedFrame):
             post(self._endpoint, receiver, message, payload)
         else:
@@ -348,7 +376,7 @@ class EnclaveServer:
             self._endpoint.send(receiver, message.kind, message.model_dump(mode="json"), parts)
 
 
-_ANSWERS: Mapping[type[say.SplitMessage], Callable[..., None]] = MappingProxyType(
+_ANSWERS: Mapping[type[SplitMessage], Callable[..., None]] = MappingProxyType(
     {
         say.EvidenceRequest: EnclaveServer._prove,
         say.Call: EnclaveServer._admit,
@@ -360,6 +388,12 @@ _ANSWERS: Mapping[type[say.SplitMessage], Callable[..., None]] = MappingProxyTyp
         say.Weigh: EnclaveServer._weigh,
         say.AskRelease: EnclaveServer._release,
         say.AskStatement: EnclaveServer._state_transcript,
+        ask.ClientReady: EnclaveServer._count_in,
+        ask.Turn: EnclaveServer._pass_on,
+        ask.TurnDone: EnclaveServer._take_done,
+        ask.Conclude: EnclaveServer._conclude,
+        ask.Concluded: EnclaveServer._take_concluded,
+        ask.ClientLeft: EnclaveServer._let_go,
         say.End: EnclaveServer._end,
     }
 )

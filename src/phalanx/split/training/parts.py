@@ -1,12 +1,20 @@
 """A model in two parts, cut at a depth: a frozen front, and a back part with trained adapters."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
 
 from phalanx.errors import ConfigError
-from phalanx.models import AdapterConfig, Attention, ModelSource, StageModule, StageSpec, build_stage
+from phalanx.models import (
+    AdapterConfig,
+    Attention,
+    ModelSource,
+    StageModule,
+    StageSpec,
+    build_stage,
+    parameter_names,
+)
 from phalanx.split.channel.tensor_kinds import WIRE_DTYPES
 
 Front = Callable[[Tensor], Tensor]
@@ -81,3 +89,12 @@ def build_back(
         attention=attention,
         seed=seed,
     )
+
+
+def all_weights(source: ModelSource, trained: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Yield every parameter of a model, wherever it lies: the frozen ones are those of its files."""
+    named = dict(trained)
+    yield from named.items()
+    for name in parameter_names(source.hub_config):
+        if name not in named:
+            yield name, source.read(name)

@@ -37,6 +37,24 @@ class Scores:
         confusion = Confusion.of(predicted, true, num_classes)
         return cls(total_loss / len(true), confusion.accuracy, confusion.macro_f1)
 
+    @classmethod
+    def of_counts(cls, total_loss: float, classes: Sequence[tuple[int, int, int]]) -> "Scores":
+        """Score what was counted elsewhere.
+
+        Args:
+            total_loss: Over all texts.
+            classes: For each class texts of it, texts that were taken for it, and right ones.
+
+        Raises:
+            DataError: There is no text.
+        """
+        texts = sum(true for true, _, _ in classes)
+        if not texts:
+            raise DataError("held-out texts: there is none to score")
+        # as `Confusion.macro_f1` has it
+        shares = [2 * right / (found + true) for true, found, right in classes if found + true]
+        return cls(total_loss / texts, sum(right for _, _, right in classes) / texts, sum(shares) / len(shares))
+
 
 Validation = float | Scores
 """Perplexity of held-out text, or the scores of a classifier."""

@@ -4,8 +4,8 @@ import itertools
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -14,8 +14,11 @@ from phalanx.checkpoint import Checkpoint, Shard
 from phalanx.data import IGNORE, Batch
 from phalanx.engine import StepInputs, StepResult
 from phalanx.errors import CheckpointError
-from phalanx.split import SplitDriver
+from phalanx.split import SplitDriver, SplitStep
 from phalanx.split.channel.costs import Costs
+from phalanx.split.roles.remote_lead import RemoteLead
+from phalanx.telemetry import PhaseTimer
+from phalanx.train.batches.remote_turns import RemoteTurns
 from phalanx.train.batches.scores import Scores, Validation
 from phalanx.transport.tensors import tensor_buffers
 
@@ -27,71 +30,69 @@ _RECENT = 1000
 """Number of latest steps of which the costs are kept for a median."""
 
 
-class SplitEngine:
-    """The loop's engine over clients and an enclave.
+class SplitLead(Protocol):
+    """The owner's side of a split, as far as the loop's engine needs it."""
+
+    timer: PhaseTimer
+
+    @property
+    def costs(self) -> Costs:
+        """CPU time so far."""
+        ...
+
+    @property
+    def bytes_crossed(self) -> Mapping[str, int]:
+        """Bytes on each line so far, both ways."""
+        ...
+
+    def keep(self) -> tuple[int, int, memoryview]:
+        """Return finished steps, number and bytes of the sealed state."""
+        ...
+
+    def settle(self, number: int) -> None:
+        """A sealed state is safe: the ones before it are void."""
+        ...
+
+    def restore(self, step: int, blob: memoryview) -> None:
+        """Have the enclave go on from a sealed state."""
+        ...
+
+
+class ClientWork(Protocol):
+    """The clients' part of a step and of a measurement, wherever they are."""
+
+    def step(self, step: int, inputs: StepInputs) -> tuple[SplitStep, str]:
+        """Train one step; return what it came to, and what names its batch."""
+        ...
+
+    def measure(self, step: int, batches: Iterator[Batch]) -> Validation:
+        """Measure held-out rows after so many finished steps."""
+        ...
+
+
+class LocalClients:
+    """Clients that are all played by this process.
 
     Args:
         lead: All parties outside the enclave.
         num_classes: Of a classification; 0 of anything else.
         holders: The client that has each held-out row; clients take turns with them when left out.
-
-    Attributes:
-        costs: CPU seconds of the steps so far, at both ends.
     """
 
     def __init__(self, lead: SplitDriver, num_classes: int = 0, holders: Sequence[str] = ()) -> None:
-        self.costs = Costs()
-        self._recent: deque[Costs] = deque(maxlen=_RECENT)
         self._lead, self._num_classes, self._holders = lead, num_classes, tuple(holders)
-        self._num_steps = 0
-        self._to_settle = 0
 
-    def step(self, step: int, inputs: StepInputs) -> StepResult:
-        """Run one optimizer step.
+    def step(self, step: int, inputs: StepInputs) -> tuple[SplitStep, str]:
+        """As `ClientWork` says; the batch is named by its digest."""
+        return self._lead.step(step, inputs), inputs.digest()
 
-        Raises:
-            RefusedEvidenceError: The enclave is not trusted any more; nothing of the step was sent.
-            FailedBatchError: Loss or gradient is not finite; nothing was updated.
-            PhalanxError: The enclave is gone, or refused what came.
-        """
-        lead = self._lead
-        bytes_before, costs_before = lead.bytes_crossed, lead.costs
-        outcome = lead.step(step, inputs)
-        self._num_steps = step + 1
-        self._recent.append(lead.costs.since(costs_before))
-        self.costs = self.costs.plus(self._recent[-1])
-        return StepResult(
-            step=step,
-            loss=outcome.loss,
-            num_targets=outcome.num_targets,
-            gradient_norm=outcome.norm,
-            phases=lead.timer.take(),
-            bytes_by_link={name: count - bytes_before[name] for name, count in lead.bytes_crossed.items()},
-            batch=inputs.digest(),
-            guard=outcome.guard,
-        )
-
-    def facts(self) -> dict[str, Any]:
-        """The costs of the steps, for the summary: in all, and the medians of the latest ones part by part."""
-        names, recent = Costs._fields, tuple(self._recent)
-        medians = {name: statistics.median(getattr(one, name) for one in recent) for name in names} if recent else None
-        return {
-            "crypto_s": self.costs.link_s,
-            "cpu_s": self.costs.cpu_s,
-            "meeting_s": self._lead.costs.meeting_s,
-            "costs_of_a_step": medians,
-        }
-
-    def settle(self) -> None:
-        """Nothing of a finished step is under way."""
-
-    def measure(self, batches: Iterator[Batch]) -> Validation:
+    def measure(self, step: int, batches: Iterator[Batch]) -> Validation:
         """Perplexity on held-out batches, infinity when it overflows; of a classification its scores."""
         kept = list(batches)
         parts, senders = [(one.input_ids, one.labels) for one in kept], list[str]()
         if self._holders:
             parts, senders = self._by_holder(parts)
-        total, count, answers = self._lead.measure(self._num_steps, iter(parts), senders)
+        total, count, answers = self._lead.measure(step, iter(parts), senders)
         if self._num_classes:
             true = [int(label) for one in kept for label in one.labels[one.labels != IGNORE]]
             return Scores.of(total, answers, true, self._num_classes)
@@ -110,6 +111,92 @@ class SplitEngine:
                 senders.append(name)
             start = end
         return cut, senders
+
+
+class RemoteClients:
+    """Clients that are processes of others, who draw from their own texts.
+
+    Args:
+        lead: The owner.
+        turns: Counts the draws.
+    """
+
+    def __init__(self, lead: RemoteLead, turns: RemoteTurns) -> None:
+        self._lead, self._turns = lead, turns
+
+    def step(self, step: int, inputs: StepInputs) -> tuple[SplitStep, str]:
+        """As `ClientWork` says; the batch is named by the number of its draw: nothing else is known of it here."""
+        del inputs
+        draw = self._turns.drawn - 1
+        return self._lead.step(step, draw), f"draw {draw}"
+
+    def measure(self, step: int, batches: Iterator[Batch]) -> Scores:
+        """Scores over the held-out texts of all clients."""
+        del batches
+        found = self._lead.scores(step)
+        return Scores.of_counts(found.loss, found.classes)
+
+
+class SplitEngine:
+    """The loop's engine over clients and an enclave.
+
+    Args:
+        lead: The owner's side.
+        clients: Their part.
+
+    Attributes:
+        costs: CPU seconds of the steps so far, at both ends.
+    """
+
+    def __init__(self, lead: SplitLead, clients: ClientWork) -> None:
+        self.costs = Costs()
+        self._recent: deque[Costs] = deque(maxlen=_RECENT)
+        self._lead, self._clients = lead, clients
+        self._num_steps = 0
+        self._to_settle = 0
+
+    def step(self, step: int, inputs: StepInputs) -> StepResult:
+        """Run one optimizer step.
+
+        Raises:
+            RefusedEvidenceError: The enclave is not trusted any more; nothing of the step was sent.
+            FailedBatchError: Loss or gradient is not finite; nothing was updated.
+            PhalanxError: The enclave is gone, or refused what came.
+        """
+        lead = self._lead
+        bytes_before, costs_before = lead.bytes_crossed, lead.costs
+        outcome, batch = self._clients.step(step, inputs)
+        self._num_steps = step + 1
+        self._recent.append(lead.costs.since(costs_before))
+        self.costs = self.costs.plus(self._recent[-1])
+        return StepResult(
+            step=step,
+            loss=outcome.loss,
+            num_targets=outcome.num_targets,
+            gradient_norm=outcome.norm,
+            phases=lead.timer.take(),
+            bytes_by_link={name: count - bytes_before[name] for name, count in lead.bytes_crossed.items()},
+            batch=batch,
+            guard=outcome.guard,
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """The costs of the steps, for the summary: in all, and the medians of the latest ones part by part."""
+        names, recent = Costs._fields, tuple(self._recent)
+        medians = {name: statistics.median(getattr(one, name) for one in recent) for name in names} if recent else None
+        return {
+            "crypto_s": self.costs.link_s,
+            "cpu_s": self.costs.cpu_s,
+            "meeting_s": self._lead.costs.meeting_s,
+            "costs_of_a_step": medians,
+        }
+
+    def settle(self) -> None:
+        """Nothing of a finished step is under way."""
+
+    def measure(self, batches: Iterator[Batch]) -> Validation:
+        """Measure held-out rows, as the clients have them."""
+        return self._clients.measure(self._num_steps, batches)
 
     def shards(self) -> Iterator[Shard]:
         """The enclave's state, sealed: bytes that only it can open."""

@@ -49,7 +49,7 @@ def owner_certificate(run_dir: Path) -> Path:
     found = next((path for path in candidates if path.exists()), None)
     if found is not None or not (run_dir / "config.toml").exists():
         return found or candidates[0]
-    pki = load_run(run_dir / "config.toml").pipeline.pki
+    pki = load_run(run_dir / "config.toml").pki
     return candidates[0] if pki is None else Path(pki) / OWNER / "certificate.pem"
 
 
@@ -136,7 +136,7 @@ class RunDirectory(Closeable):
                 ) from exc
             self.owner: Identity = load_identity(self.pki / OWNER)
             self._leave_certificate()
-            for name in (*run.pipeline.remote_workers, *run.pipeline.may_join):
+            for name in run.certified_elsewhere:
                 # before anything that takes long: what is missing has to be asked for on another machine
                 self.certificate(name)
             on_failure.pop_all()
@@ -150,7 +150,7 @@ class RunDirectory(Closeable):
     @property
     def pki(self) -> Path:
         """Directory of the authority and the identities."""
-        return self.path / "pki" if self._run.pipeline.pki is None else Path(self._run.pipeline.pki)
+        return self.path / "pki" if self._run.pki is None else Path(self._run.pki)
 
     @property
     def cache(self) -> Path:
@@ -281,7 +281,7 @@ class RunDirectory(Closeable):
         begun.touch()
         text = f"# digest {digest(self._run)}\n{dump_toml(self._run)}"
         (self.path / "config.toml").write_text(text, encoding="utf-8")
-        if self._run.pipeline.pki is None:
+        if self._run.pki is None:
             # a crash in the middle leaves no record, so what it made is made anew
             shutil.rmtree(self.pki, ignore_errors=True)
             create_authority(self.pki)

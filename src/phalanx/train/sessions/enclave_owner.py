@@ -15,8 +15,10 @@ from phalanx.models import ModelSource
 from phalanx.pipeline import OWNER, PipelineEngine, StageChecks, WorkerConfig
 from phalanx.security.audit import AuditLog, LogHead
 from phalanx.split.channel import messages as say
+from phalanx.split.channel.message import SplitMessage
 from phalanx.split.processes.enclave_file import EnclaveConfig
-from phalanx.split.roles.server import MakeTrainer, serve
+from phalanx.split.roles.server import MakeTrainer
+from phalanx.split.roles.serving import serve
 from phalanx.train.config import RunConfig
 from phalanx.train.engines.pipeline_trainer import PipelineTrainer
 from phalanx.train.records.audit_trail import LOG_FILE, open_log, retire_key, reveal_key, step_noter
@@ -41,7 +43,7 @@ from phalanx.transport import Endpoint
 CHECKED = "checked"
 """Name under which the enclave tells what was checked of an applied step; no event of the log."""
 
-Tell = Callable[[say.SplitMessage], None]
+Tell = Callable[[SplitMessage], None]
 """Sends the owner of the run a message."""
 
 
@@ -73,7 +75,7 @@ def serve_owner(config: EnclaveOwnerConfig) -> None:
 
     @contextlib.contextmanager
     def open_trainer(endpoint: Endpoint, source: ModelSource) -> Iterator[MakeTrainer]:
-        def tell(message: say.SplitMessage) -> None:
+        def tell(message: SplitMessage) -> None:
             endpoint.send(OWNER, message.kind, message.model_dump(mode="json"))
 
         with OwnedPipeline(run, home, source, tell) as owned:

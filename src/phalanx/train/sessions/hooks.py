@@ -15,7 +15,8 @@ from phalanx.train.records.record import RunRecorder
 from phalanx.train.records.summary import Figures
 from phalanx.train.saving.saver import PlainSaver
 
-_VALIDATION_BATCH = 8
+VALIDATION_BATCH = 8
+"""Held-out rows at once."""
 
 
 class TrainedModel(Protocol):
@@ -119,6 +120,6 @@ class RunHooks:
             self._went_back = False
 
     def _measure(self, num_steps: int) -> Validation:
-        value = self._trained.measure(validation_batches(self._corpus, _VALIDATION_BATCH))
+        value = self._trained.measure(validation_batches(self._corpus, VALIDATION_BATCH))
         self._recorder.validated(value, num_steps)
         return value

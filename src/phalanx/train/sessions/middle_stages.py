@@ -8,6 +8,7 @@ from phalanx.errors import FrameError, PeerLostError
 from phalanx.pipeline import Observe, StageChecks
 from phalanx.split import ENCLAVE
 from phalanx.split.channel import messages as say
+from phalanx.split.channel.message import SplitMessage
 from phalanx.train.config import RunConfig
 from phalanx.train.records.audit_trail import LOG_FILE
 from phalanx.train.records.history import read_history
@@ -49,7 +50,7 @@ class MiddleStages:
         self._run, self._workers, self._note = run, workers, note
         self._awaited: set[str] = set()
 
-    def aside(self, message: say.SplitMessage) -> bool:
+    def aside(self, message: SplitMessage) -> bool:
         """Do what the enclave asks for, and take what it tells.
 
         Raises:

@@ -12,17 +12,20 @@ from safetensors.torch import save_file
 
 from phalanx.config import dump_toml
 from phalanx.data import Corpus
+from phalanx.data.config import OWN_TASK
 from phalanx.errors import NoHolderError, ReleaseRefusedError
 from phalanx.models import ModelSource, open_model, stage_table
 from phalanx.pipeline import LocalWorkers, Observe
 from phalanx.split import SplitConfig, SplitDriver, cut_model
 from phalanx.split.check import check_split
 from phalanx.split.hardware.tier import worth
+from phalanx.split.roles.remote_lead import RemoteLead
 from phalanx.train.batches.client_loader import ClientLoader
 from phalanx.train.batches.labelled import LabelledTexts, prepare_labelled
+from phalanx.train.batches.remote_turns import RemoteTurns
 from phalanx.train.batches.scores import describe_texts
 from phalanx.train.config import RunConfig
-from phalanx.train.engines.split_engine import SplitEngine
+from phalanx.train.engines.split_engine import LocalClients, RemoteClients, SplitEngine
 from phalanx.train.records.record import RunRecorder
 from phalanx.train.records.unstarted import MIDDLE
 from phalanx.train.saving.savepoint import Savepoint
@@ -31,7 +34,8 @@ from phalanx.train.sessions.cluster import OpenWorkers
 from phalanx.train.sessions.context import SessionContext, check_vocabulary
 from phalanx.train.sessions.factory import EngineStart, RunMaterial
 from phalanx.train.sessions.middle_stages import WORKERS_SEE, middle_directory, middle_stages, noting, recall
-from phalanx.train.sessions.split_cluster import enclave_of, split_company, split_of
+from phalanx.train.sessions.remote_company import remote_company
+from phalanx.train.sessions.split_cluster import enclave_of, num_classes_of, split_company, split_of
 from phalanx.train.setup.layout import stages_of
 
 ADAPTERS = "adapters.safetensors"
@@ -72,8 +76,8 @@ class SplitFactory:
         self._open_workers = open_workers
 
     @contextlib.contextmanager
-    def prepare(self, context: SessionContext) -> Iterator["SplitSetup"]:
-        """Open model and text, and say what stands behind the enclave."""
+    def prepare(self, context: SessionContext) -> Iterator["SplitSetup | RemoteSetup"]:
+        """Open model and text, and say what stands behind the enclave; remote clients have the text."""
         run, split = context.run, split_of(context.run)
         source = open_model(run.model, context.home.cache / "models", run.train.seed)
         _check(run, source)
@@ -84,6 +88,11 @@ class SplitFactory:
             context.console.print(WORKERS_SEE, style="bold", markup=False, highlight=False)
             context.figures.split |= {"workers_see": WORKERS_SEE, "middle": MIDDLE}
             recall(middle, context.figures)
+        if split.remote_clients:
+            turns = RemoteTurns(run.train.batch_size, run.data.sequence_length)
+            context.figures.texts = {"task": OWN_TASK, "classes": num_classes_of(run)}
+            yield RemoteSetup(context, RunMaterial(source, turns, turns), turns)
+            return
         labelled = _labelled(context, source)
         corpus = labelled or context.corpus(source)
         sizes = (run.train.batch_size, run.train.microbatches, run.train.seed)
@@ -129,19 +138,61 @@ class SplitSetup:
             middle_stages(run, home, self._open_workers, note) as middle,
             split_company(run, home, self.material.source, self._num_classes, middle) as lead,
         ):
-            for party in lead.parties:
-                if party.appraisal is not None:
-                    recorder.observe("enclave_appraised", {"party": party.name, "result": party.appraisal.to_json()})
-            engine = SplitEngine(lead, self._num_classes, self._holders)
-            if opening.checkpoint is not None:
-                engine.load(opening.checkpoint)
-            saver = PlainSaver(engine.shards, opening.savepoint, _settling(observe, recorder, engine))
-            running = RunningSplit(engine, saver, lead, context, recorder)
-            try:
+            engine = SplitEngine(lead, LocalClients(lead, self._num_classes, self._holders))
+            with _at_work(context, opening, observe, lead, engine) as running:
                 yield running
-            except BaseException:
-                running.tell_costs()
-                raise
+
+
+class RemoteSetup:
+    """The owner of clients and an enclave of others, before they meet.
+
+    Args:
+        context: The session.
+        material: Model, and batches without texts.
+        turns: Counts the draws.
+    """
+
+    def __init__(self, context: SessionContext, material: RunMaterial, turns: RemoteTurns) -> None:
+        self.material = material
+        self._context, self._turns = context, turns
+
+    def recover(self, savepoint: Savepoint) -> None:
+        """Find nothing to recover, as `SplitSetup`."""
+        del savepoint
+
+    @contextlib.contextmanager
+    def open(self, opening: EngineStart) -> Iterator["RunningSplit"]:
+        """Call the enclave, wait for it and for all clients, and give it its sealed state."""
+        context, recorder, split = self._context, opening.recorder, split_of(self._context.run)
+        observe = context.observer(recorder)
+        facts = {"mode": split.mode, "tier": _tier(split), "clients": list(split.client_names), "remote": True}
+        context.opening(recorder, opening.start, facts)
+        with remote_company(context.run, context.home, num_classes_of(context.run), context.say) as lead:
+            self._turns.meet(lead.commitments)
+            recorder.observe("clients_ready", {"commitments": dict(lead.commitments)})
+            engine = SplitEngine(lead, RemoteClients(lead, self._turns))
+            with _at_work(context, opening, observe, lead, engine) as running:
+                yield running
+
+
+@contextlib.contextmanager
+def _at_work(
+    context: SessionContext, opening: EngineStart, observe: Observe, lead: SplitDriver | RemoteLead, engine: SplitEngine
+) -> Iterator["RunningSplit"]:
+    """Record what was appraised, go on from the checkpoint, and tell the costs however it ends."""
+    recorder = opening.recorder
+    for party in lead.parties:
+        if party.appraisal is not None:
+            recorder.observe("enclave_appraised", {"party": party.name, "result": party.appraisal.to_json()})
+    if opening.checkpoint is not None:
+        engine.load(opening.checkpoint)
+    saver = PlainSaver(engine.shards, opening.savepoint, _settling(observe, recorder, engine))
+    running = RunningSplit(engine, saver, lead, context, recorder)
+    try:
+        yield running
+    except BaseException:
+        running.tell_costs()
+        raise
 
 
 class RunningSplit:
@@ -154,7 +205,12 @@ class RunningSplit:
     """
 
     def __init__(
-        self, engine: SplitEngine, saver: PlainSaver, lead: SplitDriver, context: SessionContext, recorder: RunRecorder
+        self,
+        engine: SplitEngine,
+        saver: PlainSaver,
+        lead: SplitDriver | RemoteLead,
+        context: SessionContext,
+        recorder: RunRecorder,
     ) -> None:
         self.engine = self.trained = engine
         self.saver = saver

@@ -37,6 +37,12 @@ def split_of(run: RunConfig) -> SplitConfig:
     return run.split
 
 
+def num_classes_of(run: RunConfig) -> int:
+    """Classes of the clients' own texts, as the run file names them; 0 of a run without such texts."""
+    own = None if run.data.labelled is None else run.data.labelled.own
+    return 0 if own is None else len(own.classes)
+
+
 def kinds_of(run: RunConfig, source: ModelSource, num_classes: int) -> TensorKinds:
     """Return the kinds of tensors that cross in a run."""
     rows = run.train.batch_size // run.train.microbatches
@@ -97,7 +103,7 @@ def split_company(
         parties = []
         for name, (identity, endpoint) in endpoints.items():
             line = _line(split, endpoint, process.look, middle if name == OWNER else None)
-            parties.append(_party(run, home, identity, line, session))
+            parties.append(party_of(run, home, identity, line, session))
         front = FrontPart(source, split.cut, attention=run.model.attention, wire=split.wire)
         lead = SplitDriver(
             split, parties[0], parties[1:], front, kinds_of(run, source, num_classes), run.train.microbatches
@@ -147,7 +153,8 @@ def _line(split: SplitConfig, endpoint: Endpoint, look: Callable[[], None], midd
     return Connection(endpoint, ENCLAVE, split.step_timeout_s, look_at_both, middle.aside)
 
 
-def _party(run: RunConfig, home: RunDirectory, identity: Identity, line: Connection, session: str) -> EnclavePeer:
+def party_of(run: RunConfig, home: RunDirectory, identity: Identity, line: Connection, session: str) -> EnclavePeer:
+    """One end of a session, with the keys, epochs and policy that it meets the enclave with."""
     split = split_of(run)
     if split.mode == "plaintext":
         return EnclavePeer(identity, line, None)

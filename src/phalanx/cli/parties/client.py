@@ -1,0 +1,23 @@
+"""phalanx client: train with others from texts that never leave this machine."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def client(
+    client_file: Annotated[Path, typer.Argument(metavar="CLIENT.toml", help="Keys, texts and policy of this client.")],
+) -> None:
+    """Take part in a split as a client: appraise the enclave, and send it sealed what it trains on.
+
+    Texts and keys stay here; the owner of the run gets sums over all clients. It waits where a session breaks off, and
+    ends when the owner ends the run.
+    """
+    from phalanx.train.parties.client_file import read_client
+
+    # a mistake is said before torch is imported
+    config, run, name = read_client(client_file)
+    from phalanx.train.parties.client_process import run_client
+
+    run_client(config, run, name, typer.echo)

@@ -1,0 +1,88 @@
+"""The messages of a run whose clients are processes of others: turns, and what they came to.
+
+    owner                        enclave                        client
+      turn(step, draw)  -------->  turn  ---------------------->  sends microbatches, sealed for the enclave
+                        <--------  total, sealed for the owner    <- its own losses, sealed for it
+
+None of them can carry a text, and none asks for one.
+"""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from phalanx.split.channel.costs import Costs
+from phalanx.split.channel.message import Count, Hex32, Name, SplitMessage
+
+LeaveReason = Literal["evidence", "data", "stopped", "failed"]
+_MOST_CLIENTS = 64
+
+
+class ClientReady(SplitMessage):
+    """Word of a client of another owner that it has met the enclave, and what its part of the run rests on."""
+
+    kind: ClassVar[str] = "client_ready"
+    model: Hex32
+    """Digest of its copy of the model's files."""
+    tokenizer: Hex32
+    data: Hex32
+    """Commitment to its texts under a secret of its own: the same after a restart, and it tells nothing of them."""
+
+
+class ClientsReady(SplitMessage):
+    """Word that all clients are ready, with the commitments of their data."""
+
+    kind: ClassVar[str] = "clients_ready"
+    data: dict[Name, Hex32] = Field(max_length=_MOST_CLIENTS)
+
+
+class Turn(SplitMessage):
+    """The owner's word to all clients of other owners, passed on by the enclave: what to send next."""
+
+    kind: ClassVar[str] = "turn"
+    what: Literal["train", "held_out"]
+    step: Count
+    draw: Count
+    """How many batches the run has drawn before; it decides which of its texts a client takes."""
+
+
+class TurnDone(SplitMessage):
+    """Word of a client that all its held-out texts are measured."""
+
+    kind: ClassVar[str] = "turn_done"
+    step: Count
+
+
+class TurnTotal(SplitMessage):
+    """What a turn came to over all clients, a frame for the owner, as payload."""
+
+    kind: ClassVar[str] = "turn_total"
+    what: Literal["train", "held_out"]
+    step: Count
+    costs: Costs
+
+
+class AwaitedClients(SplitMessage):
+    """Word to the owner that a turn waits for these clients."""
+
+    kind: ClassVar[str] = "awaited"
+    names: tuple[Name, ...] = Field(max_length=_MOST_CLIENTS)
+
+
+class ClientLeft(SplitMessage):
+    """Word of a client that it goes: why, in one of these words, and nothing of what it has seen."""
+
+    kind: ClassVar[str] = "client_left"
+    reason: LeaveReason
+
+
+class Conclude(SplitMessage):
+    """The owner's word to all clients that training is over: compare what has crossed, and go."""
+
+    kind: ClassVar[str] = "conclude"
+
+
+class Concluded(SplitMessage):
+    """Word of a client that both ends saw the same frames; of the enclave, that all clients have said so."""
+
+    kind: ClassVar[str] = "concluded"

@@ -1,0 +1,126 @@
+"""A client's end of a session: it sends microbatches, keeps them until they are taken, and reads what comes back."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from torch import Tensor
+
+from phalanx.engine import NO_EXTRAS
+from phalanx.errors import FrameError, PeerRefusedError
+from phalanx.split.channel import messages as say
+from phalanx.split.channel.costs import Costs
+from phalanx.split.channel.link import REFUSALS
+from phalanx.split.channel.resend_window import TRIES, SendWindow
+from phalanx.split.channel.tensor_kinds import TensorKinds, What
+from phalanx.split.handshake.party import EnclavePeer
+from phalanx.split.roles.client import Feedback, SplitClient
+from phalanx.split.training.measured import HeldOutScores
+from phalanx.split.training.parts import Front
+from phalanx.telemetry import PhaseTimer
+
+_Read = TypeVar("_Read", Feedback, HeldOutScores)
+
+
+def _nothing() -> None:
+    """Do nothing while waiting."""
+
+
+class ClientEnd:
+    """One client's end, in a process of its own or beside others.
+
+    Args:
+        party: Has met the enclave before the first microbatch.
+        front: May be shared by the clients of one process: it is frozen.
+        kinds: What crosses.
+        timer: Takes the phases.
+
+    Attributes:
+        enclave_costs: The enclave's, as it told them last.
+        side: Makes and reads frames; None before the client has met the enclave.
+    """
+
+    def __init__(self, party: EnclavePeer, front: Front, kinds: TensorKinds, timer: PhaseTimer) -> None:
+        self._party, self._front, self._kinds, self._timer = party, front, kinds, timer
+        self._sending = SendWindow(party.name, party.line.say_packed)
+        self.enclave_costs = Costs()
+        self.side: SplitClient | None = None
+
+    def meet(self) -> None:
+        """Appraise the enclave, and agree on keys with it.
+
+        Raises:
+            PhalanxError: As `EnclavePeer.meet`.
+        """
+        self._party.meet()
+        self.side = SplitClient(self._party.name, self._front, self._kinds, self._party.link)
+
+    def send(
+        self,
+        what: What,
+        step: int,
+        number: int,
+        ids: Tensor,
+        labels: Tensor,
+        extras: Mapping[str, Tensor] = NO_EXTRAS,
+    ) -> None:
+        """Run the front on a microbatch and send what leaves.
+
+        Raises:
+            PhalanxError: As `SplitClient.pack` and `Connection.say`.
+        """
+        with self._timer.phase("front"):
+            packed = self._side.pack(what, step, number, ids, labels, extras)
+        with self._timer.phase("send"):
+            self._sending.send(say.Upload(what=what, microbatch=number, rows=packed.rows), packed.frames)
+
+    def losses(self, step: int, mine: Sequence[int], meanwhile: Callable[[], None] = _nothing) -> Feedback:
+        """Wait for what the enclave says of this client's microbatches of a step.
+
+        Raises:
+            PhalanxError: As `Connection.hear`.
+        """
+        side = self._side
+        return self._told(lambda frame: side.read(frame, "train", step, mine[-1], len(mine)), meanwhile)
+
+    def scores(self, step: int, number: int, rows: int, meanwhile: Callable[[], None] = _nothing) -> HeldOutScores:
+        """Wait for what the enclave says of held-out rows; raises as `losses`."""
+        side = self._side
+        return self._told(lambda frame: side.read_measured(frame, step, number, rows), meanwhile)
+
+    def send_again_where_asked(self) -> None:
+        """Send frames again that the enclave has refused and asks for."""
+        asked = self._party.line.glance(say.ResendRequest)
+        if asked is not None:
+            self._sending.send_again(asked)
+
+    @property
+    def _side(self) -> SplitClient:
+        if self.side is None:
+            raise PeerRefusedError(f"{self._party.name}: has not met the enclave yet")
+        return self.side
+
+    def _told(self, read: Callable[[memoryview], _Read], meanwhile: Callable[[], None]) -> _Read:
+        """What the enclave says of microbatches; a reply that does not open is asked for again."""
+        for attempt in range(TRIES):
+            frame = self._hear(meanwhile)
+            try:
+                with self._timer.phase("open"):
+                    told = read(frame)
+            except REFUSALS:
+                if attempt == TRIES - 1:
+                    raise
+                self._party.line.say(say.Repeat())
+            else:
+                self._sending.settle()
+                return told
+        raise FrameError(f"{self._party.name}: no reply opened")
+
+    def _hear(self, meanwhile: Callable[[], None]) -> memoryview:
+        with self._timer.phase("wait"):
+            while True:
+                said, frame = self._party.line.hear_one_of((say.Reply, say.ResendRequest), meanwhile)
+                if isinstance(said, say.Reply):
+                    self.enclave_costs = said.costs
+                    return frame
+                if isinstance(said, say.ResendRequest):
+                    self._sending.send_again(said)

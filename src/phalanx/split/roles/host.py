@@ -1,0 +1,130 @@
+"""An enclave that parties of other owners call: session after session, until the owner says that the run is over."""
+
+import contextlib
+import secrets
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from phalanx.errors import IsolationError, PeerLostError
+from phalanx.models import open_model
+from phalanx.security.crypto import Identity
+from phalanx.split.channel.frame_pipe import FramePipe
+from phalanx.split.processes.arrivals import Arrivals, PipeRelay
+from phalanx.split.processes.confined import ConfinedEnclave
+from phalanx.split.processes.enclave_file import EnclaveConfig
+from phalanx.split.roles.server import EnclaveServer
+from phalanx.transport import Endpoint, GrpcWire, JoinedPeer, TransportConfig
+
+_LOOK_EVERY_S = 0.2
+
+MakeConfig = Callable[[str, Mapping[str, str]], EnclaveConfig]
+"""Makes an enclave's file of a session's name and the certificates of its parties."""
+
+
+@dataclass(frozen=True)
+class EnclavePlace:
+    """Where an enclave is, and which parties call it.
+
+    Attributes:
+        identity: Its keys.
+        directory: Its own; gets its file where it is confined.
+        transport: Where it listens.
+        parties: Owner and clients.
+        run: Begins the names of its sessions.
+        is_confined: Whether it is a process behind a sandbox, which reaches no network.
+    """
+
+    identity: Identity
+    directory: Path
+    transport: TransportConfig
+    parties: Sequence[str]
+    run: str
+    is_confined: bool
+
+
+class EnclaveHost:
+    """The host of an enclave: it listens, waits for all parties, and serves them.
+
+    Args:
+        place: Where, for which parties.
+        make_config: Makes the enclave's file.
+        say: Takes one line.
+    """
+
+    def __init__(self, place: EnclavePlace, make_config: MakeConfig, say: Callable[[str], None]) -> None:
+        self._place, self._make_config, self._say = place, make_config, say
+
+    def serve(self) -> None:
+        """Serve until the owner ends the run; a session that breaks off is followed by another one.
+
+        Raises:
+            IsolationError: The tier's sandbox cannot be had, or the confined enclave has failed.
+            PhalanxError: Model, tier or identity is unusable.
+        """
+        while True:
+            try:
+                self._serve_session()
+            except PeerLostError as exc:
+                self._say(f"the session is over: {exc}")
+            else:
+                self._say("the owner has ended the run")
+                return
+
+    def _serve_session(self) -> None:
+        place, arrivals = self._place, Arrivals(self._place.parties, self._say)
+        session = f"{place.run}-{secrets.token_hex(8)}"
+        with contextlib.ExitStack() as stack:
+            wire = GrpcWire(place.identity, place.transport)
+            stack.callback(wire.close)
+            wire.name_of = arrivals.name_of
+            self._say(f"listening at {wire.address} for {', '.join(place.parties)}")
+            serve = self._serve_confined if place.is_confined else self._serve_here
+            serve(stack, session, wire, arrivals)
+
+    def _serve_here(self, stack: contextlib.ExitStack, session: str, wire: GrpcWire, arrivals: Arrivals) -> None:
+        place = self._place
+        endpoint = stack.enter_context(Endpoint(place.identity, {}, session, wire, place.transport))
+        joined = arrivals.wait(wire)
+        for party in joined.values():
+            endpoint.add_peer(party.peer, party.address)
+        config = self._make_config(session, _certificates(joined))
+        torch.set_num_threads(config.threads)
+        torch.use_deterministic_algorithms(True)
+        source = open_model(config.model, Path(config.cache), config.seed)
+        self._say("all parties are there; the session begins")
+        server = EnclaveServer(config, place.identity, endpoint, source)
+        # each party knows already where it has called
+        server.announce("")
+        server.run(arrivals.look)
+
+    def _serve_confined(self, stack: contextlib.ExitStack, session: str, wire: GrpcWire, arrivals: Arrivals) -> None:
+        place = self._place
+        near, far = socket.socketpair()
+        stack.callback(far.close)
+        pipe = FramePipe(near, place.transport.max_frame_bytes)
+        stack.callback(pipe.close)
+        relay = PipeRelay(pipe, wire, place.parties, place.transport.timeout_s)
+        wire.serve(relay.inward, session)
+        joined = arrivals.wait(wire)
+        for name, party in joined.items():
+            wire.add_route(name, party.address)
+        config = self._make_config(session, _certificates(joined))
+        process = stack.enter_context(ConfinedEnclave(place.directory, config, far))
+        process.start()
+        self._say("all parties are there; the session begins in a sandbox without network")
+        while (code := process.poll()) is None:
+            arrivals.look()
+            # None for as long as nothing of that name calls: a pause that ends with the wire
+            wire.wait_joined("", _LOOK_EVERY_S)
+        if code == PeerLostError.exit_code:
+            raise PeerLostError("a party is gone; the enclave's last words are above")
+        if code:
+            raise IsolationError(f"the confined enclave ended with exit code {code}; its last words are above")
+
+
+def _certificates(joined: Mapping[str, JoinedPeer]) -> dict[str, str]:
+    return {name: party.certificate.decode("ascii") for name, party in joined.items()}

@@ -1,0 +1,62 @@
+"""What the owner of a split asks the enclave for, wherever the clients are."""
+
+from torch import Tensor
+
+from phalanx.split.channel import messages as say
+from phalanx.split.channel.tensor_kinds import TensorKinds
+from phalanx.split.handshake.party import EnclavePeer
+
+
+class OwnerRequests:
+    """The owner's requests: it keeps sealed states, and asks for the digest and for the release.
+
+    Args:
+        owner: The owner's end.
+    """
+
+    def __init__(self, owner: EnclavePeer) -> None:
+        self._owner = owner
+
+    def restore(self, step: int, blob: memoryview) -> None:
+        """Have the enclave go on from a sealed state.
+
+        Raises:
+            RollbackError: It is older than one that is known to be kept.
+            CheckpointError: It is altered, or another run's.
+        """
+        self._owner.line.ask(say.Restore(step=step), say.RestoreReply, (blob,))
+
+    def keep(self) -> tuple[int, int, memoryview]:
+        """Return finished steps, number and bytes of the sealed state."""
+        kept, blob = self._owner.line.ask(say.Keep(), say.SealedState)
+        return kept.step, kept.number, blob
+
+    def settle(self, number: int) -> None:
+        """A sealed state is safe: the ones before it are void."""
+        self._owner.line.ask(say.Settle(number=number), say.SettleReply)
+
+    def weigh(self) -> str:
+        """Return the digest of the weights."""
+        weighed, _ = self._owner.line.ask(say.Weigh(), say.WeightsReply)
+        return weighed.digest
+
+    def release(self, step: int) -> tuple[dict[str, object], dict[str, Tensor]]:
+        """Return what was permitted, and the adapters.
+
+        Raises:
+            ReleaseRefusedError: They stay sealed.
+        """
+        self._owner.line.say(say.AskRelease())
+        tensors: dict[str, Tensor] = {}
+        while True:
+            message, frame = self._owner.line.hear_one_of((say.ReleasePart, say.ReleaseEnd))
+            if isinstance(message, say.ReleasePart):
+                kind = TensorKinds.adapter(message.name, message.shape)
+                tensors[message.name] = self._owner.link.unpack(frame, kind, step, len(tensors))
+            elif isinstance(message, say.ReleaseEnd):
+                return message.release.model_dump(), tensors
+
+    def end(self) -> None:
+        """The session is over."""
+        self._owner.line.say(say.End())
+        self._owner.line.flush()

@@ -1,0 +1,146 @@
+"""The owner of a split whose clients are processes of others: it asks for turns, and gets sums over all of them."""
+
+import time
+from collections.abc import Mapping, Sequence
+
+from phalanx.errors import FailedBatchError, FrameError
+from phalanx.security.crypto import Peer
+from phalanx.split.channel import messages as say
+from phalanx.split.channel import turn_messages as ask
+from phalanx.split.channel.costs import Costs
+from phalanx.split.channel.tensor_kinds import TensorKinds, What
+from phalanx.split.config import SplitConfig
+from phalanx.split.handshake.party import EnclavePeer
+from phalanx.split.roles.driver import SplitStep
+from phalanx.split.roles.owner_requests import OwnerRequests
+from phalanx.telemetry import PhaseTimer
+
+_STEP_NUMBERS = 3
+_CLASS_NUMBERS = 3
+
+
+class ScoreTotals:
+    """Held-out scores over all clients.
+
+    Attributes:
+        loss: Summed, in nats.
+        targets: How many texts there were.
+        classes: For each class texts of it, texts that were taken for it, and right ones.
+    """
+
+    def __init__(self, numbers: Sequence[float]) -> None:
+        self.loss, self.targets = numbers[0], _count(numbers[1])
+        counts = [_count(number) for number in numbers[2:]]
+        self.classes = tuple(
+            (counts[at], counts[at + 1], counts[at + 2]) for at in range(0, len(counts), _CLASS_NUMBERS)
+        )
+        true, found, right = (sum(column) for column in zip(*self.classes, strict=True))
+        impossible = any(good > min(of_it, taken) for of_it, taken, good in self.classes)
+        if impossible or not true == found == self.targets or right > true or not self.loss >= 0:
+            raise FrameError(f"held-out scores: {self.targets} texts, {true} of a class, {found} taken for one: no sum")
+
+
+class RemoteLead(OwnerRequests):
+    """The owner of clients that are processes of others.
+
+    Args:
+        split: The section of the run file.
+        owner: Its end of the line.
+        num_classes: Of the classification.
+
+    Attributes:
+        timer: Phases of the steps, as the owner sees them.
+        commitments: Of each client's data; a claim of the client.
+    """
+
+    def __init__(self, split: SplitConfig, owner: EnclavePeer, num_classes: int) -> None:
+        super().__init__(owner)
+        self.timer = PhaseTimer()
+        self.commitments: Mapping[str, str] = {}
+        self._split, self._num_classes = split, num_classes
+        self._enclave_costs = Costs()
+
+    @property
+    def parties(self) -> tuple[EnclavePeer, ...]:
+        """The owner: what others have appraised is theirs to tell."""
+        return (self._owner,)
+
+    @property
+    def costs(self) -> Costs:
+        """CPU time of this process and of the enclave's so far, as far as the enclave has told."""
+        mine = self._owner.line.costs.plus(Costs(meeting_s=self._owner.meeting_s, cpu_s=time.process_time()))
+        return self._enclave_costs.plus(mine)
+
+    @property
+    def bytes_crossed(self) -> Mapping[str, int]:
+        """Bytes on the owner's line so far, both ways; those of clients' lines are theirs to count."""
+        return {self._owner.name: self._owner.line.bytes_crossed}
+
+    def meet(self) -> None:
+        """Wait until every party has called the enclave, appraise it, and wait until all clients have done the same.
+
+        Raises:
+            PhalanxError: As `EnclavePeer.meet` and `Connection.hear`.
+        """
+        self._owner.line.hear(say.EnclaveReady)
+        self._owner.meet()
+        ready, _ = self._owner.line.hear(ask.ClientsReady)
+        if tuple(sorted(ready.data)) != tuple(sorted(self._split.client_names)):
+            raise FrameError(f"{len(ready.data)} clients are ready, and they are not those of the run file")
+        self.commitments = ready.data
+
+    def step(self, step: int, draw: int) -> SplitStep:
+        """Have all clients train one step.
+
+        Raises:
+            RefusedEvidenceError: The enclave is not trusted any more; no turn was asked for.
+            FailedBatchError: Loss or gradient is not finite; nothing was applied.
+            PhalanxError: As `Connection.hear`.
+        """
+        every = self._split.reattest_every
+        with self.timer.phase("attest"):
+            self._owner.check_trust(every_s=self._split.reattest_s, now=bool(every and step and step % every == 0))
+        norm, loss, targets = self._turn("train", step, draw, _STEP_NUMBERS)
+        if not norm >= 0:
+            raise FailedBatchError(f"step {step}: the enclave found a loss or gradient that is not finite")
+        count = _count(targets)
+        if not count:
+            raise FrameError(f"step {step}: the enclave counts no target of a step that it took")
+        return SplitStep(loss / count, count, norm)
+
+    def scores(self, step: int) -> ScoreTotals:
+        """Have all clients measure their held-out texts after so many finished steps; raises as `step`."""
+        return ScoreTotals(self._turn("held_out", step, 0, 2 + _CLASS_NUMBERS * self._num_classes))
+
+    def compare_transcripts(self, enclave: Peer) -> dict[str, tuple[bytes, bytes]]:
+        """Have all clients compare what has crossed, and compare what has crossed here.
+
+        Returns:
+            Both ends' signed statements on the owner's line; clients keep their own.
+
+        Raises:
+            TranscriptError: Two statements do not agree.
+        """
+        self._owner.line.ask(ask.Conclude(), ask.Concluded)
+        both = self._owner.compare_transcripts(enclave)
+        return {} if both is None else {self._owner.name: both}
+
+    def close(self) -> None:
+        """Forget keys."""
+        self._owner.close()
+
+    def _turn(self, what: What, step: int, draw: int, numbers: int) -> list[float]:
+        with self.timer.phase("wait"):
+            told, frame = self._owner.line.ask(ask.Turn(what=what, step=step, draw=draw), ask.TurnTotal)
+        if (told.what, told.step) != (what, step):
+            raise FrameError(f"the enclave tells of {told.what} at step {told.step}, asked was {what} at {step}")
+        self._enclave_costs = told.costs
+        with self.timer.phase("open"):
+            total: list[float] = self._owner.link.unpack(frame, TensorKinds.total(what, numbers), step, 0).tolist()
+        return total
+
+
+def _count(number: float) -> int:
+    if not (number >= 0 and number.is_integer()):
+        raise FrameError(f"the enclave counts {number}, which is no count")
+    return int(number)

@@ -1,0 +1,169 @@
+"""The turns of clients of other owners, inside the enclave: who is ready, what is under way, and what it came to.
+
+The owner asks for turns and gets sums over all clients; a client's own losses, answers and labels go to no other party.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+from phalanx.errors import DataError, FrameError
+from phalanx.split.channel import turn_messages as ask
+
+_IDLE_LOOKS = 10
+"""Looks in vain, of a second each, after which the owner is told for whom a turn waits."""
+
+
+class Turns:
+    """The turns of one session; it takes messages and figures, and says what is complete.
+
+    Args:
+        clients: Party names.
+        model: Digest of the enclave's copy of the model's files; a client with another copy is refused.
+        num_classes: Of a classification.
+    """
+
+    def __init__(self, clients: Sequence[str], model: str, num_classes: int) -> None:
+        self._clients, self._model, self._num_classes = tuple(clients), model, num_classes
+        self._ready: dict[str, ask.ClientReady] = {}
+        self._turn: ask.Turn | None = None
+        self._waits_for: set[str] = set()
+        self._losses: list[float] = []
+        self._targets = 0
+        self._counts: Counter[tuple[Literal["true", "found", "right"], int]] = Counter()
+        self._finished: tuple[ask.Turn, list[float]] | None = None
+        self._idle = 0
+        self._is_concluding = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether every client is."""
+        return len(self._ready) == len(self._clients)
+
+    @property
+    def commitments(self) -> Mapping[str, str]:
+        """Of each client's data, in the order of their turns."""
+        return {name: self._ready[name].data for name in self._clients if name in self._ready}
+
+    def ready(self, client: str, message: ask.ClientReady) -> None:
+        """Take a client's word that it is ready.
+
+        Raises:
+            DataError: Its model or tokenizer is not that of the others.
+        """
+        if message.model != self._model:
+            raise DataError(f"{client}: has other model files than the enclave; give all parties the same ones")
+        if any(other.tokenizer != message.tokenizer for other in self._ready.values()):
+            raise DataError(f"{client}: has another tokenizer than the other clients; give all parties the same one")
+        self._ready[client] = message
+
+    def begin(self, message: ask.Turn, num_steps: int) -> None:
+        """Begin a turn.
+
+        Raises:
+            FrameError: A client is not ready, a turn is under way, or it is of another step.
+        """
+        if not self.is_ready or self._waits_for or self._is_concluding or message.step != num_steps:
+            raise FrameError(
+                f"turn of step {message.step}: the enclave is at step {num_steps}, {len(self._ready)} of "
+                f"{len(self._clients)} clients are ready, and {len(self._waits_for)} have a turn to finish"
+            )
+        self._turn, self._waits_for, self._idle = message, set(self._clients), 0
+        self._losses.clear()
+        self._counts.clear()
+        self._targets = 0
+
+    def check(self, client: str, what: str) -> None:
+        """Refuse a microbatch that no turn asked this client for.
+
+        Raises:
+            FrameError: It is not the client's turn to send this.
+        """
+        if self._turn is None or self._turn.what != what or client not in self._waits_for:
+            raise FrameError(f"{client}: was asked for no microbatch of {what!r}")
+
+    def stepped(self, norm: float, losses: Sequence[tuple[float, int]]) -> None:
+        """Take what a step came to: its turn is complete, with norm, summed loss and targets."""
+        self._complete("train", [norm, sum(loss for loss, _ in losses), float(sum(count for _, count in losses))])
+
+    def measured(self, loss: float, targets: int, found: Sequence[int], true: Sequence[int]) -> None:
+        """Take what some held-out rows of a client came to."""
+        self._losses.append(loss)
+        self._targets += targets
+        for one, other in zip(found, true, strict=True):
+            self._counts["found", one] += 1
+            self._counts["true", other] += 1
+            self._counts["right", one] += one == other
+        self._idle = 0
+
+    def done(self, client: str, message: ask.TurnDone) -> None:
+        """Take a client's word that its held-out texts are measured.
+
+        Where it was the last one the turn is complete, with summed loss, targets, then for each class texts of it,
+        texts taken for it, and right ones.
+
+        Raises:
+            FrameError: No such turn waits for it.
+        """
+        self.check(client, "held_out")
+        if self._turn is None or message.step != self._turn.step:
+            raise FrameError(f"{client}: has measured at step {message.step}, which is not that of the turn")
+        self._waits_for.discard(client)
+        if not self._waits_for:
+            # exact, so that it does not matter in which order clients have measured
+            self._complete("held_out", [math.fsum(self._losses), float(self._targets), *self._numbers()])
+
+    def finished(self) -> tuple[ask.Turn, list[float]] | None:
+        """Hand out, once, the turn that is complete and what it came to."""
+        found, self._finished = self._finished, None
+        return found
+
+    def conclude(self) -> None:
+        """Begin the end.
+
+        Raises:
+            FrameError: A turn is under way.
+        """
+        if self._waits_for:
+            raise FrameError(f"the end: {len(self._waits_for)} clients have a turn to finish")
+        self._is_concluding, self._waits_for = True, set(self._clients)
+
+    def concluded(self, client: str) -> bool:
+        """Take a client's word that it has compared; True where it was the last one.
+
+        Raises:
+            FrameError: Nobody asked it.
+        """
+        if not self._is_concluding or client not in self._waits_for:
+            raise FrameError(f"{client}: was not asked to conclude")
+        self._waits_for.discard(client)
+        return not self._waits_for
+
+    def awaited(self, due: str) -> tuple[str, ...]:
+        """Note a look in vain; return for whom a turn has waited for long, once in a while, else nobody.
+
+        Args:
+            due: The client that the step under way waits for.
+        """
+        if not self._waits_for:
+            return ()
+        self._idle += 1
+        if self._idle % _IDLE_LOOKS:
+            return ()
+        if self._turn is not None and self._turn.what == "train" and not self._is_concluding:
+            return (due,)
+        return tuple(name for name in self._clients if name in self._waits_for)
+
+    def _complete(self, what: str, numbers: list[float]) -> None:
+        if self._turn is None or self._turn.what != what:
+            raise FrameError(f"no turn of {what!r} is under way")
+        self._finished = (self._turn, numbers)
+        self._turn = None
+        self._waits_for.clear()
+
+    def _numbers(self) -> Iterator[float]:
+        for label in range(self._num_classes):
+            yield float(self._counts["true", label])
+            yield float(self._counts["found", label])
+            yield float(self._counts["right", label])

@@ -1,0 +1,72 @@
+"""The batches of an owner that sees no text: it counts draws, and every client draws from its own texts."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from phalanx.data import IGNORE, Batch
+from phalanx.errors import CheckpointError, DataError
+
+
+class RemoteTurns:
+    """A loader of draws; its batches have the shape of a step and no text in them.
+
+    Args:
+        batch_size: Sequences of a step.
+        seq: Tokens of a sequence.
+
+    Attributes:
+        drawn: How many batches were drawn.
+    """
+
+    num_validation_sequences = 0
+    """Held-out texts are the clients'."""
+
+    def __init__(self, batch_size: int, seq: int) -> None:
+        self._shape, self.drawn = (batch_size, seq), 0
+        self._commitments: dict[str, str] = {}
+
+    def next(self) -> Batch:
+        """The next draw."""
+        first = self.drawn * self._shape[0]
+        self.drawn += 1
+        indices = tuple(range(first, first + self._shape[0]))
+        return Batch(torch.zeros(self._shape, dtype=torch.int64), torch.full(self._shape, IGNORE), indices)
+
+    def validation_batch(self, indices: Sequence[int]) -> Batch:
+        """Refuse: there is no held-out text here.
+
+        Raises:
+            DataError: Always.
+        """
+        raise DataError(f"held-out texts {list(indices)[:5]} are with the clients")
+
+    def meet(self, commitments: Mapping[str, str]) -> None:
+        """Take the clients' commitments to their texts.
+
+        Raises:
+            CheckpointError: The run goes on, and one of them is another than it was.
+        """
+        other = [name for name, one in commitments.items() if self._commitments.get(name, one) != one]
+        if other:
+            raise CheckpointError(
+                f"{', '.join(other)}: has other texts than when the run began, or lost its own directory; resume with "
+                "what there was then, or begin a new run"
+            )
+        self._commitments = dict(commitments)
+
+    def state(self) -> dict[str, Any]:
+        """How many batches were drawn, and what clients are bound to."""
+        return {"draws": self.drawn, "clients": dict(self._commitments)}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on where a state was taken.
+
+        Raises:
+            CheckpointError: It is malformed, or of a run that plays its clients itself.
+        """
+        draws, clients = state.get("draws"), state.get("clients")
+        if type(draws) is not int or draws < 0 or not isinstance(clients, dict):
+            raise CheckpointError("loader state: is not of a run with remote clients; resume the run that was saved")
+        self.drawn, self._commitments = draws, {str(name): str(one) for name, one in clients.items()}

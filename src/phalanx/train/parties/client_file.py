@@ -1,0 +1,115 @@
+"""The file of a client: its own keys, texts and policy, and the run file that it agrees to."""
+
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from phalanx.config import StrictModel, load_config
+from phalanx.data.tasks import Columns, load_own
+from phalanx.errors import ConfigError
+from phalanx.security.crypto import load_identity
+from phalanx.security.tee import Policy, load_policy
+from phalanx.split import SplitConfig
+from phalanx.split.hardware.measure import policy_of
+from phalanx.train.config import RunConfig, load_run
+from phalanx.transport import TransportConfig
+
+_WITHOUT_PROOF = ("sim", "process")
+
+
+class ClientFile(StrictModel):
+    """The config of one client of another owner; relative paths count from where it is started."""
+
+    run: str
+    """The run file, as the owner has given it: this client trains under these terms and no others."""
+    identity: str
+    """Directory with this client's keys and certificate, as `phalanx pki request` makes it."""
+    train: str
+    """Training texts: CSV, TSV or JSON lines. They are read here and go nowhere."""
+    test: str
+    """Held-out texts, none of which is a training text."""
+    text: str | None = Field(default=None, min_length=1)
+    """Column, or field, of the text; left out, as the run file says."""
+    label: str | None = Field(default=None, min_length=1)
+    """Column, or field, of the class; left out, as the run file says."""
+    policy: str | None = None
+    """Policy file of this client: which enclave it trusts. Read again at every step. Left out, this release's own code,
+    which tiers that prove nothing need `allow_insecure_sim` for, and tier "tpm" cannot do without."""
+    allow_insecure_sim: bool = False
+    """Whether evidence that proves nothing is accepted: an enclave of tier "sim" or "process"."""
+    directory: str | None = None
+    """This client's own: epochs, the secret of its commitment, transcript; left out, `state` beside its keys."""
+    advertise: str | None = None
+    """Host under which the enclave reaches this machine; left out, the address that leads to the enclave."""
+    join_timeout_s: float = Field(default=3600.0, gt=0, le=86400, allow_inf_nan=False)
+    """How long to look for an enclave that does not answer, seconds."""
+    threads: int = Field(default=1, ge=1)
+    """Threads of tensor kernels."""
+    transport: TransportConfig = TransportConfig()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.policy is not None and self.allow_insecure_sim:
+            raise ValueError("allow_insecure_sim: a policy file says itself what it allows; leave it out")
+        return self
+
+    @property
+    def own(self) -> Path:
+        """This client's directory."""
+        return Path(self.identity) / "state" if self.directory is None else Path(self.directory)
+
+    def columns(self, run: RunConfig) -> Columns:
+        """Return where text and label are, and the run's classes.
+
+        Raises:
+            ConfigError: The run learns no texts of the clients' own.
+        """
+        task = None if run.data.labelled is None else run.data.labelled.own
+        if task is None:
+            raise ConfigError(f"{self.run}: has no data.labelled.task with classes, so it is for no client of its own")
+        return Columns(self.text or task.text, self.label or task.label, task.classes)
+
+    def policy_now(self, split: SplitConfig) -> Policy:
+        """Return what this client accepts, as its file says now; the owner has no say in it.
+
+        Raises:
+            ConfigError: The policy file is missing or malformed, or the tier needs one and there is none.
+        """
+        if self.policy is not None:
+            return load_policy(Path(self.policy))[0]
+        if split.tier not in _WITHOUT_PROOF:
+            raise ConfigError(f'policy: missing; with tier = "{split.tier}" it names the enclave that you trust')
+        if not self.allow_insecure_sim:
+            raise ConfigError(
+                f'tier = "{split.tier}" proves nothing to this client: the machine of the enclave could read its '
+                "texts; set allow_insecure_sim = true to go on all the same, or policy"
+            )
+        return policy_of(split.model_copy(update={"policy": None}))
+
+
+def read_client(path: Path) -> tuple[ClientFile, RunConfig, str]:
+    """Read a client's file and its run file, and look at keys and texts; torch is not needed.
+
+    Returns:
+        The file, the run, and the client's name in it.
+
+    Raises:
+        ConfigError: A file is wrong, the run is not for remote clients, or it does not name this one.
+        CertificateError: The identity is unusable.
+        DataError: The texts are; names file and line.
+    """
+    client = load_config(path, ClientFile)
+    run = load_run(client.run)
+    split = run.split
+    if split is None or not split.remote_clients:
+        raise ConfigError(f"{client.run}: names no split.remote_clients; ask the owner for the file of such a run")
+    name = load_identity(Path(client.identity)).name
+    if name not in split.remote_clients:
+        raise ConfigError(
+            f"{client.identity}: is of {name!r}, which {client.run} does not name; its clients are "
+            f"{', '.join(split.remote_clients)}"
+        )
+    client.policy_now(split)
+    load_own(Path(client.train), Path(client.test), client.columns(run))
+    return client, run, name

@@ -1,0 +1,163 @@
+"""The process of a client: it calls the enclave, appraises it, and sends what it is asked for from its own texts."""
+
+import contextlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from phalanx.config import digest
+from phalanx.errors import (
+    DataError,
+    EvidenceError,
+    PeerLostError,
+    PhalanxError,
+    RefusedEvidenceError,
+    TransportError,
+)
+from phalanx.models import ModelSource, open_model
+from phalanx.security.crypto import load_identity, make_private_directory, write_public
+from phalanx.split import ENCLAVE, FrontPart
+from phalanx.split.channel import messages as say
+from phalanx.split.channel import turn_messages as ask
+from phalanx.split.channel.connection import Connection
+from phalanx.split.handshake.meeting import ClientHandshake, HandshakeTerms, attested_keys
+from phalanx.split.handshake.party import EnclavePeer
+from phalanx.split.hardware.tier import file_counter, open_epochs, worth
+from phalanx.split.roles.client import Feedback
+from phalanx.split.roles.client_end import ClientEnd
+from phalanx.split.roles.turn_taker import TurnTaker
+from phalanx.telemetry import PhaseTimer
+from phalanx.train.config import RunConfig
+from phalanx.train.parties.client_file import ClientFile
+from phalanx.train.parties.client_texts import ClientTexts, read_texts, tokenizer_digest
+from phalanx.train.records.run_directory import cache_beside
+from phalanx.train.sessions.enclave_call import CalledEnclave, EnclaveCall, call_enclave
+from phalanx.train.sessions.split_cluster import kinds_of, split_of
+from phalanx.train.setup.process import deterministic, interruptible
+
+_TELL_EVERY = 10
+_WEEK_S = 7 * 86400.0
+"""How long a client waits for a turn; that the enclave is there is looked at all the time."""
+
+Say = Callable[[str], None]
+
+
+def run_client(client: ClientFile, run: RunConfig, name: str, tell: Say) -> None:
+    """Be a client until the owner ends the run; where a session breaks off, wait for the next one.
+
+    Args:
+        client: As `read_client` has looked at it.
+        run: The run that it agrees to.
+        name: Its name there.
+        tell: Takes one line for people.
+
+    Raises:
+        PeerLostError: No enclave answers within `join_timeout_s`.
+        RefusedEvidenceError: The enclave is not one that this client's policy accepts; nothing was sent to it.
+        PhalanxError: Texts, model or keys are unusable, or a party is not what it should be.
+    """
+    with deterministic(client.threads), interruptible():
+        process = ClientProcess(client, run, name, tell)
+        while not process.serve():
+            tell("waiting for the next session; Ctrl-C leaves")
+
+
+class ClientProcess:
+    """A client with its model's front and its texts in memory, over any number of sessions.
+
+    Raises:
+        PhalanxError: Texts, model or keys are unusable.
+    """
+
+    def __init__(self, client: ClientFile, run: RunConfig, name: str, tell: Say) -> None:
+        split = split_of(run)
+        make_private_directory(client.own)
+        self._client, self._run, self._name, self._tell = client, run, name, tell
+        self._identity = load_identity(Path(client.identity))
+        source = open_model(run.model, cache_beside(client.own) / "models", run.train.seed)
+        self._texts = read_texts(client, run, name, source)
+        self._front = FrontPart(source, split.cut, attention=run.model.attention, wire=split.wire)
+        self._kinds = kinds_of(run, source, len(client.columns(run).classes))
+        self._ready = ready_of(client, run, source, self._texts)
+        tell(f"{name}: agrees to {client.run}, digest {digest(run)[:16]}; {worth(split)}")
+
+    def serve(self) -> bool:
+        """Serve one session; return whether the run is over.
+
+        Raises:
+            PhalanxError: As `run_client`.
+        """
+        split, client = split_of(self._run), self._client
+        self._tell(f"looking for the enclave at {split.remote_enclave}")
+        call = EnclaveCall(
+            self._identity, split.remote_enclave or "", client.transport, client.join_timeout_s, client.advertise
+        )
+        with call_enclave(call) as called:
+            try:
+                self._work(called)
+            except PeerLostError as exc:
+                self._tell(f"the session is over: {exc}")
+                return False
+            except KeyboardInterrupt:
+                _leave(called, "stopped")
+                raise
+            except PhalanxError as exc:
+                _leave(called, _reason_of(exc))
+                raise
+        self._tell("the owner has ended the run; both ends saw the same frames")
+        return True
+
+    def _work(self, called: CalledEnclave) -> None:
+        client, split = self._client, split_of(self._run)
+        line = Connection(called.endpoint, ENCLAVE, _WEEK_S, called.look)
+        party = self._party(called, line)
+        self._tell("called; waiting for the other parties")
+        line.hear(say.EnclaveReady)
+        end = ClientEnd(party, self._front, self._kinds, PhaseTimer())
+        with contextlib.closing(party):
+            end.meet()
+            result = party.appraisal
+            self._tell(f"the enclave is one that this client accepts: {'' if result is None else result.claims.kind}")
+            line.say(self._ready)
+            taker = TurnTaker(split, self._run.train.steps, party, end, self._texts, self._tell_step)
+            taker.work()
+            statements = taker.conclude(called.peer)
+        if statements:
+            text = {self._name: [one.decode("ascii") for one in statements]}
+            write_public(client.own / "transcript.json", json.dumps(text, indent=1).encode())
+
+    def _party(self, called: CalledEnclave, line: Connection) -> EnclavePeer:
+        split, own = split_of(self._run), self._client.own
+        keys = attested_keys(called.peer, called.certificate)
+        terms = HandshakeTerms(called.session, bytes.fromhex(digest(self._run)), called.peer, keys, split.chunk_bytes)
+        epochs = open_epochs(own, file_counter(own, "epoch"))
+        handshake = ClientHandshake(self._identity, terms, epochs, lambda: self._client.policy_now(split))
+        return EnclavePeer(self._identity, line, handshake)
+
+    def _tell_step(self, step: int, told: Feedback) -> None:
+        if step % _TELL_EVERY and step + 1 != self._run.train.steps:
+            return
+        targets = sum(count for _, count in told.losses)
+        mean = sum(loss for loss, _ in told.losses) / targets if targets else float("nan")
+        self._tell(f"step {step + 1}/{self._run.train.steps}  own loss {mean:.4f}")
+
+
+def ready_of(client: ClientFile, run: RunConfig, source: ModelSource, texts: ClientTexts) -> ask.ClientReady:
+    """Return what a client says once it has met the enclave."""
+    return ask.ClientReady(
+        model=source.files_digest(), tokenizer=tokenizer_digest(run, source), data=texts.commitment(client.own)
+    )
+
+
+def _reason_of(error: PhalanxError) -> ask.LeaveReason:
+    """Put an error into one word: its text may quote what this client has."""
+    if isinstance(error, RefusedEvidenceError | EvidenceError):
+        return "evidence"
+    return "data" if isinstance(error, DataError) else "failed"
+
+
+def _leave(called: CalledEnclave, reason: ask.LeaveReason) -> None:
+    with contextlib.suppress(TransportError):
+        message = ask.ClientLeft(reason=reason)
+        called.endpoint.send(ENCLAVE, message.kind, message.model_dump(mode="json"))
+        called.endpoint.flush(5.0)

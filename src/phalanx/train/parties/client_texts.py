@@ -1,0 +1,90 @@
+"""The texts of one client, as its turns draw them."""
+
+import hashlib
+import secrets
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from phalanx.data.config import BpeConfig
+from phalanx.data.order import sample_indices
+from phalanx.data.tasks import load_own
+from phalanx.data.tokenizer import fingerprint_tokenizer, load_tokenizer
+from phalanx.errors import ConfigError
+from phalanx.models import ModelSource
+from phalanx.security.crypto import in_domain, read_private, write_private
+from phalanx.split import microbatches_of
+from phalanx.train.batches.labelled import LabelledRows, encode_rows
+from phalanx.train.config import RunConfig
+from phalanx.train.parties.client_file import ClientFile
+from phalanx.train.sessions.context import check_vocabulary
+from phalanx.train.sessions.hooks import VALIDATION_BATCH
+
+_SALT = "commitment.key"
+
+
+class ClientTexts:
+    """The texts of one client; draw k of a run depends on texts, seed and k only.
+
+    Args:
+        train: Training texts.
+        test: Held-out texts.
+        microbatches: This client's, of a step.
+        rows: Texts of a microbatch.
+        seed: Of the order.
+    """
+
+    def __init__(
+        self, train: LabelledRows, test: LabelledRows, microbatches: Sequence[int], rows: int, seed: int
+    ) -> None:
+        self.microbatches = tuple(microbatches)
+        self._train, self._test, self._rows, self._seed = train, test, rows, seed
+
+    def drawn(self, draw: int) -> list[tuple[Tensor, Tensor]]:
+        """Ids and labels of a draw, an entry for each microbatch of this client."""
+        count = self._rows * len(self.microbatches)
+        indices = sample_indices(draw * count, count, len(self._train.classes), self._seed)
+        return [self._train.pick(indices[at : at + self._rows]) for at in range(0, count, self._rows)]
+
+    def held_out(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Ids and labels of all held-out texts, some at a time."""
+        count = len(self._test.classes)
+        for start in range(0, count, VALIDATION_BATCH):
+            yield self._test.pick(range(start, min(start + VALIDATION_BATCH, count)))
+
+    def commitment(self, directory: Path) -> str:
+        """Return a digest of the texts under a secret of this client's, which is made at the first start.
+
+        Without the secret nothing can be learned from it, not even whether a text that somebody guesses is there.
+        """
+        path = directory / _SALT
+        if not path.exists():
+            write_private(path, secrets.token_bytes(32))
+        salt = read_private(path, "the client makes it at its first start")
+        digests = f"{self._train.digest}{self._test.digest}".encode()
+        return hashlib.sha256(in_domain("client-texts/1", salt + digests)).hexdigest()
+
+
+def read_texts(client: ClientFile, run: RunConfig, name: str, source: ModelSource) -> ClientTexts:
+    """Read and encode a client's own files.
+
+    Raises:
+        DataError: They are wrong; names file and line.
+        ConfigError: The tokenizer is not one that every party has, or has more tokens than the model.
+    """
+    split = run.split
+    if split is None or isinstance(run.data.tokenizer, BpeConfig):
+        raise ConfigError('data.tokenizer: kind = "bpe" is made from the texts of all; take "model" or "file"')
+    train, test = load_own(Path(client.train), Path(client.test), client.columns(run))
+    tokenizer = load_tokenizer(run.data.tokenizer, source.tokenizer_path)
+    check_vocabulary(tokenizer.vocab_size, source)
+    encoded = [encode_rows(examples, tokenizer, run.data.sequence_length) for examples in (train, test)]
+    mine = microbatches_of(name, run.train.microbatches, split.client_names)
+    rows = run.train.batch_size // run.train.microbatches
+    return ClientTexts(encoded[0], encoded[1], mine, rows, run.train.seed)
+
+
+def tokenizer_digest(run: RunConfig, source: ModelSource) -> str:
+    """Return what decides the tokens of a text, the same for all clients."""
+    return fingerprint_tokenizer(run.data.tokenizer, source.tokenizer_path)

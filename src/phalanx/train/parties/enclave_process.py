@@ -1,0 +1,117 @@
+"""The process of an enclave that owner and clients call: the run file, its own keys and its own directory."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from phalanx.config import digest
+from phalanx.errors import CertificateError, ConfigError
+from phalanx.models import open_model
+from phalanx.security.crypto import load_identity, make_private_directory
+from phalanx.split import ENCLAVE
+from phalanx.split.check import check_split
+from phalanx.split.config import OWNER
+from phalanx.split.hardware.tier import worth
+from phalanx.split.processes.enclave_file import EnclaveConfig
+from phalanx.split.roles.host import EnclaveHost, EnclavePlace
+from phalanx.train.config import RunConfig, load_run
+from phalanx.train.records.run_directory import cache_beside
+from phalanx.train.sessions.split_cluster import num_classes_of, split_of
+from phalanx.train.setup.preflight import check_inputs
+from phalanx.train.setup.process import interruptible
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class EnclaveStart:
+    """What an enclave's host says of it, beside the run file.
+
+    Attributes:
+        identity: Directory of its keys and certificate.
+        directory: Its own: key of its states, counters.
+        bind: Address to listen on; None for this machine alone where the run names this one, else every address.
+        port: None for the run's.
+    """
+
+    identity: Path
+    directory: Path
+    bind: str | None = None
+    port: int | None = None
+
+
+def read_enclave_run(path: Path, start: EnclaveStart) -> RunConfig:
+    """Read a run file for the enclave of other parties, and look at keys and model; torch is not needed.
+
+    Raises:
+        ConfigError: The run starts its own enclave.
+        CertificateError: The identity is unusable, or is not the enclave's.
+    """
+    run = load_run(path)
+    if run.split is None or run.split.remote_enclave is None:
+        raise ConfigError(
+            f"{path}: names no split.remote_enclave; `phalanx train` starts the enclave of such a run itself"
+        )
+    name = load_identity(start.identity).name
+    if name != ENCLAVE:
+        raise CertificateError(
+            f"{start.identity}: is of {name!r}; the enclave's request is made with `phalanx pki request {ENCLAVE}`"
+        )
+    check_inputs(run)
+    return run
+
+
+def serve_enclave(run: RunConfig, start: EnclaveStart, tell: Say) -> None:
+    """Be the enclave until the owner ends the run; where a session breaks off, wait for the next one.
+
+    Raises:
+        PhalanxError: As `EnclaveHost.serve`.
+    """
+    split = split_of(run)
+    make_private_directory(start.directory)
+    cache = cache_beside(start.directory) / "models"
+    source = open_model(run.model, cache, run.train.seed)
+    check_split(split, source, seq=run.data.sequence_length, objective=run.train.objective)
+    tell(f"run {digest(run)[:16]}; {worth(split)}")
+    host, _, port = (split.remote_enclave or "").rpartition(":")
+    is_here = host in ("localhost", "127.0.0.1", "[::1]")
+    bind = start.bind or ("127.0.0.1" if is_here else "0.0.0.0")  # noqa: S104 - parties of other machines call it
+    transport = split.transport.model_copy(
+        update={"bind": bind, "port": int(port) if start.port is None else start.port}
+    )
+    identity, parties = load_identity(start.identity), (OWNER, *split.client_names)
+    place = EnclavePlace(identity, start.directory, transport, parties, digest(run)[:16], split.tier == "process")
+
+    def make_config(session: str, certificates: Mapping[str, str]) -> EnclaveConfig:
+        return _config(run, start, cache, session, certificates)
+
+    with interruptible():
+        EnclaveHost(place, make_config, tell).serve()
+
+
+def _config(
+    run: RunConfig, start: EnclaveStart, cache: Path, session: str, certificates: Mapping[str, str]
+) -> EnclaveConfig:
+    return EnclaveConfig(
+        identity=str(start.identity.resolve()),
+        directory=str((start.directory / "sealed").resolve()),
+        # the same after a restart: another run needs a directory of its own
+        run=digest(run),
+        session=session,
+        config_digest=digest(run),
+        addresses=dict.fromkeys(certificates, ""),
+        certificates=dict(certificates),
+        model=run.model,
+        cache=str(cache.resolve()),
+        split=split_of(run),
+        optimizer=run.optimizer,
+        objective=run.train.objective,
+        classes=num_classes_of(run),
+        rows=run.train.batch_size // run.train.microbatches,
+        seq=run.data.sequence_length,
+        microbatches=run.train.microbatches,
+        steps=run.train.steps,
+        seed=run.train.seed,
+        threads=run.train.threads,
+        passes_turns=True,
+    )

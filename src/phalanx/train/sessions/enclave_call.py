@@ -1,0 +1,137 @@
+"""A call of an enclave that runs elsewhere: the way to it, its session, and a look now and then whether it goes on."""
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from phalanx.errors import PeerLostError, PeerRefusedError
+from phalanx.security.crypto import Identity, Peer
+from phalanx.split import ENCLAVE
+from phalanx.transport import Endpoint, GrpcWire, JoinedPeer, TransportConfig, describe
+
+_LOOK_EVERY_S = 5.0
+_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - what a machine binds to is not where it is reached
+
+
+@dataclass(frozen=True)
+class EnclaveCall:
+    """Who calls, and where the enclave is.
+
+    Attributes:
+        identity: The caller.
+        enclave: ``host:port``.
+        transport: Where the caller listens, deadlines and bounds.
+        patience_s: How long to look for an enclave that does not answer.
+        advertise: Host under which the caller is reached; None for the address that leads to the enclave.
+    """
+
+    identity: Identity
+    enclave: str
+    transport: TransportConfig
+    patience_s: float
+    advertise: str | None = None
+
+
+@dataclass(frozen=True)
+class CalledEnclave:
+    """An enclave that has answered.
+
+    Attributes:
+        peer: Name and message key, as the authority has certified them.
+        certificate: PEM.
+        session: Name of its session.
+        endpoint: The caller's end in that session.
+        look: Raises where the session is over.
+    """
+
+    peer: Peer
+    certificate: bytes
+    session: str
+    endpoint: Endpoint
+    look: Callable[[], None]
+
+
+@contextlib.contextmanager
+def call_enclave(call: EnclaveCall, expected: Peer | None = None) -> Iterator[CalledEnclave]:
+    """Call the enclave as a process that begins, and open this side's end of its session.
+
+    Args:
+        call: Who calls whom.
+        expected: The enclave whose certificate is here already; None where the authority's word is enough.
+
+    Raises:
+        PeerLostError: It does not answer in time.
+        PeerRefusedError: It is another party, or does not let this one in.
+    """
+    wire = GrpcWire(call.identity, call.transport)
+    with contextlib.ExitStack() as stack:
+        stack.callback(wire.close)
+        address = reached_at(wire.address, call)
+        met = describe(call.identity, ENCLAVE, call.enclave, address, call.transport, call.patience_s, begins=True)
+        if expected is not None and met.peer != expected:
+            raise PeerRefusedError(
+                f"{call.enclave}: answers with another key than the enclave's certificate here has; have the request "
+                "of the enclave that is meant signed, and no other"
+            )
+        # known before the first frame of it can come
+        peers = {met.peer.name: met.peer}
+        endpoint = stack.enter_context(Endpoint(call.identity, peers, met.run, wire, call.transport))
+        endpoint.add_peer(met.peer, call.enclave)
+        watch = _Watch(call, address, met)
+        yield CalledEnclave(met.peer, met.certificate, met.run, endpoint, watch.look)
+
+
+def reached_at(bound: str, call: EnclaveCall) -> str:
+    """Return ``host:port`` under which the enclave reaches the caller."""
+    host, _, port = bound.rpartition(":")
+    if call.advertise is not None:
+        host = f"[{call.advertise}]" if ":" in call.advertise else call.advertise
+    elif host.strip("[]") in _EVERYWHERE:
+        host = _own_host(call.enclave)
+    return f"{host}:{port}"
+
+
+def _own_host(towards: str) -> str:
+    """The address of this machine on the way to another; nothing is sent."""
+    host, _, port = towards.rpartition(":")
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)
+            own = str(probe.getsockname()[0])
+    except OSError as exc:
+        raise PeerLostError(f"{towards}: there is no way to it ({exc}); is the name right?") from exc
+    return f"[{own}]" if ":" in own else own
+
+
+class _Watch:
+    """Looks whether the enclave is there, and still in the session that was called."""
+
+    def __init__(self, call: EnclaveCall, address: str, met: JoinedPeer) -> None:
+        self._call, self._address, self._session = call, address, met.run
+        self._next = time.monotonic() + _LOOK_EVERY_S
+        self._silent_since: float | None = None
+
+    def look(self) -> None:
+        """Return while the session goes on, as far as this side can tell.
+
+        Raises:
+            PeerLostError: The enclave has begun another session, or has been silent for as long as a frame may be.
+        """
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + _LOOK_EVERY_S
+        call = self._call
+        try:
+            met = describe(call.identity, ENCLAVE, call.enclave, self._address, call.transport, _LOOK_EVERY_S)
+        except PeerLostError as exc:
+            self._silent_since = self._silent_since or now
+            if now - self._silent_since >= call.transport.timeout_s:
+                raise PeerLostError(f"the enclave at {call.enclave} is gone: {exc}") from exc
+            return
+        self._silent_since = None
+        if met.run != self._session:
+            raise PeerLostError(f"the enclave at {call.enclave} has begun another session; go on with --resume")

@@ -1,0 +1,66 @@
+"""The owner of a split whose enclave and clients are processes of others: it calls, coordinates, and sees no text."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from phalanx.split.channel import turn_messages as ask
+from phalanx.split.channel.connection import Connection
+from phalanx.split.channel.message import SplitMessage
+from phalanx.split.config import ENCLAVE
+from phalanx.split.roles.remote_lead import RemoteLead
+from phalanx.train.config import RunConfig
+from phalanx.train.records.run_directory import RunDirectory
+from phalanx.train.sessions.enclave_call import EnclaveCall, call_enclave
+from phalanx.train.sessions.split_cluster import enclave_of, party_of, split_of
+
+Say = Callable[[str], None]
+
+
+@contextlib.contextmanager
+def remote_company(run: RunConfig, home: RunDirectory, num_classes: int, tell: Say) -> Iterator[RemoteLead]:
+    """Call the enclave, wait for it and for all clients, and end the run of all of them when it is complete.
+
+    Args:
+        run: With ``split.remote_clients``.
+        home: Has the owner's keys and the enclave's certificate.
+        num_classes: Of the classification.
+        tell: Takes one line for people.
+
+    Raises:
+        RefusedEvidenceError: The owner does not accept the enclave's evidence.
+        PeerLostError: The enclave or a client is not there in time, or gone.
+    """
+    split = split_of(run)
+    clients = ", ".join(split.client_names)
+    tell(f"calling the enclave at {split.remote_enclave} and waiting for {clients}, at most {split.step_timeout_s:g} s")
+    call = EnclaveCall(home.owner, split.remote_enclave or "", split.transport, split.step_timeout_s)
+    with call_enclave(call, enclave_of(home)) as called, contextlib.ExitStack() as stack:
+        watch = Waiting(split.step_timeout_s, tell)
+        line = Connection(called.endpoint, ENCLAVE, split.step_timeout_s, called.look, watch.aside)
+        lead = RemoteLead(split, party_of(run, home, home.owner, line, called.session), num_classes)
+        stack.callback(lead.close)
+        lead.meet()
+        yield lead
+        lead.end()
+
+
+class Waiting:
+    """What the owner tells people while a turn waits for a client.
+
+    Args:
+        timeout_s: After so long the run ends.
+        tell: Takes one line.
+    """
+
+    def __init__(self, timeout_s: float, tell: Say) -> None:
+        self._timeout_s, self._tell = timeout_s, tell
+
+    def aside(self, message: SplitMessage) -> bool:
+        """Take word of clients that a turn waits for; False for any other message."""
+        if not isinstance(message, ask.AwaitedClients):
+            return False
+        self._tell(
+            f"waiting for {', '.join(message.names)}; after {self._timeout_s:g} s (split.step_timeout_s) the run ends "
+            "with exit code 4, and --resume goes on with the last checkpoint"
+        )
+        return True

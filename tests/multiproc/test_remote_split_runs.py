@@ -1,0 +1,186 @@
+"""Owner, enclave and clients as processes of different owners: the bits of one process, and after a killed client."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from phalanx.data import BpeConfig
+from phalanx.data.tokenizer import train_bpe
+from phalanx.security.crypto import create_authority, issue
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+RUN = """
+[model]
+from_scratch = true
+
+[model.architecture]
+model_type = "gpt2"
+vocab_size = 300
+n_positions = 16
+n_embd = 32
+n_layer = 3
+n_head = 4
+
+[model.adapter]
+rank = 4
+
+[data]
+tokenizer = { kind = "file", path = "HOME/tokenizer.json" }
+sequence_length = 12
+
+[data.labelled.task]
+classes = ["flu", "cold"]
+text = "note"
+label = "diagnosis"
+FILES
+
+[train]
+objective = "classification"
+steps = 8
+batch_size = 8
+microbatches = 4
+validate_every = 4
+
+[optimizer]
+lr = 1e-2
+
+[split]
+cut = 2
+clients = 2
+allow_insecure_sim = true
+step_timeout_s = 240.0
+REMOTE
+
+[split.transport]
+timeout_s = 20.0
+
+[checkpoint]
+every = 2
+"""
+REMOTE = 'remote_clients = ["north", "south"]\nremote_enclave = "localhost:PORT"\npki = "HOME/keys"\n'
+FILES = """
+train = ["HOME/north/train.jsonl", "HOME/south/train.jsonl"]
+test = ["HOME/north/test.jsonl", "HOME/south/test.jsonl"]
+"""
+
+
+class Parties:
+    """The directories and processes of all parties."""
+
+    def __init__(self, home):
+        self.home, self.processes = home, []
+        create_authority(home / "keys")
+        for name in ("owner", "enclave", "north", "south"):
+            issue(home / "keys", name)
+        for name in ("owner", "enclave", "north", "south"):
+            (home / name).mkdir()
+        texts = [text for name in ("north", "south") for text in self._write_texts(name)]
+        (home / "tokenizer.json").write_bytes(train_bpe(iter(texts), BpeConfig(vocab_size=270)).to_json())
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        run = RUN.replace("FILES", "").replace("REMOTE", REMOTE).replace("PORT", port).replace("HOME", str(home))
+        (home / "run.toml").write_text(run)
+        (home / "local.toml").write_text(RUN.replace("FILES", FILES).replace("REMOTE", "").replace("HOME", str(home)))
+
+    def _write_texts(self, name):
+        texts = []
+        for file, count in (("train", 20 if name == "north" else 14), ("test", 9)):
+            rows = [
+                {"note": f"{kind} {kind} of {name} {file} {n}", "diagnosis": kind}
+                for n in range(count)
+                for kind in [("flu", "cold")[n % 2]]
+            ]
+            (self.home / name / f"{file}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+            texts += [row["note"] for row in rows]
+        (self.home / name / "client.toml").write_text(
+            f'run = "{self.home}/run.toml"\nidentity = "{self.home}/keys/{name}"\ntrain = "train.jsonl"\n'
+            'test = "test.jsonl"\nallow_insecure_sim = true\ndirectory = "state"\n'
+        )
+        return texts
+
+    def start(self, party, *arguments):
+        with (self.home / party / "log.txt").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "phalanx", *arguments],
+                cwd=self.home / party,
+                env={**os.environ, "PHALANX_CACHE": str(self.home / "cache")},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        self.processes.append(process)
+        return process
+
+    def client(self, name):
+        return self.start(name, "client", "client.toml")
+
+    def enclave(self):
+        keys = str(self.home / "keys" / "enclave")
+        return self.start("enclave", "enclave", "serve", str(self.home / "run.toml"), "--identity", keys)
+
+    def train(self, *arguments, file="run"):
+        return self.start("owner", "train", str(self.home / f"{file}.toml"), *arguments)
+
+    def log(self, party):
+        return (self.home / party / "log.txt").read_text()
+
+    def summary(self, run="run"):
+        return json.loads((self.home / "owner" / "runs" / run / "summary.json").read_text())
+
+    def rows(self, run="run"):
+        lines = (self.home / "owner" / "runs" / run / "metrics.jsonl").read_text().splitlines()
+        keys = ("step", "loss", "grad_norm", "validation_loss", "validation_accuracy", "validation_macro_f1")
+        return [tuple(json.loads(line).get(key) for key in keys) for line in lines]
+
+    def wait_for(self, process, has_come):
+        while not has_come():
+            assert process.poll() is None, self.log("owner")
+            time.sleep(0.1)
+
+    def close(self):
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def parties(tmp_path):
+    made = Parties(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_client_that_is_killed_ends_the_run_with_exit_code_4_and_a_resumed_one_has_the_bits_of_one_process(parties):
+    local = parties.train("--run-dir", "runs/local", file="local")
+    assert local.wait() == 0, parties.log("owner")
+    enclave, north, south = parties.enclave(), parties.client("north"), parties.client("south")
+    owner = parties.train()
+    metrics = parties.home / "owner" / "runs" / "run" / "metrics.jsonl"
+    parties.wait_for(owner, lambda: metrics.exists() and '"step": 3,' in metrics.read_text())
+    south.send_signal(signal.SIGKILL)
+    south.wait()
+
+    assert owner.wait() == 4, parties.log("owner")
+    assert "south" in parties.log("owner")
+    assert (enclave.poll(), north.poll()) == (None, None)
+
+    south = parties.client("south")
+    again = parties.train("--resume")
+
+    assert again.wait() == 0, parties.log("owner")
+    assert [one.wait() for one in (enclave, north, south)] == [0, 0, 0]
+    assert parties.rows() == parties.rows("local")
+    assert parties.summary()["final_weights_digest"] == parties.summary("local")["final_weights_digest"]
+    assert parties.summary()["resumed_from"] >= 2
+    held = b"".join(
+        path.read_bytes() for path in (parties.home / "owner" / "runs" / "run").rglob("*") if path.is_file()
+    )
+    assert b"flu flu of" not in held and b"flu flu of" not in parties.log("enclave").encode()

@@ -1,0 +1,159 @@
+"""An enclave, an owner and clients of other owners, each in a thread: the code of their processes, in memory."""
+
+import threading
+from collections import deque
+from contextlib import ExitStack
+
+import torch
+from split_house import CONFIG, LIMITS, House
+from split_scene import SEQ, VOCAB
+
+from phalanx.objectives import mark_classes
+from phalanx.split import ENCLAVE, FrontPart, TensorKinds, microbatches_of, task_of
+from phalanx.split.channel import messages as say
+from phalanx.split.channel import turn_messages as ask
+from phalanx.split.channel.connection import Connection
+from phalanx.split.config import OWNER
+from phalanx.split.handshake.meeting import ClientHandshake, HandshakeTerms, attested_keys
+from phalanx.split.handshake.party import EnclavePeer
+from phalanx.split.hardware.measure import policy_of
+from phalanx.split.roles.client_end import ClientEnd
+from phalanx.split.roles.remote_lead import RemoteLead
+from phalanx.split.roles.server import EnclaveServer
+from phalanx.split.roles.simulator import MemoryEpochs
+from phalanx.split.roles.turn_taker import TurnTaker
+from phalanx.telemetry import PhaseTimer
+from phalanx.transport import Endpoint, MemoryNetwork
+
+CLASSES, MICROBATCHES = 3, 4
+CLIENTS = ("north", "south")
+
+
+class Texts:
+    """Texts of one client; draw k is the same in every process."""
+
+    def __init__(self, number, count=2):
+        self.microbatches = microbatches_of(f"client-{number}", MICROBATCHES, ("client-0", "client-1"))
+        self.number, self.count = number, count
+
+    def rows(self, *seed, rows=1):
+        generator = torch.Generator().manual_seed(hash((self.number, *seed)))
+        classes = torch.randint(0, CLASSES, (rows,), generator=generator).tolist()
+        ids = torch.randint(CLASSES, VOCAB, (rows, SEQ), generator=generator)
+        ids[:, 0] = torch.tensor(classes)
+        return ids, mark_classes(classes, [SEQ] * rows, SEQ)
+
+    def drawn(self, draw):
+        return [self.rows(1, draw, at) for at in range(len(self.microbatches))]
+
+    def held_out(self):
+        return iter([self.rows(2, at, rows=3) for at in range(self.count)])
+
+
+class RemoteHouse(House):
+    """One run of clients of other owners, of which sessions can be ended and begun again."""
+
+    def __init__(self, source, directory, **given):
+        given = {"remote_clients": CLIENTS, "remote_enclave": "localhost:7071", "pki": "keys", **given}
+        super().__init__(source, directory, "sealed", **given)
+        self.objective, self.classes = "classification", CLASSES
+
+    def open(self):
+        self.session += 1
+        return RemoteSession(self, f"session-{self.session}")
+
+    def config(self, session):
+        return super().config(session).model_copy(update={"passes_turns": True})
+
+
+class RemoteSession:
+    """One session, before anybody has met; clients are joined one by one."""
+
+    def __init__(self, house, name):
+        self.house, self.name, self._stack = house, name, ExitStack()
+        self.network, split = MemoryNetwork(), house.split
+        self.endpoints = {party: self.endpoint(party) for party in house.identities}
+        config = house.config(name)
+        self.server = EnclaveServer(config, house.identities[ENCLAVE], self.endpoints[ENCLAVE], house.source)
+        self.failures = deque()
+        self.threads = [threading.Thread(target=self._run, daemon=True)]
+        self.threads[0].start()
+        task = task_of(house.objective, house.classes)
+        self.kinds = TensorKinds(1, SEQ, house.source.hidden_size, split.wire, task.label_shape, task.num_answers)
+        self.front = FrontPart(house.source, split.cut, wire=split.wire)
+        self.server.announce("")
+
+    def endpoint(self, party, session=None, network=None):
+        peers = {other: one.public for other, one in self.house.identities.items() if other != party}
+        wire = (network or self.network).wire(party)
+        return self._stack.enter_context(
+            Endpoint(self.house.identities[party], peers, session or self.name, wire, LIMITS)
+        )
+
+    def _run(self):
+        try:
+            self.server.run()
+        except Exception as exc:  # noqa: BLE001 - a test looks at it
+            self.failures.append(exc)
+
+    def party(self, name, session=None, policy=None, aside=lambda message: False):
+        """A party with its connection; the session and the policy can be other ones than they should be."""
+        house = self.house
+        line = Connection(self.endpoints[name], ENCLAVE, LIMITS.timeout_s, lambda: None, aside)
+        keys = attested_keys(house.identities[ENCLAVE].public)
+        terms = HandshakeTerms(
+            session or self.name, bytes.fromhex(CONFIG), house.identities[ENCLAVE].public, keys, house.split.chunk_bytes
+        )
+        accepts = policy or (lambda: policy_of(house.split))
+        return EnclavePeer(
+            house.identities[name], line, ClientHandshake(house.identities[name], terms, MemoryEpochs(), accepts)
+        )
+
+    def client(self, name, texts=None, **given):
+        """A client at the point where it has met the enclave."""
+        party = self.party(name, **given)
+        end = ClientEnd(party, self.front, self.kinds, PhaseTimer())
+        party.line.hear(say.EnclaveReady)
+        end.meet()
+        texts = texts or Texts(CLIENTS.index(name))
+        return TurnTaker(self.house.split, 20, party, end, texts), party
+
+    def ready(self, **changes):
+        facts = {"model": self.house.source.files_digest(), "tokenizer": "ab" * 32, "data": "cd" * 32, **changes}
+        return ask.ClientReady(**facts)
+
+    def join(self, name, texts=None, **changes):
+        """Have a client work in a thread of its own until it is told to conclude."""
+
+        def work():
+            try:
+                taker, party = self.client(name, texts)
+                party.line.say(self.ready(**changes))
+                taker.work()
+                taker.conclude(self.house.identities[ENCLAVE].public)
+            except Exception as exc:  # noqa: BLE001 - a test looks at it
+                self.failures.append(exc)
+
+        self.threads.append(threading.Thread(target=work, daemon=True))
+        self.threads[-1].start()
+
+    def lead(self, aside=lambda message: False):
+        """The owner, once all clients are ready."""
+        lead = RemoteLead(self.house.split, self.party(OWNER, aside=aside), CLASSES)
+        lead.meet()
+        return lead
+
+    def wait(self):
+        for thread in self.threads:
+            thread.join(20.0)
+
+    def die(self):
+        self.server._is_over = True
+        self.threads[0].join(10.0)
+        self._stack.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.die()

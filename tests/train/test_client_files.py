@@ -1,0 +1,220 @@
+"""A client's file, its run file and its texts: what is refused before anything is called, and what is drawn."""
+
+import json
+
+import pytest
+import torch
+from test_own_labelled_texts import TEXT, write_texts
+
+from phalanx.data import BpeConfig
+from phalanx.data.loader import BatchLoader
+from phalanx.data.tokenizer import train_bpe
+from phalanx.errors import CertificateError, CheckpointError, ConfigError, DataError
+from phalanx.models import ModelSource, open_model
+from phalanx.security.crypto import create_authority, issue
+from phalanx.train import load_run
+from phalanx.train.batches.labelled import ClientTexts as LocalTexts
+from phalanx.train.batches.remote_turns import RemoteTurns
+from phalanx.train.batches.scores import Scores
+from phalanx.train.parties.client_file import read_client
+from phalanx.train.parties.client_texts import ClientTexts, read_texts, tokenizer_digest
+from phalanx.train.parties.enclave_process import EnclaveStart, read_enclave_run
+
+SPLIT = """
+remote_clients = ["north", "south"]
+remote_enclave = "localhost:7071"
+pki = "PKI"
+"""
+TPM = {"cut = 1": 'cut = 1\ntier = "tpm"', "allow_insecure_sim = true": ""}
+HALF = {SPLIT.split("\n")[1]: "", 'remote_enclave = "localhost:7071"': "", "clients = 2": "clients = 1"}
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    home = tmp_path_factory.mktemp("keys")
+    create_authority(home)
+    for name in ("owner", "enclave", "north", "south", "mallory"):
+        issue(home, name)
+    return home
+
+
+@pytest.fixture
+def make(tmp_path, keys):
+    """Writes a client file and its run file; returns the client file's path."""
+    write_texts(tmp_path)
+    texts = (json.loads(line)["note"] for line in (tmp_path / "0.jsonl").read_text().splitlines())
+    (tmp_path / "tokenizer.json").write_bytes(train_bpe(texts, BpeConfig(vocab_size=262)).to_json())
+    kept = [line for line in TEXT.splitlines() if not line.startswith(("train = ", "test = "))]
+    text = "\n".join(kept).replace(
+        '{ kind = "bpe", vocab_size = 260 }', f'{{ kind = "file", path = "{tmp_path}/tokenizer.json" }}'
+    )
+
+    def write(run_changes=None, client_changes=None, who="north", without=()):
+        run = text + SPLIT.replace("PKI", str(keys))
+        for old, new in (run_changes or {}).items():
+            assert old in run
+            run = run.replace(old, new)
+        (tmp_path / "run.toml").write_text(run)
+        client = {
+            "run": str(tmp_path / "run.toml"),
+            "identity": str(keys / who),
+            "train": str(tmp_path / "0.jsonl"),
+            "test": str(tmp_path / "0.test.jsonl"),
+            "directory": str(tmp_path / "own"),
+            "allow_insecure_sim": True,
+            **(client_changes or {}),
+        }
+        lines = [f"{name} = {json.dumps(value)}" for name, value in client.items() if name not in without]
+        (tmp_path / "client.toml").write_text("\n".join(lines) + "\n")
+        return tmp_path / "client.toml"
+
+    return write
+
+
+def test_a_client_reads_its_own_name_and_the_runs_classes(make):
+    client, run, name = read_client(make())
+
+    assert name == "north"
+    assert client.columns(run).classes == ("flu", "cold")
+    assert run.split.client_names == ("north", "south")
+    assert read_client(make(client_changes={"text": "note", "label": "diagnosis"}))[2] == "north"
+
+
+@pytest.mark.parametrize(
+    ("run_changes", "client_changes", "who", "without", "error", "named"),
+    [
+        ({}, {}, "mallory", (), ConfigError, r"is of 'mallory', which .*run\.toml does not name.*\n?.*north, south"),
+        ({}, {}, "north", ("allow_insecure_sim",), ConfigError, "proves nothing to this client"),
+        (TPM, {}, "north", (), ConfigError, "policy: missing"),
+        ({}, {"policy": "policy.toml"}, "north", (), ConfigError, "a policy file says itself what it allows"),
+        ({}, {"policy": "nowhere.toml"}, "north", ("allow_insecure_sim",), ConfigError, "nowhere.toml"),
+        ({}, {"train": "nowhere.csv"}, "north", (), DataError, "nowhere.csv: is no file"),
+        ({}, {"label": "class"}, "north", (), DataError, r"0\.jsonl, line 1: no column 'class'"),
+        ({'["flu", "cold"]': '["flu", "fever"]'}, {}, "north", (), DataError, "label 'cold' is none of the classes"),
+        ({}, {"identity": "nowhere"}, "north", (), CertificateError, "nowhere"),
+        ({}, {"labels": "x"}, "north", (), ConfigError, "did you mean 'label'"),
+        (HALF, {}, "north", (), ConfigError, "and remote_clients, remote_enclave is missing"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_before_anything_is_called(make, run_changes, client_changes, who, without, error, named):
+    with pytest.raises(error, match=named):
+        read_client(make(run_changes, client_changes, who, without))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"clients = 2": "clients = 3"}, "as many different names as clients = 3"),
+        ({'["north", "south"]': '["north", "north"]'}, "as many different names"),
+        ({'["north", "south"]': '["north", "owner"]'}, "neither owner nor enclave"),
+        ({'["north", "south"]': '["north", "South"]'}, "remote_clients.1"),
+        ({"cut = 1": 'cut = 1\nmode = "plaintext"\ninsecure = true', "allow_insecure_sim = true": ""}, "cross sealed"),
+        ({"cut = 1": 'cut = 1\ntier = "auto"'}, "name the tier of the remote one"),
+        ({"localhost:7071": "enclave.example.org:7071"}, "a simulated enclave is reached on this machine only"),
+        ({"localhost:7071": "localhost"}, "remote_enclave"),
+        ({'label = "diagnosis"': 'label = "diagnosis"\ntrain = "a.csv"\ntest = "b.csv"'}, "names train and test files"),
+        ({SPLIT: ""}, "names no train and test files"),
+    ],
+)
+def test_a_run_file_that_cannot_be_one_of_remote_clients_is_refused(make, keys, changes, named):
+    with pytest.raises(ConfigError, match=named):
+        read_client(make({old.replace("PKI", str(keys)): new for old, new in changes.items()}))
+
+
+def test_a_tokenizer_that_needs_everybodys_texts_is_refused(make, tmp_path):
+    old = f'{{ kind = "file", path = "{tmp_path}/tokenizer.json" }}'
+
+    with pytest.raises(ConfigError, match='the kind "model" or "file"'):
+        read_client(make({old: '{ kind = "bpe", vocab_size = 260 }'}))
+
+
+def test_the_digest_of_a_split_without_remote_parties_is_what_it_was(tmp_path):
+    write_texts(tmp_path)
+    (tmp_path / "run.toml").write_text(TEXT.replace("FOLDER", str(tmp_path)))
+
+    written = load_run(tmp_path / "run.toml").model_dump(mode="json")["split"]
+
+    assert not {"remote_clients", "remote_enclave", "pki"} & set(written)
+
+
+def test_only_the_enclaves_own_keys_serve_it(make, keys, tmp_path):
+    make()
+
+    assert read_enclave_run(tmp_path / "run.toml", EnclaveStart(keys / "enclave", tmp_path / "e")).split.remote_enclave
+    with pytest.raises(CertificateError, match="is of 'north'"):
+        read_enclave_run(tmp_path / "run.toml", EnclaveStart(keys / "north", tmp_path / "e"))
+    make(
+        {
+            SPLIT.replace("PKI", str(keys)): "",
+            'label = "diagnosis"': 'label = "diagnosis"\ntrain = ["a.csv", "b.csv"]\ntest = ["c.csv", "d.csv"]',
+        }
+    )
+    with pytest.raises(ConfigError, match="starts the enclave of such a run itself"):
+        read_enclave_run(tmp_path / "run.toml", EnclaveStart(keys / "enclave", tmp_path / "e"))
+
+
+@pytest.fixture
+def opened(make, tmp_path) -> tuple[object, object, ModelSource]:
+    client, run, _ = read_client(make())
+    client.own.mkdir(mode=0o700)
+    return client, run, open_model(run.model, tmp_path / "models", run.train.seed)
+
+
+def test_a_clients_draws_are_those_of_a_run_that_plays_it_whatever_was_drawn_before(opened):
+    client, run, source = opened
+    texts = read_texts(client, run, "south", source)
+    loader = BatchLoader(LocalTexts(texts._train), 4, run.train.seed)
+
+    local = [loader.next() for _ in range(9)]
+
+    assert texts.microbatches == (1, 3)
+    for draw in (8, 0, 5):
+        ids = torch.cat([ids for ids, _ in texts.drawn(draw)])
+        assert torch.equal(ids, local[draw].input_ids)
+    assert sum(ids.shape[0] for ids, _ in texts.held_out()) == 11
+
+
+def test_a_commitment_is_the_same_after_a_restart_and_tells_nothing_without_its_secret(opened, tmp_path):
+    client, run, source = opened
+    texts = read_texts(client, run, "north", source)
+    first = texts.commitment(client.own)
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+
+    assert read_texts(client, run, "north", source).commitment(client.own) == first
+    assert texts.commitment(tmp_path / "elsewhere") != first
+    assert (client.own / "commitment.key").stat().st_mode & 0o777 == 0o600
+    other = ClientTexts(texts._test, texts._train, (0,), 2, 0)
+    assert other.commitment(client.own) != first
+    assert len(tokenizer_digest(run, source)) == 64
+
+
+def test_a_run_that_goes_on_is_bound_to_the_texts_that_clients_had():
+    turns = RemoteTurns(8, 4)
+    turns.meet({"north": "aa", "south": "bb"})
+    assert [turns.next().input_ids.shape for _ in range(3)][-1] == (8, 4)
+    state = json.loads(json.dumps(turns.state()))
+
+    again = RemoteTurns(8, 4)
+    again.load_state(state)
+
+    assert (again.drawn, again.state()) == (3, state)
+    again.meet({"north": "aa", "south": "bb"})
+    with pytest.raises(CheckpointError, match="south: has other texts"):
+        again.meet({"north": "aa", "south": "cc"})
+    for broken in ({}, {"draws": -1, "clients": {}}, {"draws": True, "clients": {}}, {"draws": 1, "clients": []}):
+        with pytest.raises(CheckpointError):
+            again.load_state(broken)
+    with pytest.raises(DataError):
+        again.validation_batch([0])
+
+
+def test_scores_of_counts_are_those_of_the_answers_themselves():
+    predicted, true = [0, 1, 1, 2, 0], [0, 1, 2, 2, 1]
+    counts = [
+        (true.count(k), predicted.count(k), sum(p == t == k for p, t in zip(predicted, true, strict=True)))
+        for k in range(4)
+    ]
+
+    assert Scores.of_counts(2.5, counts) == Scores.of(2.5, predicted, true, 4)
+    with pytest.raises(DataError):
+        Scores.of_counts(0.0, [(0, 0, 0)])
