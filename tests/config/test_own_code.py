@@ -9,13 +9,14 @@ from phalanx.config import (
     changed_code,
     is_opened,
     open_own_code,
+    own_code,
     own_references,
     parse_reference,
     pin_own_code,
     pinned,
     resolve,
 )
-from phalanx.config.own_code import installed_roots
+from phalanx.config.code_source import installed_roots
 from phalanx.errors import ConfigError
 
 
@@ -68,14 +69,14 @@ def test_options_are_the_users_own_and_no_reference(tmp_path):
 def test_what_runs_are_the_bytes_that_were_hashed(tmp_path, monkeypatch):
     path = written(tmp_path, "thing = 'hashed'\n")
     kind = pinned("mine.py:thing", tmp_path)
-    find = sys.modules["phalanx.config.own_code"]._find_source
+    find = own_code.find_source
 
     def find_then_change(*arguments):
         source = find(*arguments)
         path.write_text("thing = 'changed'\n")
         return source
 
-    monkeypatch.setattr("phalanx.config.own_code._find_source", find_then_change)
+    monkeypatch.setattr("phalanx.config.own_code.find_source", find_then_change)
     open_own_code(kind, tmp_path)
 
     assert resolve(kind, {}, lambda said, found: found) == "hashed"
@@ -173,7 +174,7 @@ def test_an_installed_module_is_pinned_by_all_files_of_its_package(tmp_path, mon
     written(home, "", "ourpack/__init__.py")
     part = written(home, "thing = 7\n", "ourpack/part.py")
     written(home, "", "ourpack/deep/other.py")
-    monkeypatch.setattr("phalanx.config.own_code.installed_roots", lambda: [home])
+    monkeypatch.setattr("phalanx.config.code_source.installed_roots", lambda: [home])
     monkeypatch.syspath_prepend(str(home))
 
     kind = pinned("ourpack.part:thing", tmp_path)

@@ -1,18 +1,16 @@
 """Strict, frozen configuration: TOML on disk, one error per mistake, one digest per config."""
 
+from phalanx.config.code_source import KEPT_CODE, is_own, parse_reference
 from phalanx.config.digest import canonical_json, digest
 from phalanx.config.load import dump_toml, load_config, parse_override
 from phalanx.config.own_code import (
-    KEPT_CODE,
     OWN_KIND,
     changed_code,
     check_methods,
     is_opened,
-    is_own,
     lacks,
     open_own_code,
     own_references,
-    parse_reference,
     pin_own_code,
     pinned,
     resolve,

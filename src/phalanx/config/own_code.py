@@ -4,12 +4,9 @@ A run file names the code, its directory is the only place where files are looke
 bytes that were hashed. A reference in a peer's message finds only what this process has opened for itself.
 """
 
-import hashlib
 import importlib
 import importlib.machinery
 import importlib.util
-import re
-import site
 import sys
 import sysconfig
 import traceback
@@ -20,79 +17,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+from phalanx.config.code_source import CodeReference, CodeSource, find_source, installed_roots, is_own, parse_reference
 from phalanx.errors import ConfigError
 
 OWN_KIND = "module:object"
 """What messages and tables call a kind that is no name of a table."""
 CODE_KEYS = ("kind", "objective", "family")
-"""Keys of a run file whose value may be code of the user's own."""
-KEPT_CODE = "code"
-"""The folder of a run directory that keeps each file under its digest."""
-
+"""Keys of a run file that may name code of the user's own."""
 _PAGE = "docs/own_code.md has the interface and an example"
-_DIGEST = re.compile(r"[0-9a-f]{64}")
-_MOST_BYTES = 1 << 22
 _SHOWN = 12
 
 Found = TypeVar("Found")
-
-
-@dataclass(frozen=True)
-class CodeReference:
-    """A kind that is code of the user's own, taken apart.
-
-    Attributes:
-        where: A file ending in ``.py``, or the dotted name of an installed module.
-        name: The object in it.
-        digest: SHA-256 in hex of its source; empty where it is not pinned yet.
-    """
-
-    where: str
-    name: str
-    digest: str = ""
-
-    @property
-    def is_file(self) -> bool:
-        """Whether it is a file, and no installed module."""
-        return self.where.endswith(".py")
-
-    @property
-    def written(self) -> str:
-        """The reference as a run file has it, without its digest."""
-        return f"{self.where}:{self.name}"
-
-    def __str__(self) -> str:
-        return f"{self.written}@{self.digest}" if self.digest else self.written
-
-
-def is_own(kind: object) -> bool:
-    """Whether a kind is meant as code of the user's own; no name of a table has a colon."""
-    return isinstance(kind, str) and ":" in kind
-
-
-def parse_reference(kind: str) -> CodeReference:
-    """Take a kind apart.
-
-    Raises:
-        ConfigError: It is neither ``file.py:object`` nor ``module:object``, with or without ``@`` and a digest.
-    """
-    where, _, rest = kind.rpartition(":")
-    name, at, digest = rest.partition("@")
-    found = CodeReference(where, name, digest)
-    if not name.isidentifier():
-        raise ConfigError(
-            f"{kind}: found {name!r} behind the colon; expected one name such as Chats, without dots or spaces"
-        )
-    if at and not _DIGEST.fullmatch(digest):
-        raise ConfigError(f"{kind}: found {digest[:80]!r} behind the @; expected 64 digits of SHA-256, or nothing")
-    path = Path(where)
-    if found.is_file and (path.is_absolute() or ".." in path.parts):
-        raise ConfigError(f"{kind}: expected a file in the run file's directory or below it; copy it there")
-    if not found.is_file and not all(part.isidentifier() for part in where.split(".")):
-        raise ConfigError(
-            f"{kind}: found {where!r} before the colon; expected a file that ends in .py, or an installed module"
-        )
-    return found
 
 
 def pin_own_code(data: Any, home: Path) -> None:
@@ -118,7 +53,7 @@ def pinned(kind: str, home: Path) -> str:
     reference = parse_reference(kind)
     if reference.digest:
         return kind
-    digest = hashlib.sha256(_find_source(reference, home).hashed).hexdigest()
+    digest = find_source(reference, home).digest
     return str(CodeReference(reference.where, reference.name, digest))
 
 
@@ -161,8 +96,8 @@ def open_own_code(kind: str, home: Path) -> None:
         return
     if not reference.digest:
         raise ConfigError(f"{kind}: has no digest; read the run file with phalanx.load_run, which takes it")
-    source = _find_source(reference, home)
-    digest = hashlib.sha256(source.hashed).hexdigest()
+    source = find_source(reference, home)
+    digest = source.digest
     if digest != reference.digest:
         raise ConfigError(
             f"{source.path}: found SHA-256 {digest[:_SHOWN]}..., expected {reference.digest[:_SHOWN]}...; put the file "
@@ -243,19 +178,11 @@ def users_traceback(error: BaseException) -> str:
 
 
 @dataclass(frozen=True)
-class _Source:
-    """What a digest covers: the bytes of one file, or of every file of an installed package."""
-
-    path: Path
-    hashed: bytes
-
-
-@dataclass(frozen=True)
 class _Opened:
     """One object, and the source that made it."""
 
     found: Any
-    source: _Source
+    source: CodeSource
 
 
 _OPENED: dict[tuple[str, str], _Opened] = {}
@@ -266,7 +193,7 @@ _RUNNING: set[str] = set()
 class _BytesLoader(SourceLoader):
     """A loader that runs the bytes that were hashed, and writes nothing beside them."""
 
-    def __init__(self, source: _Source) -> None:
+    def __init__(self, source: CodeSource) -> None:
         self._source = source
 
     def get_filename(self, fullname: str) -> str:
@@ -292,71 +219,7 @@ def _places(data: Any) -> Iterator[tuple[dict[str, Any], str]]:
             yield from _places(value)
 
 
-def _find_source(reference: CodeReference, home: Path) -> _Source:
-    return _file_source(reference, home) if reference.is_file else _module_source(reference)
-
-
-def _file_source(reference: CodeReference, home: Path) -> _Source:
-    path, home = home / reference.where, home.resolve()
-    kept = home / KEPT_CODE / f"{reference.digest}.py"
-    if reference.digest and not path.exists() and kept.exists():
-        # the resolved run file of a run directory, where the digest names the file
-        path = kept
-    if not path.resolve().is_relative_to(home):
-        raise ConfigError(f"{path}: leads to {path.resolve()}, outside {home}; copy the file to where the run file is")
-    try:
-        if not path.is_file():
-            raise ConfigError(f"{path}: not found; {reference.written} is looked for in the directory of the run file")
-        with path.open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
-    except OSError as exc:
-        raise ConfigError(f"{path}: cannot be read ({exc.strerror}); check the file and its permissions") from exc
-    if len(content) > _MOST_BYTES:
-        raise ConfigError(f"{path}: is longer than {_MOST_BYTES} bytes; expected a file of source code")
-    return _Source(path.resolve(), content)
-
-
-def _module_source(reference: CodeReference) -> _Source:
-    """Find the files of an installed package without running any; what lies in the working directory is none."""
-    top, *below = reference.where.split(".")
-    spec = importlib.machinery.PathFinder.find_spec(top, [str(root) for root in installed_roots()])
-    origin = None if spec is None else spec.origin
-    if spec is None or origin is None or not origin.endswith(".py"):
-        raise ConfigError(
-            f"{reference.written}: no installed package has a module {top!r}; install it, or name a file in the run "
-            f"file's directory: {top}.py:{reference.name}"
-        )
-    first = importlib.util.find_spec(top) if top not in sys.modules else sys.modules[top].__spec__
-    if first is None or first.origin is None or Path(first.origin).resolve() != Path(origin).resolve():
-        raise ConfigError(
-            f"{reference.written}: {None if first is None else first.origin} would be imported in the place of the "
-            f"installed {origin}; start from another directory, or rename the file"
-        )
-    folders = spec.submodule_search_locations
-    for part in below:
-        inner = importlib.machinery.PathFinder.find_spec(part, folders) if folders else None
-        if inner is None:
-            raise ConfigError(f"{reference.written}: the installed package {origin} has no module {part!r}")
-        folders = inner.submodule_search_locations
-    path = Path(origin)
-    files = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
-    parts = [(file.relative_to(path.parent).as_posix().encode(), file.read_bytes()) for file in files]
-    return _Source(path, b"".join(b"%d:%s%d:%s" % (len(n), n, len(text), text) for n, text in parts))
-
-
-def installed_roots() -> list[Path]:
-    """Return the folders of installed packages, and those that a ``.pth`` file there adds (`pip install -e`)."""
-    paths = [*site.getsitepackages(), site.getusersitepackages(), *map(sysconfig.get_path, ("purelib", "platlib"))]
-    roots = dict.fromkeys(Path(path).resolve() for path in paths)
-    for root in list(roots):
-        for added in sorted(root.glob("*.pth")):
-            lines = added.read_text(encoding="utf-8", errors="replace").splitlines()
-            wanted = (line for line in lines if line.strip() and not line.startswith(("#", "import ", "import\t")))
-            roots |= dict.fromkeys((root / line.strip()).resolve() for line in wanted)
-    return list(roots)
-
-
-def _run(reference: CodeReference, source: _Source) -> ModuleType:
+def _run(reference: CodeReference, source: CodeSource) -> ModuleType:
     _RUNNING.add(str(source.path))
     try:
         module = _run_file(reference, source) if reference.is_file else importlib.import_module(reference.where)
@@ -370,7 +233,7 @@ def _run(reference: CodeReference, source: _Source) -> ModuleType:
     return module
 
 
-def _run_file(reference: CodeReference, source: _Source) -> ModuleType:
+def _run_file(reference: CodeReference, source: CodeSource) -> ModuleType:
     name, before = f"phalanx_own_{reference.digest}", set(sys.modules)
     if name in sys.modules:
         return sys.modules[name]

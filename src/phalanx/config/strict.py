@@ -5,7 +5,8 @@ from collections.abc import Callable, Collection
 from pydantic import AfterValidator, BaseModel, ConfigDict
 from pydantic_core import PydanticCustomError
 
-from phalanx.config.own_code import OWN_KIND, is_own, parse_reference
+from phalanx.config.code_source import is_own, parse_reference
+from phalanx.config.own_code import OWN_KIND
 from phalanx.errors import ConfigError
 
 
