@@ -34,7 +34,7 @@ from phalanx.pipeline.verify.draw import AuditDraw
 from phalanx.pipeline.verify.facts import StepFacts
 from phalanx.pipeline.worker.party import Party
 from phalanx.pipeline.worker.roles import Library
-from phalanx.security.crypto import Peer
+from phalanx.security.crypto import Peer, certified_name
 from phalanx.telemetry import PhaseTimer
 from phalanx.transport import Endpoint
 
@@ -160,6 +160,7 @@ class PipelineEngine:
     @task
     async def _step(self, step: int, inputs: StepInputs) -> StepResult:
         first_verdict, redone = len(self.verdicts), self.steps_redone
+        await self._heed_revocations(step)
         await self._regroup(step)
         self._failover.signed_history.forget_before(step)
         if self._facts.ledger.step != step:
@@ -171,6 +172,13 @@ class PipelineEngine:
             await verified_step.begin_again(step)
             raise error
         return await verified_step.apply(step, inputs, effort, self.verdicts[first_verdict:], redone)
+
+    async def _heed_revocations(self, step: int) -> None:
+        """Replace parties that the owner has revoked, between two steps, before they are sent anything of the next."""
+        failover = self._failover
+        failover.heed_revocations(self._newcomers, step)
+        while any(certified_name(name) in failover.revoked for name in failover.lost):
+            await self._verified_step.recover(None, step)
 
     async def _regroup(self, step: int) -> None:
         """Let workers in and out between two steps, and relieve slow or crowded ones; all states are agreed on then."""
