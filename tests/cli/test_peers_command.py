@@ -1,4 +1,4 @@
-"""phalanx peers: who is there, from files alone, and what --revoke says."""
+"""phalanx peers: the parties of a run, from files alone, and what --revoke says."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from phalanx.cli.app import app
 from phalanx.errors import CertificateError, ConfigError
-from phalanx.security.crypto import RevocationList, create_authority, make_request, sign_request
+from phalanx.security.crypto import RevokedParties, create_authority, make_request, sign_request
 from phalanx.security.invite import Invitations
 from phalanx.telemetry import PartiesStatus, PartyRow
 from phalanx.train import look_at_peers
@@ -106,7 +106,7 @@ def test_a_certificate_is_revoked_and_shown_so(run_dir, keys):
 
     assert result.exit_code == 0, result.output
     assert "the certificate of alice is revoked" in result.output
-    assert RevocationList(keys).read()["alice"].reason == "the laptop was stolen"
+    assert RevokedParties(keys).read()["alice"].reason == "the laptop was stolen"
     assert "alice is revoked: the laptop was stolen" in shown(run_dir).output
 
 

@@ -7,7 +7,7 @@ import pytest
 from phalanx.errors import CertificateError, PeerRefusedError
 from phalanx.security.crypto import (
     LONGEST_REASON,
-    RevocationList,
+    RevokedParties,
     create_authority,
     issue,
     load_identity,
@@ -79,7 +79,7 @@ def test_the_token_of_a_revoked_party_is_of_no_use_to_it_nor_to_others(invitatio
 def test_a_revoked_party_is_certified_no_more_by_name_or_by_key(keys, tmp_path):
     request = make_request(tmp_path / "alice", "alice")
     sign_request(keys, request)
-    RevocationList(keys).add("alice", "")
+    RevokedParties(keys).add("alice", "")
 
     for name in ("alice", "other"):
         with pytest.raises(CertificateError, match="alice was revoked and stays so"):
@@ -99,7 +99,7 @@ def test_a_revoked_party_is_certified_no_more_by_name_or_by_key(keys, tmp_path):
 
 def test_another_party_is_certified_as_before(keys, tmp_path):
     sign_request(keys, make_request(tmp_path / "alice", "alice"))
-    RevocationList(keys).add("alice", "")
+    RevokedParties(keys).add("alice", "")
 
     sign_request(keys, make_request(tmp_path / "bob", "bob"))
 
@@ -108,16 +108,16 @@ def test_another_party_is_certified_as_before(keys, tmp_path):
 
 def test_to_revoke_twice_changes_nothing(keys):
     issue(keys, "alice")
-    first = RevocationList(keys).add("alice", "the first reason")
+    first = RevokedParties(keys).add("alice", "the first reason")
 
-    assert RevocationList(keys).add("alice", "another") == first
-    assert list(RevocationList(keys).read()) == ["alice"]
+    assert RevokedParties(keys).add("alice", "another") == first
+    assert list(RevokedParties(keys).read()) == ["alice"]
 
 
 def test_a_reason_is_cut_and_cannot_steer_a_terminal(keys):
     issue(keys, "alice")
 
-    entry = RevocationList(keys).add("alice", "\x1b[2J" + "x" * 1000)
+    entry = RevokedParties(keys).add("alice", "\x1b[2J" + "x" * 1000)
 
     assert entry.reason.startswith("?[2J")
     assert len(entry.reason) == LONGEST_REASON
@@ -128,7 +128,7 @@ def test_what_cannot_be_revoked_is_refused_and_leaves_no_list(keys, invitations,
     with pytest.raises(CertificateError):
         invitations.revoke(name, "")
 
-    assert RevocationList(keys).read() == {}
+    assert RevokedParties(keys).read() == {}
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_a_list_that_cannot_be_read_is_an_error_and_not_an_empty_one(keys, tmp_p
     path.write_bytes(content)
 
     with pytest.raises(CertificateError):
-        RevocationList(keys).read()
+        RevokedParties(keys).read()
     with pytest.raises(CertificateError):
         sign_request(keys, make_request(tmp_path / "bob", "bob"))
     with pytest.raises(CertificateError):
@@ -160,12 +160,12 @@ def test_a_list_that_cannot_be_read_is_an_error_and_not_an_empty_one(keys, tmp_p
 
 def test_a_list_that_others_may_read_or_that_points_nowhere_is_an_error(keys, tmp_path):
     issue(keys, "alice")
-    RevocationList(keys).add("alice", "")
+    RevokedParties(keys).add("alice", "")
     (keys / "revoked.json").chmod(0o644)
     with pytest.raises(CertificateError, match="mode is 0644"):
-        RevocationList(keys).read()
+        RevokedParties(keys).read()
 
     (keys / "revoked.json").unlink()
     (keys / "revoked.json").symlink_to(tmp_path / "gone")
     with pytest.raises(CertificateError, match="cannot be read"):
-        RevocationList(keys).read()
+        RevokedParties(keys).read()

@@ -135,8 +135,7 @@ class PeersFile(Closeable):
     def _renew(self) -> None:
         while not self._closed.wait(PERIOD_S):
             status, last = self._read(), self._written
-            is_news = last is None or status.parties != last.parties or status.step != last.step
-            if is_news or status.written - last.written >= _RENEW_S:
+            if last is None or _differs(status, last) or status.written - last.written >= _RENEW_S:
                 self._write(status)
 
     def _write(self, status: PartiesStatus) -> None:
@@ -145,6 +144,10 @@ class PeersFile(Closeable):
             fresh.write_text(status.model_dump_json(indent=1) + "\n", encoding="utf-8")
             fresh.replace(self._path)
             self._written = status
+
+
+def _differs(status: PartiesStatus, last: PartiesStatus) -> bool:
+    return (status.parties, status.step) != (last.parties, last.step)
 
 
 def read_peers(path: Path) -> PartiesStatus | None:
@@ -180,7 +183,7 @@ def parties_lines(rows: Sequence[PartyRow], now: float | None = None) -> list[st
 
 def _cells(rows: Sequence[PartyRow], now: float | None, *, labels: bool = False) -> list[tuple[str, ...]]:
     moment = time.time() if now is None else now
-    found = []
+    found: list[tuple[str, ...]] = []
     for row in rows:
         since = _ago(row.since, moment) if row.since_step is None else f"step {row.since_step}"
         audited = max(row.audits.values(), default=0)

@@ -145,7 +145,7 @@ class Failover:
         """Bar the parties of this run that the owner has revoked; one that takes part joins those in `lost`.
 
         Raises:
-            CertificateError: The list of revocations cannot be read, so that nobody can be trusted to be in the run.
+            CertificateError: The list of revocations cannot be read, so that no party is known to be still one.
         """
         for certified, entry in self._members.revoked().items():
             if certified in self.revoked or certified not in self._members.certificates:

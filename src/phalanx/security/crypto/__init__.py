@@ -36,7 +36,7 @@ from phalanx.security.crypto.pki import (
     sign_request,
 )
 from phalanx.security.crypto.request import CheckedRequest, make_request, read_request
-from phalanx.security.crypto.revocation import LONGEST_REASON, Revocation, RevocationList
+from phalanx.security.crypto.revocation import LONGEST_REASON, Revocation, RevokedParties
 
 __all__ = [
     "DIGEST_PATTERN",
@@ -50,7 +50,7 @@ __all__ = [
     "NotRollbackProofCounter",
     "Peer",
     "Revocation",
-    "RevocationList",
+    "RevokedParties",
     "SteadyClock",
     "boot_name",
     "certificate_facts",

@@ -43,7 +43,7 @@ from phalanx.security.crypto.keys import (
     private_pem,
 )
 from phalanx.security.crypto.request import CheckedRequest, read_request
-from phalanx.security.crypto.revocation import RevocationList
+from phalanx.security.crypto.revocation import RevokedParties
 
 CERTIFICATE = "certificate.pem"
 LOCAL_HOSTS = ("localhost", "127.0.0.1")
@@ -104,7 +104,7 @@ def issue(
         CertificateError: Malformed name or host, no authority, or the party has keys already, or was revoked.
     """
     check_party_name(name)
-    RevocationList(directory).check(name)
+    RevokedParties(directory).check(name)
     authority = _Authority(directory)
     home = directory / name
     if home.exists():
@@ -158,7 +158,7 @@ def sign_request(
     period = authority.period(peer.name, days, now)
     home = directory / peer.name
     with locked(directory / "signing"):
-        RevocationList(directory).check(peer.name, peer)
+        RevokedParties(directory).check(peer.name, peer)
         if not _has_certificate(directory, request, period[0], where):
             make_private_directory(home)
             write_public(home / "authority.pem", authority.pem)

@@ -43,7 +43,7 @@ class _RevokedFile(StrictModel):
     revoked: tuple[Revocation, ...] = ()
 
 
-class RevocationList:
+class RevokedParties:
     """The revocations of one authority.
 
     Args:

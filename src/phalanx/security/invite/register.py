@@ -17,7 +17,7 @@ from phalanx.config import StrictModel
 from phalanx.errors import CertificateError, PeerRefusedError
 from phalanx.security.crypto import (
     Revocation,
-    RevocationList,
+    RevokedParties,
     check_party_name,
     digest_hex,
     fingerprint,
@@ -70,7 +70,7 @@ class Invitations:
         """
         check_party_name(name)
         authority = fingerprint(load_authority(self._directory / "authority.pem"))
-        RevocationList(self._directory).check(name)
+        RevokedParties(self._directory).check(name)
         if (self._directory / name / "certificate.pem").exists():
             raise CertificateError(
                 f"{name} is certified already and needs no invitation: it joins with the keys that it has; choose "
@@ -90,7 +90,7 @@ class Invitations:
         return [name for name, one in entries.items() if one is not None and self._is_open(one)]
 
     def revoke(self, name: str, reason: str) -> tuple[bool, Revocation | None]:
-        """Take back what a party was given: its invitation, if nobody has used it, and its certificate, if it has one.
+        """Take back what a party was given: its unused invitation, and its certificate.
 
         Returns:
             Whether there was an open invitation, and what the list of revocations says now; None without a certificate.
@@ -107,7 +107,7 @@ class Invitations:
                 raise CertificateError(f"{name} is neither invited nor certified in {self._directory}")
             if entry is not None:
                 self._write(name, entry.model_copy(update={"taken_back": True}))
-            return was_open, RevocationList(self._directory).add(name, reason) if is_certified else None
+            return was_open, RevokedParties(self._directory).add(name, reason) if is_certified else None
 
     def admit(self, name: str, secret: str, request: bytes) -> Path:
         """Certify the keys in a request that shows the secret of an invitation.

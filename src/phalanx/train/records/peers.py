@@ -10,7 +10,7 @@ from typing import Any
 from phalanx.config import printable
 from phalanx.errors import ConfigError
 from phalanx.pipeline.config import OWNER
-from phalanx.security.crypto import RevocationList
+from phalanx.security.crypto import RevokedParties
 from phalanx.security.invite import Invitations
 from phalanx.telemetry.parties import LATE_S, LONGEST_TEXT, PEERS_FILE, PartiesStatus, PartyRow, read_peers
 from phalanx.train.config import load_run
@@ -71,7 +71,7 @@ def look_at_peers(target: Path, clock: Callable[[], float] = time.time) -> Peers
             rows.setdefault(name, PartyRow(name=name, state="certified"))
     for name in Invitations(pki).open_names():
         rows.setdefault(name, PartyRow(name=name, state="invited"))
-    for name, entry in RevocationList(pki).read().items():
+    for name, entry in RevokedParties(pki).read().items():
         row = rows.get(name, PartyRow(name=name, state="revoked"))
         why = printable(entry.reason, LONGEST_TEXT)
         rows[name] = row.model_copy(update={"state": "revoked", "note": why, "since": entry.time, "since_step": None})

@@ -35,7 +35,7 @@ from phalanx.pipeline import (
     revocation_facts,
 )
 from phalanx.security.audit import AuditLog
-from phalanx.security.crypto import RevocationList, certified_name
+from phalanx.security.crypto import RevokedParties, certified_name
 from phalanx.train.config import RunConfig
 from phalanx.train.records.audit_trail import rules
 from phalanx.train.records.history import RunHistory
@@ -153,7 +153,7 @@ def gathered(
         wire.name_of = incarnations.name_of
         if book is not None:
             book.watch_links(endpoint, incarnations)
-        revocations = RevocationList(home.pki)
+        revocations = RevokedParties(home.pki)
         if run.pipeline.remote_workers:
             wire.name_of = Callers(incarnations.name_of, (*names, *late), say, revocations.read).name_of
         workers = stack.enter_context(open_workers(home.path / "workers"))
@@ -274,7 +274,7 @@ def participants(run: RunConfig, home: RunDirectory, history: RunHistory) -> Par
     Raises:
         CertificateError: The list of revocations cannot be read.
     """
-    settings, listed = run.pipeline, RevocationList(home.pki).read()
+    settings, listed = run.pipeline, RevokedParties(home.pki).read()
     out = history.convicted | history.revoked | listed.keys()
     known = (*settings.workers, *settings.late_workers)
     return Participants(
