@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from phalanx.pipeline.membership.callers import Callers
     from phalanx.pipeline.membership.join import ExpectedWorkers, gather
     from phalanx.pipeline.membership.members import Files, Incarnations, Members
-    from phalanx.pipeline.owner.async_snapshot import Duplicate
     from phalanx.pipeline.owner.engine import PipelineEngine
     from phalanx.pipeline.owner.guarantees import GUARANTEES, weaker
     from phalanx.pipeline.owner.paper_recovery import MAX_ATTEMPTS, skipping
+    from phalanx.pipeline.owner.step_books import Duplicate
     from phalanx.pipeline.plan import StageRange, StepPlan
     from phalanx.pipeline.processes.allocator import keep_freed_memory
     from phalanx.pipeline.processes.fork_server import can_fork
