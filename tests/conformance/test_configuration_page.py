@@ -10,7 +10,7 @@ from pydantic_core import PydanticUndefined
 
 from phalanx.checkpoint import CheckpointConfig
 from phalanx.data import BpeConfig, DataConfig
-from phalanx.data.config import FileTokenizerConfig, LabelledConfig, ModelTokenizerConfig
+from phalanx.data.config import FileTokenizerConfig, LabelledConfig, ModelTokenizerConfig, OwnTaskConfig
 from phalanx.data.sources import HtmlConfig, JsonlConfig, TextConfig
 from phalanx.models import LoraConfig, ModelConfig, PrefixConfig, SpfConfig
 from phalanx.optimizers import OptimizerConfig
@@ -32,6 +32,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "model.adapter ptuning": PrefixConfig,
     "data": DataConfig,
     "data.labelled": LabelledConfig,
+    "data.labelled.task": OwnTaskConfig,
     "data.sources text": TextConfig,
     "data.sources jsonl": JsonlConfig,
     "data.sources html": HtmlConfig,

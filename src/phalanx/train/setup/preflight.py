@@ -4,6 +4,7 @@ from itertools import islice
 
 from phalanx.data import DataConfig, ModelTokenizerConfig
 from phalanx.data.sources import SourceSettings, no_text, open_source
+from phalanx.data.tasks import Columns, load_own
 from phalanx.engine import check_build
 from phalanx.errors import DataError
 from phalanx.models.directory import check_model
@@ -20,7 +21,8 @@ def check_inputs(run: RunConfig) -> None:
     Raises:
         ConfigError: This build of torch has no such device.
         ModelError: The model's directory lacks a file.
-        DataError: A source is missing, empty or malformed where it begins, or a tokenizer's file is missing.
+        DataError: A source is missing, empty or malformed where it begins, a tokenizer's file is missing, or a file of
+            labelled texts of one's own is wrong anywhere.
     """
     check_build(run.train.device, "train.device")
     check_model(run.model, needs_tokenizer=isinstance(run.data.tokenizer, ModelTokenizerConfig))
@@ -31,6 +33,10 @@ def _check_data(data: DataConfig) -> None:
     path = getattr(data.tokenizer, "path", None)
     if path is not None and not path.is_file():
         raise DataError(f"data.tokenizer.path: {path}: is no file; give the path of a tokenizer.json")
+    own = None if data.labelled is None else data.labelled.own
+    if own is not None:
+        for train, test in zip(own.train, own.test, strict=True):
+            load_own(train, test, Columns(own.text, own.label, own.classes))
     for number, source in enumerate(data.sources):
         try:
             _look_at(source)
