@@ -1,4 +1,4 @@
-"""The workers of a run: they come, leave and are replaced, and each life of one is a party of its own."""
+"""The workers of a run, which come, leave and are replaced, each life a party of its own; and the links to them."""
 
 import threading
 from collections import Counter
@@ -14,7 +14,10 @@ from phalanx.pipeline.membership.admission import Admission
 from phalanx.pipeline.proof.step_record import NoteChecks, StepRecord
 from phalanx.pipeline.protocol.greetings import Hello
 from phalanx.pipeline.protocol.log_memory import LogHeadExchange, Observe
+from phalanx.pipeline.protocol.mailbox import Mailbox
+from phalanx.pipeline.protocol.message import Message
 from phalanx.pipeline.protocol.messages import StateDigest
+from phalanx.pipeline.protocol.requests import Patience
 from phalanx.pipeline.worker.roles import Library
 from phalanx.security.crypto import Revocation, certified_name, name_of_incarnation
 from phalanx.transport import Endpoint, LinkFault
@@ -165,6 +168,15 @@ class Members:
     look_after: Callable[[], None] = lambda: None
     """Does the same for a local worker that ended before it joined; called whenever there is nothing else to do."""
 
+    def newly_revoked(self, before: Collection[str]) -> list[Revocation]:
+        """Return what the owner has taken back of parties of this run, but for those whose names are in `before`.
+
+        Raises:
+            CertificateError: The list cannot be read, so no party is known to be still one.
+        """
+        found = self.revoked().items()
+        return [one for name, one in found if name in self.certificates and name not in before]
+
     def add_incarnation(self, name: str) -> None:
         """Note that a known party has begun another incarnation, under the same certificate."""
         self.certificates = {**self.certificates, name: self.certificates[certified_name(name)]}
@@ -199,3 +211,30 @@ class Files:
     states: StateFiles | None = None
     """Where the owner keeps the states of its own stages."""
     gone: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class OwnerLinks:
+    """The owner's links: what goes out to parties and comes in from them, and how long nothing has come.
+
+    Attributes:
+        endpoint: The owner's end of them; refuses those that are shut out.
+        mail: Parses what comes and posts what goes.
+        incarnations: Knows which parties may come back, and under which names.
+        patience: Tells when nothing has happened for too long.
+    """
+
+    endpoint: Endpoint
+    mail: Mailbox
+    incarnations: Incarnations
+    patience: Patience
+
+    def tell(self, parties: Collection[str], message: Message) -> None:
+        """Post one message to several parties."""
+        for name in parties:
+            self.mail.post(name, message, ())
+
+    def shut_out(self, party: str, *, for_good: bool) -> None:
+        """Take nothing more of a party in this incarnation of it, or in any."""
+        self.endpoint.refuse(party)
+        self.incarnations.ended(party, for_good=for_good)
