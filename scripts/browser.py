@@ -75,7 +75,7 @@ class BrowserError(RuntimeError):
 
 
 class Browser:
-    """One browser with one tab; a context manager, whose end is the end of the browser."""
+    """One browser with one tab; it is a context manager, and leaving the context ends the browser."""
 
     def __init__(self) -> None:
         path = installed()

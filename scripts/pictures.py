@@ -1,7 +1,7 @@
 """Photographs for the documentation: a run's report, a plan, and terminals, each at 1280 and at 390 pixels.
 
 ``python scripts/pictures.py RUN_DIR [--terminal NAME=FILE ...]`` writes them into ``docs/images``. RUN_DIR is a
-finished run of ``examples/quickstart.toml``, FILE what a command printed, colours included, such as ``script`` keeps it.
+finished run of ``examples/quickstart.toml``, FILE what a command printed, colours included, as ``script`` keeps it.
 """
 
 import argparse
