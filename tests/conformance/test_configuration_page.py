@@ -11,7 +11,7 @@ from pydantic_core import PydanticUndefined
 from phalanx.checkpoint import CheckpointConfig
 from phalanx.data import BpeConfig, DataConfig
 from phalanx.data.config import FileTokenizerConfig, LabelledConfig, ModelTokenizerConfig, OwnTaskConfig
-from phalanx.data.sources import HtmlConfig, JsonlConfig, TextConfig
+from phalanx.data.sources import HtmlConfig, JsonlConfig, OwnSourceConfig, TextConfig
 from phalanx.models import LoraConfig, ModelConfig, PrefixConfig, SpfConfig
 from phalanx.optimizers import OptimizerConfig
 from phalanx.parallel import OuterConfig, ParallelConfig
@@ -36,6 +36,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "data.sources text": TextConfig,
     "data.sources jsonl": JsonlConfig,
     "data.sources html": HtmlConfig,
+    "data.sources module:object": OwnSourceConfig,
     "data.tokenizer bpe": BpeConfig,
     "data.tokenizer model": ModelTokenizerConfig,
     "data.tokenizer file": FileTokenizerConfig,
