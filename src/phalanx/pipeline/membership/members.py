@@ -169,7 +169,7 @@ class Members:
     """Does the same for a local worker that ended before it joined; called whenever there is nothing else to do."""
 
     def newly_revoked(self, before: Collection[str]) -> list[Revocation]:
-        """Return what the owner has taken back of parties of this run, but for those whose names are in `before`.
+        """Return what the owner has taken back of parties of this run, without those named in `before`.
 
         Raises:
             CertificateError: The list cannot be read, so no party is known to be still one.
