@@ -143,7 +143,7 @@ class Failover:
             self.reasons[name] = reason
 
     def revoke(self, entry: Revocation, step: int) -> str | None:
-        """Bar a revoked party; one that takes part joins those in `lost`, the name of one that is to join is returned."""
+        """Bar a revoked party; one that takes part joins those in `lost`, the name of one about to join is returned."""
         self._files.observe("revoked", {**revocation_facts(entry), "step": step})
         self.revoked.add(entry.party)
         name = self.links.incarnations.bar(entry.party)
