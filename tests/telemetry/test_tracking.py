@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from phalanx.config import open_own_code
 from phalanx.config.own_code import pinned
 from phalanx.errors import ConfigError
-from phalanx.telemetry import TensorBoardWriter, Tracking, open_tracking
+from phalanx.telemetry import CurveWriter, TensorBoardWriter, open_tracking
 from phalanx.telemetry.sinks import MlflowConfig, OwnSinkConfig, SinkConfig, TrackedRun, check_sinks
 from phalanx.telemetry.tracking import _lines
 
@@ -50,10 +50,10 @@ def own(tmp_path, text, name="Notes", **keys):
 
 @pytest.fixture
 def track(tmp_path):
-    """Tracking of a run with these sinks, and the list of what it says."""
+    """What sends the curves of a run to these sinks; `said` has what it says."""
     said = []
 
-    def begin(*sinks, config=None) -> Tracking:
+    def begin(*sinks, config=None) -> CurveWriter:
         run = TrackedRun("0123abcd", "tiny", str(tmp_path / "run"), config or {"train.steps": 3})
         return open_tracking(TensorBoardWriter(tmp_path / "tb"), sinks, run, tmp_path, said.append)
 

@@ -4,15 +4,15 @@ from phalanx.telemetry.metrics import MetricsFile, read_metrics
 from phalanx.telemetry.phases import PhaseTimer
 from phalanx.telemetry.progress import ProgressDisplay, StepReading
 from phalanx.telemetry.tensorboard import TensorBoardWriter
-from phalanx.telemetry.tracking import Tracking, open_tracking
+from phalanx.telemetry.tracking import CurveWriter, open_tracking
 
 __all__ = [
+    "CurveWriter",
     "MetricsFile",
     "PhaseTimer",
     "ProgressDisplay",
     "StepReading",
     "TensorBoardWriter",
-    "Tracking",
     "open_tracking",
     "read_metrics",
 ]

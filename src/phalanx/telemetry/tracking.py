@@ -122,7 +122,7 @@ class SinkProcess:
             return taken
 
 
-class Tracking(Closeable):
+class CurveWriter(Closeable):
     """Every place beside the run's own files that gets its curves.
 
     Args:
@@ -161,7 +161,7 @@ class Tracking(Closeable):
 
 def open_tracking(
     board: TensorBoardWriter, sinks: Sequence[SinkConfig], run: TrackedRun, home: Path, say: Say
-) -> Tracking:
+) -> CurveWriter:
     """Start the sinks of a run, each with a folder of its own; one that cannot be started is named and left out.
 
     Args:
@@ -180,7 +180,7 @@ def open_tracking(
             started.append(SinkProcess(config, told, home, say))
         except OSError as exc:
             say(f"tracking: {name} is left out: {exc.strerror or exc}")
-    return Tracking(board, started)
+    return CurveWriter(board, started)
 
 
 def _lines(values: Mapping[str, float], step: int) -> Iterator[bytes]:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from phalanx.errors import AuditLogError, CheckpointError, CutLogError, DiskError, NoHolderError
 from phalanx.optimizers import OptimizerConfig, learning_rate
-from phalanx.telemetry import MetricsFile, ProgressDisplay, TensorBoardWriter, Tracking, open_tracking
+from phalanx.telemetry import CurveWriter, MetricsFile, ProgressDisplay, TensorBoardWriter, open_tracking
 from phalanx.telemetry.sinks import TrackedRun
 from phalanx.train.config import RunConfig
 from phalanx.train.loop import run_loop
@@ -167,7 +167,7 @@ class Session:
                     break
 
 
-def _tracked(context: SessionContext) -> Tracking:
+def _tracked(context: SessionContext) -> CurveWriter:
     run, home = context.run, context.home
     told = TrackedRun(home.run_id, run.name, str(home.path), run.flat)
     board = TensorBoardWriter(home.path / "tensorboard")
