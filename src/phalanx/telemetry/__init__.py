@@ -5,9 +5,11 @@ from phalanx.telemetry.parties import PEERS_FILE, PartiesStatus, PartyRow, Party
 from phalanx.telemetry.phases import PhaseTimer
 from phalanx.telemetry.progress import ProgressDisplay, StepReading
 from phalanx.telemetry.tensorboard import TensorBoardWriter
+from phalanx.telemetry.tracking import CurveWriter, open_tracking
 
 __all__ = [
     "PEERS_FILE",
+    "CurveWriter",
     "MetricsFile",
     "PartiesStatus",
     "PartyRow",
@@ -17,5 +19,6 @@ __all__ = [
     "ProgressDisplay",
     "StepReading",
     "TensorBoardWriter",
+    "open_tracking",
     "read_metrics",
 ]
