@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from phalanx import __version__
+from phalanx.cli.answers.tree import EXIT_CODES
 from phalanx.cli.attack import attack
 from phalanx.cli.audit import audit_app
 from phalanx.cli.bench import bench
@@ -29,16 +30,9 @@ PLAN_EXAMPLES = (
     "Example: phalanx plan --model llama-2-70b --cluster llama2-rsc --gpus 512 --tokens 2e12 --sequence-length 4096\n\n"
     "Example: phalanx plan --model smollm2-135m --split --parties parties.toml --sequences 32 --sequence-length 256"
 )
-EXIT_CODES = (
-    "Exit codes: 0 success, 1 a bug in Phalanx, 2 the command line or a run file is wrong, "
-    "3 something on disk is wrong, 4 a peer or a link is wrong, "
-    "5 a claim, log or proof does not hold, 6 training cannot go on, 130 interrupted."
-)
-
 app = typer.Typer(
     name="phalanx",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     # a traceback with the values of local variables could show a key
     pretty_exceptions_enable=False,

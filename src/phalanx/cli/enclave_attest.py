@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from phalanx.cli.answers.answer import Answer
 from phalanx.cli.enclave_pack import read_endorsements, read_file, write_file
 from phalanx.errors import ConfigError
 
@@ -34,7 +35,7 @@ def attest(
         str, typer.Option(metavar="ADDRESS", help="Of the TPM, as tpm2-tools write it.")
     ] = "device:/dev/tpmrm0",
     pcrs: Annotated[str, typer.Option(help="What a TPM quotes.")] = "0,1,2,3,4,5,6,7",
-) -> None:
+) -> Answer:
     """Write evidence of this machine, bound to a nonce, a key, a run and a role; say what its tier is worth."""
     from phalanx.cli.console import say_figures
     from phalanx.security.tee import TIERS, Binding, find_kind, inspect_evidence, open_attester
@@ -48,7 +49,9 @@ def attest(
         evidence = attester.evidence(binding)
     write_file(out, evidence.to_bytes())
     figures = {"tier": TIERS[chosen], "evidence": str(out), "endorsements": ", ".join(evidence.endorsements) or None}
-    say_figures({**figures, **inspect_evidence(evidence)})
+    figures |= inspect_evidence(evidence)
+    say_figures(figures)
+    return Answer(figures)
 
 
 def _digest(text: str, option: str) -> bytes:

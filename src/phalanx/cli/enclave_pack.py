@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from phalanx.cli.answers.answer import Answer
 from phalanx.errors import ConfigError, InputError
 
 
@@ -22,7 +23,7 @@ def pack(
     out: Annotated[Path, typer.Option(metavar="FILE", help="The envelope.")],
     add: Annotated[list[str] | None, typer.Option(metavar="NAME=FILE", help="An endorsement; may be repeated.")] = None,
     encoding: Annotated[Encoding, typer.Option(help="Of REPORT.")] = Encoding.RAW,
-) -> None:
+) -> Answer:
     """Put evidence and the certificates that it needs into one envelope."""
     from phalanx.security.tee import BACKENDS, Evidence
 
@@ -37,6 +38,7 @@ def pack(
     envelope = Evidence(kind, data, read_endorsements(add))
     write_file(out, envelope.to_bytes())
     typer.echo(f"{out}: {kind} evidence of {len(data)} bytes, {len(envelope.endorsements)} endorsements")
+    return Answer({"evidence": out, "kind": kind, "size_bytes": len(data), "endorsements": list(envelope.endorsements)})
 
 
 def read_endorsements(add: list[str] | None) -> dict[str, bytes]:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from phalanx.cli.answers.answer import Answer, say_object
+
 if TYPE_CHECKING:
     from phalanx.security.invite import JoinTerms
 
@@ -27,7 +29,7 @@ def invite(
     port: Annotated[int | None, typer.Option(help="Where to listen; left out, the port of the run.")] = None,
     expires: Annotated[str, typer.Option(help="How long the token counts: 30m, 24h, 7d.")] = "24h",
     wait: Annotated[bool, typer.Option(help="Wait here until they have joined.")] = True,
-) -> None:
+) -> Answer:
     """Print a token for each invited machine, and certify the keys that it makes, once."""
     import socket
 
@@ -43,8 +45,9 @@ def invite(
         reached = f"{host or socket.gethostname()}:{server.port or port or terms.port}"
         for one in name or []:
             token = invitations.invite(one, reached, lasts)
-            typer.echo(f"{one}, until {token.expires_at.isoformat()}, at {reached}; on its machine:")
-            typer.echo(f"  phalanx join {token.line()}")
+            line, until = token.line(), token.expires_at.isoformat()
+            typer.echo(f"{one}, until {until}, at {reached}; on its machine:\n  phalanx join {line}")
+            say_object({"name": one, "token": line, "expires_at": until, "address": reached})
         if wait:
             typer.echo("waiting for them; Ctrl-C stops, and `phalanx invite` without --name waits again")
         pause = threading.Event()
@@ -52,6 +55,7 @@ def invite(
             pause.wait(_LOOK_S)
     if wait:
         typer.echo("nobody is awaited any more; start the run with `phalanx train`")
+    return Answer({"invited": name or [], "awaited": invitations.open_names()})
 
 
 def _lasts(text: str) -> timedelta:
