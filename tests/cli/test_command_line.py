@@ -33,6 +33,9 @@ class RunFile(str):
     attack = SimpleNamespace(kind="none")
     parallel = None
 
+    def model_dump(self, mode: str) -> dict[str, str]:
+        return {"name": "the run"}
+
 
 class Recorder:
     """Stands in for a package that trains, reports or measures; remembers how it was called."""
@@ -260,7 +263,8 @@ def test_each_error_becomes_one_clean_message_and_its_exit_code(
     code = run(["train", "run.toml"])
 
     assert code == error.exit_code != 0
-    assert capsys.readouterr().err == "error: mesh: needs [red]12[/red] ranks, got 8; lower dp to 2\n"
+    said = "error: mesh: needs [red]12[/red] ranks, got 8; lower dp to 2"
+    assert capsys.readouterr().err == f"{said} [{error.code}]\n"
 
 
 def test_an_interrupt_exits_130(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,7 +336,7 @@ def test_an_unknown_bench_names_the_choices(
 
     assert run(["bench", "pipelin"]) == 2
 
-    assert capsys.readouterr().err == "error: bench: unknown name 'pipelin'; choices: pipeline\n"
+    assert capsys.readouterr().err == "error: bench: unknown name 'pipelin'; choices: pipeline [PHX-C002]\n"
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

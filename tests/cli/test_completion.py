@@ -1,4 +1,4 @@
-"""A shell completes commands, options and codes; that costs a start nothing."""
+"""A shell completes commands and options, and is not kept waiting for it."""
 
 import os
 import subprocess
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import phalanx
+from phalanx.cli import run
 
 SOURCE = Path(phalanx.__file__).resolve().parents[1]
 
@@ -50,15 +51,24 @@ def test_the_script_for_a_shell_can_be_printed(shell):
     assert "_PHALANX_COMPLETE" in result.stdout
 
 
-def test_help_imports_no_detector_of_shells():
+def test_completing_loads_nothing_heavy():
+    asked = {"_PHALANX_COMPLETE": "complete_bash", "COMP_WORDS": "phalanx tr", "COMP_CWORD": "1"}
     result = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "phalanx", "--help"],
-        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        [sys.executable, "-X", "importtime", "-m", "phalanx"],
+        env={**os.environ, **asked, "PYTHONPATH": str(SOURCE)},
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
 
-    assert "--install-completion" in result.stdout
-    assert "shellingham" not in result.stderr
+    loaded = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
+    assert result.stdout.split() == ["train"]
+    assert "phalanx.cli.app" in loaded
+    assert loaded.isdisjoint({"torch", "transformers", "grpc", "numpy", "cryptography", "pydantic"})
+
+
+def test_the_help_says_how_to_switch_it_on(capsys):
+    run(["--help"])
+
+    assert "--install-completion" in capsys.readouterr().out

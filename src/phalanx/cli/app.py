@@ -12,6 +12,7 @@ from phalanx.cli.bench import bench
 from phalanx.cli.calibrate import calibrate
 from phalanx.cli.doctor import doctor
 from phalanx.cli.enclave import enclave_app
+from phalanx.cli.explain import explain
 from phalanx.cli.init import init
 from phalanx.cli.launch import launch
 from phalanx.cli.models.checkpoint import checkpoint_app
@@ -55,7 +56,10 @@ def phalanx(
     """Train language models on machines you do not have to trust."""
 
 
-app.command(epilog="Example: phalanx doctor --identity pki/alice")(doctor)
+app.command(
+    epilog="Example: phalanx doctor --identity pki/alice\n\nExit codes: 0 fit, 2 the command line is wrong, 3 not fit."
+)(doctor)
+app.command(epilog="Example: phalanx explain PHX-C005")(explain)
 app.command(
     epilog="Example: phalanx init run.toml --kind scratch --data my_texts\n\n"
     "Example: phalanx init tune.toml --kind finetune --model models/mine --data notes.jsonl\n\n"

@@ -66,7 +66,7 @@ def attack(
         say_rows(listed)
         return Answer({"attacks": listed})
     if run is None:
-        raise ConfigError("attack: no run file; give one, or --list for the table of attacks")
+        raise ConfigError("attack: no run file; give one, or --list for the table of attacks").about(code="PHX-C002")
     drill = Drill(
         kinds=None if kinds is None else tuple(filter(None, kinds.split(","))),
         together=tuple(together or ()),
@@ -87,4 +87,6 @@ def _numbers(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(word) for word in text.split(","))
     except ValueError as exc:
-        raise ConfigError(f"attack: --stages {text!r}: expected numbers of stages such as 1,2") from exc
+        raise ConfigError(f"attack: --stages {text!r}: expected numbers of stages such as 1,2").about(
+            code="PHX-C002", key="--stages", found=text
+        ) from exc

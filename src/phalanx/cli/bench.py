@@ -23,11 +23,15 @@ def bench(
     from phalanx.lab.bench import BENCHES, KEEPING_ROWS
 
     if name not in BENCHES:
-        raise ConfigError(f"bench: unknown name {name!r}; choices: {', '.join(sorted(BENCHES))}")
+        raise ConfigError(f"bench: unknown name {name!r}; choices: {', '.join(sorted(BENCHES))}").about(
+            code="PHX-C002", key="NAME", found=name, expected=", ".join(sorted(BENCHES))
+        )
     if finished and name not in KEEPING_ROWS:
-        raise ConfigError(f"bench: {name} keeps no rows; leave --finished out, or choose {', '.join(KEEPING_ROWS)}")
+        raise ConfigError(
+            f"bench: {name} keeps no rows; leave --finished out, or choose {', '.join(KEEPING_ROWS)}"
+        ).about(code="PHX-C002", key="--finished")
     if html is not None and name != "collectives":
-        raise ConfigError(f"bench: {name} has no page; leave --html out")
+        raise ConfigError(f"bench: {name} has no page; leave --html out").about(code="PHX-C002", key="--html")
     result = KEEPING_ROWS[name](quick, True) if finished else BENCHES[name](quick)
     if out is not None:
         write_json(out, result)

@@ -85,7 +85,11 @@ def _moment(text: str | None) -> datetime:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as exc:
-        raise ConfigError(f"--at {text}: expected a time such as 2026-06-01T12:00:00Z") from exc
+        raise ConfigError(f"--at {text}: expected a time such as 2026-06-01T12:00:00Z").about(
+            code="PHX-C002", key="--at", found=text
+        ) from exc
     if moment.tzinfo is None:
-        raise ConfigError(f"--at {text}: has no time zone; add Z for UTC")
+        raise ConfigError(f"--at {text}: has no time zone; add Z for UTC").about(
+            code="PHX-C002", key="--at", found=text
+        )
     return moment

@@ -43,7 +43,7 @@ def attest(
     try:
         binding = Binding(_digest(nonce, "--nonce"), _key_digest(key), _digest(run, "--run"), role)
     except ValueError as exc:
-        raise ConfigError(f"--role: {exc}") from exc
+        raise ConfigError(f"--role: {exc}").about(code="PHX-C002", key="--role") from exc
     chosen = kind or find_kind()
     with open_attester(chosen, read_endorsements(add), tpm=tpm, pcrs=read_numbers(pcrs)) as attester:
         evidence = attester.evidence(binding)
@@ -56,7 +56,9 @@ def attest(
 
 def _digest(text: str, option: str) -> bytes:
     if len(text) != _DIGEST_DIGITS or set(text) - set("0123456789abcdef"):
-        raise ConfigError(f"{option} {text[:80]}: expected {_DIGEST_DIGITS} lowercase hex digits")
+        raise ConfigError(f"{option} {text[:80]}: expected {_DIGEST_DIGITS} lowercase hex digits").about(
+            code="PHX-C002", key=option, found=text[:80]
+        )
     return bytes.fromhex(text)
 
 
@@ -68,7 +70,9 @@ def _key_digest(text: str) -> bytes:
     try:
         return read_tls_key_digest(read_file(Path(text)))
     except ValueError as exc:
-        raise ConfigError(f"--key {text}: holds no certificate and no public key in PEM") from exc
+        raise ConfigError(f"--key {text}: holds no certificate and no public key in PEM").about(
+            code="PHX-C002", key="--key"
+        ) from exc
 
 
 def read_numbers(text: str) -> tuple[int, ...]:
@@ -80,4 +84,6 @@ def read_numbers(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(one) for one in text.split(","))
     except ValueError as exc:
-        raise ConfigError(f"--pcrs {text}: expected numbers such as 0,7") from exc
+        raise ConfigError(f"--pcrs {text}: expected numbers such as 0,7").about(
+            code="PHX-C002", key="--pcrs", found=text, expected="numbers such as 0,7"
+        ) from exc

@@ -49,7 +49,9 @@ def enrol(
     if (root is None) != unsafe_accept_any_ek:
         raise ConfigError("enrol: give either --root, or --unsafe-accept-any-ek for a TPM that no vendor vouches for")
     if out.exists():
-        raise ConfigError(f"{out}: is there already; it may be in use, so name another file")
+        raise ConfigError(f"{out}: is there already; it may be in use, so name another file").about(
+            code="PHX-C021", file=str(out), do="name another file"
+        )
     with open_tpm(tpm) as device, TpmAttester(device, read_numbers(pcrs)) as attester:
         if root is not None:
             name = _certified(attester, root, chain, ek)

@@ -28,7 +28,9 @@ def pack(
     from phalanx.security.tee import BACKENDS, Evidence
 
     if kind not in BACKENDS:
-        raise ConfigError(f"--kind {kind}: unknown; choices: {', '.join(BACKENDS)}")
+        raise ConfigError(f"--kind {kind}: unknown; choices: {', '.join(BACKENDS)}").about(
+            code="PHX-C002", key="--kind", found=kind
+        )
     data = read_file(report)
     if encoding is Encoding.HEX:
         try:
@@ -50,7 +52,9 @@ def read_endorsements(add: list[str] | None) -> dict[str, bytes]:
     """
     pairs = [one.partition("=") for one in add or []]
     if any(not name or not path for name, _, path in pairs):
-        raise ConfigError("--add: expected NAME=FILE, for example chain=chain.pem")
+        raise ConfigError("--add: expected NAME=FILE, for example chain=chain.pem").about(
+            code="PHX-C002", key="--add", expected="NAME=FILE"
+        )
     return {name: read_file(Path(path)) for name, _, path in pairs}
 
 

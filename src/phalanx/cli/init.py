@@ -36,10 +36,14 @@ def init(
     from phalanx.train.starter import run_file as text_of
 
     if run_file.exists() and not force:
-        raise ConfigError(f"{run_file}: is there already; give another name, or --force to replace it")
+        raise ConfigError(f"{run_file}: is there already; give another name, or --force to replace it").about(
+            code="PHX-C021", file=str(run_file), do="give another name, or --force"
+        )
     asks = sys.stdin.isatty() and kind is None
     if kind is None and not asks:
-        raise ConfigError(f"--kind: left out, and nobody can be asked; choose one of {', '.join(STARTERS)}")
+        raise ConfigError(f"--kind: left out, and nobody can be asked; choose one of {', '.join(STARTERS)}").about(
+            code="PHX-C002", key="--kind"
+        )
     if kind is None:
         for name, starter in STARTERS.items():
             typer.echo(f"  {name:<9} {starter.purpose}")

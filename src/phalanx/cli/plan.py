@@ -64,7 +64,7 @@ def plan(
 
     overrides = overrides_of(sets, unsets)
     if (run_file is None) == (model is None):
-        raise ConfigError("plan: give either a run file or --model")
+        raise ConfigError("plan: give either a run file or --model").about(code="PHX-C002")
     of_split = {"--parties": parties, "--cut": cut, "--leaks": leaks}
     of_layouts = {
         "--cluster": cluster,

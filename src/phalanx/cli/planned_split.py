@@ -46,12 +46,14 @@ def is_of_split(
     has_split = run_file is not None and load_run(run_file, overrides).split is not None
     if not is_split and not has_split:
         if any(value is not None for value in of_split.values()):
-            raise ConfigError("plan: --parties, --cut and --leaks belong to --split; add it")
+            raise ConfigError("plan: --parties, --cut and --leaks belong to --split; add it").about(code="PHX-C002")
         return False
     stray = [name for name, value in of_layouts.items() if value is not None]
     if stray:
         why = "--split is given" if is_split else f"{run_file} has [split]"
-        raise ConfigError(f"plan: {', '.join(stray)}: layouts of ranks have it, and {why}; leave it out")
+        raise ConfigError(f"plan: {', '.join(stray)}: layouts of ranks have it, and {why}; leave it out").about(
+            code="PHX-C002"
+        )
     if not is_split:
         typer.echo(f"{run_file} has [split]: what is planned is its cut between clients and enclave", err=True)
     return True

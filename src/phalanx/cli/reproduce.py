@@ -29,7 +29,7 @@ def reproduce(
 ) -> Answer:
     """Train or measure a table and print it; call it again after an interruption, and it goes on."""
     if quick and small:
-        raise ConfigError("reproduce: --quick and --small are two sizes; choose one")
+        raise ConfigError("reproduce: --quick and --small are two sizes; choose one").about(code="PHX-C002")
     size = "quick" if quick else "small" if small else "full"
     if data is not None and table != MEDICAL:
         raise ConfigError(f"reproduce: {table} reads no data files; --data is for {MEDICAL}")
@@ -60,7 +60,9 @@ def _lu(table: str, size: str, finished: bool) -> tuple[dict[str, Any], dict[str
     from phalanx.lab.reproduce import reproduce as train_table
 
     if table not in CELLS:
-        raise ConfigError(f"reproduce: unknown table {table!r}; choices: {', '.join(sorted((*CELLS, *_LATER)))}")
+        raise ConfigError(f"reproduce: unknown table {table!r}; choices: {', '.join(sorted((*CELLS, *_LATER)))}").about(
+            code="PHX-C002", key="TABLE", found=table
+        )
     return (result := train_table(table, size=size, only_finished=finished)), as_tables(result["summary"])
 
 

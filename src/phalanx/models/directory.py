@@ -43,7 +43,7 @@ def check_model(config: ModelConfig, *, needs_tokenizer: bool) -> None:
             f'{directory / TOKENIZER}: is missing, and data.tokenizer.kind = "model" reads it; nor are vocab.json and '
             "merges.txt there to make one from; `phalanx model import DIR OUT` makes one of other tokenizer files, or "
             'name one by kind = "file"'
-        )
+        ).about(code="PHX-I037", file=str(directory / TOKENIZER), key="data.tokenizer.kind")
 
 
 def model_directory(path: str) -> Path:
@@ -56,7 +56,9 @@ def model_directory(path: str) -> Path:
     if directory.is_dir():
         return directory
     if directory.exists():
-        raise ModelError(f"model.path: {path}: is a file; give the directory that it lies in")
+        raise ModelError(f"model.path: {path}: is a file; give the directory that it lies in").about(
+            code="PHX-I031", file=path, key="model.path", do="give the directory that it lies in"
+        )
     fetch = ""
     if _HUB_NAME.fullmatch(path):
         beside = f"models/{path.rpartition('/')[2]}"
@@ -64,7 +66,9 @@ def model_directory(path: str) -> Path:
             f"; if a model of the hub is meant, fetch it first, for nothing is fetched in a run: `hf download {path} "
             f"--local-dir {beside}`, then set model.path to {beside}"
         )
-    raise ModelError(f"model.path: {path}: is no directory; give one in the hub's layout{fetch}")
+    raise ModelError(f"model.path: {path}: is no directory; give one in the hub's layout{fetch}").about(
+        code="PHX-I031", file=path, key="model.path", do="give a directory in the hub's layout"
+    )
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -80,9 +84,11 @@ def read_config(directory: Path) -> dict[str, Any]:
         raise ModelError(
             f"{path}: cannot be read ({exc.strerror}); expected a directory in the hub's layout: "
             "config.json, *.safetensors, tokenizer.json"
-        ) from exc
+        ).about(code="PHX-I032", file=str(path), expected="a directory in the hub's layout") from exc
     except (ValueError, RecursionError) as exc:
-        raise ModelError(f"{path}: is not valid JSON: {exc}") from exc
+        raise ModelError(f"{path}: is not valid JSON: {exc}").about(
+            code="PHX-I032", file=str(path), found=str(exc)
+        ) from exc
     if not isinstance(data, dict):
         raise ModelError(f"{path}: found a {type(data).__name__}; expected an object")
     return data
@@ -101,5 +107,7 @@ def check_weights(directory: Path) -> None:
         raise ModelError(
             f"{directory / pickles[0]}: pickled weights can run code and are refused; `phalanx model convert DIR OUT` "
             "makes safetensors of them"
-        )
-    raise ModelError(f"{directory}: no {WEIGHTS} and no {WEIGHTS_INDEX}; expected the weights in one of them")
+        ).about(code="PHX-I034", file=str(directory / pickles[0]), do="phalanx model convert DIR OUT")
+    raise ModelError(f"{directory}: no {WEIGHTS} and no {WEIGHTS_INDEX}; expected the weights in one of them").about(
+        code="PHX-I035", file=str(directory)
+    )

@@ -86,7 +86,7 @@ def partition(
         raise ConfigError(
             f"pipeline.stages: {num_stages} stages need at least {num_stages} layers, the model has "
             f"{num_layers}; lower stages to {num_layers}"
-        )
+        ).about(code="PHX-C010", key="pipeline.stages", found=str(num_stages), expected=f"at most {num_layers}")
     if layers_per_stage is not None:
         sizes = _checked(num_layers, num_stages, layers_per_stage)
     elif ends_in_one_process and num_stages > 2:

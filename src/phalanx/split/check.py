@@ -28,6 +28,8 @@ def check_split(split: SplitConfig, source: ModelSource, *, seq: int, objective:
         raise ConfigError(f'train.objective = "{objective}": a split can learn {", ".join(OBJECTIVES)}')
     longest: Any = getattr(source.hub_config, "max_position_embeddings", None)
     if longest is not None and seq > longest:
-        raise ConfigError(f"data.sequence_length = {seq}: the model has positions for {longest}; lower it")
+        raise ConfigError(f"data.sequence_length = {seq}: the model has positions for {longest}; lower it").about(
+            code="PHX-C011", key="data.sequence_length", found=str(seq), expected=f"at most {longest}"
+        )
     if split.mode != "plaintext":
         policy_of(split)

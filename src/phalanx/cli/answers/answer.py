@@ -67,8 +67,8 @@ def json_alone() -> Iterator[None]:
 @contextlib.contextmanager
 def _stdout() -> Iterator[TextIO]:
     """Yield a stream to where stdout went; file descriptor 1 is stderr meanwhile."""
-    if sys.stdout is not sys.__stdout__:
-        # a test, or a notebook, has put another stream there: nothing but Python writes to it
+    if not _is_descriptor_1():
+        # a test, or a notebook, has put another stream there, to which nothing but Python writes
         yield sys.stdout
         return
     sys.stdout.flush()
@@ -80,6 +80,13 @@ def _stdout() -> Iterator[TextIO]:
     finally:
         os.dup2(kept, 1)
         os.close(kept)
+
+
+def _is_descriptor_1() -> bool:
+    try:
+        return os.path.sameopenfile(1, sys.stdout.fileno())
+    except OSError:
+        return False
 
 
 def _strict(value: Any) -> Any:

@@ -1,15 +1,12 @@
 """``phalanx checkpoint``: look at a run's checkpoints, take a model out of one, make and change their keys."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from phalanx.cli.answers.answer import Answer
 from phalanx.cli.console import say_figures
-
-if TYPE_CHECKING:
-    from phalanx.train import PastRun
 
 checkpoint_app = typer.Typer(no_args_is_help=True, help="Verify and export checkpoints; make and change their keys.")
 
@@ -23,7 +20,9 @@ Certificate = Annotated[
 @checkpoint_app.command(epilog="Example: phalanx checkpoint verify runs/first --certificate pinned/owner.pem")
 def verify(run_dir: RunDir, step: Step = None, certificate: Certificate = None) -> Answer:
     """Check signature, every byte and the audit log's word for one checkpoint; name what is wrong."""
-    past = _past(run_dir, certificate)
+    from phalanx.train import PastRun
+
+    past = PastRun(run_dir, certificate)
     found = past.open(step)
     tensors = [found.tensors(stage) for stage in found.stages]
     known = ", and the one that the audit log knows" if step is None else ""
@@ -53,9 +52,10 @@ def export(
     from phalanx.checkpoint.export import RunTokenizer, export_model
     from phalanx.data import prepare
     from phalanx.models import open_model
+    from phalanx.train import PastRun
     from phalanx.train.records.run_directory import cache_beside
 
-    past = _past(run_dir, certificate)
+    past = PastRun(run_dir, certificate)
     config, cache = past.config, cache_beside(run_dir)
     source = open_model(config.model, cache / "models", config.train.seed)
     corpus = prepare(config.data, cache / "data", config.train.seed, source.tokenizer_path)
@@ -86,17 +86,12 @@ def rotate(
     from phalanx.checkpoint import open_key
     from phalanx.checkpoint.rotate import rotate_keys
     from phalanx.errors import ConfigError
+    from phalanx.train import PastRun
 
-    past = _past(run_dir, certificate)
+    past = PastRun(run_dir, certificate)
     old = past.key()
     if old is None:
         raise ConfigError(f"{run_dir}: its checkpoints are not encrypted; there is no key to change")
     steps = rotate_keys(past.checkpoints, past.owner, old, open_key(to))
     typer.echo(f"{past.checkpoints}: steps {steps} open with the new key only; put it where checkpoint.key points")
     return Answer({"checkpoints": past.checkpoints, "steps": steps})
-
-
-def _past(run_dir: Path, certificate: Path | None) -> "PastRun":
-    from phalanx.train import PastRun
-
-    return PastRun(run_dir, certificate)

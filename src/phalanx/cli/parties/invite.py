@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from phalanx.cli.answers.answer import Answer, say_object
+from phalanx.cli.parties.pki_request import complete
 
 if TYPE_CHECKING:
     from phalanx.security.invite import JoinTerms
@@ -37,7 +38,7 @@ def invite(
 
     lasts = _lasts(expires)
     directory, bind, terms = _read(target, name or [], port)
-    _complete(directory)
+    complete(directory)
     invitations = Invitations(directory)
     with EnrolmentServer(directory, invitations, terms, typer.echo) as server:
         if wait:
@@ -91,14 +92,3 @@ def _read(target: Path, names: list[str], port: int | None) -> "tuple[Path, str,
         "hand over with Ctrl-C or SIGTERM at any time",
     )
     return Path(pipeline.pki), pipeline.transport.bind, JoinTerms(pipeline.transport.port, asks)
-
-
-def _complete(directory: Path) -> None:
-    """Make the authority and the owner's keys where there are none yet."""
-    from phalanx.security.crypto import create_authority, issue
-
-    if not (directory / "authority.pem").exists():
-        create_authority(directory)
-        typer.echo(f"{directory}: a new authority, valid for a year; whoever has authority.key can name parties")
-    if not (directory / "owner").exists():
-        issue(directory, "owner")

@@ -66,3 +66,14 @@ def sign(
     typer.echo(f"authority    {signed['authority']}")
     typer.echo(f"{file}: stays here for the run; send a copy of it and of {home / 'authority.pem'} back")
     return Answer({**signed, "certificate": file})
+
+
+def complete(directory: Path) -> None:
+    """Make the authority and the owner's keys where there are none yet."""
+    from phalanx.security.crypto import create_authority, issue
+
+    if not (directory / "authority.pem").exists():
+        create_authority(directory)
+        typer.echo(f"{directory}: a new authority, valid for a year; whoever has authority.key can name parties")
+    if not (directory / "owner").exists():
+        issue(directory, "owner")

@@ -64,7 +64,9 @@ def open_source(config: SourceConfig) -> Source:
 
 def no_text(kind: str) -> DataError:
     """Say that a source has nothing to learn from."""
-    return DataError(f"data.sources, kind {kind!r}: holds no text; remove it or give it another path")
+    return DataError(f"data.sources, kind {kind!r}: holds no text; remove it or give it another path").about(
+        code="PHX-I012", key="data.sources", do="remove it or give it another path"
+    )
 
 
 __all__ = [

@@ -53,7 +53,9 @@ class PastRun:
         try:
             self.run_id = str(json.loads((path / "run.json").read_text(encoding="utf-8"))["run"])
         except (OSError, ValueError, KeyError, TypeError) as exc:
-            raise CheckpointError(f"{path / 'run.json'}: cannot be read; expected the directory of a run") from exc
+            raise CheckpointError(f"{path / 'run.json'}: cannot be read; expected the directory of a run").about(
+                code="PHX-I051", file=str(path), expected="the directory of a run"
+            ) from exc
         self.config = load_run(path / "config.toml")
         self.owner = _owner(certificate or owner_certificate(path))
         history = read_history(path / LOG_FILE, self.owner, self.run_id)

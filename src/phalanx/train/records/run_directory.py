@@ -85,11 +85,15 @@ def check_directory(run_dir: Path, *, resume: bool) -> None:
 
 
 def _nothing_to_resume(run_dir: Path) -> CheckpointError:
-    return CheckpointError(f"{run_dir}: there is no run to resume; start it without --resume")
+    return CheckpointError(f"{run_dir}: there is no run to resume; start it without --resume").about(
+        code="PHX-I051", file=str(run_dir), do="start it without --resume"
+    )
 
 
 def _holds_run(run_dir: Path) -> ConfigError:
-    return ConfigError(f"{run_dir}: holds a run already; add --resume to go on with it, or choose another --run-dir")
+    return ConfigError(
+        f"{run_dir}: holds a run already; add --resume to go on with it, or choose another --run-dir"
+    ).about(code="PHX-C012", file=str(run_dir), do="add --resume, or choose another --run-dir")
 
 
 class RunDirectory(Closeable):
@@ -133,7 +137,7 @@ class RunDirectory(Closeable):
             except OSError as exc:
                 raise ConfigError(
                     f"{path}: cannot be used as a run directory ({exc.strerror}); choose another --run-dir"
-                ) from exc
+                ).about(code="PHX-C013", file=str(path), do="choose another --run-dir") from exc
             self.owner: Identity = load_identity(self.pki / OWNER)
             self._leave_certificate()
             for name in (*run.pipeline.remote_workers, *run.pipeline.may_join):
@@ -262,7 +266,7 @@ class RunDirectory(Closeable):
             raise ConfigError(
                 f"{self.path}: holds {', '.join(foreign)} but no {_RECORD}, so it is no run of ours; "
                 "choose another --run-dir"
-            )
+            ).about(code="PHX-C013", file=str(self.path), do="choose another --run-dir")
 
     def _begin(self, record: Path, resume: bool) -> str:
         if not record.exists():
@@ -316,11 +320,11 @@ class RunDirectory(Closeable):
                 raise ConfigError(
                     f"{self.path}: the run in it has not finished a step, so there is nothing to resume; start it "
                     "without --resume, and it is begun anew with this run file"
-                )
+                ).about(code="PHX-C014", file=str(self.path), do="start it without --resume")
             raise ConfigError(
                 f"{self.path}: holds another run (config digest {config_digest[:12]}..., this run file has "
                 f"{digest(self._run)[:12]}...){self._what_differs()}; resume with the very run file, see "
                 f"{self.path / 'config.toml'}, or begin a new run where this one is: --from {self.path} with another "
                 "--run-dir"
-            )
+            ).about(code="PHX-C016", file=str(self.path))
         return run_id

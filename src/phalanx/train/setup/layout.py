@@ -52,6 +52,11 @@ def make_plan(run: RunConfig, source: ModelSource) -> StepPlan:
     if longest is not None and run.data.sequence_length > longest:
         raise ConfigError(
             f"data.sequence_length = {run.data.sequence_length}: the model has positions for {longest}; lower it"
+        ).about(
+            code="PHX-C011",
+            key="data.sequence_length",
+            found=str(run.data.sequence_length),
+            expected=f"at most {longest}",
         )
     return StepPlan(
         run_digest=digest(run),

@@ -30,12 +30,16 @@ def check_inputs(run: RunConfig) -> None:
 def _check_data(data: DataConfig) -> None:
     path = getattr(data.tokenizer, "path", None)
     if path is not None and not path.is_file():
-        raise DataError(f"data.tokenizer.path: {path}: is no file; give the path of a tokenizer.json")
+        raise DataError(f"data.tokenizer.path: {path}: is no file; give the path of a tokenizer.json").about(
+            code="PHX-I016", file=str(path), key="data.tokenizer.path", do="give the path of a tokenizer.json"
+        )
     for number, source in enumerate(data.sources):
         try:
             _look_at(source)
         except DataError as exc:
-            raise DataError(f"data.sources.{number}: {exc}") from exc
+            raise DataError(f"data.sources.{number}: {exc}").about(
+                **{**exc.facts, "key": f"data.sources.{number}"}
+            ) from exc
 
 
 def _look_at(source: SourceSettings) -> None:
