@@ -34,7 +34,7 @@ CALLS = {
     "pki show": ["pki", "show", "keys/alice/certificate.pem"],
     "pki request": ["pki", "request", "bob"],
     "pki sign": ["pki", "sign", "keys", "bob/request.csr"],
-    "plan": ["plan", "--model", "gpt2", "--cluster", "v100-nodes", "--gpus", "8", "--layout", "dp=8"],
+    "plan": ["plan", "--model", "gpt2", "--cluster", "a100-nodes", "--gpus", "8", "--layout", "dp=8", "--sequence-length", "512"],
     "checkpoint new-key": ["checkpoint", "new-key", "new.key"],
     "report": ["report", "keys"],
     "train": ["train", "run.toml"],

@@ -38,6 +38,11 @@ def verify(
     remembers: the owner itself can take no line back. Exit code 5 also where everything that is there holds and
     something is missing: the log's end, or the key that the audits were drawn with.
     """
+    from phalanx.train.records.owner_key import owner_of
+    from phalanx.train.records.run_directory import owner_certificate
+
+    # a mistake is said before torch is imported
+    owner_of(certificate or owner_certificate(run_dir))
     from phalanx.train.records.proof import verify_run
 
     proof = verify_run(run_dir, certificate, head or [])
@@ -66,17 +71,9 @@ def verify(
 
 def _facts(proof: "RunProof") -> dict[str, Any]:
     log, names = proof.log, ("rates", "audits", "owners_audits", "unlike_audits", "remarks", "unproven", "key_from")
-    return {
-        "proves": proof.conclusion,
-        **{name: getattr(proof, name) for name in names},
-        "run": log.run,
-        "signed_by": proof.owner.name,
-        "key": proof.owner.public_key.hex(),
-        "events": log.num_events,
-        "first": log.first_time,
-        "last": log.last_time,
-        "kinds": log.kinds,
-    }
+    facts = {"proves": proof.conclusion, **{name: getattr(proof, name) for name in names}, "run": log.run}
+    facts |= {"signed_by": proof.owner.name, "key": proof.owner.public_key.hex(), "events": log.num_events}
+    return facts | {"first": log.first_time, "last": log.last_time, "kinds": log.kinds}
 
 
 @audit_app.command(epilog="Example: phalanx audit explain runs/first/evidence/step-00000012-stage-1-worker-1.json")

@@ -40,6 +40,10 @@ def report(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run directory, finished or not.")],
 ) -> Answer:
     """Write report.html into a run directory and print its path."""
+    from phalanx.report import check_run
+
+    # a mistake is said before torch is imported
+    check_run(run_dir)
     from phalanx.report import write_report
 
     page = write_report(run_dir)

@@ -41,6 +41,7 @@ def train(
 ) -> Answer:
     """Train a model across stages that check each other, then write the report."""
     from phalanx.train import check_directory, check_inputs, default_directory, load_run
+    from phalanx.train.records.run_directory import run_name
 
     # a mistake is said before torch is imported
     overrides = tuple(overrides_of(sets, unsets))
@@ -48,6 +49,8 @@ def train(
     check_inputs(run)
     if run.parallel is None and not dry_run:
         check_directory(default_directory(run) if run_dir is None else run_dir, resume=resume)
+    if from_run is not None:
+        run_name(from_run)
     if {PARENT, "TORCHELASTIC_RUN_ID"} & set(os.environ):
         # started by an engine: a second owner must never meet this one in the same directory
         die_with_parent()

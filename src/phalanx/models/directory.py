@@ -2,16 +2,20 @@
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from phalanx.errors import ModelError
 from phalanx.models.config import ModelConfig
+from phalanx.planner.model.families import FAMILIES
 
 WEIGHTS, WEIGHTS_INDEX, TOKENIZER = "model.safetensors", "model.safetensors.index.json", "tokenizer.json"
 SLOW_BPE = ("vocab.json", "merges.txt")
 """Of which a tokenizer.json is made where there is none."""
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+_MOST_HEADER_BYTES = 100_000_000
+"""What the safetensors library takes at most."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -25,6 +29,9 @@ def check_model(config: ModelConfig, *, needs_tokenizer: bool) -> None:
     Raises:
         ModelError: A file is missing or no JSON; or the model comes without a tokenizer.
     """
+    described = describe(config)
+    if described is not None:
+        check_family(described, "model.architecture" if config.path is None else f"{config.path}/config.json")
     if config.path is None:
         if needs_tokenizer and config.architecture is not None:
             raise ModelError(
@@ -33,9 +40,6 @@ def check_model(config: ModelConfig, *, needs_tokenizer: bool) -> None:
             )
         return
     directory = model_directory(config.path)
-    read_config(directory)
-    if not config.from_scratch:
-        check_weights(directory)
     if needs_tokenizer and not any(
         all((directory / name).is_file() for name in names) for names in ((TOKENIZER,), SLOW_BPE)
     ):
@@ -44,6 +48,58 @@ def check_model(config: ModelConfig, *, needs_tokenizer: bool) -> None:
             "merges.txt there to make one from; `phalanx model import DIR OUT` makes one of other tokenizer files, or "
             'name one by kind = "file"'
         ).about(code="PHX-I037", file=str(directory / TOKENIZER), key="data.tokenizer.kind")
+    if not config.from_scratch:
+        check_weights(directory)
+        for file in sorted(directory.glob("*.safetensors")):
+            check_header(file)
+
+
+def describe(config: ModelConfig) -> Mapping[str, Any] | None:
+    """Return the keys of a model's config.json; None of a packaged model, which has been looked at before.
+
+    Raises:
+        ModelError: There is no such directory, or no such file in it.
+    """
+    if config.path is None:
+        return config.architecture
+    return read_config(model_directory(config.path))
+
+
+def check_family(described: Mapping[str, Any], where: str) -> None:
+    """Refuse a model that no rule cuts into stages.
+
+    Raises:
+        ModelError: Its ``model_type`` is not among the families.
+    """
+    found = described.get("model_type")
+    if found not in FAMILIES:
+        experts = any("expert" in key for key in described)
+        why = ", a mixture of experts, which stages do not carry" if experts else ""
+        raise ModelError(
+            f"{where}: model_type: found {found!r}{why}; expected one of {', '.join(sorted(FAMILIES))}"
+        ).about(code="PHX-I033", file=where, key="model_type", found=str(found))
+
+
+def check_header(path: Path) -> None:
+    """Refuse a file that cannot be safetensors: its header and its length are compared, no tensor is read.
+
+    Raises:
+        ModelError: It is cut, longer than its header says, or another kind of file.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = file.read(length) if length <= min(size - 8, _MOST_HEADER_BYTES) else b""
+    try:
+        ends = [value["data_offsets"][1] for name, value in json.loads(header).items() if name != "__metadata__"]
+        expected = 8 + length + max(ends, default=0)
+        said = "" if size == expected else f"has {size} bytes, its header says {expected}"
+    except (ValueError, RecursionError, AttributeError, LookupError, TypeError):
+        said = "its header is cut or malformed"
+    if said:
+        raise ModelError(f"{path}: cannot be read as safetensors: {said}; fetch or export it again").about(
+            code="PHX-I035", file=str(path), found=said, do="fetch or export it again"
+        )
 
 
 def model_directory(path: str) -> Path:

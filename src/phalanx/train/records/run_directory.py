@@ -71,6 +71,20 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
+def run_name(run_dir: Path) -> str:
+    """Return the random name of the run in a directory.
+
+    Raises:
+        CheckpointError: There is no run.
+    """
+    try:
+        return str(json.loads((run_dir / _RECORD).read_text(encoding="utf-8"))["run"])
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise CheckpointError(f"{run_dir / _RECORD}: cannot be read; expected the directory of a run").about(
+            code="PHX-I051", file=str(run_dir), expected="the directory of a run"
+        ) from exc
+
+
 def check_directory(run_dir: Path, *, resume: bool) -> None:
     """Refuse what `RunDirectory` would, as far as it can be seen without the run; nothing is touched.
 
@@ -78,10 +92,18 @@ def check_directory(run_dir: Path, *, resume: bool) -> None:
         ConfigError: It holds a run already and `resume` is false.
         CheckpointError: There is nothing to resume.
     """
+    if run_dir.exists() and not run_dir.is_dir():
+        raise _not_usable(run_dir, "File exists")
     if resume and not any((run_dir / name).exists() for name in (_RECORD, _BEGUN)):
         raise _nothing_to_resume(run_dir)
     if not resume and holds_run(run_dir):
         raise _holds_run(run_dir)
+
+
+def _not_usable(path: Path, why: str) -> ConfigError:
+    return ConfigError(f"{path}: cannot be used as a run directory ({why}); choose another --run-dir").about(
+        code="PHX-C013", file=str(path), do="choose another --run-dir"
+    )
 
 
 def _nothing_to_resume(run_dir: Path) -> CheckpointError:
@@ -135,9 +157,7 @@ class RunDirectory(Closeable):
                 is_there = resume and record.exists()
                 self.run_id = self._check_record(record) if is_there else self._begin(record, resume)
             except OSError as exc:
-                raise ConfigError(
-                    f"{path}: cannot be used as a run directory ({exc.strerror}); choose another --run-dir"
-                ).about(code="PHX-C013", file=str(path), do="choose another --run-dir") from exc
+                raise _not_usable(path, exc.strerror or "unknown") from exc
             self.owner: Identity = load_identity(self.pki / OWNER)
             self._leave_certificate()
             for name in (*run.pipeline.remote_workers, *run.pipeline.may_join):

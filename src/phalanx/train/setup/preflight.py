@@ -1,14 +1,19 @@
 """A look at everything that a run reads, before torch is imported and before anything is written."""
 
+from collections.abc import Mapping
 from itertools import islice
+from typing import Any
 
 from phalanx.data import DataConfig, ModelTokenizerConfig
 from phalanx.data.sources import SourceSettings, no_text, open_source
 from phalanx.engine import check_build
 from phalanx.errors import DataError
-from phalanx.models.directory import check_model
+from phalanx.models.directory import check_model, describe
+from phalanx.models.layout import check_length, check_stages
 from phalanx.train.config import RunConfig
 
+_POSITIONS, _LAYERS = ("max_position_embeddings", "n_positions"), ("num_hidden_layers", "n_layer")
+"""What families call them in config.json."""
 _FIRST_DOCUMENTS = 20
 _MOST_BYTES = 1 << 24
 """Of a file that is read whole for its first document."""
@@ -18,13 +23,29 @@ def check_inputs(run: RunConfig) -> None:
     """Refuse a run with a model or data that cannot be what it says: files, fields and first documents are looked at.
 
     Raises:
-        ConfigError: This build of torch has no such device.
+        ConfigError: This build of torch has no such device, or stages or sequences are more than the model has.
         ModelError: The model's directory lacks a file.
         DataError: A source is missing, empty or malformed where it begins, or a tokenizer's file is missing.
     """
     check_build(run.train.device, "train.device")
     check_model(run.model, needs_tokenizer=isinstance(run.data.tokenizer, ModelTokenizerConfig))
+    _check_sizes(run)
     _check_data(run.data)
+
+
+def _check_sizes(run: RunConfig) -> None:
+    """Compare a run of stages with what config.json says; what it leaves out is looked at with the model."""
+    described = describe(run.model)
+    if described is None or run.parallel is not None:
+        return
+    longest, layers = (_first_number(described, names) for names in (_POSITIONS, _LAYERS))
+    check_length(run.data.sequence_length, longest)
+    if layers is not None and run.split is None:
+        check_stages(run.pipeline.stages, layers)
+
+
+def _first_number(described: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
+    return next((described[name] for name in names if type(described.get(name)) is int), None)
 
 
 def _check_data(data: DataConfig) -> None:
