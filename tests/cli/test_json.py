@@ -22,6 +22,7 @@ WITHOUT_JSON = {
     ("enclave", "own"): "a run starts it and speaks with it over its sockets; it prints nothing",
     ("enclave", "serve"): "a run starts it and speaks with it over its sockets; it prints nothing",
 }
+PLAN = ["--model", "gpt2", "--cluster", "a100-nodes", "--gpus", "8", "--layout", "dp=8", "--sequence-length", "512"]
 CALLS = {
     "bench": ["bench", "pipelin"],
     "audit": ["audit", "verify", "."],
@@ -34,7 +35,7 @@ CALLS = {
     "pki show": ["pki", "show", "keys/alice/certificate.pem"],
     "pki request": ["pki", "request", "bob"],
     "pki sign": ["pki", "sign", "keys", "bob/request.csr"],
-    "plan": ["plan", "--model", "gpt2", "--cluster", "a100-nodes", "--gpus", "8", "--layout", "dp=8", "--sequence-length", "512"],
+    "plan": ["plan", *PLAN],
     "checkpoint new-key": ["checkpoint", "new-key", "new.key"],
     "report": ["report", "keys"],
     "train": ["train", "run.toml"],

@@ -10,8 +10,8 @@ from pydantic_core import PydanticUndefined
 
 from phalanx.checkpoint import CheckpointConfig
 from phalanx.data import BpeConfig, DataConfig
-from phalanx.data.config import FileTokenizerConfig, LabelledConfig, ModelTokenizerConfig
-from phalanx.data.sources import HtmlConfig, JsonlConfig, TextConfig
+from phalanx.data.config import FileTokenizerConfig, LabelledConfig, ModelTokenizerConfig, OwnTaskConfig
+from phalanx.data.sources import HtmlConfig, JsonlConfig, OwnSourceConfig, TextConfig
 from phalanx.models import LoraConfig, ModelConfig, PrefixConfig, SpfConfig
 from phalanx.optimizers import OptimizerConfig
 from phalanx.parallel import OuterConfig, ParallelConfig
@@ -32,9 +32,11 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "model.adapter ptuning": PrefixConfig,
     "data": DataConfig,
     "data.labelled": LabelledConfig,
+    "data.labelled.task": OwnTaskConfig,
     "data.sources text": TextConfig,
     "data.sources jsonl": JsonlConfig,
     "data.sources html": HtmlConfig,
+    "data.sources module:object": OwnSourceConfig,
     "data.tokenizer bpe": BpeConfig,
     "data.tokenizer model": ModelTokenizerConfig,
     "data.tokenizer file": FileTokenizerConfig,

@@ -3,7 +3,7 @@
 import difflib
 import json
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import date, time
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -18,7 +18,12 @@ Config = TypeVar("Config", bound=BaseModel)
 LONGEST_VALUE = 80
 
 
-def load_config(path: Path, model: type[Config], overrides: Iterable[str] = ()) -> Config:
+def load_config(
+    path: Path,
+    model: type[Config],
+    overrides: Iterable[str] = (),
+    prepare: Callable[[dict[str, Any], Path], None] | None = None,
+) -> Config:
     """Read one TOML file, apply overrides and validate.
 
     Args:
@@ -26,6 +31,7 @@ def load_config(path: Path, model: type[Config], overrides: Iterable[str] = ()) 
         model: The config class.
         overrides: ``section.key=value`` strings, with values in TOML or plain text, and ``section.key-``, which takes
             a key or a section out; in this order.
+        prepare: Changes what was read, given the directory of the file, before it is validated.
 
     Raises:
         ConfigError: Names the file, the key, the value found and what was expected.
@@ -51,6 +57,11 @@ def load_config(path: Path, model: type[Config], overrides: Iterable[str] = ()) 
         raise ConfigError(f'{path}: {name}: found the date or time {value}; write it as text: "{value}"').about(
             code="PHX-C007", file=str(path), key=name, found=str(value), expected="text"
         )
+    if prepare is not None:
+        try:
+            prepare(data, path.parent)
+        except ConfigError as exc:
+            raise ConfigError(f"{path}: {exc}").about(**{**exc.facts, "file": str(path)}) from exc
     try:
         # JSON mode: strict types, but a TOML array may become a tuple
         return model.model_validate_json(json.dumps(data))
@@ -132,6 +143,12 @@ def _explain(error: ErrorDetails, model: type[BaseModel]) -> tuple[str, dict[str
         )
     if error["type"] == "missing":
         return "missing; add it", facts | {"code": "PHX-C006", "do": "add it"}
+    if error["type"] == "union_tag_not_found":
+        return "missing; add it", facts | {"code": "PHX-C006", "key": f"{facts['key']}.kind", "do": "add it"}
+    if error["type"] == "union_tag_invalid":
+        tag, known = repr(error["ctx"]["tag"]), str(error["ctx"]["expected_tags"])
+        facts |= {"code": "PHX-C007", "key": f"{facts['key']}.kind", "found": tag, "expected": f"one of {known}"}
+        return f"found {tag}; expected one of {known}", facts
     if error["type"] == "value_error":
         return str(error["ctx"]["error"]), facts
     found = repr(error["input"])

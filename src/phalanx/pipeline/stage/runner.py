@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from phalanx.engine import NO_EXTRAS
 from phalanx.models import StageModule, StageSpec
-from phalanx.objectives import OBJECTIVES
+from phalanx.objectives import objective_of
 
 
 @runtime_checkable
@@ -85,13 +85,13 @@ class StageRunner:
             labels: Next tokens ``[batch, seq]``.
             num_targets: Target tokens in the whole step, so that microbatches add up to the batch's mean.
             extras: More rows, as the objective reads them.
-            objective: A key of `OBJECTIVES`.
+            objective: A kind, as `objective_of` takes it.
 
         Returns:
             The sum of the token losses of this microbatch, in nats.
         """
         x, logits = self._graphs[microbatch]
-        total, _ = OBJECTIVES[objective](logits, labels.to(logits.device), extras)
+        total, _ = objective_of(objective)(logits, labels.to(logits.device), extras)
         self._graphs[microbatch] = (x, total / num_targets)
         return float(total.detach())
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.closing import Closeable
-from phalanx.config import digest, dump_toml
+from phalanx.config import KEPT_CODE, changed_code, digest, dump_toml, source_files
 from phalanx.errors import CheckpointError, ConfigError
 from phalanx.pipeline.config import OWNER
 from phalanx.security.crypto import Identity, create_authority, issue, load_identity
@@ -311,12 +311,37 @@ class RunDirectory(Closeable):
             create_authority(self.pki)
             for name in (OWNER, *self._parties):
                 issue(self.pki, name)
+        self._keep_code()
         run_id = secrets.token_hex(16)
         temporary = self.path / f".{_RECORD}.tmp"
         temporary.write_text(json.dumps({"run": run_id, "config_digest": digest(self._run)}), encoding="utf-8")
         temporary.rename(record)
         begun.unlink()
         return run_id
+
+    def _keep_code(self) -> None:
+        """Keep each file of the user's own code, by its digest: the resolved run file finds it here."""
+        for name, content in source_files(self._run.own_code):
+            folder = self.path / KEPT_CODE
+            folder.mkdir(exist_ok=True)
+            (folder / f"{name}.py").write_bytes(content)
+
+    def _check_code(self) -> None:
+        """Refuse code of the user's own that has changed since the run began.
+
+        Raises:
+            ConfigError: Names the file, what was found and what was expected.
+        """
+        try:
+            there = load_run(self.path / "config.toml")
+        except ConfigError:
+            return
+        changed = changed_code(there.own_code, self._run.own_code)
+        if changed is not None:
+            raise ConfigError(
+                f"{self.path}: {changed}; put it back as it was ({self.path / KEPT_CODE} has a copy of each file), or "
+                f"begin a new run where this one is: --from {self.path} with another --run-dir"
+            )
 
     def _what_differs(self) -> str:
         """Name keys that the run there has with other values."""
@@ -341,6 +366,7 @@ class RunDirectory(Closeable):
                     f"{self.path}: the run in it has not finished a step, so there is nothing to resume; start it "
                     "without --resume, and it is begun anew with this run file"
                 ).about(code="PHX-C014", file=str(self.path), do="start it without --resume")
+            self._check_code()
             raise ConfigError(
                 f"{self.path}: holds another run (config digest {config_digest[:12]}..., this run file has "
                 f"{digest(self._run)[:12]}...){self._what_differs()}; resume with the very run file, see "

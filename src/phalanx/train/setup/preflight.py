@@ -4,12 +4,15 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
+from phalanx.config import open_own_code, own_references
 from phalanx.data import DataConfig, ModelTokenizerConfig
 from phalanx.data.sources import SourceSettings, no_text, open_source
+from phalanx.data.tasks import Columns, load_own
 from phalanx.engine import check_build
 from phalanx.errors import DataError
 from phalanx.models.directory import check_model, describe
 from phalanx.models.layout import check_length, check_stages
+from phalanx.objectives import objective_of
 from phalanx.train.config import RunConfig
 
 _POSITIONS, _LAYERS = ("max_position_embeddings", "n_positions"), ("num_hidden_layers", "n_layer")
@@ -23,11 +26,14 @@ def check_inputs(run: RunConfig) -> None:
     """Refuse a run with a model or data that cannot be what it says: files, fields and first documents are looked at.
 
     Raises:
-        ConfigError: This build of torch has no such device, or stages or sequences are more than the model has.
+        ConfigError: This build of torch has no such device, code of the user's own cannot be loaded, or stages or
+            sequences are more than the model has.
         ModelError: The model's directory lacks a file.
-        DataError: A source is missing, empty or malformed where it begins, or a tokenizer's file is missing.
+        DataError: A source is missing, empty or malformed where it begins, a tokenizer's file is missing, or a file of
+            labelled texts of one's own is wrong anywhere.
     """
     check_build(run.train.device, "train.device")
+    load_own_code(run)
     check_model(run.model, needs_tokenizer=isinstance(run.data.tokenizer, ModelTokenizerConfig))
     _check_sizes(run)
     _check_data(run.data)
@@ -48,12 +54,27 @@ def _first_number(described: Mapping[str, Any], names: tuple[str, ...]) -> int |
     return next((described[name] for name in names if type(described.get(name)) is int), None)
 
 
+def load_own_code(run: RunConfig) -> None:
+    """Load what a run file names of the user's own code, attacks apart, and look at its objective.
+
+    Raises:
+        ConfigError: It cannot be had, or is not what its place asks for.
+    """
+    for kind in own_references(run.model_dump(mode="json", exclude={"attack"})):
+        open_own_code(kind, run.home)
+    objective_of(run.train.objective)
+
+
 def _check_data(data: DataConfig) -> None:
     path = getattr(data.tokenizer, "path", None)
     if path is not None and not path.is_file():
         raise DataError(f"data.tokenizer.path: {path}: is no file; give the path of a tokenizer.json").about(
             code="PHX-I016", file=str(path), key="data.tokenizer.path", do="give the path of a tokenizer.json"
         )
+    own = None if data.labelled is None else data.labelled.own
+    if own is not None:
+        for train, test in zip(own.train, own.test, strict=True):
+            load_own(train, test, Columns(own.text, own.label, own.classes))
     for number, source in enumerate(data.sources):
         try:
             _look_at(source)
