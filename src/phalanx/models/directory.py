@@ -72,7 +72,7 @@ def check_family(described: Mapping[str, Any], where: str) -> None:
         ModelError: Its ``model_type`` is not among the families.
     """
     found = described.get("model_type")
-    if found not in FAMILIES:
+    if not isinstance(found, str) or found not in FAMILIES:
         experts = any("expert" in key for key in described)
         why = ", a mixture of experts, which stages do not carry" if experts else ""
         raise ModelError(
