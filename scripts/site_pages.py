@@ -17,6 +17,8 @@ from phalanx.cli.outcome import command as phalanx_command
 
 _OUTSIDE = re.compile(r"\[([^\]]*)\]\((?:\.\./)+((?:src|tests|examples|benchmarks|scripts)/[^)#]*|[A-Z]+\.md)[^)]*\)")
 _ERRORS = Path(phalanx.__file__).parent / "cli" / "answers" / "error_pages.md"
+_CODE = re.compile(r"<code>[^<\n]+</code>")
+_HYPHENED = re.compile(r"(?<=[ >])(?=[^ <>]{2,24}[ <])([^ <>]*-[^ <>]*)")
 _PYTHON = """# Python
 
 A run is a call; the rest is in the run file.
@@ -53,6 +55,11 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     return _OUTSIDE.sub(
         lambda found: f"{found[1]} (`{found[2]}`)" if f"`{found[2]}`" != found[1] else found[1], markdown
     )
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Keep an option or a name in one piece: a browser would break a line behind each hyphen in it."""
+    return _CODE.sub(lambda code: _HYPHENED.sub(r'<span class="word">\1</span>', code[0]), html)
 
 
 def _commands() -> str:

@@ -60,7 +60,7 @@ class Recorder:
             "follow": self.follow,
         }
         self._module(monkeypatch, "phalanx.train", plays_rank=lambda run: self.is_rank, **verbs)
-        self._module(monkeypatch, "phalanx.report", write_report=self.write_report)
+        self._module(monkeypatch, "phalanx.report", write_report=self.write_report, check_run=lambda run_dir: None)
         self._module(monkeypatch, "phalanx.lab.bench", BENCHES={"pipeline": self.bench}, KEEPING_ROWS={})
 
     def _module(self, monkeypatch: pytest.MonkeyPatch, name: str, **members: object) -> None:
@@ -283,7 +283,7 @@ def write_report(run_dir):
     secret = "hunter" + str(2)
     raise RuntimeError("a bug")
 
-sys.modules["phalanx.report"] = types.SimpleNamespace(write_report=write_report)
+sys.modules["phalanx.report"] = types.SimpleNamespace(write_report=write_report, check_run=lambda run_dir: None)
 sys.argv[1:] = ["report", "runs/x"]
 main()
 """

@@ -159,7 +159,7 @@ from phalanx.cli import main
 def write_report(run_dir):
     raise RuntimeError("a bug")
 
-sys.modules["phalanx.report"] = types.SimpleNamespace(write_report=write_report)
+sys.modules["phalanx.report"] = types.SimpleNamespace(write_report=write_report, check_run=lambda run_dir: None)
 sys.argv[1:] = ["report", "runs/x", "--json"]
 main()
 """

@@ -1,4 +1,4 @@
-"""The runner of one stage's microbatches: forward, backward, and the recomputation that audits need."""
+"""The runner of one stage's microbatches: forward, backward, the gradient's norm, and what audits recompute."""
 
 import hashlib
 from collections.abc import Mapping
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from phalanx.engine import NO_EXTRAS
 from phalanx.models import StageModule, StageSpec
 from phalanx.objectives import objective_of
+from phalanx.optimizers import gradient_norm_squared
 
 
 @runtime_checkable
@@ -194,3 +195,9 @@ def dropout_seed(seed: int, step: int, stage: int, microbatch: int) -> int:
     """Seed of one microbatch's dropout masks in one stage."""
     text = f"phalanx dropout {seed} {step} {stage} {microbatch}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+
+
+def finite_norm_squared(gradients: Mapping[str, Tensor]) -> float | None:
+    """Squared norm of all gradients together; None when it is not finite, for JSON has no word for that."""
+    value = gradient_norm_squared(dict(gradients))
+    return value if value < float("inf") else None
