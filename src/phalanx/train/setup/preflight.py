@@ -13,6 +13,7 @@ from phalanx.errors import DataError
 from phalanx.models.directory import check_model, describe
 from phalanx.models.layout import check_length, check_stages
 from phalanx.objectives import objective_of
+from phalanx.telemetry.sinks import check_sinks
 from phalanx.train.config import RunConfig
 
 _POSITIONS, _LAYERS = ("max_position_embeddings", "n_positions"), ("num_hidden_layers", "n_layer")
@@ -55,7 +56,7 @@ def _first_number(described: Mapping[str, Any], names: tuple[str, ...]) -> int |
 
 
 def load_own_code(run: RunConfig) -> None:
-    """Load what a run file names of the user's own code, attacks apart, and look at its objective.
+    """Load what a run file names of the user's own code, attacks apart, and look at objective and metrics sinks.
 
     Raises:
         ConfigError: It cannot be had, or is not what its place asks for.
@@ -63,6 +64,7 @@ def load_own_code(run: RunConfig) -> None:
     for kind in own_references(run.model_dump(mode="json", exclude={"attack"})):
         open_own_code(kind, run.home)
     objective_of(run.train.objective)
+    check_sinks(run.tracking)
 
 
 def _check_data(data: DataConfig) -> None:
