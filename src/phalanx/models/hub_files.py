@@ -27,7 +27,7 @@ _COMPANIONS = (
 )
 _TEMPLATES = "additional_chat_templates"
 _ROTARY_PCT = frozenset({"cohere2", "gpt_neox"})
-"""Families whose readers call the rotated share of a head so."""
+"""Families with another name for the share of a head that is rotated."""
 
 
 def tokenizer_companions(directory: Path) -> Iterator[Path]:
