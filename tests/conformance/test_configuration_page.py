@@ -11,7 +11,7 @@ from pydantic_core import PydanticUndefined
 from phalanx.checkpoint import CheckpointConfig
 from phalanx.data import BpeConfig, DataConfig
 from phalanx.data.config import FileTokenizerConfig, LabelledConfig, ModelTokenizerConfig, OwnTaskConfig
-from phalanx.data.sources import HtmlConfig, JsonlConfig, TextConfig
+from phalanx.data.sources import HtmlConfig, JsonlConfig, OwnSourceConfig, TextConfig
 from phalanx.models import LoraConfig, ModelConfig, PrefixConfig, SpfConfig
 from phalanx.optimizers import OptimizerConfig
 from phalanx.parallel import OuterConfig, ParallelConfig
@@ -20,6 +20,7 @@ from phalanx.pipeline import AttackConfig, GuardConfig, PartyLayout, PipelineCon
 from phalanx.security.seal import ReleasePolicy
 from phalanx.split import SplitConfig
 from phalanx.split.masked import MaskedConfig, MaskedWorkerConfig
+from phalanx.telemetry.sinks import MlflowConfig, OwnSinkConfig, TrackioConfig, WandbConfig
 from phalanx.train import RunConfig, TrainConfig
 from phalanx.train.exclusions import EXCLUSIONS, value_exclusions
 from phalanx.train.parties.client_file import ClientFile
@@ -37,6 +38,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "data.sources text": TextConfig,
     "data.sources jsonl": JsonlConfig,
     "data.sources html": HtmlConfig,
+    "data.sources module:object": OwnSourceConfig,
     "data.tokenizer bpe": BpeConfig,
     "data.tokenizer model": ModelTokenizerConfig,
     "data.tokenizer file": FileTokenizerConfig,
@@ -53,6 +55,10 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "guard": GuardConfig,
     "attack": AttackConfig,
     "checkpoint": CheckpointConfig,
+    "tracking.wandb": WandbConfig,
+    "tracking.mlflow": MlflowConfig,
+    "tracking.trackio": TrackioConfig,
+    "tracking.module:object": OwnSinkConfig,
     "worker": WorkerConfig,
     "client": ClientFile,
     "worker.parallel": PartyLayout,

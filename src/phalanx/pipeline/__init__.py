@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from phalanx.pipeline.evidence.explain import explain_evidence
     from phalanx.pipeline.membership.callers import Callers
     from phalanx.pipeline.membership.join import ExpectedWorkers, gather
-    from phalanx.pipeline.membership.members import Files, Incarnations, Members
-    from phalanx.pipeline.owner.async_snapshot import Duplicate
+    from phalanx.pipeline.membership.members import Files, Incarnations, Members, revocation_facts
     from phalanx.pipeline.owner.engine import PipelineEngine
     from phalanx.pipeline.owner.guarantees import GUARANTEES, weaker
     from phalanx.pipeline.owner.paper_recovery import MAX_ATTEMPTS, skipping
+    from phalanx.pipeline.owner.step_books import Duplicate
     from phalanx.pipeline.plan import StageRange, StepPlan
     from phalanx.pipeline.processes.allocator import keep_freed_memory
     from phalanx.pipeline.processes.fork_server import can_fork
@@ -99,6 +99,7 @@ __all__ = [
     "read_leaves",
     "recompute_in",
     "requested_file",
+    "revocation_facts",
     "run_battery",
     "run_worker",
     "settle_numerics",
@@ -119,11 +120,11 @@ if not TYPE_CHECKING:
             "evidence.explain": ("explain_evidence",),
             "membership.callers": ("Callers",),
             "membership.join": ("ExpectedWorkers", "gather"),
-            "membership.members": ("Files", "Incarnations", "Members"),
-            "owner.async_snapshot": ("Duplicate",),
+            "membership.members": ("Files", "Incarnations", "Members", "revocation_facts"),
             "owner.engine": ("PipelineEngine",),
             "owner.guarantees": ("GUARANTEES", "weaker"),
             "owner.paper_recovery": ("MAX_ATTEMPTS", "skipping"),
+            "owner.step_books": ("Duplicate",),
             "plan": ("StageRange", "StepPlan"),
             "processes.allocator": ("keep_freed_memory",),
             "processes.fork_server": ("can_fork",),

@@ -20,7 +20,7 @@ from phalanx.train.sessions.factory import EngineFactory
 from phalanx.train.sessions.pipeline import PipelineFactory
 from phalanx.train.sessions.session import Session
 from phalanx.train.setup.layout import describe_stages
-from phalanx.train.setup.preflight import check_inputs
+from phalanx.train.setup.preflight import check_inputs, load_own_code
 from phalanx.train.setup.process import deterministic, interruptible
 from phalanx.train.setup.tiers import settle_tier
 
@@ -107,6 +107,7 @@ def follow(run: RunConfig, run_dir: str | Path | None = None) -> None:
     """
     from phalanx.train.sessions.domain import play_rank  # noqa: PLC0415 - a pipeline has no use for it
 
+    load_own_code(run)
     with deterministic(run.train.threads):
         play_rank(run, cache_beside(_directory(run, run_dir)) / "models")
 

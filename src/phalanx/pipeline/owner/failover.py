@@ -9,11 +9,10 @@ from phalanx.errors import PeerLostError, TransportError, VerificationError
 from phalanx.pipeline.assignment.assignment import Assignment, roles_of, settled
 from phalanx.pipeline.assignment.rebalance import Balance
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.membership.members import Files, Members
+from phalanx.pipeline.membership.members import Files, Members, OwnerLinks, revocation_facts
 from phalanx.pipeline.owner.coordinator import Coordinator
 from phalanx.pipeline.owner.guarantees import Guarantees
-from phalanx.pipeline.owner.links import OwnerLinks
-from phalanx.pipeline.owner.paper_recovery import Attempt, PaperRecovery
+from phalanx.pipeline.owner.paper_recovery import PLAIN, Attempt, PaperRecovery
 from phalanx.pipeline.owner.placement import Placement
 from phalanx.pipeline.owner.rollback import Rollback
 from phalanx.pipeline.owner.verdicts import Verdicts
@@ -23,6 +22,7 @@ from phalanx.pipeline.verify.facts import Judgement, StepFacts
 from phalanx.pipeline.verify.signed_history import SignedHistory
 from phalanx.pipeline.verify.state_agreement import StateAgreement
 from phalanx.pipeline.worker.roles import Roles
+from phalanx.security.crypto import Revocation, certified_name
 
 
 class Failover:
@@ -33,6 +33,7 @@ class Failover:
         lost: Those among them that are known to be gone and are still to be replaced.
         reasons: Why each party that was ever lost was lost.
         leaving: Those among them that hand over at the end of the step.
+        revoked: Names in the certificates that the owner has taken back in this session.
         epoch: Of the present roles; -1 before the first.
         verdicts: All so far, each judged from its evidence.
         takeovers: Stages that changed hands.
@@ -57,7 +58,7 @@ class Failover:
         self.links = links
         self.alive = list(members.names)
         self.lost, self.reasons = deque[str](), dict[str, str]()
-        self.leaving: set[str] = set()
+        self.leaving, self.revoked = set[str](), set[str]()
         self.epoch = -1
         self.verdicts = Verdicts(facts, members, files)
         self.takeovers, self.signed_history = 0, SignedHistory()
@@ -71,7 +72,9 @@ class Failover:
         self._members = members
         self._files = files
         self._readiness = StateAgreement(facts)
-        self._paper = PaperRecovery(facts.plan.guard.recovery, len(facts.plan.stages))
+        recovery = facts.plan.guard.recovery
+        self._paper = None if recovery == "takeover" else PaperRecovery(recovery, len(facts.plan.stages))
+        self._is_short = False
         self._standing = facts.assignment
 
     @task
@@ -97,9 +100,10 @@ class Failover:
 
     def is_unsound(self, step: int, balance: Balance) -> bool:
         """Whether stages should move because a party is slow, or has more than it has room for."""
-        old, memory = self._standing, self.placing.memory
-        lopsided = balance.is_lopsided(step, old, self.alive, self._coordinator.busy, memory)
-        return lopsided or self.placing.is_crowded(old, self.alive, balance)
+        old = self._standing
+        if balance.every and balance.is_lopsided(step, old, self.alive, self._coordinator.busy, self.placing.memory):
+            return True
+        return self._is_short and self.placing.is_crowded(old, self.alive, balance)
 
     @task
     async def fall_back(self, step: int, known: Mapping[int, StateDigest]) -> None:
@@ -138,6 +142,16 @@ class Failover:
             self.lost.append(name)
             self.reasons[name] = reason
 
+    def revoke(self, entry: Revocation, step: int) -> str | None:
+        """Bar a revoked party; one that takes part joins those in `lost`, the name of one about to join is returned."""
+        self._files.observe("revoked", {**revocation_facts(entry), "step": step})
+        self.revoked.add(entry.party)
+        name = self.links.incarnations.bar(entry.party)
+        if name in self.alive:
+            self.lost.append(name)
+            self.reasons[name], name = "its certificate was revoked", None
+        return name
+
     def probe(self) -> None:
         """Send every party a message: a link with a dead other end is found when something is to go over it."""
         self.links.tell(self.alive, Ask(epoch=self.epoch, step=self._facts.ledger.step))
@@ -164,18 +178,19 @@ class Failover:
         """
         verdict = None
         if judgement is not None:
-            excludes = not self._paper.answers(judgement.verdict)
+            excludes = self._paper is None or not self._paper.answers(judgement.verdict)
             verdict = self.verdicts.judge(judgement, self.signed_history, self._facts.unanswered, excludes=excludes)
             if verdict is None:
                 await self._go_on_without_verdict(judgement, step)
                 return
-        if verdict is not None and self._paper.answers(verdict):
+        if verdict is not None and self._paper is not None and self._paper.answers(verdict):
             attempt = self._paper.after(verdict, step)
             if attempt.number:
                 self._files.observe("step_restarted", {"step": step, "attempt": attempt.number})
             await self.assign(self._standing, self._standing, step)
         else:
-            self._paper.forget_detour()
+            if self._paper is not None:
+                self._paper.forget_detour()
             await self._exclude(self.lost.popleft() if verdict is None else verdict.party, verdict, step)
 
     async def _go_on_without_verdict(self, judgement: Judgement, step: int) -> None:
@@ -232,6 +247,8 @@ class Failover:
         Returns:
             How it was attempted.
         """
+        if self._paper is None:
+            return PLAIN
         attempt = self._paper.at(step)
         if attempt.bypassed:
             body = {"left_out": sorted(attempt.bypassed), "frozen": sorted(attempt.frozen)}
@@ -280,7 +297,7 @@ class Failover:
     def _shut_out(self, gone: str, *, convicted: bool) -> None:
         """Refuse a worker's messages and end its process, if it is a local one."""
         self._strike(gone)
-        self.links.shut_out(gone, for_good=convicted)
+        self.links.shut_out(gone, for_good=convicted or certified_name(gone) in self.revoked)
         self._members.dismiss(gone)
         self._files.gone.append(gone)
         place = {"stages": self._standing.held_by(gone), "step": self._facts.ledger.step}
@@ -302,7 +319,7 @@ class Failover:
         """
         self.epoch += 1
         self.links.mail.renew_allowances()
-        attempt = self._paper.at(step)
+        attempt = PLAIN if self._paper is None else self._paper.at(step)
         self._standing = new
         self._coordinator.open_epoch(self.epoch, step, new, attempt)
         assign = Assign(
@@ -319,7 +336,9 @@ class Failover:
         self._facts.sources = {role.stage: role.source for role in assign.roles}
         self.rollback.note_copies(new, step)
         self.guarantees.note(new, step)
-        if short := self.placing.shortages(new):
+        short = self.placing.shortages(new)
+        self._is_short = bool(short)
+        if short:
             self._files.observe("memory_short", {"step": step, "reason": ". ".join(short)})
         self.links.tell((*self.alive, OWNER), assign)
         await self._await_ready(is_start=old is None)

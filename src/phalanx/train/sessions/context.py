@@ -136,8 +136,10 @@ class SessionContext:
 
     def opening(self, recorder: RunRecorder, start: int, facts: dict[str, Any]) -> None:
         """Write the first event of the session, with what its engine adds."""
+        own = self.run.own_code
         shared = {
             "config_digest": digest(self.run),
+            **({"own_code": own} if own else {}),
             "step": start,
             "owner": OWNER,
             "owner_key": self.home.owner.public.public_key.hex(),
@@ -169,4 +171,4 @@ def check_vocabulary(vocab_size: int, source: ModelSource) -> None:
         raise ConfigError(
             f"data.tokenizer has {vocab_size} tokens, the model {source.vocab_size}; "
             "raise vocab_size in model.architecture or lower it in data.tokenizer"
-        )
+        ).about(code="PHX-C022", key="data.tokenizer", found=str(vocab_size), expected=f"at most {source.vocab_size}")
