@@ -67,7 +67,7 @@ class RemoteHouse(House):
 
 
 class RemoteSession:
-    """One session, before anybody has met; clients are joined one by one."""
+    """One session, before the parties have met; clients are joined one by one."""
 
     def __init__(self, house, name):
         self.house, self.name, self._stack = house, name, ExitStack()

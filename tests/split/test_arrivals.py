@@ -1,4 +1,4 @@
-"""Parties that call an enclave: who is let in, when a session is over, and frames through a pipe."""
+"""Parties that call an enclave: which are let in, when a session is over, and frames through a pipe."""
 
 import socket
 

@@ -142,7 +142,7 @@ def test_an_owner_cannot_send_what_clients_send_and_clients_cannot_ask_for_turns
             session.join(name)
         lead = session.lead()
         owner = lead.parties[0]
-        for message in (session.ready(), ask.TurnDone(step=0), ask.ClientLeft(reason="data"), ask.Concluded()):
+        for message in (session.ready(), ask.TurnDone(step=0), ask.ClientLeft(reason="data"), ask.ConcludeReply()):
             with pytest.raises(PeerRefusedError, match="is no client of another owner"):
                 owner.line.ask(message, ask.TurnTotal)
         with pytest.raises(PeerRefusedError, match="is no client"):
@@ -150,9 +150,9 @@ def test_an_owner_cannot_send_what_clients_send_and_clients_cannot_ask_for_turns
 
     with RemoteHouse(source, tmp_path / "other").open() as session:
         _, party = session.client("north")
-        for message in (ask.Turn(what="train", step=0, draw=0), ask.Conclude()):
+        for message in (ask.ClientTurn(what="train", step=0, draw=0), ask.Conclude()):
             with pytest.raises(PeerRefusedError, match=f"only {OWNER} may ask"):
-                party.line.ask(message, ask.Turn)
+                party.line.ask(message, ask.ClientTurn)
 
 
 def test_an_enclave_with_another_measurement_gets_nothing(source, tmp_path):
@@ -212,7 +212,7 @@ def test_a_client_with_another_model_or_tokenizer_does_not_take_part(source, tmp
         _, south = session.client("south")
 
         with pytest.raises(DataError, match=named):
-            south.line.ask(session.ready(**changes), ask.Turn)
+            south.line.ask(session.ready(**changes), ask.ClientTurn)
 
         assert not session.server._turns.is_ready
 
@@ -225,7 +225,7 @@ def test_a_turn_before_all_are_ready_or_of_another_step_is_refused(source, tmp_p
         owner.meet()
 
         with pytest.raises(FrameError, match=r"[01] of 2 clients are ready"):
-            owner.line.ask(ask.Turn(what="train", step=0, draw=0), ask.TurnTotal)
+            owner.line.ask(ask.ClientTurn(what="train", step=0, draw=0), ask.TurnTotal)
 
     with RemoteHouse(source, tmp_path / "other").open() as session:
         for name in CLIENTS:
@@ -283,7 +283,7 @@ def test_the_owner_is_told_for_whom_a_turn_waits(source, tmp_path):
         south.line.say(session.ready())
         lead = session.lead(aside)
         turns = session.server._turns
-        turns.begin(ask.Turn(what="train", step=0, draw=0), 0)
+        turns.begin(ask.ClientTurn(what="train", step=0, draw=0), 0)
 
         assert [turns.awaited("south") for _ in range(10)] == [()] * 9 + [("south",)]
         for _ in range(10):

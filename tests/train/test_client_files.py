@@ -17,7 +17,7 @@ from phalanx.train.batches.labelled import ClientTexts as LocalTexts
 from phalanx.train.batches.remote_turns import RemoteTurns
 from phalanx.train.batches.scores import Scores
 from phalanx.train.parties.client_file import read_client
-from phalanx.train.parties.client_texts import ClientTexts, read_texts, tokenizer_digest
+from phalanx.train.parties.client_texts import ClientDraws, read_texts, tokenizer_digest
 from phalanx.train.parties.enclave_process import EnclaveStart, read_enclave_run
 
 SPLIT = """
@@ -183,7 +183,7 @@ def test_a_commitment_is_the_same_after_a_restart_and_tells_nothing_without_its_
     assert read_texts(client, run, "north", source).commitment(client.own) == first
     assert texts.commitment(tmp_path / "elsewhere") != first
     assert (client.own / "commitment.key").stat().st_mode & 0o777 == 0o600
-    other = ClientTexts(texts._test, texts._train, (0,), 2, 0)
+    other = ClientDraws(texts._test, texts._train, (0,), 2, 0)
     assert other.commitment(client.own) != first
     assert len(tokenizer_digest(run, source)) == 64
 

@@ -24,7 +24,7 @@ def serve(
     ] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; left out, that of split.remote_enclave.")] = None,
 ) -> None:
-    """Be the enclave of a run with split.remote_enclave until its owner ends it, over any number of sessions."""
+    """Be the enclave of a run with [split] and remote clients, until its owner ends it."""
     from phalanx.train.parties.enclave_process import EnclaveStart, read_enclave_run, serve_enclave
 
     start = EnclaveStart(identity, directory, bind, port)

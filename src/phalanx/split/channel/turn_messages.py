@@ -1,4 +1,4 @@
-"""The messages of a run whose clients are processes of others: turns, and what they came to.
+"""The messages of a run with clients of other owners: turns, and what they came to.
 
     owner                        enclave                        client
       turn(step, draw)  -------->  turn  ---------------------->  sends microbatches, sealed for the enclave
@@ -36,7 +36,7 @@ class ClientsReady(SplitMessage):
     data: dict[Name, Hex32] = Field(max_length=_MOST_CLIENTS)
 
 
-class Turn(SplitMessage):
+class ClientTurn(SplitMessage):
     """The owner's word to all clients of other owners, passed on by the enclave: what to send next."""
 
     kind: ClassVar[str] = "turn"
@@ -82,7 +82,7 @@ class Conclude(SplitMessage):
     kind: ClassVar[str] = "conclude"
 
 
-class Concluded(SplitMessage):
+class ConcludeReply(SplitMessage):
     """Word of a client that both ends saw the same frames; of the enclave, that all clients have said so."""
 
     kind: ClassVar[str] = "concluded"

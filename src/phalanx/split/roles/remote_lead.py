@@ -1,4 +1,4 @@
-"""The owner of a split whose clients are processes of others: it asks for turns, and gets sums over all of them."""
+"""The owner of a split with clients of other owners: it asks for turns, and gets sums over all of them."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -121,7 +121,7 @@ class RemoteLead(OwnerRequests):
         Raises:
             TranscriptError: Two statements do not agree.
         """
-        self._owner.line.ask(ask.Conclude(), ask.Concluded)
+        self._owner.line.ask(ask.Conclude(), ask.ConcludeReply)
         both = self._owner.compare_transcripts(enclave)
         return {} if both is None else {self._owner.name: both}
 
@@ -131,7 +131,7 @@ class RemoteLead(OwnerRequests):
 
     def _turn(self, what: What, step: int, draw: int, numbers: int) -> list[float]:
         with self.timer.phase("wait"):
-            told, frame = self._owner.line.ask(ask.Turn(what=what, step=step, draw=draw), ask.TurnTotal)
+            told, frame = self._owner.line.ask(ask.ClientTurn(what=what, step=step, draw=draw), ask.TurnTotal)
         if (told.what, told.step) != (what, step):
             raise FrameError(f"the enclave tells of {told.what} at step {told.step}, asked was {what} at {step}")
         self._enclave_costs = told.costs

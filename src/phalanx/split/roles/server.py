@@ -25,7 +25,7 @@ from phalanx.split.hardware.tier import open_epochs, open_tier
 from phalanx.split.processes.enclave_file import OWNER, EnclaveConfig
 from phalanx.split.processes.offload import Prepare, as_it_is
 from phalanx.split.roles.enclave import Enclave, Replies
-from phalanx.split.roles.turns import Turns
+from phalanx.split.roles.turns import ClientTurns
 from phalanx.split.training.parts import all_weights, build_back
 from phalanx.split.training.release import ReleaseMaker
 from phalanx.split.training.task import task_of
@@ -36,7 +36,7 @@ MakeTrainer = Callable[[BackTrainer], SplitTrainer]
 """What trains, made of the trainer of the whole back part in this process."""
 _TRAINER = "trainer"
 """Key, in the books of a sealed state, of what belongs to the trainer."""
-_OWNER_ONLY = (say.Restore, say.Keep, say.Settle, say.Weigh, say.AskRelease, ask.Turn, ask.Conclude, say.End)
+_OWNER_ONLY = (say.Restore, say.Keep, say.Settle, say.Weigh, say.AskRelease, ask.ClientTurn, ask.Conclude, say.End)
 _FAREWELL_S = 3.0
 
 
@@ -101,9 +101,9 @@ class EnclaveServer:
         )
         self._enclave = Enclave(self._trainer, kinds, config.microbatches, split.client_names, self._releasing.gate)
         self._owner_link: FrameLink | None = None
-        self._turns: Turns | None = None
+        self._turns: ClientTurns | None = None
         if config.passes_turns:
-            self._enclave.tally = self._turns = Turns(split.client_names, source.files_digest(), config.classes)
+            self._enclave.tally = self._turns = ClientTurns(split.client_names, source.files_digest(), config.classes)
         self._gone = ""
         most = len(kinds.parts("train", config.rows)) * config.microbatches
         self._waiting = {name: ReceiveWindow(name, most) for name in split.client_names}
@@ -251,7 +251,7 @@ class EnclaveServer:
         turns.ready(sender, message)
         self._tell_all_are_ready()
 
-    def _pass_on(self, sender: str, message: ask.Turn, item: CheckedFrame) -> None:
+    def _pass_on(self, sender: str, message: ask.ClientTurn, item: CheckedFrame) -> None:
         self._turns_of_owner.begin(message, self._trainer.num_steps)
         self._post_clients(message)
 
@@ -263,9 +263,9 @@ class EnclaveServer:
         self._turns_of_owner.conclude()
         self._post_clients(message)
 
-    def _take_concluded(self, sender: str, message: ask.Concluded, item: CheckedFrame) -> None:
+    def _take_concluded(self, sender: str, message: ask.ConcludeReply, item: CheckedFrame) -> None:
         if self._clients_turns(sender).concluded(sender):
-            self._post(OWNER, ask.Concluded())
+            self._post(OWNER, ask.ConcludeReply())
 
     def _let_go(self, sender: str, message: ask.ClientLeft, item: CheckedFrame) -> None:
         self._clients_turns(sender)
@@ -276,12 +276,12 @@ class EnclaveServer:
             self._post(name, message)
 
     @property
-    def _turns_of_owner(self) -> Turns:
+    def _turns_of_owner(self) -> ClientTurns:
         if self._turns is None:
             raise FrameError(f"{OWNER}: asks for turns, and plays all clients of this run itself")
         return self._turns
 
-    def _clients_turns(self, sender: str) -> Turns:
+    def _clients_turns(self, sender: str) -> ClientTurns:
         if sender == OWNER or self._turns is None:
             raise PeerRefusedError(f"{sender}: is no client of another owner")
         return self._turns
@@ -300,7 +300,7 @@ class EnclaveServer:
         frame = self._owner_link.pack(TensorKinds.total(turn.what, len(numbers)), turn.step, 0, numbers)
         self._post(OWNER, ask.TurnTotal(what=turn.what, step=turn.step, costs=self._costs()), frame)
 
-    def _tell_who_is_awaited(self, turns: Turns) -> None:
+    def _tell_who_is_awaited(self, turns: ClientTurns) -> None:
         if names := turns.awaited(self._enclave.due[0]):
             self._post(OWNER, ask.AwaitedClients(names=names))
 
@@ -389,10 +389,10 @@ _ANSWERS: Mapping[type[SplitMessage], Callable[..., None]] = MappingProxyType(
         say.AskRelease: EnclaveServer._release,
         say.AskStatement: EnclaveServer._state_transcript,
         ask.ClientReady: EnclaveServer._count_in,
-        ask.Turn: EnclaveServer._pass_on,
+        ask.ClientTurn: EnclaveServer._pass_on,
         ask.TurnDone: EnclaveServer._take_done,
         ask.Conclude: EnclaveServer._conclude,
-        ask.Concluded: EnclaveServer._take_concluded,
+        ask.ConcludeReply: EnclaveServer._take_concluded,
         ask.ClientLeft: EnclaveServer._let_go,
         say.End: EnclaveServer._end,
     }

@@ -70,8 +70,8 @@ class TurnTaker:
             PhalanxError: As `Connection.hear`.
         """
         while True:
-            message, _ = self._party.line.hear_one_of((ask.Turn, ask.Conclude))
-            if not isinstance(message, ask.Turn):
+            message, _ = self._party.line.hear_one_of((ask.ClientTurn, ask.Conclude))
+            if not isinstance(message, ask.ClientTurn):
                 return
             self._take(message)
 
@@ -82,11 +82,11 @@ class TurnTaker:
             TranscriptError: Both ends did not see the same frames.
         """
         statements = self._party.compare_transcripts(enclave)
-        self._party.line.say(ask.Concluded())
+        self._party.line.say(ask.ConcludeReply())
         self._party.line.flush()
         return statements
 
-    def _take(self, turn: ask.Turn) -> None:
+    def _take(self, turn: ask.ClientTurn) -> None:
         if turn.step > self._steps:
             raise FrameError(f"a turn of step {turn.step} is asked for, the run has {self._steps}")
         every = self._split.reattest_every
@@ -97,7 +97,7 @@ class TurnTaker:
         else:
             self._measure(turn.step)
 
-    def _train(self, turn: ask.Turn) -> None:
+    def _train(self, turn: ask.ClientTurn) -> None:
         mine = self._texts.microbatches
         for number, (ids, labels) in zip(mine, self._texts.drawn(turn.draw), strict=True):
             self._end.send("train", turn.step, number, ids, labels)

@@ -1,4 +1,4 @@
-"""The turns of clients of other owners, inside the enclave: who is ready, what is under way, and what it came to.
+"""The turns of clients of other owners, inside the enclave: which are ready, what is under way, and what it came to.
 
 The owner asks for turns and gets sums over all clients; a client's own losses, answers and labels go to no other party.
 """
@@ -12,10 +12,10 @@ from phalanx.errors import DataError, FrameError
 from phalanx.split.channel import turn_messages as ask
 
 _IDLE_LOOKS = 10
-"""Looks in vain, of a second each, after which the owner is told for whom a turn waits."""
+"""Looks in vain, of a second each, after which the owner is told which clients a turn waits for."""
 
 
-class Turns:
+class ClientTurns:
     """The turns of one session; it takes messages and figures, and says what is complete.
 
     Args:
@@ -27,12 +27,12 @@ class Turns:
     def __init__(self, clients: Sequence[str], model: str, num_classes: int) -> None:
         self._clients, self._model, self._num_classes = tuple(clients), model, num_classes
         self._ready: dict[str, ask.ClientReady] = {}
-        self._turn: ask.Turn | None = None
+        self._turn: ask.ClientTurn | None = None
         self._waits_for: set[str] = set()
         self._losses: list[float] = []
         self._targets = 0
         self._counts: Counter[tuple[Literal["true", "found", "right"], int]] = Counter()
-        self._finished: tuple[ask.Turn, list[float]] | None = None
+        self._finished: tuple[ask.ClientTurn, list[float]] | None = None
         self._idle = 0
         self._is_concluding = False
 
@@ -58,7 +58,7 @@ class Turns:
             raise DataError(f"{client}: has another tokenizer than the other clients; give all parties the same one")
         self._ready[client] = message
 
-    def begin(self, message: ask.Turn, num_steps: int) -> None:
+    def begin(self, message: ask.ClientTurn, num_steps: int) -> None:
         """Begin a turn.
 
         Raises:
@@ -114,7 +114,7 @@ class Turns:
             # exact, so that it does not matter in which order clients have measured
             self._complete("held_out", [math.fsum(self._losses), float(self._targets), *self._numbers()])
 
-    def finished(self) -> tuple[ask.Turn, list[float]] | None:
+    def finished(self) -> tuple[ask.ClientTurn, list[float]] | None:
         """Hand out, once, the turn that is complete and what it came to."""
         found, self._finished = self._finished, None
         return found
@@ -133,7 +133,7 @@ class Turns:
         """Take a client's word that it has compared; True where it was the last one.
 
         Raises:
-            FrameError: Nobody asked it.
+            FrameError: It was not asked.
         """
         if not self._is_concluding or client not in self._waits_for:
             raise FrameError(f"{client}: was not asked to conclude")
@@ -141,7 +141,7 @@ class Turns:
         return not self._waits_for
 
     def awaited(self, due: str) -> tuple[str, ...]:
-        """Note a look in vain; return for whom a turn has waited for long, once in a while, else nobody.
+        """Note a look in vain; return the clients that a turn has waited for, once in a while, else none.
 
         Args:
             due: The client that the step under way waits for.

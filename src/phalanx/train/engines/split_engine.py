@@ -114,7 +114,7 @@ class LocalClients:
 
 
 class RemoteClients:
-    """Clients that are processes of others, who draw from their own texts.
+    """Clients that are processes of others and draw from their own texts.
 
     Args:
         lead: The owner.

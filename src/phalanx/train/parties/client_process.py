@@ -29,7 +29,7 @@ from phalanx.split.roles.turn_taker import TurnTaker
 from phalanx.telemetry import PhaseTimer
 from phalanx.train.config import RunConfig
 from phalanx.train.parties.client_file import ClientFile
-from phalanx.train.parties.client_texts import ClientTexts, read_texts, tokenizer_digest
+from phalanx.train.parties.client_texts import ClientDraws, read_texts, tokenizer_digest
 from phalanx.train.records.run_directory import cache_beside
 from phalanx.train.sessions.enclave_call import CalledEnclave, EnclaveCall, call_enclave
 from phalanx.train.sessions.split_cluster import kinds_of, split_of
@@ -142,7 +142,7 @@ class ClientProcess:
         self._tell(f"step {step + 1}/{self._run.train.steps}  own loss {mean:.4f}")
 
 
-def ready_of(client: ClientFile, run: RunConfig, source: ModelSource, texts: ClientTexts) -> ask.ClientReady:
+def ready_of(client: ClientFile, run: RunConfig, source: ModelSource, texts: ClientDraws) -> ask.ClientReady:
     """Return what a client says once it has met the enclave."""
     return ask.ClientReady(
         model=source.files_digest(), tokenizer=tokenizer_digest(run, source), data=texts.commitment(client.own)

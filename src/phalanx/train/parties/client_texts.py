@@ -24,7 +24,7 @@ from phalanx.train.sessions.hooks import VALIDATION_BATCH
 _SALT = "commitment.key"
 
 
-class ClientTexts:
+class ClientDraws:
     """The texts of one client; draw k of a run depends on texts, seed and k only.
 
     Args:
@@ -56,7 +56,7 @@ class ClientTexts:
     def commitment(self, directory: Path) -> str:
         """Return a digest of the texts under a secret of this client's, which is made at the first start.
 
-        Without the secret nothing can be learned from it, not even whether a text that somebody guesses is there.
+        Without the secret nothing can be learned from it, not even whether a guessed text is there.
         """
         path = directory / _SALT
         if not path.exists():
@@ -66,7 +66,7 @@ class ClientTexts:
         return hashlib.sha256(in_domain("client-texts/1", salt + digests)).hexdigest()
 
 
-def read_texts(client: ClientFile, run: RunConfig, name: str, source: ModelSource) -> ClientTexts:
+def read_texts(client: ClientFile, run: RunConfig, name: str, source: ModelSource) -> ClientDraws:
     """Read and encode a client's own files.
 
     Raises:
@@ -82,7 +82,7 @@ def read_texts(client: ClientFile, run: RunConfig, name: str, source: ModelSourc
     encoded = [encode_rows(examples, tokenizer, run.data.sequence_length) for examples in (train, test)]
     mine = microbatches_of(name, run.train.microbatches, split.client_names)
     rows = run.train.batch_size // run.train.microbatches
-    return ClientTexts(encoded[0], encoded[1], mine, rows, run.train.seed)
+    return ClientDraws(encoded[0], encoded[1], mine, rows, run.train.seed)
 
 
 def tokenizer_digest(run: RunConfig, source: ModelSource) -> str:

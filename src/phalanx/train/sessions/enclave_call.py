@@ -17,7 +17,7 @@ _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - what a machine binds to is not w
 
 @dataclass(frozen=True)
 class EnclaveCall:
-    """Who calls, and where the enclave is.
+    """The caller, and where the enclave is.
 
     Attributes:
         identity: The caller.
@@ -58,8 +58,8 @@ def call_enclave(call: EnclaveCall, expected: Peer | None = None) -> Iterator[Ca
     """Call the enclave as a process that begins, and open this side's end of its session.
 
     Args:
-        call: Who calls whom.
-        expected: The enclave whose certificate is here already; None where the authority's word is enough.
+        call: The caller, and where the enclave is.
+        expected: The enclave, where its certificate is here already; None where the authority's word is enough.
 
     Raises:
         PeerLostError: It does not answer in time.

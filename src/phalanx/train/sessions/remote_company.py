@@ -1,4 +1,4 @@
-"""The owner of a split whose enclave and clients are processes of others: it calls, coordinates, and sees no text."""
+"""The owner of a split with an enclave and clients of other owners: it calls, coordinates, and sees no text."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ def remote_company(run: RunConfig, home: RunDirectory, num_classes: int, tell: S
     tell(f"calling the enclave at {split.remote_enclave} and waiting for {clients}, at most {split.step_timeout_s:g} s")
     call = EnclaveCall(home.owner, split.remote_enclave or "", split.transport, split.step_timeout_s)
     with call_enclave(call, enclave_of(home)) as called, contextlib.ExitStack() as stack:
-        watch = Waiting(split.step_timeout_s, tell)
+        watch = WaitNotice(split.step_timeout_s, tell)
         line = Connection(called.endpoint, ENCLAVE, split.step_timeout_s, called.look, watch.aside)
         lead = RemoteLead(split, party_of(run, home, home.owner, line, called.session), num_classes)
         stack.callback(lead.close)
@@ -44,7 +44,7 @@ def remote_company(run: RunConfig, home: RunDirectory, num_classes: int, tell: S
         lead.end()
 
 
-class Waiting:
+class WaitNotice:
     """What the owner tells people while a turn waits for a client.
 
     Args:
