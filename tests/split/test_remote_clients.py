@@ -177,8 +177,7 @@ def test_a_client_that_sends_frames_of_another_session_is_refused(source, tmp_pa
 
         elsewhere = session.endpoint("south", session="session-of-yesterday")
         elsewhere.send(ENCLAVE, "client_ready", session.ready().model_dump(mode="json"))
-        with pytest.raises(PeerLostError):
-            elsewhere.flush(0.5)
+        elsewhere.flush(5.0)
         assert session.endpoints[ENCLAVE].refusals["south"] > 0
         assert session.server._turns.commitments == {}
 
