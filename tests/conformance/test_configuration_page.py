@@ -10,7 +10,7 @@ from pydantic_core import PydanticUndefined
 
 from phalanx.checkpoint import CheckpointConfig
 from phalanx.data import BpeConfig, DataConfig
-from phalanx.data.config import FileTokenizerConfig, LabelledConfig, ModelTokenizerConfig
+from phalanx.data.config import FileTokenizerConfig, LabelledConfig, ModelTokenizerConfig, ValidationSetConfig
 from phalanx.data.sources import HtmlConfig, JsonlConfig, TextConfig
 from phalanx.models import LoraConfig, ModelConfig, PrefixConfig, SpfConfig
 from phalanx.optimizers import OptimizerConfig
@@ -21,6 +21,7 @@ from phalanx.security.seal import ReleasePolicy
 from phalanx.split import SplitConfig
 from phalanx.split.masked import MaskedConfig, MaskedWorkerConfig
 from phalanx.train import RunConfig, TrainConfig
+from phalanx.train.config import EarlyStoppingConfig
 from phalanx.train.exclusions import EXCLUSIONS, value_exclusions
 from phalanx.transport import TransportConfig
 
@@ -32,6 +33,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "model.adapter ptuning": PrefixConfig,
     "data": DataConfig,
     "data.labelled": LabelledConfig,
+    "data.validation": ValidationSetConfig,
     "data.sources text": TextConfig,
     "data.sources jsonl": JsonlConfig,
     "data.sources html": HtmlConfig,
@@ -39,6 +41,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "data.tokenizer model": ModelTokenizerConfig,
     "data.tokenizer file": FileTokenizerConfig,
     "train": TrainConfig,
+    "train.early_stopping": EarlyStoppingConfig,
     "optimizer": OptimizerConfig,
     "parallel": ParallelConfig,
     "parallel.outer": OuterConfig,

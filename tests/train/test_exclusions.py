@@ -139,6 +139,7 @@ WANTED = {
     "model.activation_checkpointing": "true",
     "checkpoint.journal": "true",
     "checkpoint.asynchronous": "true",
+    "checkpoint.best": "'validation'",
     "parallel.tp": "2",
     "parallel.pp": "2",
     "parallel.cp": "2",
@@ -157,6 +158,7 @@ WANTED = {
 }
 SECTIONS_OF_ONE = ("parallel.", "split.", "guard.", "pipeline.")
 MORE = {
+    "checkpoint.best": ("train.validate_every=2",),
     "parallel.outer": ("train.validate_every=2", "checkpoint.every=2"),
     "split.tier": ("split.allow_insecure_sim=false",),
     "pipeline.remote_workers": ("pipeline.pki='keys'",),

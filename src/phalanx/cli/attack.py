@@ -68,6 +68,7 @@ def attack(
         return
     if run is None:
         raise ConfigError("attack: no run file; give one, or --list for the table of attacks")
+    run.require_steps("phalanx attack")
     drill = Drill(
         kinds=None if kinds is None else tuple(filter(None, kinds.split(","))),
         together=tuple(together or ()),

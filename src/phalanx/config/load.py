@@ -45,12 +45,26 @@ def load_config(path: Path, model: type[Config], overrides: Iterable[str] = ()) 
             _assign(data, keys, value, override)
     for name, value in _dates(data):
         raise ConfigError(f'{path}: {name}: found the date or time {value}; write it as text: "{value}"')
+    return parse_config(data, model, str(path))
+
+
+def parse_config(data: dict[str, Any], model: type[Config], where: str) -> Config:
+    """Validate what a TOML file holds.
+
+    Args:
+        data: Its content.
+        model: The config class.
+        where: What it is, for messages.
+
+    Raises:
+        ConfigError: Names the key, the value found and what was expected.
+    """
     try:
         # JSON mode: strict types, but a TOML array may become a tuple
         return model.model_validate_json(json.dumps(data))
     except ValidationError as exc:
         lines = [_explain(error, model) for error in exc.errors()]
-        raise ConfigError("\n".join(f"{path}: {line}" for line in lines)) from exc
+        raise ConfigError("\n".join(f"{where}: {line}" for line in lines)) from exc
 
 
 def parse_override(text: str) -> tuple[list[str], Any]:

@@ -7,13 +7,13 @@ from typing import Any
 from phalanx.report.bars import Bar, bins, name_bars, step_bars
 from phalanx.report.checks import checks_section, num_in_doubt, proven_steps
 from phalanx.report.figures import amount, count, duration, number, plural, size, words
-from phalanx.report.headline import STATUS_WORDS, headline, status, tiles
+from phalanx.report.headline import STATUS_WORDS, ends, headline, status, tiles
 from phalanx.report.loss import curve_of, loss_chart
 from phalanx.report.markup import Markup, element
 from phalanx.report.read import Row, RunRecord, read_run
 from phalanx.report.shell import section, shell, write_page
 from phalanx.report.svg import PlotFrame, Shape
-from phalanx.report.tables import cost_table, stage_table, table
+from phalanx.report.tables import cost_table, stage_table, table, validation_table
 from phalanx.report.timeline import timeline
 from phalanx.report.verdicts import verdict_list
 
@@ -96,7 +96,9 @@ def _loss(record: RunRecord) -> Markup | None:
     drawn = loss_chart(PlotFrame(height=340.0), [curve_of(record.metrics, "training")], levels)
     if drawn is None:
         return _absent("Loss", "No finite loss was recorded.")
-    return section("Loss", "Attacked steps are marked; a repaired step used the exact gradient.", drawn)
+    sets = validation_table(record)
+    remark = " ".join(["Attacked steps are marked; a repaired step used the exact gradient.", *ends(record)])
+    return section("Loss", remark, drawn, "" if sets is None else sets)
 
 
 def _audits(record: RunRecord) -> Markup | None:

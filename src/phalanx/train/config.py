@@ -7,8 +7,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PrivateAttr, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from phalanx.checkpoint import CheckpointConfig
-from phalanx.config import StrictModel, load_config, one_of
+from phalanx.config import StrictModel, load_config, one_of, parse_config
 from phalanx.data import DataConfig
+from phalanx.data.config import HELD_OUT
+from phalanx.errors import ConfigError
 from phalanx.models import ModelConfig
 from phalanx.objectives import OBJECTIVES
 from phalanx.optimizers import OptimizerConfig
@@ -24,10 +26,24 @@ _THIRD_PARTY = 3
 """Workers at least, for one of them to be neither a stage's holder nor its shadow."""
 
 
+class EarlyStoppingConfig(StrictModel):
+    """When a run ends before its last step: after so many validations in a row that brought nothing."""
+
+    patience: int = Field(ge=1)
+    """Validations in a row without an improvement, after which the run ends."""
+    min_improvement: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+    """By how many nats the validation loss must fall below the best one so far to count as an improvement."""
+    on: str = HELD_OUT
+    """Name of the validation set that decides; left out, the held-out share."""
+
+
 class TrainConfig(StrictModel):
     """The length of the training, its batches, its objective and its seed."""
 
-    steps: int = Field(ge=1)
+    steps: int = Field(default=0, ge=0)
+    """Optimizer steps; 0, which is left out, where `epochs` says how long the training is."""
+    epochs: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
+    """Passes over the training sequences, in place of `steps`."""
     seed: int = Field(default=0, ge=0, lt=2**32)
     batch_size: int = Field(ge=1)
     """Sequences a step."""
@@ -42,12 +58,27 @@ class TrainConfig(StrictModel):
     """What is learned: the next token; or the class of a text of `data.labelled`. Not all engines learn all of them."""
     validate_every: int = Field(default=0, ge=0)
     """Steps between validations; 0 validates before the first step and after the last one only."""
+    early_stopping: EarlyStoppingConfig | None = None
+    """Ends the run when validation brings nothing any more."""
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     threads: int = Field(default=1, ge=1)
     """Threads of tensor kernels in each process."""
 
+    @property
+    def length(self) -> str:
+        """How long the training is, in words."""
+        return f"{self.steps} steps" if self.epochs is None else f"{self.epochs:g} passes over the text"
+
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if bool(self.steps) == (self.epochs is not None):
+            found = "both" if self.steps else "neither"
+            raise ValueError(f"expected train.steps or train.epochs, found {found}; give one of them, at least 1 step")
+        if self.early_stopping is not None and not self.validate_every:
+            raise ValueError(
+                "early_stopping decides after a validation, and validate_every = 0 has none before the last step; set "
+                "validate_every"
+            )
         if self.batch_size % self.microbatches:
             raise ValueError(
                 f"batch_size = {self.batch_size} cannot be cut into microbatches = {self.microbatches} equal parts; "
@@ -114,6 +145,25 @@ class RunConfig(StrictModel):
                     f"{name} = {number} is no multiple of parallel.outer.every = {every}, and islands differ "
                     f"between two outer steps; make it {nearest}"
                 )
+
+    @model_validator(mode="after")
+    def _check_validation_names(self) -> Self:
+        judges = {"checkpoint.best": self.checkpoint.best}
+        if self.train.early_stopping is not None:
+            judges["train.early_stopping.on"] = self.train.early_stopping.on
+        known = self.data.validation_names
+        for key, name in judges.items():
+            if name is not None and name not in known:
+                raise ValueError(
+                    f'{key} = "{name}" is no validation set of [data]; expected one of {", ".join(known) or "none"}: '
+                    "name one, or hold text out"
+                )
+        if self.checkpoint.best is not None and not self.train.validate_every:
+            raise ValueError(
+                "checkpoint.best keeps the best of several validations, and train.validate_every = 0 has one at the "
+                "end only; set validate_every"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_objective(self) -> Self:
@@ -192,7 +242,7 @@ class RunConfig(StrictModel):
                 'checkpoint.journal = true needs train.device = "cpu", nothing encrypted, no recovery = "skip_layer", '
                 "and with remote_workers a guard: without one it is not known what they should have kept; leave it out"
             )
-        if self.optimizer.warmup_steps >= self.train.steps and self.optimizer.warmup_steps:
+        if self.train.steps and self.optimizer.warmup_steps >= self.train.steps:
             raise ValueError(
                 f"optimizer.warmup_steps = {self.optimizer.warmup_steps} leaves nothing of "
                 f"train.steps = {self.train.steps}; lower it"
@@ -254,6 +304,34 @@ class RunConfig(StrictModel):
             ranks = sum(self.pipeline.layout_of(name).world for name in self.pipeline.workers)
             return {"processes": 1 + ranks, "stages": self.pipeline.stages}
         return self.parallel.figures
+
+    def of_length(self, steps: int) -> "RunConfig":
+        """Return the same run with so many steps in the place of its epochs, checked anew.
+
+        Raises:
+            ConfigError: So many do not fit the rest.
+        """
+        data = self.model_dump(mode="json", exclude_none=True)
+        data["train"] = {key: value for key, value in data["train"].items() if key != "epochs"} | {"steps": steps}
+        told = f"train.epochs = {self.train.epochs:g} comes to train.steps = {steps}"
+        run = parse_config(data, RunConfig, told)
+        run._name = self._name
+        return run
+
+    def require_steps(self, reader: str) -> None:
+        """Return where the run file gives its length in steps.
+
+        Args:
+            reader: What needs to know it without the data, for the message.
+
+        Raises:
+            ConfigError: It gives epochs, which only the data can be counted for.
+        """
+        if self.train.epochs is not None:
+            raise ConfigError(
+                f"train.epochs = {self.train.epochs:g}: {reader} does not count the training text; `phalanx train "
+                "RUN.toml --dry-run` does: give --unset train.epochs --set train.steps=N"
+            )
 
     @property
     def name(self) -> str:

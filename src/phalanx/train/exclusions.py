@@ -176,6 +176,7 @@ VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
         "an enclave numbers its states and has one that is not settled yet",
         only=(False,),
     ),
+    ValueExclusion("split", "checkpoint.best", "an enclave opens no state but its newest", only=(None,)),
     ValueExclusion(
         "split",
         "split.mode",

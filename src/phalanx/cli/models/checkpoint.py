@@ -14,16 +14,17 @@ checkpoint_app = typer.Typer(no_args_is_help=True, help="Verify and export check
 
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run directory, finished or not.")]
 Step = Annotated[int | None, typer.Option("--step", metavar="STEP", help="Which one; left out, the newest.")]
+Best = Annotated[bool, typer.Option("--best", help="The one with the best validation; see checkpoint.best.")]
 Certificate = Annotated[
     Path | None, typer.Option("--certificate", metavar="FILE", help="The owner's certificate, kept by you.")
 ]
 
 
 @checkpoint_app.command(epilog="Example: phalanx checkpoint verify runs/first --certificate pinned/owner.pem")
-def verify(run_dir: RunDir, step: Step = None, certificate: Certificate = None) -> None:
+def verify(run_dir: RunDir, step: Step = None, best: Best = False, certificate: Certificate = None) -> None:
     """Check signature, every byte and the audit log's word for one checkpoint; name what is wrong."""
     past = _past(run_dir, certificate)
-    found = past.open(step)
+    found = past.open(step, best=best)
     tensors = [found.tensors(stage) for stage in found.stages]
     say_figures(
         {
@@ -46,6 +47,7 @@ def export(
     run_dir: RunDir,
     out: Annotated[Path, typer.Argument(metavar="DIR", help="New directory, in the hub's layout.")],
     step: Step = None,
+    best: Best = False,
     merge: Annotated[bool, typer.Option("--merge", help="Add an adapter to the model's own weights.")] = False,
     certificate: Certificate = None,
 ) -> None:
@@ -59,7 +61,7 @@ def export(
     config, cache = past.config, cache_beside(run_dir)
     source = open_model(config.model, cache / "models", config.train.seed)
     corpus = prepare(config.data, cache / "data", config.train.seed, source.tokenizer_path)
-    found = past.open(step)
+    found = past.open(step, best=best)
     tokenizer = RunTokenizer.of(config.data.tokenizer, source, corpus)
     export_model(found, source, out, adapter=config.model.adapter, merge=merge, tokenizer=tokenizer)
     typer.echo(f"{out}: weights of step {found.step}")
@@ -70,8 +72,7 @@ def new_key(file: Annotated[Path, typer.Argument(metavar="FILE", help="New file,
     """Draw a key for encrypted checkpoints; without it they cannot be read."""
     from phalanx.checkpoint import write_new_key
 
-    name = write_new_key(file)
-    typer.echo(f'{file}: key {name}; in the run file: encrypt = true, key = "file:{file}"')
+    typer.echo(f'{file}: key {write_new_key(file)}; in the run file: encrypt = true, key = "file:{file}"')
 
 
 @checkpoint_app.command(epilog="Example: phalanx checkpoint rotate runs/first --to file:secrets/next.key")

@@ -1,9 +1,8 @@
 """The loop's Engine over clients and an enclave."""
 
-import math
 import statistics
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from phalanx.errors import CheckpointError
 from phalanx.split import SplitDriver
 from phalanx.split.channel.costs import Costs
 from phalanx.train.batches.scores import Scores, Validation
+from phalanx.train.batches.validation import perplexity_of
 from phalanx.transport.tensors import tensor_buffers
 
 _SEALED = "sealed"
@@ -79,14 +79,22 @@ class SplitEngine:
     def settle(self) -> None:
         """Nothing of a finished step is under way."""
 
-    def measure(self, batches: Iterator[Batch]) -> Validation:
-        """Perplexity on held-out batches, infinity when it overflows; of a classification its scores."""
+    @property
+    def num_steps(self) -> int:
+        """Finished steps."""
+        return self._num_steps
+
+    def measure(self, sets: Sequence[Iterable[Batch]]) -> list[Validation]:
+        """Perplexity on the held-out batches of each set, infinity when it overflows; of a classification scores."""
+        return [self._measure(batches) for batches in sets]
+
+    def _measure(self, batches: Iterable[Batch]) -> Validation:
         kept = list(batches)
         total, count, answers = self._lead.measure(self._num_steps, ((one.input_ids, one.labels) for one in kept))
         if self._num_classes:
             true = [int(label) for one in kept for label in one.labels[one.labels != IGNORE]]
             return Scores.of(total, answers, true, self._num_classes)
-        return math.exp(total / count) if count and total / count < 700 else math.inf
+        return perplexity_of(total, count)
 
     def shards(self) -> Iterator[Shard]:
         """The enclave's state, sealed: bytes that only it can open."""

@@ -1,5 +1,6 @@
 """The savepoint of a run: what a checkpoint holds beside the tensors, written and read in one place."""
 
+import math
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -7,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.checkpoint import (
+    BestCheckpoint,
     CertifiedCheckpoints,
     Checkpoint,
     KeyHolder,
     RemoteStore,
+    Retention,
     Shard,
     drop_checkpoints_after,
     latest_checkpoint,
@@ -44,6 +47,7 @@ class SavedCheckpoint:
         kept: Steps of all checkpoints that are on this disk now.
         write_s: Seconds of writing; of copying to a remote store as well, where there is one.
         remote_failure: Why it is not in the remote store; None where it is, or where there is none.
+        best: The best one of those that are kept; None where the run keeps none for that.
     """
 
     step: int
@@ -51,10 +55,12 @@ class SavedCheckpoint:
     kept: tuple[int, ...]
     write_s: float
     remote_failure: str | None = None
+    best: BestCheckpoint | None = None
 
     def body(self) -> dict[str, Any]:
         """The body of the event `checkpoint_saved`."""
-        return {"step": self.step, "manifest": self.manifest, "kept": list(self.kept), "write_s": self.write_s}
+        best = {} if self.best is None else {"best": self.best.to_json()}
+        return {"step": self.step, "manifest": self.manifest, "kept": list(self.kept), "write_s": self.write_s, **best}
 
 
 class Savepoint:
@@ -115,22 +121,34 @@ class Savepoint:
         Raises:
             CheckpointError: It cannot be written; earlier ones are untouched.
         """
-        started = time.perf_counter()
-        settings = self._run.checkpoint
+        started, better = time.perf_counter(), self.better(num_steps)
         path = save_checkpoint(
             self._home.checkpoints,
             num_steps,
             shards,
             state,
             sign=self._home.owner,
-            keep=1 if alone else settings.keep,
-            keep_every=0 if alone else settings.keep_every,
+            retention=self._retention(alone=alone),
             key=self._key,
             log_head=self._durable_log_head(),
         )
         manifest, kept = manifest_digest(path), tuple(sorted(list_checkpoints(self._home.checkpoints)))
         failure = self._copy_out(path, kept)
-        return SavedCheckpoint(num_steps, manifest, kept, time.perf_counter() - started, failure)
+        best = self._certified.best if better is None else better
+        return SavedCheckpoint(num_steps, manifest, kept, time.perf_counter() - started, failure, best)
+
+    def better(self, num_steps: int) -> BestCheckpoint | None:
+        """Return what a checkpoint of this step would be the best one by; None where it would not, or none is kept."""
+        found, best = self._figures.candidate, self._certified.best
+        if found is None or found.step != num_steps or not math.isfinite(found.loss):
+            return None
+        return found if best is None or found.loss < best.loss else None
+
+    def _retention(self, *, alone: bool) -> Retention:
+        # what a rollback undoes was dropped from the best one already; see `CertifiedCheckpoints`
+        best, settings = self._certified.best, self._run.checkpoint
+        kept = None if best is None else best.step
+        return Retention(1, 0, kept) if alone else Retention(settings.keep, settings.keep_every, kept)
 
     def forget_after(self, step: int) -> None:
         """Remove checkpoints of later steps: they hold what a rollback undoes."""

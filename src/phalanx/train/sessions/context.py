@@ -1,6 +1,6 @@
 """One session of a run: its log, what earlier sessions have decided, its figures, and what is left on the disk."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +8,8 @@ from rich.console import Console
 
 from phalanx.checkpoint import Checkpoint, Shard
 from phalanx.config import digest, printable
-from phalanx.data import Corpus, prepare, unigram_perplexity
+from phalanx.data import Corpus, prepare, prepare_validation_sets, unigram_perplexity
+from phalanx.data.loader import HeldOut
 from phalanx.errors import CheckpointError, ConfigError
 from phalanx.models import ModelSource
 from phalanx.pipeline import OWNER, Observe
@@ -97,8 +98,18 @@ class SessionContext:
         self.console.print("preparing text")
         corpus = prepare(run.data, self.home.cache / "data", run.train.seed, source.tokenizer_path, self._say)
         check_vocabulary(corpus.vocab_size, source)
-        self.figures.unigram_perplexity = unigram_perplexity(corpus)
+        if corpus.num_validation_sequences or not run.data.validation:
+            self.figures.unigram_perplexity = unigram_perplexity(corpus)
         return corpus
+
+    def validation_sets(self, source: ModelSource, corpus: Corpus) -> Mapping[str, HeldOut]:
+        """Prepare the further validation sets of the run.
+
+        Raises:
+            DataError: The text of one cannot be had.
+        """
+        where = self.home.cache / "data"
+        return prepare_validation_sets(self.run.data, corpus, where, source.tokenizer_path, self._say)
 
     def adopt(self, savepoint: Savepoint, cut: Callable[[Checkpoint], Iterable[Shard]]) -> None:
         """Write the first checkpoint of a run that goes on where another one is.

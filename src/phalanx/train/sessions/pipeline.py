@@ -55,7 +55,8 @@ class PipelineFactory:
         plan = make_plan(run, source)
         loader = BatchLoader(corpus, run.train.batch_size, run.train.seed)
         with contextlib.ExitStack() as stack:
-            yield PipelineSetup(context, plan, RunMaterial(source, corpus, loader), self._open_workers, stack)
+            material = RunMaterial(source, corpus, loader, context.validation_sets(source, corpus))
+            yield PipelineSetup(context, plan, material, self._open_workers, stack)
 
 
 class PipelineSetup:

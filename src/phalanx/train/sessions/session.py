@@ -102,6 +102,7 @@ class Session:
     def _leave_summary(self, context: SessionContext) -> dict[str, Any]:
         figures, log, history = context.figures, context.log, context.history
         figures.checkpoints = tuple(sorted(history.certified.saved))
+        figures.best = history.certified.best
         self._truth.refresh()
         if figures.status != "completed":
             # on a full disk the log cannot grow, and the error that stopped the run is already on its way
@@ -149,14 +150,16 @@ class Session:
             progress = stack.enter_context(ProgressDisplay(run.train.steps, start, console=self._console))
             recorder = RunRecorder(metrics, context.log, board, progress, self._truth, totals)
             running = stack.enter_context(setup.open(EngineStart(start, checkpoint, savepoint, metrics, recorder)))
-            hooks = RunHooks(run, running.trained, material.corpus, recorder, running.saver, figures)
+            hooks = RunHooks(run, running.trained, material.validation_sets, recorder, running.saver, figures)
             last, step = run.train.steps, start
             while True:
                 if step == 0:
                     hooks.begin(self._console.print)
-                steps = range(step, last)
+                # where it ended early there is no step left, whatever the run file says
+                steps = range(step, step if hooks.is_over(step) else last)
                 try:
                     run_loop(running.engine, material.loader, steps, run.train, rate_of(run.optimizer, last), hooks)
+                    hooks.end()
                     running.finish()
                 except NoHolderError as exc:
                     # as often as a stage is left without a holder

@@ -1,0 +1,90 @@
+"""The early end of a run: which validations a decision rests on, and what follows from them alone."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from phalanx.errors import CheckpointError
+from phalanx.train.config import EarlyStoppingConfig
+
+
+@dataclass(frozen=True)
+class ValidationTrend:
+    """The trend of a run's validations.
+
+    Attributes:
+        best_step: Finished steps at the best one; None where no loss was finite.
+        best_loss: Its loss in nats.
+        without: Validations since then, in a row, that were no improvement.
+    """
+
+    best_step: int | None
+    best_loss: float
+    without: int
+
+
+def trend_of(losses: Sequence[tuple[int, float]], min_improvement: float) -> ValidationTrend:
+    """Follow validation losses in their order; one that is no finite number is no improvement."""
+    best_step, best_loss, without = None, math.inf, 0
+    for step, loss in losses:
+        if math.isfinite(loss) and (best_step is None or loss < best_loss - min_improvement):
+            best_step, best_loss, without = step, loss, 0
+        else:
+            without += 1
+    return ValidationTrend(best_step, best_loss, without)
+
+
+@dataclass
+class StoppingRecord:
+    """The validation losses that an early end is decided by; a part of every checkpoint, and nothing else decides.
+
+    Attributes:
+        losses: Finished steps and loss of each validation on the set that decides, oldest first.
+    """
+
+    losses: list[tuple[int, float]] = field(default_factory=list)
+
+    def add(self, num_steps: int, loss: float) -> None:
+        """Take a validation after so many steps."""
+        self.forget_from(num_steps)
+        self.losses.append((num_steps, loss))
+
+    def forget_from(self, num_steps: int) -> None:
+        """Forget the validations after so many steps and more: the steps before them are done again."""
+        self.losses = [row for row in self.losses if row[0] < num_steps]
+
+    def is_over(self, rule: EarlyStoppingConfig | None) -> bool:
+        """Whether the run ends here."""
+        return rule is not None and trend_of(self.losses, rule.min_improvement).without >= rule.patience
+
+    def facts(self, rule: EarlyStoppingConfig) -> dict[str, Any]:
+        """What a decision rests on, for log and summary."""
+        found = trend_of(self.losses, rule.min_improvement)
+        return {
+            "step": self.losses[-1][0],
+            "on": rule.on,
+            "best_step": found.best_step,
+            "best_loss": found.best_loss if found.best_step is not None else None,
+            "validations_without_improvement": found.without,
+        }
+
+    def to_json(self) -> list[list[float | None]]:
+        """Return the losses as JSON data; one that is no finite number is null."""
+        return [[step, loss if math.isfinite(loss) else None] for step, loss in self.losses]
+
+    @classmethod
+    def of_json(cls, saved: object) -> "StoppingRecord":
+        """Read what a checkpoint has.
+
+        Raises:
+            CheckpointError: It is malformed.
+        """
+        rows = saved if isinstance(saved, list) else [None]
+        if not all(isinstance(row, list) and len(row) == 2 and _is_row(*row) for row in rows):
+            raise CheckpointError(f"checkpoint: validations {saved!r:.80}, expected steps and losses; use an older one")
+        return cls([(step, math.inf if loss is None else loss) for step, loss in rows])
+
+
+def _is_row(step: object, loss: object) -> bool:
+    return type(step) is int and (loss is None or type(loss) is float)
