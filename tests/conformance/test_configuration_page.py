@@ -10,7 +10,13 @@ from pydantic_core import PydanticUndefined
 
 from phalanx.checkpoint import CheckpointConfig
 from phalanx.data import BpeConfig, DataConfig
-from phalanx.data.config import FileTokenizerConfig, LabelledConfig, ModelTokenizerConfig, ValidationSetConfig
+from phalanx.data.config import (
+    FileTokenizerConfig,
+    LabelledConfig,
+    ModelTokenizerConfig,
+    OwnTaskConfig,
+    ValidationSetConfig,
+)
 from phalanx.data.sources import HtmlConfig, JsonlConfig, TextConfig
 from phalanx.models import LoraConfig, ModelConfig, PrefixConfig, SpfConfig
 from phalanx.optimizers import OptimizerConfig
@@ -34,6 +40,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "data": DataConfig,
     "data.labelled": LabelledConfig,
     "data.validation": ValidationSetConfig,
+    "data.labelled.task": OwnTaskConfig,
     "data.sources text": TextConfig,
     "data.sources jsonl": JsonlConfig,
     "data.sources html": HtmlConfig,

@@ -7,8 +7,8 @@ from rich.console import Console
 
 from phalanx.errors import ConfigError
 from phalanx.train import describe, load_run
+from phalanx.train.batches.epochs import num_sequences, settle_steps
 from phalanx.train.records.run_directory import cache_beside
-from phalanx.train.setup.epochs import num_sequences, settle_steps
 
 
 @pytest.fixture

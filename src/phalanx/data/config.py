@@ -1,9 +1,17 @@
 """The configuration of a run's data; frozen, and free of torch and tokenizers."""
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    SerializerFunctionWrapHandler,
+    Tag,
+    model_serializer,
+    model_validator,
+)
 
 from phalanx.config import StrictModel, one_of
 from phalanx.data.sources import SourceConfig
@@ -35,11 +43,67 @@ class FileTokenizerConfig(StrictModel):
 TokenizerConfig = Annotated[BpeConfig | ModelTokenizerConfig | FileTokenizerConfig, Field(discriminator="kind")]
 
 
-class LabelledConfig(StrictModel):
-    """Labelled texts of one task, shared out to the clients of a split.
+def _listed(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+FileOfEach = Annotated[
+    # not strict: behind a validator of ours a list of texts is no JSON any more
+    tuple[Annotated[Path, Field(strict=False)], ...], Field(strict=False), BeforeValidator(_listed)
+]
+"""One path, or a list of them."""
+
+
+class OwnTaskConfig(StrictModel):
+    """Labelled texts of the clients' own: CSV (``.csv``), TSV or JSON lines, a file for each client.
 
     Attributes:
-        task: Which one.
+        classes: Names of all classes, in the order of their numbers. Clients agree on them here, where none has to
+            show which it has; a label that is not among them is refused by the client that has it.
+        text: Column, or field, of the text.
+        label: Column, or field, of the class.
+        train: Training texts of each client, in the order of their turns; empty where clients are remote.
+        test: Held-out texts of each client; no training text of the same client.
+    """
+
+    classes: tuple[Annotated[str, Field(min_length=1, max_length=100)], ...] = Field(min_length=2, max_length=1000)
+    text: str = Field(default="text", min_length=1)
+    label: str = Field(default="label", min_length=1)
+    train: FileOfEach = ()
+    test: FileOfEach = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if any(name != name.strip() for name in self.classes) or len(set(self.classes)) < len(self.classes):
+            raise ValueError("classes: a name is there twice, or has white space around it; name each class once")
+        if self.text == self.label:
+            raise ValueError(f"text and label are both {self.text!r}; name two columns")
+        if len(self.train) != len(self.test):
+            raise ValueError(
+                f"train names {len(self.train)} files, test {len(self.test)}; give one of each for every client, in "
+                "the order of their turns"
+            )
+        return self
+
+
+OWN_TASK = "own"
+"""What a task of the clients' own is called in records."""
+
+
+def _kind_of_task(value: object) -> str:
+    return OWN_TASK if isinstance(value, dict | OwnTaskConfig) else "name"
+
+
+TaskConfig = Annotated[
+    Annotated[str, one_of(TASKS), Tag("name")] | Annotated[OwnTaskConfig, Tag(OWN_TASK)], Discriminator(_kind_of_task)
+]
+
+
+class LabelledConfig(StrictModel):
+    """Labelled texts of one task, for the clients of a split: shared out to them, or files of their own.
+
+    Attributes:
+        task: Which one; or the files of a task of the clients' own, all texts of which are used.
         home: Folder of its files; left out, the usual places. Two tasks come with Python packages.
         texts_per_client: Training texts of each client: equal numbers, since clients take turns.
         test_texts: Held out, the same for every seed.
@@ -47,11 +111,33 @@ class LabelledConfig(StrictModel):
             its own; small: each client has few classes, large: all are alike.
     """
 
-    task: Annotated[str, one_of(TASKS)]
+    task: TaskConfig
     home: Path | None = None
     texts_per_client: int = Field(default=32, ge=1)
     test_texts: int = Field(default=160, ge=2)
     alpha: float = Field(default=0.5, gt=0.0, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        written = sorted(self.model_fields_set - {"task"})
+        if self.own is not None and written:
+            raise ValueError(f"{', '.join(written)}: for tasks by name; of own files all texts are used: leave it out")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_shares(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what own files have no use for."""
+        return {name: value for name, value in write(self).items() if self.own is None or name == "task"}
+
+    @property
+    def own(self) -> OwnTaskConfig | None:
+        """The files of a task of the clients' own; None of a task by name."""
+        return self.task if isinstance(self.task, OwnTaskConfig) else None
+
+    @property
+    def name(self) -> str:
+        """What the task is called in records."""
+        return self.task if isinstance(self.task, str) else OWN_TASK
 
 
 HELD_OUT = "validation"

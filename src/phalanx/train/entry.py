@@ -12,6 +12,7 @@ from phalanx.errors import ConfigError
 from phalanx.models import ModelSource, open_model
 from phalanx.parallel.groups.rank_env import find_place
 from phalanx.pipeline import LocalWorkers
+from phalanx.train.batches.epochs import length_told, settle_steps
 from phalanx.train.config import RunConfig
 from phalanx.train.records.run_directory import RunDirectory, cache_beside, default_directory
 from phalanx.train.sessions.cluster import OpenWorkers
@@ -20,7 +21,6 @@ from phalanx.train.sessions.continue_from import open_origin
 from phalanx.train.sessions.factory import EngineFactory
 from phalanx.train.sessions.pipeline import PipelineFactory
 from phalanx.train.sessions.session import Session
-from phalanx.train.setup.epochs import length_told, settle_steps
 from phalanx.train.setup.layout import describe_stages
 from phalanx.train.setup.preflight import check_inputs
 from phalanx.train.setup.process import deterministic, interruptible

@@ -1,7 +1,7 @@
 """Labelled medical texts, to be classified; to add a task: one file, one line of the table. Loads no torch.
 
 Nothing of them is part of Phalanx and nothing is fetched: two come with Python packages, the others from files that the
-user has (`files.find_file`). None holds a patient's record.
+user has (`files.find_file`). None of these holds a patient's record. Texts of a user's own are read by `own`.
 """
 
 from collections.abc import Mapping
@@ -12,6 +12,7 @@ from phalanx.data.tasks.drug_reviews import DRUG_REVIEWS
 from phalanx.data.tasks.icd10 import ICD10
 from phalanx.data.tasks.medical_abstracts import MEDICAL_ABSTRACTS
 from phalanx.data.tasks.medquad import MEDQUAD
+from phalanx.data.tasks.own import Columns, load_own, read_examples
 from phalanx.data.tasks.pubmedqa import PUBMEDQA, PUBMEDQA_SECTIONS
 from phalanx.data.tasks.shares import SPLIT_SEED, TEST_SHARE, Shares, share_out
 from phalanx.data.tasks.split import balanced, split_by_class, take_by_class
@@ -26,6 +27,7 @@ __all__ = [
     "SPLIT_SEED",
     "TASKS",
     "TEST_SHARE",
+    "Columns",
     "Example",
     "LabelledExamples",
     "Shares",
@@ -33,7 +35,9 @@ __all__ = [
     "balanced",
     "dirichlet_clients",
     "labelled",
+    "load_own",
     "majority_share",
+    "read_examples",
     "share_out",
     "silo_clients",
     "split_by_class",

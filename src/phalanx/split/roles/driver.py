@@ -1,5 +1,6 @@
 """All parties outside the enclave, played by one process: they send microbatches, and put losses together."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -133,21 +134,32 @@ class SplitDriver:
         targets = sum(count for _, count in in_order)
         return SplitStep(sum(loss for loss, _ in in_order) / targets, targets, norm, guard)
 
-    def measure(self, step: int, batches: Iterator[tuple[Tensor, Tensor]]) -> HeldOutScores:
-        """Return what held-out rows come to, with answers in their order; clients take turns.
+    def measure(
+        self, step: int, batches: Iterator[tuple[Tensor, Tensor]], senders: Sequence[str] = ()
+    ) -> HeldOutScores:
+        """Return what held-out rows come to, with answers in their order.
+
+        Args:
+            step: Finished steps.
+            batches: Ids and labels.
+            senders: The client that sends each of them; clients take turns when left out.
 
         Raises:
             PhalanxError: As `Connection.hear`.
         """
-        total, count = 0.0, 0
+        losses: list[float] = []
+        count = 0
         answers: list[int] = []
         for number, (ids, labels) in enumerate(batches):
-            party = self._clients[number % len(self._clients)]
+            name = senders[number] if senders else client_of(number, self._split.client_names)
+            party = self._parties[name]
             self._send("held_out", step, number, party.name, StepInputs((ids,), (labels,), 0))
             told = self._told(party, _reading_measured(self._sides[party.name], step, number, ids.shape[0]))
-            total, count = total + told.loss, count + told.targets
+            losses.append(told.loss)
+            count += told.targets
             answers += told.answers
-        return HeldOutScores(total, count, tuple(answers))
+        # exact, so that it does not matter in which order clients are measured
+        return HeldOutScores(math.fsum(losses), count, tuple(answers))
 
     # --- what the owner asks for ------------------------------------------------------------------
 

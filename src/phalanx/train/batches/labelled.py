@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from phalanx.data import Batch, DataConfig
-from phalanx.data.config import BpeConfig
-from phalanx.data.tasks import TASKS, Example, Shares, share_out
+from phalanx.data.config import BpeConfig, LabelledConfig, OwnTaskConfig
+from phalanx.data.tasks import TASKS, Columns, Example, Shares, load_own, share_out
 from phalanx.data.tokenizer import TextTokenizer, load_tokenizer, train_bpe
-from phalanx.errors import DataError
+from phalanx.errors import ConfigError, DataError
 from phalanx.objectives import mark_classes
 
 
@@ -83,9 +83,10 @@ class LabelledTexts:
     Attributes:
         classes: Names; a label is an index of them.
         clients: Training texts by client.
-        test: Held-out texts, which belong to no client.
+        test: Held-out texts.
         shares: The same as words, for models that read those.
         vocab_size: One more than the largest token id.
+        holders: The client that has each held-out text; empty where they belong to no client.
     """
 
     classes: tuple[str, ...]
@@ -93,6 +94,7 @@ class LabelledTexts:
     test: LabelledRows
     shares: Shares
     vocab_size: int
+    holders: tuple[str, ...] = ()
 
     @property
     def num_validation_sequences(self) -> int:
@@ -107,7 +109,7 @@ class LabelledTexts:
 def prepare_labelled(
     data: DataConfig, clients: Sequence[str], seed: int, tokenizer_path: Path | None = None
 ) -> LabelledTexts:
-    """Load a task, share it out to clients and encode it.
+    """Load a task, share it out to clients or read their own files, and encode it.
 
     Args:
         data: With a section `labelled`.
@@ -116,26 +118,50 @@ def prepare_labelled(
         tokenizer_path: The model's own, for a tokenizer of kind "model".
 
     Raises:
-        DataError: The task's files or package are missing, or there are too few texts.
-        ConfigError: A tokenizer of kind "model" and no model directory.
+        DataError: The task's files or package are missing or malformed, or there are too few texts.
+        ConfigError: A tokenizer of kind "model" and no model directory, or not one file for each client.
     """
     wanted = data.labelled
     if wanted is None:
         raise DataError("data.labelled: missing; it names the task")
-    task = TASKS[wanted.task].load(wanted.home)
-    shares = share_out(task, len(clients), wanted.texts_per_client, wanted.test_texts, wanted.alpha, seed)
+    holders: tuple[str, ...] = ()
+    if wanted.own is None:
+        classes, shares = _shares_of(wanted, len(clients), seed)
+    else:
+        classes, (shares, holders) = wanted.own.classes, _own_shares(wanted.own, clients)
     if isinstance(data.tokenizer, BpeConfig):
         tokenizer = train_bpe((example.text for example in shares.train), data.tokenizer)
     else:
         tokenizer = load_tokenizer(data.tokenizer, tokenizer_path)
     encoded = [encode_rows(examples, tokenizer, data.sequence_length) for examples in shares.clients]
     return LabelledTexts(
-        task.classes,
+        classes,
         {name: ClientTexts(rows) for name, rows in zip(clients, encoded, strict=True)},
         encode_rows(shares.test, tokenizer, data.sequence_length),
         shares,
         tokenizer.vocab_size,
+        holders,
     )
+
+
+def _shares_of(wanted: LabelledConfig, num_clients: int, seed: int) -> tuple[tuple[str, ...], Shares]:
+    task = TASKS[wanted.name].load(wanted.home)
+    each, test = wanted.texts_per_client, wanted.test_texts
+    return task.classes, share_out(task, num_clients, each, test, wanted.alpha, seed)
+
+
+def _own_shares(own: OwnTaskConfig, clients: Sequence[str]) -> tuple[Shares, tuple[str, ...]]:
+    """Read every client's files; return their texts, and which client has each held-out one."""
+    if len(own.train) != len(clients):
+        raise ConfigError(
+            f"data.labelled.task.train: names {len(own.train)} files, and split.clients = {len(clients)}; give each "
+            "client its own"
+        )
+    columns = Columns(own.text, own.label, own.classes)
+    pairs = [load_own(train, test, columns) for train, test in zip(own.train, own.test, strict=True)]
+    held_out = [(example, name) for name, (_, test) in zip(clients, pairs, strict=True) for example in test]
+    shares = Shares(tuple(train for train, _ in pairs), tuple(example for example, _ in held_out))
+    return shares, tuple(name for _, name in held_out)
 
 
 def encode_rows(examples: Sequence[Example], tokenizer: TextTokenizer, tokens: int) -> LabelledRows:

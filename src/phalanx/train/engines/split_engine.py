@@ -1,11 +1,13 @@
 """The loop's Engine over clients and an enclave."""
 
+import itertools
 import statistics
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from phalanx.checkpoint import Checkpoint, Shard
 from phalanx.data import IGNORE, Batch
@@ -16,6 +18,9 @@ from phalanx.split.channel.costs import Costs
 from phalanx.train.batches.scores import Scores, Validation
 from phalanx.train.batches.validation import perplexity_of
 from phalanx.transport.tensors import tensor_buffers
+
+Rows = tuple[Tensor, Tensor]
+"""Ids and labels."""
 
 _SEALED = "sealed"
 _RECENT = 1000
@@ -28,15 +33,16 @@ class SplitEngine:
     Args:
         lead: All parties outside the enclave.
         num_classes: Of a classification; 0 of anything else.
+        holders: The client that has each held-out row; clients take turns with them when left out.
 
     Attributes:
         costs: CPU seconds of the steps so far, at both ends.
     """
 
-    def __init__(self, lead: SplitDriver, num_classes: int = 0) -> None:
+    def __init__(self, lead: SplitDriver, num_classes: int = 0, holders: Sequence[str] = ()) -> None:
         self.costs = Costs()
         self._recent: deque[Costs] = deque(maxlen=_RECENT)
-        self._lead, self._num_classes = lead, num_classes
+        self._lead, self._num_classes, self._holders = lead, num_classes, tuple(holders)
         self._num_steps = 0
         self._to_settle = 0
 
@@ -90,11 +96,28 @@ class SplitEngine:
 
     def _measure(self, batches: Iterable[Batch]) -> Validation:
         kept = list(batches)
-        total, count, answers = self._lead.measure(self._num_steps, ((one.input_ids, one.labels) for one in kept))
+        parts, senders = [(one.input_ids, one.labels) for one in kept], list[str]()
+        if self._holders:
+            parts, senders = self._by_holder(parts)
+        total, count, answers = self._lead.measure(self._num_steps, iter(parts), senders)
         if self._num_classes:
             true = [int(label) for one in kept for label in one.labels[one.labels != IGNORE]]
             return Scores.of(total, answers, true, self._num_classes)
         return perplexity_of(total, count)
+
+    def _by_holder(self, parts: Sequence[Rows]) -> tuple[list[Rows], list[str]]:
+        """Cut held-out rows anew, so that no part has rows of two clients; return the parts and the client of each."""
+        at_once = parts[0][0].shape[0]
+        ids, labels = (torch.cat(column) for column in zip(*parts, strict=True))
+        cut, senders, start = list[Rows](), list[str](), 0
+        for name, group in itertools.groupby(self._holders):
+            end = start + len(list(group))
+            for at in range(start, end, at_once):
+                rows = slice(at, min(at + at_once, end))
+                cut.append((ids[rows], labels[rows]))
+                senders.append(name)
+            start = end
+        return cut, senders
 
     def shards(self) -> Iterator[Shard]:
         """The enclave's state, sealed: bytes that only it can open."""

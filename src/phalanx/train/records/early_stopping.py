@@ -80,11 +80,16 @@ class StoppingRecord:
         Raises:
             CheckpointError: It is malformed.
         """
-        rows = saved if isinstance(saved, list) else [None]
-        if not all(isinstance(row, list) and len(row) == 2 and _is_row(*row) for row in rows):
+        if not isinstance(saved, list) or not all(_is_row(row) for row in saved):
             raise CheckpointError(f"checkpoint: validations {saved!r:.80}, expected steps and losses; use an older one")
-        return cls([(step, math.inf if loss is None else loss) for step, loss in rows])
+        return cls([(step, math.inf if loss is None else loss) for step, loss in saved])
 
 
-def _is_row(step: object, loss: object) -> bool:
+def _is_row(row: object) -> bool:
+    if not isinstance(row, list) or len(row) != _COLUMNS:
+        return False
+    step, loss = row
     return type(step) is int and (loss is None or type(loss) is float)
+
+
+_COLUMNS = 2

@@ -89,9 +89,8 @@ class SplitFactory:
         sizes = (run.train.batch_size, run.train.microbatches, run.train.seed)
         drawn_from = corpus if isinstance(corpus, Corpus) else corpus.clients
         loader = ClientLoader(drawn_from, split.client_names, *sizes)
-        num_classes = 0 if labelled is None else len(labelled.classes)
         named = context.validation_sets(source, corpus) if isinstance(corpus, Corpus) else {}
-        yield SplitSetup(context, RunMaterial(source, corpus, loader, named), num_classes, self._open_workers)
+        yield SplitSetup(context, RunMaterial(source, corpus, loader, named), labelled, self._open_workers)
 
 
 class SplitSetup:
@@ -100,16 +99,17 @@ class SplitSetup:
     Args:
         context: The session.
         material: Model, texts and batches.
-        num_classes: Of a classification; 0 of anything else.
+        labelled: Of a classification; None of anything else.
         open_workers: Starts the workers of an enclave that owns a pipeline.
     """
 
     def __init__(
-        self, context: SessionContext, material: RunMaterial, num_classes: int, open_workers: OpenWorkers
+        self, context: SessionContext, material: RunMaterial, labelled: LabelledTexts | None, open_workers: OpenWorkers
     ) -> None:
         self.material = material
         self._context = context
-        self._num_classes = num_classes
+        self._num_classes = 0 if labelled is None else len(labelled.classes)
+        self._holders = () if labelled is None else labelled.holders
         self._open_workers = open_workers
 
     def recover(self, savepoint: Savepoint) -> None:
@@ -133,7 +133,7 @@ class SplitSetup:
             for party in lead.parties:
                 if party.appraisal is not None:
                     recorder.observe("enclave_appraised", {"party": party.name, "result": party.appraisal.to_json()})
-            engine = SplitEngine(lead, self._num_classes)
+            engine = SplitEngine(lead, self._num_classes, self._holders)
             if opening.checkpoint is not None:
                 engine.load(opening.checkpoint)
             saver = PlainSaver(engine.shards, opening.savepoint, _settling(observe, recorder, engine))
@@ -214,11 +214,11 @@ def _labelled(context: SessionContext, source: ModelSource) -> LabelledTexts | N
     run, wanted = context.run, context.run.data.labelled
     if wanted is None:
         return None
-    context.console.print(f"preparing {wanted.task}", markup=False)
+    context.console.print(f"preparing {wanted.name}", markup=False)
     seed = run.train.seed
     texts = prepare_labelled(run.data, split_of(run).client_names, seed, source.tokenizer_path)
     check_vocabulary(texts.vocab_size, source)
-    context.figures.texts = describe_texts(texts, wanted.task, seed)
+    context.figures.texts = describe_texts(texts, wanted.name, seed)
     return texts
 
 

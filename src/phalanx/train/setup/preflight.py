@@ -1,9 +1,11 @@
 """A look at everything that a run reads, before torch is imported and before anything is written."""
 
+from collections.abc import Sequence
 from itertools import islice
 
 from phalanx.data import DataConfig, ModelTokenizerConfig
 from phalanx.data.sources import SourceSettings, no_text, open_source
+from phalanx.data.tasks import Columns, load_own
 from phalanx.engine import check_build
 from phalanx.errors import DataError
 from phalanx.models.directory import check_model
@@ -20,7 +22,8 @@ def check_inputs(run: RunConfig) -> None:
     Raises:
         ConfigError: This build of torch has no such device.
         ModelError: The model's directory lacks a file.
-        DataError: A source is missing, empty or malformed where it begins, or a tokenizer's file is missing.
+        DataError: A source is missing, empty or malformed where it begins, a tokenizer's file is missing, or a file of
+            labelled texts of one's own is wrong anywhere.
     """
     check_build(run.train.device, "train.device")
     check_model(run.model, needs_tokenizer=isinstance(run.data.tokenizer, ModelTokenizerConfig))
@@ -31,11 +34,21 @@ def _check_data(data: DataConfig) -> None:
     path = getattr(data.tokenizer, "path", None)
     if path is not None and not path.is_file():
         raise DataError(f"data.tokenizer.path: {path}: is no file; give the path of a tokenizer.json")
-    for number, source in enumerate(data.sources):
+    own = None if data.labelled is None else data.labelled.own
+    if own is not None:
+        for train, test in zip(own.train, own.test, strict=True):
+            load_own(train, test, Columns(own.text, own.label, own.classes))
+    _look_at_all(data.sources, "data.sources")
+    for one in data.validation:
+        _look_at_all(one.sources, f'data.validation "{one.name}"')
+
+
+def _look_at_all(sources: Sequence[SourceSettings], where: str) -> None:
+    for number, source in enumerate(sources):
         try:
             _look_at(source)
         except DataError as exc:
-            raise DataError(f"data.sources.{number}: {exc}") from exc
+            raise DataError(f"{where}.{number}: {exc}") from exc
 
 
 def _look_at(source: SourceSettings) -> None:

@@ -5,8 +5,8 @@ from fractions import Fraction
 from pathlib import Path
 
 from phalanx.data import prepare
-from phalanx.errors import ConfigError
 from phalanx.models import open_model
+from phalanx.train.batches.labelled import prepare_labelled
 from phalanx.train.config import RunConfig
 
 
@@ -33,14 +33,20 @@ def settle_steps(run: RunConfig, cache: Path) -> RunConfig:
 
 
 def num_sequences(run: RunConfig, cache: Path) -> int:
-    """Return how many training sequences a run has; of labelled texts, those of all clients together."""
-    labelled = run.data.labelled
-    if labelled is not None:
-        if run.split is None:
-            raise ConfigError("data.labelled is shared out to the clients of [split], and the run has none; add it")
-        return labelled.texts_per_client * run.split.clients
+    """Return how many training sequences a run has; of labelled texts, those of all clients together.
+
+    Raises:
+        ConfigError: They are with remote clients, and not here to be counted.
+        DataError: The text cannot be had.
+    """
     source = open_model(run.model, cache / "models", run.train.seed)
-    return prepare(run.data, cache / "data", run.train.seed, source.tokenizer_path).num_train_sequences
+    labelled = run.data.labelled
+    if labelled is None or run.split is None:
+        return prepare(run.data, cache / "data", run.train.seed, source.tokenizer_path).num_train_sequences
+    if labelled.own is not None and not labelled.own.train:
+        run.require_steps("an owner of remote clients")
+    texts = prepare_labelled(run.data, run.split.client_names, run.train.seed, source.tokenizer_path)
+    return sum(one.num_train_sequences for one in texts.clients.values())
 
 
 def length_told(before: RunConfig, after: RunConfig) -> str | None:

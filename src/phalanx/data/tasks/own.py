@@ -1,0 +1,147 @@
+"""Labelled texts of a user's own: CSV, TSV or JSON lines, read strictly; what is wrong is named by file and line."""
+
+import csv
+import functools
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from phalanx.data.sources.files import decode, read_lines, read_text
+from phalanx.data.tasks.task import Example
+from phalanx.errors import DataError
+
+_SHOWN = 60
+_SHOWN_FIELDS = 10
+_MOST_CHARACTERS = 1 << 24
+"""Of a field of a table; Python's own limit is far below a long report."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Where text and label are, and which labels there are.
+
+    Attributes:
+        text: Column, or field, of the text.
+        label: Column, or field, of the label.
+        classes: Every label; a class is an index of them.
+    """
+
+    text: str
+    label: str
+    classes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PlacedExample:
+    """A text with its class, and where it stands.
+
+    Attributes:
+        example: The text.
+        where: File and line.
+    """
+
+    example: Example
+    where: str
+
+
+def load_own(train: Path, test: Path, columns: Columns) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
+    """Read the training texts and the held-out texts of one client; every row is used.
+
+    Raises:
+        DataError: A file is missing, malformed or empty, a label is no class, or a text is in both files.
+    """
+    learned, held_out = read_examples(train, columns), read_examples(test, columns)
+    places = {one.example.text: one.where for one in learned}
+    for one in held_out:
+        if one.example.text in places:
+            raise DataError(
+                f"{one.where}: this text is a training text too ({places[one.example.text]}), so to find its class "
+                "would prove nothing; take it out of one file"
+            )
+    return tuple(one.example for one in learned), tuple(one.example for one in held_out)
+
+
+def read_examples(path: Path, columns: Columns) -> list[PlacedExample]:
+    """Read one file; its ending says what it is, ``.gz`` behind it is unpacked.
+
+    Raises:
+        DataError: Names the file and the line, and says what was found and expected.
+    """
+    suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+    reader = _READERS.get(suffix.lower())
+    if reader is None:
+        raise DataError(f"{path}: expected a file that ends in {', '.join(_READERS)}, with or without .gz")
+    if not path.is_file():
+        raise DataError(f"{path}: is no file; give the path of a file with labelled texts")
+    found = [_example(record, where, columns) for where, record in reader(path)]
+    if not found:
+        raise DataError(f"{path}: holds no text; give one with at least one row")
+    return found
+
+
+def _example(record: dict[str, Any], where: str, columns: Columns) -> PlacedExample:
+    for name in (columns.text, columns.label):
+        if name not in record:
+            keys = ", ".join(sorted(map(str, record))[:_SHOWN_FIELDS]) or "none"
+            raise DataError(f"{where}: no column {name!r}; its columns are: {keys}; name yours with `text` and `label`")
+    text, label = record[columns.text], record[columns.label]
+    if not isinstance(text, str) or not text.strip():
+        raise DataError(f"{where}: column {columns.text!r} holds no text; take the row out, or fill it in")
+    # a whole number may stand for a class
+    named = str(label) if type(label) is int else label
+    if not isinstance(named, str) or named.strip() not in columns.classes:
+        raise DataError(
+            f"{where}: label {str(label)[:_SHOWN]!r} is none of the classes {_some(columns.classes)}; correct it, or "
+            "have the run file name it"
+        )
+    return PlacedExample(Example(" ".join(text.split()), columns.classes.index(named.strip())), where)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(repr(name) for name in names[:_SHOWN_FIELDS]) + (", ..." if len(names) > _SHOWN_FIELDS else "")
+
+
+def _read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    for number, line in enumerate(read_lines(path), start=1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            record = json.loads(decode(line, where))
+        except (ValueError, RecursionError) as exc:
+            raise DataError(f"{where}: is not JSON ({exc}); expected one object a line") from exc
+        if not isinstance(record, dict):
+            raise DataError(f"{where}: found a JSON {type(record).__name__}, expected an object")
+        yield where, record
+
+
+def _read_table(path: Path, delimiter: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    # the limit is one of the process: no other reader here has a lower one
+    csv.field_size_limit(_MOST_CHARACTERS)
+    rows = csv.DictReader(io.StringIO(read_text(path), newline=""), delimiter=delimiter, strict=True)
+    try:
+        for row in rows:
+            where = f"{path}, line {rows.line_num}"
+            if None in row or None in row.values():
+                raise DataError(
+                    f"{where}: has not as many fields as the first line has names; put a field with {delimiter!r} in "
+                    "it in quotation marks"
+                )
+            yield where, row
+    except csv.Error as exc:
+        raise DataError(
+            f"{path}, line {rows.line_num + 1}: is no row of a table ({exc}); quote fields as RFC 4180 has it"
+        ) from exc
+
+
+_READERS: Mapping[str, Callable[[Path], Iterator[tuple[str, dict[str, Any]]]]] = MappingProxyType(
+    {
+        ".csv": functools.partial(_read_table, delimiter=","),
+        ".tsv": functools.partial(_read_table, delimiter="\t"),
+        ".jsonl": _read_json_lines,
+    }
+)
