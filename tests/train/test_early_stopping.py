@@ -6,7 +6,7 @@ import math
 
 import pytest
 from fake_engine import FakeEngine
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -142,6 +142,7 @@ def test_what_decides_survives_a_checkpoint_and_nothing_malformed_does():
             again.load_json({**figures.to_json(), "stopping": saved})
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0.0, 50.0), max_size=30), st.floats(0.0, 2.0), st.integers(1, 4))
 def test_a_decision_follows_from_the_losses_alone(losses, least, patience):
     rule = EarlyStoppingConfig(patience=patience, min_improvement=least)
@@ -154,7 +155,7 @@ def test_a_decision_follows_from_the_losses_alone(losses, least, patience):
 
     found = trend_of(record.losses, least)
     if losses:
-        assert min(losses) > found.best_loss - least or min(losses) == found.best_loss
+        assert found.best_loss >= min(losses) >= found.best_loss - least
     if ended is not None:
         before = losses[: ended - patience]
         best = trend_of(list(enumerate(before)), least).best_loss
