@@ -121,7 +121,7 @@ def test_going_back_to_a_checkpoint_takes_the_decisions_since_then_back(session_
 def test_validations_of_steps_that_are_undone_decide_nothing():
     figures = Figures()
     for num_steps, loss in ((2, 3.0), (4, 2.0), (6, 2.5)):
-        figures.stopping.add(num_steps, loss)
+        figures.stopping.add(num_steps, loss, "validation")
 
     figures.observe("rolled_back", {"step": 7, "to": 4})
 
@@ -131,15 +131,28 @@ def test_validations_of_steps_that_are_undone_decide_nothing():
 
 def test_what_decides_survives_a_checkpoint_and_nothing_malformed_does():
     figures, again = Figures(), Figures()
-    figures.stopping.add(2, 3.0)
-    figures.stopping.add(4, math.inf)
+    figures.stopping.add(2, 3.0, "wiki")
+    figures.stopping.add(4, math.inf, "wiki")
 
     again.load_json(json.loads(json.dumps(figures.to_json())))
 
     assert again.stopping == figures.stopping
-    for saved in ([[1]], [["2", 3.0]], {"2": 3.0}, [[2, "3"]], [[True, 1.0]]):
-        with pytest.raises(CheckpointError, match="validations"):
-            again.load_json({**figures.to_json(), "stopping": saved})
+    for rows in ([[1]], [["2", 3.0]], {"2": 3.0}, [[2, "3"]], [[True, 1.0]], None):
+        for saved in (rows, {"on": "wiki", "losses": rows}):
+            with pytest.raises(CheckpointError, match="validations"):
+                again.load_json({**figures.to_json(), "stopping": saved})
+
+
+def test_validations_on_another_set_count_no_more_when_the_rule_is_changed():
+    record = StoppingRecord()
+    for number in (1, 2, 3):
+        record.add(number, 3.0, "wiki")
+    assert record.is_over(EarlyStoppingConfig(patience=2, on="wiki"))
+    assert not record.is_over(EarlyStoppingConfig(patience=2))
+
+    record.add(4, 9.0, "validation")
+
+    assert record.losses == [(4, 9.0)]
 
 
 @settings(deadline=None)
@@ -149,7 +162,7 @@ def test_a_decision_follows_from_the_losses_alone(losses, least, patience):
     record = StoppingRecord()
     ended = None
     for number, loss in enumerate(losses, start=1):
-        record.add(number, loss)
+        record.add(number, loss, "validation")
         if ended is None and record.is_over(rule):
             ended = number
 

@@ -93,31 +93,40 @@ def test_what_cannot_count_the_text_asks_for_steps(by_epochs):
 
 
 def test_labelled_texts_are_counted_over_all_clients(tmp_path):
+    line = '{"text": "a cough and a cold", "label": "flu"}\n{"text": "nothing at all", "label": "well"}\n'
+    for number, texts in enumerate((10, 14)):
+        (tmp_path / f"train-{number}.jsonl").write_text(line.replace("all", f"all {number}") * (texts // 2))
+        (tmp_path / f"test-{number}.jsonl").write_text(line.replace("a cold", "a sneeze").replace("all", "here"))
+    files = {which: [str(tmp_path / f"{which}-{number}.jsonl") for number in (0, 1)] for which in ("train", "test")}
     path = tmp_path / "split.toml"
-    path.write_text("""
+    path.write_text(f"""
 [model]
 name = "smollm2-135m"
 layers = 6
 [model.adapter]
 rank = 4
 [data]
-tokenizer = { kind = "model" }
+tokenizer = {{ kind = "model" }}
 sequence_length = 16
-[data.labelled]
-task = "icd10"
-texts_per_client = 32
+[data.labelled.task]
+classes = ["flu", "well"]
+train = {files["train"]}
+test = {files["test"]}
 [train]
 objective = "classification"
 epochs = 3
-batch_size = 16
+batch_size = 8
 microbatches = 4
 [optimizer]
 lr = 1e-3
 [split]
 cut = 2
-clients = 4
+clients = 2
 tier = "sim"
 allow_insecure_sim = true
 """)
 
-    assert settle_steps(load_run(path), tmp_path / "cache").train.steps == 24
+    run = load_run(path)
+
+    assert num_sequences(run, tmp_path / "cache") == 24
+    assert settle_steps(run, tmp_path / "cache").train.steps == 9

@@ -41,12 +41,16 @@ class StoppingRecord:
 
     Attributes:
         losses: Finished steps and loss of each validation on the set that decides, oldest first.
+        on: Name of that set; None where there was no validation yet.
     """
 
     losses: list[tuple[int, float]] = field(default_factory=list)
+    on: str | None = None
 
-    def add(self, num_steps: int, loss: float) -> None:
-        """Take a validation after so many steps."""
+    def add(self, num_steps: int, loss: float, on: str) -> None:
+        """Take a validation after so many steps; those on another set, by another rule, count no more."""
+        self.losses = self.losses if on == self.on else []
+        self.on = on
         self.forget_from(num_steps)
         self.losses.append((num_steps, loss))
 
@@ -56,7 +60,9 @@ class StoppingRecord:
 
     def is_over(self, rule: EarlyStoppingConfig | None) -> bool:
         """Whether the run ends here."""
-        return rule is not None and trend_of(self.losses, rule.min_improvement).without >= rule.patience
+        if rule is None or rule.on != self.on:
+            return False
+        return trend_of(self.losses, rule.min_improvement).without >= rule.patience
 
     def facts(self, rule: EarlyStoppingConfig) -> dict[str, Any]:
         """What a decision rests on, for log and summary."""
@@ -69,9 +75,10 @@ class StoppingRecord:
             "validations_without_improvement": found.without,
         }
 
-    def to_json(self) -> list[list[float | None]]:
-        """Return the losses as JSON data; one that is no finite number is null."""
-        return [[step, loss if math.isfinite(loss) else None] for step, loss in self.losses]
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON data; a loss that is no finite number is null."""
+        rows = [[step, loss if math.isfinite(loss) else None] for step, loss in self.losses]
+        return {"on": self.on, "losses": rows}
 
     @classmethod
     def of_json(cls, saved: object) -> "StoppingRecord":
@@ -80,9 +87,10 @@ class StoppingRecord:
         Raises:
             CheckpointError: It is malformed.
         """
-        if not isinstance(saved, list) or not all(_is_row(row) for row in saved):
+        rows = saved.get("losses") if isinstance(saved, dict) and set(saved) == {"on", "losses"} else None
+        if not isinstance(saved, dict) or not isinstance(rows, list) or not all(_is_row(row) for row in rows):
             raise CheckpointError(f"checkpoint: validations {saved!r:.80}, expected steps and losses; use an older one")
-        return cls([(step, math.inf if loss is None else loss) for step, loss in saved])
+        return cls([(step, math.inf if loss is None else loss) for step, loss in rows], str(saved["on"]))
 
 
 def _is_row(row: object) -> bool:

@@ -57,7 +57,7 @@ class PastRun:
         self.config = load_run(path / "config.toml")
         self.owner = _owner(certificate or owner_certificate(path))
         history = read_history(path / LOG_FILE, self.owner, self.run_id)
-        self._certified = history.certified
+        self._certified, self._configs = history.certified, history.configs
         self.final_weights_digest = history.final_weights_digest
         self.verdicts = [body for kind, body in history.decisions if kind == "verdict"]
 
@@ -108,8 +108,14 @@ class PastRun:
             raise CheckpointError(f"{path or self.checkpoints}: there is no checkpoint")
         if step is not None:
             self._certified.check_writing(step, manifest_digest(path), str(self.checkpoints))
-        expected = digest(self.config)
-        checkpoint = open_checkpoint(path, self.owner, run=self.run_id, config_digest=expected, key=self.key())
+        found = digest(self.config)
+        known = self._configs or {found}
+        if found not in known:
+            raise CheckpointError(
+                f"{self.path / 'config.toml'}: has config digest {found:.12}..., and no session of the run had that; "
+                "put back the one that was there"
+            )
+        checkpoint = open_checkpoint(path, self.owner, run=self.run_id, config_digest=known, key=self.key())
         if step is None and checkpoint.log_head is not None:
             known = (KnownHead(checkpoint.log_head, str(path)),)
             verify_log(self.path / LOG_FILE, self.owner, run=self.run_id, known=known)

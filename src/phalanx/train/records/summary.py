@@ -146,7 +146,7 @@ class Figures:
             setattr(self, key, read_scores(value))
         for key in self._NAMED:
             setattr(self, key, read_named(saved.get(key, {})))
-        self.stopping = StoppingRecord.of_json(saved.get("stopping", []))
+        self.stopping = StoppingRecord.of_json(saved["stopping"]) if "stopping" in saved else StoppingRecord()
 
 
 def summarise(run: RunConfig, figures: Figures, totals: RunningTotals, truth: GroundTruth) -> dict[str, Any]:

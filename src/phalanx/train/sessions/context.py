@@ -16,7 +16,7 @@ from phalanx.pipeline import OWNER, Observe
 from phalanx.security.audit import AuditLog
 from phalanx.train.config import RunConfig
 from phalanx.train.records.audit_trail import retire_key
-from phalanx.train.records.history import RunHistory
+from phalanx.train.records.history import CONFIG_CHANGED, RunHistory
 from phalanx.train.records.record import RunningTotals, RunRecorder
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.records.summary import Figures
@@ -86,6 +86,32 @@ class SessionContext:
         """Write an event before there is a recorder."""
         self.log.append(kind, body)
         self.history.certified.take(kind, body)
+
+    def keep_changes(self, step: int) -> None:
+        """Log and tell what this session changes of the run file, then make it the one of the run directory.
+
+        The log comes first: a crash in between leaves a directory that says less than the log, never more.
+
+        Args:
+            step: The next one, from which the changes hold.
+        """
+        changes = self.home.changes
+        if changes is None:
+            return
+        rates = changes.rates(self.run, step)
+        body = {
+            "from": digest(changes.before),
+            "to": digest(self.run),
+            "keys": {key: list(pair) for key, pair in changes.keys.items()},
+            "step": step,
+            **({} if rates is None else {"learning_rate": list(rates)}),
+        }
+        self.tell(CONFIG_CHANGED, body)
+        self.log.sync()
+        self.home.keep_changes()
+        self.say(changes.told(self.run, step))
+        if self.run.pipeline.remote_workers:
+            self.say(f"a worker that pins run_digest needs the new one: {digest(self.run)}")
 
     def corpus(self, source: ModelSource) -> Corpus:
         """Prepare the text of the run.

@@ -156,6 +156,6 @@ class RunHooks:
         """
         rule, best = self._run.train.early_stopping, self._run.checkpoint.best
         if rule is not None and is_regular:
-            self._figures.stopping.add(num_steps, value.loss(rule.on))
+            self._figures.stopping.add(num_steps, value.loss(rule.on), rule.on)
         if best is not None:
             self._figures.candidate = BestCheckpoint(num_steps, best, value.loss(best))

@@ -5,7 +5,6 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-from phalanx.config import digest
 from phalanx.data import BatchLoader
 from phalanx.errors import CheckpointError, NoHolderError
 from phalanx.models import open_model, weights_digest
@@ -129,7 +128,7 @@ class PipelineSetup:
         context, home = self._context, self._context.home
         try:
             known = context.beginning.from_step is None
-            entry = newer_entry(home, digest(context.run), context.history, context.log) if known else None
+            entry = newer_entry(home, context.history, context.log) if known else None
             if entry is not None:
                 # as with any checkpoint: the log must not be behind it
                 context.tell("checkpoint", {"step": entry.step})

@@ -63,7 +63,7 @@ class Session:
         with open_log(home) as log:
             history = read_history(home.path / LOG_FILE, home.owner.public, home.run_id)
             finished = home.read_summary() if resume and beginning.from_step is None else None
-            if finished is not None and history.is_told_by(finished):
+            if finished is not None and history.is_told_by(finished) and home.changes is None:
                 self._console.print(f"{home.path}: is complete, all {finished['steps']} steps are done")
                 return finished
             run, figures = self._run_file, Figures(checks=CheckRecord(self._run_file.guard))
@@ -135,13 +135,14 @@ class Session:
                 figures,
                 totals,
                 source=material.source,
-                certified=context.history.certified,
+                history=context.history,
                 log=context.log,
             )
             setup.recover(savepoint)
             checkpoint = savepoint.open() if context.goes_on else None
             metrics = MetricsFile(home.path / "metrics.jsonl")
             start = savepoint.rewind(checkpoint, metrics)
+            context.keep_changes(start)
             if context.goes_on:
                 figures.resumed_from = start
             figures.wall_s = totals.wall_s
