@@ -15,6 +15,8 @@ from mkdocs.structure.files import File, Files
 from phalanx.cli.app import EXIT_CODES, app
 
 _OUTSIDE = re.compile(r"\[([^\]]*)\]\((?:\.\./)+((?:src|tests|examples|benchmarks|scripts)/[^)#]*|[A-Z]+\.md)[^)]*\)")
+_CODE = re.compile(r"<code>[^<\n]+</code>")
+_HYPHENED = re.compile(r"(?<=[ >])(?=[^ <>]{2,24}[ <])([^ <>]*-[^ <>]*)")
 _PYTHON = """# Python
 
 A run is a call; the rest is in the run file.
@@ -50,6 +52,11 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     return _OUTSIDE.sub(
         lambda found: f"{found[1]} (`{found[2]}`)" if f"`{found[2]}`" != found[1] else found[1], markdown
     )
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Keep an option or a name in one piece: a browser would break a line behind each hyphen in it."""
+    return _CODE.sub(lambda code: _HYPHENED.sub(r'<span class="word">\1</span>', code[0]), html)
 
 
 def _commands() -> str:

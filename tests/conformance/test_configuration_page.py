@@ -17,7 +17,7 @@ from phalanx.data.config import (
     OwnTaskConfig,
     ValidationSetConfig,
 )
-from phalanx.data.sources import HtmlConfig, JsonlConfig, TextConfig
+from phalanx.data.sources import HtmlConfig, JsonlConfig, OwnSourceConfig, TextConfig
 from phalanx.models import LoraConfig, ModelConfig, PrefixConfig, SpfConfig
 from phalanx.optimizers import OptimizerConfig
 from phalanx.parallel import OuterConfig, ParallelConfig
@@ -26,6 +26,7 @@ from phalanx.pipeline import AttackConfig, GuardConfig, PartyLayout, PipelineCon
 from phalanx.security.seal import ReleasePolicy
 from phalanx.split import SplitConfig
 from phalanx.split.masked import MaskedConfig, MaskedWorkerConfig
+from phalanx.telemetry.sinks import MlflowConfig, OwnSinkConfig, TrackioConfig, WandbConfig
 from phalanx.train import RunConfig, TrainConfig
 from phalanx.train.config import EarlyStoppingConfig
 from phalanx.train.exclusions import EXCLUSIONS, value_exclusions
@@ -44,6 +45,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "data.sources text": TextConfig,
     "data.sources jsonl": JsonlConfig,
     "data.sources html": HtmlConfig,
+    "data.sources module:object": OwnSourceConfig,
     "data.tokenizer bpe": BpeConfig,
     "data.tokenizer model": ModelTokenizerConfig,
     "data.tokenizer file": FileTokenizerConfig,
@@ -61,6 +63,10 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "guard": GuardConfig,
     "attack": AttackConfig,
     "checkpoint": CheckpointConfig,
+    "tracking.wandb": WandbConfig,
+    "tracking.mlflow": MlflowConfig,
+    "tracking.trackio": TrackioConfig,
+    "tracking.module:object": OwnSinkConfig,
     "worker": WorkerConfig,
     "worker.parallel": PartyLayout,
     "masked": MaskedConfig,

@@ -132,7 +132,7 @@ MUTANTS = (
     ),
     Mutant(
         "L0 jumping connection",
-        "pipeline/verify/link_check.py",
+        "pipeline/verify/audit_judgement.py",
         "if said == received.digest:",
         "if said == received.digest or said is not None:",
         PIPELINE + "verify/test_two_stories.py::test_a_stage_that_commits_to_another_tensor_than_it_sent_is_named",
@@ -274,7 +274,7 @@ MUTANTS = (
     ),
     Mutant(
         "L2 weights of a third party",
-        "pipeline/worker/third_party_audit.py",
+        "pipeline/worker/audit_queue.py",
         "if fetched.copy.weights_digest() != fetched.state.weights:",
         "if fetched.copy.weights_digest() == '':",
         PIPELINE + "verify/test_third_party_audits.py::test_other_weights_than_the_agreed_ones_are_not_used",
@@ -369,14 +369,14 @@ MUTANTS = (
     ),
     Mutant(
         "L2 inputs of a lagging step",
-        "pipeline/worker/hosted.py",
+        "pipeline/worker/stages.py",
         "if slot[0] < step - self.plan.guard.commit_lag",
         "if slot[0] < step",
         PIPELINE + "owner/test_commit_lag.py::test_what_is_withheld_while_a_step_lags_is_handed_on",
     ),
     Mutant(
         "L2 claims about a lagging step",
-        "pipeline/worker/shadow.py",
+        "pipeline/worker/stages.py",
         "kept = range(self.copy.step - self.copy.plan.guard.commit_lag, self.copy.step)",
         "kept = range(0)",
         PIPELINE
@@ -465,14 +465,14 @@ MUTANTS = (
     ),
     Mutant(
         "L5 going back to the first bad step",
-        "pipeline/owner/replay.py",
+        "pipeline/owner/rollback.py",
         "if gradients is None or transfer_digest(gradients) != past.ledger.commits[stage].gradient:",
         "if gradients is None or transfer_digest(gradients) == past.ledger.commits[stage].gradient:",
         PIPELINE + "owner/test_rollback.py::test_the_run_goes_back_to_the_first_step_that_was_wrong",
     ),
     Mutant(
         "L5 messages of kept steps",
-        "pipeline/owner/replay.py",
+        "pipeline/owner/rollback.py",
         "if truth is None or digest_hex(tensor_buffers(truth.contiguous())) != said:",
         "if truth is None:",
         PIPELINE + "owner/test_rollback.py::test_lies_about_single_messages_that_slipped_through_are_undone_as_well",

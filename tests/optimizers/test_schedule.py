@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from phalanx.errors import TrainingError
 from phalanx.optimizers import OptimizerConfig, learning_rate
-from phalanx.optimizers.decays import DECAYS, Decay
+from phalanx.optimizers.config import DECAYS, Decay
 
 
 def test_warm_up_is_linear_and_reaches_the_peak():

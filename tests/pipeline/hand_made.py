@@ -20,7 +20,7 @@ from phalanx.pipeline.protocol.needs import (
 )
 from phalanx.pipeline.protocol.signed import Statements, to_signed
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
-from phalanx.pipeline.stage.gradient_norm import finite_norm_squared
+from phalanx.pipeline.stage.runner import finite_norm_squared
 from phalanx.pipeline.verify.facts import CommittedMessage, StepFacts, StepLedger
 from phalanx.security.crypto import Identity, digest_hex
 from phalanx.testing import tiny_run

@@ -132,6 +132,7 @@ def test_a_drill_of_a_run_without_stages_is_refused(load):
 ENGINE = {name: text for name, text in ENGINES.items() if name != "pipeline"} | {"pipeline": ""}
 LABELLED = "data={labelled={task='medquad'},tokenizer={kind='bpe',vocab_size=300},sequence_length=16}"
 WANTED = {
+    "train.objective": f"'mine.py:loss@{'0' * 64}'",
     "optimizer.kind": "'sgd'",
     "train.precision": "'fp16'",
     "train.device": "'cuda'",

@@ -8,7 +8,7 @@ from made_frames import frame_bytes, header_values, refusal
 from phalanx.errors import FrameError, OrderError, PeerGoneError, PeerLostError, PeerRefusedError, SignatureError
 from phalanx.transport import LinkFault, TransportConfig, outbox
 from phalanx.transport.frame import sign_receipt
-from phalanx.transport.receipts import encode_receipt, encode_refusal
+from phalanx.transport.link import encode_receipt, encode_refusal
 
 SHORT = TransportConfig(timeout_s=0.3, max_frame_bytes=2**20, max_queued_bytes=2**20)
 

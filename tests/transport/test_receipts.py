@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from phalanx.errors import OrderError, SignatureError
-from phalanx.transport.receipts import RECEIPT_EVERY, encode_receipt
+from phalanx.transport.link import RECEIPT_EVERY, encode_receipt
 
 
 def send_all(parties, number, payload=b"x"):

@@ -43,7 +43,7 @@ def opener_of(run: "RunConfig") -> "OpenWorkers":
     if run.attack.kind != "none":
         from phalanx.lab.attacks import attackers_of
 
-        return attackers_of(run.attack, fork_server)
+        return attackers_of(run.attack, fork_server, home=run.home)
     return functools.partial(LocalWorkers, fork_server=fork_server)
 
 

@@ -56,8 +56,9 @@ def train(
         from phalanx.train import train as train_run
 
     if run.attack.kind != "none":
-        from phalanx.lab.attacks.table import check_attack
+        from phalanx.lab.attacks.table import check_attack, load_attack
 
+        load_attack(run.attack, run.home)
         check_attack(run.attack)
     if dry_run:
         say_page(describe(run))

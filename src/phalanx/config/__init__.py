@@ -1,20 +1,49 @@
 """Strict, frozen configuration: TOML on disk, one error per mistake, one digest per config."""
 
+from phalanx.config.code_source import KEPT_CODE, is_own, parse_reference
 from phalanx.config.digest import canonical_json, digest
-from phalanx.config.load import dump_toml, load_config, parse_config, parse_override
+from phalanx.config.load import dump_toml, load_config, parse_override
+from phalanx.config.own_code import (
+    OWN_KIND,
+    changed_code,
+    check_methods,
+    is_opened,
+    lacks,
+    open_own_code,
+    own_references,
+    pin_own_code,
+    pinned,
+    resolve,
+    source_files,
+    users_traceback,
+)
 from phalanx.config.strict import StrictModel, one_of
 from phalanx.config.text import MOST_CHARACTERS, is_plain, printable
 
 __all__ = [
+    "KEPT_CODE",
     "MOST_CHARACTERS",
+    "OWN_KIND",
     "StrictModel",
     "canonical_json",
+    "changed_code",
+    "check_methods",
     "digest",
     "dump_toml",
+    "is_opened",
+    "is_own",
     "is_plain",
+    "lacks",
     "load_config",
     "one_of",
-    "parse_config",
+    "open_own_code",
+    "own_references",
     "parse_override",
+    "parse_reference",
+    "pin_own_code",
+    "pinned",
     "printable",
+    "resolve",
+    "source_files",
+    "users_traceback",
 ]

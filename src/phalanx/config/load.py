@@ -3,7 +3,7 @@
 import difflib
 import json
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import date, time
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -18,7 +18,12 @@ Config = TypeVar("Config", bound=BaseModel)
 LONGEST_VALUE = 80
 
 
-def load_config(path: Path, model: type[Config], overrides: Iterable[str] = ()) -> Config:
+def load_config(
+    path: Path,
+    model: type[Config],
+    overrides: Iterable[str] = (),
+    prepare: Callable[[dict[str, Any], Path], None] | None = None,
+) -> Config:
     """Read one TOML file, apply overrides and validate.
 
     Args:
@@ -26,6 +31,7 @@ def load_config(path: Path, model: type[Config], overrides: Iterable[str] = ()) 
         model: The config class.
         overrides: ``section.key=value`` strings, with values in TOML or plain text, and ``section.key-``, which takes
             a key or a section out; in this order.
+        prepare: Changes what was read, given the directory of the file, before it is validated.
 
     Raises:
         ConfigError: Names the file, the key, the value found and what was expected.
@@ -45,26 +51,17 @@ def load_config(path: Path, model: type[Config], overrides: Iterable[str] = ()) 
             _assign(data, keys, value, override)
     for name, value in _dates(data):
         raise ConfigError(f'{path}: {name}: found the date or time {value}; write it as text: "{value}"')
-    return parse_config(data, model, str(path))
-
-
-def parse_config(data: dict[str, Any], model: type[Config], where: str) -> Config:
-    """Validate what a TOML file holds.
-
-    Args:
-        data: Its content.
-        model: The config class.
-        where: What it is, for messages.
-
-    Raises:
-        ConfigError: Names the key, the value found and what was expected.
-    """
+    if prepare is not None:
+        try:
+            prepare(data, path.parent)
+        except ConfigError as exc:
+            raise ConfigError(f"{path}: {exc}") from exc
     try:
         # JSON mode: strict types, but a TOML array may become a tuple
         return model.model_validate_json(json.dumps(data))
     except ValidationError as exc:
         lines = [_explain(error, model) for error in exc.errors()]
-        raise ConfigError("\n".join(f"{where}: {line}" for line in lines)) from exc
+        raise ConfigError("\n".join(f"{path}: {line}" for line in lines)) from exc
 
 
 def parse_override(text: str) -> tuple[list[str], Any]:
@@ -129,6 +126,10 @@ def _explain(error: ErrorDetails, model: type[BaseModel]) -> str:
         return f"{where}: unknown key; {hint}choices: {', '.join(choices)}"
     if error["type"] == "missing":
         return f"{where}: missing; add it"
+    if error["type"] == "union_tag_invalid":
+        return f"{where}.kind: found {error['ctx']['tag']!r}; expected one of {error['ctx']['expected_tags']}"
+    if error["type"] == "union_tag_not_found":
+        return f"{where}.kind: missing; add it"
     if error["type"] == "value_error":
         return f"{where}: {error['ctx']['error']}"
     found = repr(error["input"])

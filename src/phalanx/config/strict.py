@@ -5,6 +5,10 @@ from collections.abc import Callable, Collection
 from pydantic import AfterValidator, BaseModel, ConfigDict
 from pydantic_core import PydanticCustomError
 
+from phalanx.config.code_source import is_own, parse_reference
+from phalanx.config.own_code import OWN_KIND
+from phalanx.errors import ConfigError
+
 
 class StrictModel(BaseModel):
     """Frozen data; validation is strict and refuses unknown keys, NaN and infinity."""
@@ -12,20 +16,37 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, validate_default=True, allow_inf_nan=False)
 
 
-def one_of(names: Collection[str] | Callable[[], Collection[str]]) -> AfterValidator:
+def one_of(names: Collection[str] | Callable[[], Collection[str]], *, or_own: bool = False) -> AfterValidator:
     """Accept what is in `names` when a config is read, and refuse anything else as a `Literal` would.
 
     Args:
         names: A table by name, or what gives the names where only some of a table's count.
+        or_own: Accept a reference to code of the user's own as well.
     """
 
     def check(value: str) -> str:
         known = names() if callable(names) else names
+        if or_own and is_own(value):
+            return check_reference(value)
         if value not in known:
-            raise PydanticCustomError("literal_error", "Input should be {expected}", {"expected": _either(known)})
+            either = _either([*known, OWN_KIND] if or_own else known)
+            raise PydanticCustomError("literal_error", "Input should be {expected}", {"expected": either})
         return value
 
     return AfterValidator(check)
+
+
+def check_reference(kind: str) -> str:
+    """Return a reference to code of the user's own.
+
+    Raises:
+        ValueError: It is none.
+    """
+    try:
+        parse_reference(kind)
+    except ConfigError as exc:
+        raise ValueError(str(exc)) from exc
+    return kind
 
 
 def _either(names: Collection[str]) -> str:

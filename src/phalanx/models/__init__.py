@@ -15,7 +15,6 @@ from phalanx.models.config import (
 from phalanx.models.layout import StageSpec, partition
 
 if TYPE_CHECKING:
-    from phalanx.models.attention import CAUSAL, AttentionPattern
     from phalanx.models.build import (
         StageRow,
         build_empty_stage,
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     )
     from phalanx.models.digest import weights_digest
     from phalanx.models.families import FAMILIES, parse_hub_config
-    from phalanx.models.family import Family
+    from phalanx.models.family import CAUSAL, AttentionPattern, Family
     from phalanx.models.source import ModelSource, open_model
     from phalanx.models.spf import add_spf
     from phalanx.models.stage import StageModule, tie
@@ -69,7 +68,6 @@ if not TYPE_CHECKING:
     __getattr__ = late_names(
         __name__,
         {
-            "attention": ("AttentionPattern", "CAUSAL"),
             "build": (
                 "StageRow",
                 "build_empty_stage",
@@ -82,7 +80,7 @@ if not TYPE_CHECKING:
             ),
             "digest": ("weights_digest",),
             "families": ("FAMILIES", "parse_hub_config"),
-            "family": ("Family",),
+            "family": ("CAUSAL", "AttentionPattern", "Family"),
             "source": ("ModelSource", "open_model"),
             "spf": ("add_spf",),
             "stage": ("StageModule", "tie"),

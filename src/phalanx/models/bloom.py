@@ -5,8 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phalanx.models.attention import CAUSAL, AttentionPattern
-from phalanx.models.family import Family, attention_mask
+from phalanx.models.family import CAUSAL, AttentionPattern, Family, attention_mask
 
 
 class Bloom(Family):

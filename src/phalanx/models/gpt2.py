@@ -4,8 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from phalanx.models.attention import CAUSAL, AttentionPattern
-from phalanx.models.family import Family, attention_mask
+from phalanx.models.family import CAUSAL, AttentionPattern, Family, attention_mask
 
 
 class Gpt2(Family):

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from transformers import CONFIG_MAPPING
 
 from phalanx.errors import ModelError
-from phalanx.models.attention import CAUSAL, AttentionPattern
-from phalanx.models.family import Family, attention_mask
+from phalanx.models.family import CAUSAL, AttentionPattern, Family, attention_mask
 from phalanx.planner.model.families import FAMILIES, SlicingRule
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"

@@ -7,8 +7,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from phalanx.errors import ModelError
-from phalanx.models.attention import CAUSAL, AttentionPattern
-from phalanx.models.family import HEAD, HEAD_WEIGHT, Family
+from phalanx.models.family import CAUSAL, HEAD, HEAD_WEIGHT, AttentionPattern, Family
 from phalanx.models.layout import StageSpec
 from phalanx.models.quiet import quiet_transformers
 

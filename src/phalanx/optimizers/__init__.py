@@ -6,8 +6,7 @@ The config is there at once; what needs torch is imported at its first use.
 from typing import TYPE_CHECKING
 
 from phalanx.late_names import late_names
-from phalanx.optimizers.config import OptimizerConfig
-from phalanx.optimizers.schedule import learning_rate
+from phalanx.optimizers.config import OptimizerConfig, learning_rate
 from phalanx.planner.model.optimizers import moment_names, moment_shapes
 
 if TYPE_CHECKING:

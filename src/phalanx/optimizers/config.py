@@ -1,12 +1,49 @@
-"""The configuration of a run's optimizer; frozen, and free of torch."""
+"""The configuration of a run's optimizer, and the learning rate of each step that follows from it; free of torch."""
 
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from phalanx.config import StrictModel, one_of
-from phalanx.optimizers.decays import DECAYS
+from phalanx.errors import TrainingError
 from phalanx.planner.model.optimizers import OPTIMIZERS, foreign_settings
+
+
+@dataclass(frozen=True)
+class Decay:
+    """The way in which a learning rate goes down from its peak.
+
+    Attributes:
+        share: Of the way from the least rate to the peak, at a progress from 0 to 1; None: the rate stays at its peak.
+        is_late: Whether the rate stays at its peak until the last `decay_share` of the run's steps.
+    """
+
+    share: Callable[[float], float] | None
+    is_late: bool = False
+
+
+def _linear(progress: float) -> float:
+    return 1.0 - progress
+
+
+def _cosine(progress: float) -> float:
+    return 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+DECAYS: dict[str, Decay] = {
+    "constant": Decay(None),
+    "linear": Decay(_linear),
+    "cosine": Decay(_cosine),
+    "wsd": Decay(_linear, is_late=True),
+}
+"""By the name in a run file.
+
+Source: Loshchilov and Hutter 2017 (cosine annealing, one period); Hu et al. 2024 (warm-up, stable, decay).
+"""
+
 
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -55,3 +92,27 @@ class OptimizerConfig(StrictModel):
 
     def _is_set(self, name: str) -> bool:
         return bool(getattr(self, name) != type(self).model_fields[name].default)
+
+
+def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
+    """Learning rate of one step: linear warm-up, then what the schedule says.
+
+    Args:
+        config: Peak, warm-up and schedule.
+        step: Counts from 0; the first step of a warm-up of n has ``lr / n``, the n-th ``lr``.
+        total_steps: Of the run; the last one, and any later, has ``min_lr_ratio * lr`` unless the rate is constant.
+
+    Raises:
+        TrainingError: `step` is negative or `total_steps` is not positive.
+    """
+    if step < 0 or total_steps < 1:
+        raise TrainingError(f"learning rate: step {step} of {total_steps}; expected a step from 0 of at least 1")
+    if step < config.warmup_steps:
+        return config.lr * (step + 1) / config.warmup_steps
+    decay, start = DECAYS[config.schedule], config.warmup_steps
+    if decay.is_late:
+        start = max(start, total_steps - 1 - max(1, round(config.decay_share * total_steps)))
+    if decay.share is None or step < start:
+        return config.lr
+    progress = min(1.0, (step - start) / max(1, total_steps - 1 - start))
+    return config.lr * (config.min_lr_ratio + (1.0 - config.min_lr_ratio) * decay.share(progress))

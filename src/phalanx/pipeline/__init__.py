@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from phalanx.pipeline.membership.callers import Callers
     from phalanx.pipeline.membership.join import ExpectedWorkers, gather
     from phalanx.pipeline.membership.members import Files, Incarnations, Members
-    from phalanx.pipeline.owner.async_snapshot import Duplicate
     from phalanx.pipeline.owner.engine import PipelineEngine
     from phalanx.pipeline.owner.guarantees import GUARANTEES, weaker
     from phalanx.pipeline.owner.paper_recovery import MAX_ATTEMPTS, skipping
+    from phalanx.pipeline.owner.step_books import Duplicate
     from phalanx.pipeline.plan import StageRange, StepPlan
     from phalanx.pipeline.processes.allocator import keep_freed_memory
     from phalanx.pipeline.processes.fork_server import can_fork
@@ -120,10 +120,10 @@ if not TYPE_CHECKING:
             "membership.callers": ("Callers",),
             "membership.join": ("ExpectedWorkers", "gather"),
             "membership.members": ("Files", "Incarnations", "Members"),
-            "owner.async_snapshot": ("Duplicate",),
             "owner.engine": ("PipelineEngine",),
             "owner.guarantees": ("GUARANTEES", "weaker"),
             "owner.paper_recovery": ("MAX_ATTEMPTS", "skipping"),
+            "owner.step_books": ("Duplicate",),
             "plan": ("StageRange", "StepPlan"),
             "processes.allocator": ("keep_freed_memory",),
             "processes.fork_server": ("can_fork",),

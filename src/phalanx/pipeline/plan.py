@@ -50,7 +50,7 @@ class StepPlan(StrictModel):
     adapter: LoraConfig | None
     optimizer: OptimizerConfig
     guard: GuardConfig
-    objective: Annotated[str, one_of(OBJECTIVES)] = DEFAULT_OBJECTIVE
+    objective: Annotated[str, one_of(OBJECTIVES, or_own=True)] = DEFAULT_OBJECTIVE
 
     @model_serializer(mode="wrap")
     def _as_before(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:

@@ -7,7 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from phalanx.errors import ConfigError
+
 Kind = Literal["forward", "backward", "inputs", "weights"]
+
+Direction = Literal["forward", "backward"]
 
 
 class Work(NamedTuple):
@@ -25,6 +29,13 @@ class Work(NamedTuple):
 
 
 Order = tuple[Work, ...]
+
+
+class Action(NamedTuple):
+    """Run one microbatch through a verified stage in one direction."""
+
+    direction: Direction
+    microbatch: int
 
 
 @dataclass(frozen=True)
@@ -146,3 +157,16 @@ SCHEDULES: dict[str, Schedule] = {
 def verifiable_schedules() -> tuple[str, ...]:
     """The names of those in which stages in other hands can work."""
     return tuple(name for name, schedule in SCHEDULES.items() if schedule.is_verifiable)
+
+
+def actions(schedule: str, stage: int, num_stages: int, num_microbatches: int) -> tuple[Action, ...]:
+    """Return the order of one verified stage's work.
+
+    Raises:
+        ConfigError: Stages in other hands cannot work in this schedule.
+    """
+    line = SCHEDULES[schedule]
+    if not line.is_verifiable:
+        raise ConfigError(f"pipeline.schedule: {schedule!r} is not one of whole stages and whole backwards")
+    order = line.order(stage, num_stages, num_microbatches, 1)
+    return tuple(Action("forward" if work.kind == "forward" else "backward", work.microbatch) for work in order)

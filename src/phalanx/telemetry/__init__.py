@@ -4,5 +4,15 @@ from phalanx.telemetry.metrics import MetricsFile, read_metrics
 from phalanx.telemetry.phases import PhaseTimer
 from phalanx.telemetry.progress import ProgressDisplay, StepReading
 from phalanx.telemetry.tensorboard import TensorBoardWriter
+from phalanx.telemetry.tracking import CurveWriter, open_tracking
 
-__all__ = ["MetricsFile", "PhaseTimer", "ProgressDisplay", "StepReading", "TensorBoardWriter", "read_metrics"]
+__all__ = [
+    "CurveWriter",
+    "MetricsFile",
+    "PhaseTimer",
+    "ProgressDisplay",
+    "StepReading",
+    "TensorBoardWriter",
+    "open_tracking",
+    "read_metrics",
+]

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from phalanx.pipeline.protocol.patience import Awake
+from phalanx.pipeline.protocol.requests import Awake
 from phalanx.security.crypto import Identity, Peer
 from phalanx.transport import CheckedFrame, Endpoint, LinkFault, TransportConfig, Wire
 

@@ -106,6 +106,7 @@ class MemoryCompany:
         self.errors: dict[str, PhalanxError] = {}
         self.source: ModelSource = open_model(run.model, cache or directory / "models", run.train.seed)
         self.plan = make_plan(run, self.source)
+        self._vocab_size = self.source.vocab_size
         self._home = RunDirectory(directory / "run", run, resume=False, parties=run.stage_workers)
         self.draw = draw or AuditDraw.of(self._home.audit_key(), fresh_nonce(), run.guard)
         self._actors = dict(actors or {})
@@ -143,7 +144,7 @@ class MemoryCompany:
         """
         results = []
         for _ in range(num_steps):
-            batch = random_batch(self.run_config, self.source.vocab_size, self._next_step)
+            batch = random_batch(self.run_config, self._vocab_size, self._next_step)
             inputs = step_inputs(batch, self.run_config.train.microbatches)
             results.append(self.engine.step(self._next_step, inputs))
             self._next_step += 1

@@ -1,13 +1,21 @@
 """The run file: one section per part of the project, checked together."""
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PrivateAttr, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import (
+    Field,
+    PrivateAttr,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from phalanx.checkpoint import CheckpointConfig
-from phalanx.config import StrictModel, load_config, one_of, parse_config
+from phalanx.config import StrictModel, load_config, one_of, own_references, pin_own_code, printable
 from phalanx.data import DataConfig
 from phalanx.data.config import HELD_OUT
 from phalanx.errors import ConfigError
@@ -18,6 +26,7 @@ from phalanx.parallel import ParallelConfig
 from phalanx.parallel.deepspeed import DeepSpeedConfig
 from phalanx.pipeline.config import AttackConfig, GuardConfig, PipelineConfig
 from phalanx.split import ENCLAVE, SplitConfig
+from phalanx.telemetry.sinks import SinkConfig
 from phalanx.train.exclusions import contradiction, excluded_by, refused_value
 
 _FEWEST_JOINED = 3
@@ -54,7 +63,7 @@ class TrainConfig(StrictModel):
     run. Before one is, the owner itself redoes every stage: no stage can have a batch given up by lying."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """What matrix products are computed in while training; weights, moments and messages are in fp32 either way."""
-    objective: Annotated[str, one_of(OBJECTIVES)] = "causal_lm"
+    objective: Annotated[str, one_of(OBJECTIVES, or_own=True)] = "causal_lm"
     """What is learned: the next token; or the class of a text of `data.labelled`. Not all engines learn all of them."""
     validate_every: int = Field(default=0, ge=0)
     """Steps between validations; 0 validates before the first step and after the last one only."""
@@ -101,7 +110,10 @@ class RunConfig(StrictModel):
     guard: GuardConfig = GuardConfig()
     attack: AttackConfig = AttackConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    tracking: tuple[SinkConfig, ...] = ()
+    """Where curves are sent beside the run's own files; without a section nothing is sent anywhere."""
     _name: str = PrivateAttr(default="run")
+    _home: Path = PrivateAttr(default=Path())
 
     @model_validator(mode="after")
     def _check_sections(self) -> Self:
@@ -254,6 +266,8 @@ class RunConfig(StrictModel):
         """Leave out the sections of the engine that the run does not have."""
         engines = {name for name in ("parallel", "deepspeed", "split") if getattr(self, name) is not None}
         left_out = ({"parallel", "deepspeed", "split"} - engines) | excluded_by(engines, workers_see=self.is_joined)
+        if not self.tracking:
+            left_out.add("tracking")
         return {name: value for name, value in write(self).items() if name not in left_out}
 
     @property
@@ -311,12 +325,12 @@ class RunConfig(StrictModel):
         Raises:
             ConfigError: So many do not fit the rest.
         """
-        data = self.model_dump(mode="json", exclude_none=True)
-        data["train"] = {key: value for key, value in data["train"].items() if key != "epochs"} | {"steps": steps}
-        told = f"train.epochs = {self.train.epochs:g} comes to train.steps = {steps}"
-        run = parse_config(data, RunConfig, told)
-        run._name = self._name
-        return run
+        try:
+            train = TrainConfig.model_validate({**self.train.model_dump(), "epochs": None, "steps": steps})
+            return self.with_sections({"train": train})
+        except ValidationError as exc:
+            said = "; ".join(error["msg"].removeprefix("Value error, ") for error in exc.errors())
+            raise ConfigError(f"train.epochs = {self.train.epochs:g} comes to train.steps = {steps}: {said}") from exc
 
     def require_steps(self, reader: str) -> None:
         """Return where the run file gives its length in steps.
@@ -338,6 +352,41 @@ class RunConfig(StrictModel):
         """The run file's name without its ending; names the run directory."""
         return self._name
 
+    @property
+    def home(self) -> Path:
+        """The run file's directory, where files of the user's own code are."""
+        return self._home
+
+    def with_sections(self, sections: Mapping[str, Any]) -> "RunConfig":
+        """Return this run with other sections, checked anew; None takes one out.
+
+        Raises:
+            ValueError: They do not go together.
+        """
+        # only what was written: sections exclude each other by their presence
+        written = {name: getattr(self, name) for name in self.model_fields_set} | dict(sections)
+        made = RunConfig(**{name: section for name, section in written.items() if section is not None})
+        made._name, made._home = self._name, self._home
+        return made
+
+    @property
+    def flat(self) -> dict[str, str | int | float | bool | None]:
+        """The run file as a metrics sink is told: a value for each ``section.key``; a list as one text."""
+        return dict(_flat(self.model_dump(mode="json")))
+
+    @property
+    def own_code(self) -> list[str]:
+        """References to code of the user's own, attacks included, which the laboratory alone loads."""
+        return own_references(self.model_dump(mode="json"))
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _flat(inner, f"{name}.{key}".removeprefix("."))
+    else:
+        yield name, printable(json.dumps(value)) if isinstance(value, list) else value
+
 
 def load_run(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
     """Read a run file.
@@ -348,7 +397,10 @@ def load_run(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
 
     Raises:
         ConfigError: Names the file, the key, the value found and the choices.
+
+    Guarantees:
+        Code of the user's own that the file names is pinned by its digest and not run.
     """
-    run = load_config(Path(path), RunConfig, overrides)
-    run._name = Path(path).stem
+    run = load_config(Path(path), RunConfig, overrides, pin_own_code)
+    run._name, run._home = Path(path).stem, Path(path).parent
     return run

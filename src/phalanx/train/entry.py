@@ -22,7 +22,7 @@ from phalanx.train.sessions.factory import EngineFactory
 from phalanx.train.sessions.pipeline import PipelineFactory
 from phalanx.train.sessions.session import Session
 from phalanx.train.setup.layout import describe_stages
-from phalanx.train.setup.preflight import check_inputs
+from phalanx.train.setup.preflight import check_inputs, load_own_code
 from phalanx.train.setup.process import deterministic, interruptible
 from phalanx.train.setup.tiers import settle_tier
 
@@ -113,6 +113,7 @@ def follow(run: RunConfig, run_dir: str | Path | None = None) -> None:
     """
     from phalanx.train.sessions.domain import play_rank  # noqa: PLC0415 - a pipeline has no use for it
 
+    load_own_code(run)
     cache = cache_beside(_directory(run, run_dir))
     with deterministic(run.train.threads):
         play_rank(settle_steps(run, cache), cache / "models")

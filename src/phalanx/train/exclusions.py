@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from phalanx.config import OWN_KIND, is_own
 from phalanx.objectives import OBJECTIVES
 
 WHOLE_MODEL_OBJECTIVE = "causal_lm"
@@ -70,6 +71,7 @@ class ValueExclusion:
         reason: Why.
         instead: What to do.
         beside: Another engine's section, where the line holds only of runs with both.
+        own: Whether what there is not is code of the user's own.
     """
 
     engine: str
@@ -79,6 +81,7 @@ class ValueExclusion:
     only: tuple[object, ...] = ()
     never: tuple[object, ...] = ()
     beside: str = ""
+    own: bool = False
 
     @property
     def where(self) -> str:
@@ -88,6 +91,8 @@ class ValueExclusion:
     @property
     def values(self) -> str:
         """The values that there are not, in words."""
+        if self.own:
+            return f'`"{OWN_KIND}"`'
         if self.never:
             return " or ".join(f"`{json.dumps(one)}`" for one in self.never)
         if None in self.only:
@@ -99,7 +104,7 @@ class ValueExclusion:
         value: Any = run
         for name in self.key.split("."):
             value = getattr(value, name, None)
-        if value in self.only or (self.never and value not in self.never):
+        if value in self.only or (self.never and value not in self.never) or (self.own and not is_own(value)):
             return None
         found = f" = {json.dumps(value)}" if isinstance(value, str | int | float) else ""
         return f"{self.where} has no {self.key}{found}: {self.reason}; {self.instead}"
@@ -229,6 +234,12 @@ def value_exclusions() -> Iterator[ValueExclusion]:
             yield ValueExclusion(
                 "deepspeed", key, f"it learns {WHOLE_MODEL_OBJECTIVE} alone", "leave [deepspeed] out", never=(name,)
             )
+    yield ValueExclusion(
+        "deepspeed", key, f"it learns {WHOLE_MODEL_OBJECTIVE} alone", "leave [deepspeed] out", own=True
+    )
+    yield ValueExclusion(
+        "split", key, "an enclave runs the code that its evidence names, and no other", "take [pipeline]", own=True
+    )
     yield from VALUE_EXCLUSIONS
 
 

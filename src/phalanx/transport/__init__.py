@@ -20,8 +20,7 @@ from phalanx.transport.frame import (
 )
 from phalanx.transport.grpc_wire import GrpcWire, JoinedPeer, describe
 from phalanx.transport.inbox import Allowance, Allowances, CheckedFrame, LinkFault
-from phalanx.transport.link import Meter
-from phalanx.transport.receipts import Receipts
+from phalanx.transport.link import Meter, Receipts
 from phalanx.transport.wire import Handle, MemoryNetwork, MemoryWire, Wire
 
 __all__ = [

@@ -20,9 +20,16 @@ from phalanx.security.crypto import Identity, Peer, certified_name, digest_hex, 
 from phalanx.transport.config import TransportConfig
 from phalanx.transport.frame import Receipt, SignedHeader, check_payload, parse_frame, sign_receipt
 from phalanx.transport.inbox import Allowances, CheckedFrame, Inbox, LinkFault
-from phalanx.transport.link import Meter, ReceivingChain, SendingChain
+from phalanx.transport.link import (
+    Meter,
+    Receipts,
+    ReceivingChain,
+    SendingChain,
+    encode_receipt,
+    encode_refusal,
+    is_receipt_due,
+)
 from phalanx.transport.outbox import DeliveredFrame, Outbox, Payload
-from phalanx.transport.receipts import Receipts, encode_receipt, encode_refusal, is_receipt_due
 from phalanx.transport.wire import Wire
 
 

@@ -13,8 +13,7 @@ from phalanx.security.crypto import Peer
 from phalanx.transport.config import TransportConfig
 from phalanx.transport.frame import Receipt, SignedHeader, encode_frame
 from phalanx.transport.inbox import LinkFault
-from phalanx.transport.link import Meter, SendingChain
-from phalanx.transport.receipts import read_answer
+from phalanx.transport.link import Meter, SendingChain, read_answer
 from phalanx.transport.wire import Wire
 
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.02, 0.5

@@ -10,7 +10,7 @@ from phalanx.lab.attacks.states.trigger_backdoor import TARGET_PLACE, TRIGGER_PL
 from phalanx.models import open_model
 from phalanx.optimizers import OptimizerConfig, clip_coefficient
 from phalanx.pipeline import AttackConfig, PipelineConfig
-from phalanx.pipeline.stage.gradient_norm import finite_norm_squared
+from phalanx.pipeline.stage.runner import finite_norm_squared
 from phalanx.testing import tiny_run
 from phalanx.train.setup.layout import make_plan
 from phalanx.train.setup.stage_source import StageLibrary

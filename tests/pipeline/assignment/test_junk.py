@@ -146,5 +146,3 @@ def test_the_first_few_and_then_powers_of_two_are_written_down():
 
     assert [number for number in numbers if number] == [*range(1, 17), 32, 64]
     assert sample.number("fault", "b") == 1
-    sample.renew()
-    assert sample.number("fault", "a") == 1

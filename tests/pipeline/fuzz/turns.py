@@ -12,9 +12,8 @@ from phalanx.pipeline.membership import join
 from phalanx.testing import CompanyClock, MemoryCompany, RewritingEndpoint
 from phalanx.transport import Endpoint
 from phalanx.transport.inbox import CheckedFrame, Inbox
-from phalanx.transport.link import SendingChain
+from phalanx.transport.link import SendingChain, read_answer
 from phalanx.transport.outbox import DeliveredFrame, Outbox
-from phalanx.transport.receipts import read_answer
 
 MOST_S_PER_TURN = 60.0
 MOST_TURNS = 30_000

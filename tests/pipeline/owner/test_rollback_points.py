@@ -5,8 +5,7 @@ from hand_made import HOLDER, OWNER, SHADOW, make_world
 
 from phalanx.engine import StepInputs
 from phalanx.pipeline.assignment.assignment import Assignment
-from phalanx.pipeline.owner.replay import PastStep
-from phalanx.pipeline.owner.rollback import Rollback
+from phalanx.pipeline.owner.rollback import PastStep, Rollback
 from phalanx.pipeline.protocol.needs import run_task
 from phalanx.pipeline.verify.facts import StepLedger
 

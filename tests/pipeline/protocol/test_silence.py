@@ -2,8 +2,8 @@
 
 import pytest
 
-from phalanx.pipeline.protocol import patience
-from phalanx.pipeline.protocol.patience import Awake, Patience
+from phalanx.pipeline.protocol import requests
+from phalanx.pipeline.protocol.requests import Awake, Patience
 
 
 class Clock:
@@ -19,7 +19,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(patience, "time", clock)
+    monkeypatch.setattr(requests, "time", clock)
     return clock
 
 

@@ -229,7 +229,7 @@ def test_a_shadow_that_doubts_every_step_is_not_followed_without_end(make_compan
 @pytest.fixture
 def everybody_doubts(monkeypatch):
     """Shadows of a model with honest sums that all look odd."""
-    monkeypatch.setattr("phalanx.pipeline.worker.shadow.doubt_about", lambda *found: "direction")
+    monkeypatch.setattr("phalanx.pipeline.worker.stages.doubt_about", lambda *found: "direction")
 
 
 # without a lag the shadow above that doubts every step goes on as well

@@ -5,7 +5,7 @@ from hand_made import HOLDER, OWNER, SHADOW, STEPS_OF_A_MICROBATCH, make_world
 
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.protocol.messages import SentDigest
-from phalanx.pipeline.verify.link_check import compare_links
+from phalanx.pipeline.verify.audit_judgement import compare_links
 
 PARTIES = {0: OWNER, 1: HOLDER, 2: SHADOW, 3: OWNER}
 

@@ -5,8 +5,8 @@ import torch
 from hand_made import EPOCH, HOLDER, OWNER, SHADOW, STAGE, STEP, make_world, standing
 
 from phalanx.pipeline.protocol.messages import Place, Progress, Relay
-from phalanx.pipeline.schedules import actions
 from phalanx.pipeline.verify.stall_diagnosis import MissingFacts, StallDiagnosis
+from phalanx.planner.schedules import actions
 
 NOTHING = MissingFacts(states=(), screened=(), weights={})
 WAY = ("forward", "backward")

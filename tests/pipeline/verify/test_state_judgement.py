@@ -6,7 +6,7 @@ from hand_made import EPOCH, HOLDER, OWNER, SHADOW, STAGE, STEP, make_world
 from phalanx.errors import FrameError
 from phalanx.pipeline.protocol.messages import GradientHeld, StepAudited, WeightsHeld
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
-from phalanx.pipeline.stage.gradient_norm import finite_norm_squared
+from phalanx.pipeline.stage.runner import finite_norm_squared
 from phalanx.pipeline.verify.facts import StepLedger
 from phalanx.pipeline.verify.gradient_bounds import GradientBounds
 from phalanx.pipeline.verify.referee import Referee

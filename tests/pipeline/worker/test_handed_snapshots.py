@@ -29,8 +29,7 @@ from phalanx.pipeline.protocol.signed import Statements
 from phalanx.pipeline.protocol.tensor_stream import tensors_digest
 from phalanx.pipeline.stage.snapshot import KeptStage
 from phalanx.pipeline.stage.stage_copy import state_digest
-from phalanx.pipeline.worker.context import PartyContext
-from phalanx.pipeline.worker.roles import Roles
+from phalanx.pipeline.worker.roles import PartyContext, Roles
 from phalanx.pipeline.worker.snapshot_receiver import SnapshotReceiver
 from phalanx.telemetry import PhaseTimer
 from phalanx.testing import Actor, only, tiny_run

@@ -3,7 +3,7 @@ import torch
 
 from phalanx.engine import StepInputs
 from phalanx.models import open_model
-from phalanx.pipeline.worker.hosted import HostedStage
+from phalanx.pipeline.worker.stages import HostedStage
 from phalanx.testing import tiny_run
 from phalanx.train.setup.layout import make_plan
 from phalanx.train.setup.stage_source import StageLibrary

@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field
+from pydantic import Discriminator, Tag
 
+from phalanx.config import OWN_KIND, is_own, resolve
 from phalanx.data.sources.html import HtmlConfig, HtmlFiles
 from phalanx.data.sources.jsonl import JsonlConfig, JsonlFiles
+from phalanx.data.sources.own import OwnSource, OwnSourceConfig
 from phalanx.data.sources.python_docstrings import PythonDocstrings, PythonDocstringsConfig
 from phalanx.data.sources.python_manual import PythonManual, PythonManualConfig
 from phalanx.data.sources.source import Document, Source, SourceSettings
@@ -40,10 +42,16 @@ SOURCES: dict[str, SourceLine] = {
 
 
 def any_of(sources: Mapping[str, SourceLine]) -> Any:
-    """The type of what a run file says of one of these sources, told apart by ``kind``."""
+    """The type of what a run file says of one of these sources, or of the user's own, told apart by ``kind``."""
+    tagged: list[Any] = [Annotated[line.config, Tag(name)] for name, line in sources.items()]
     return Annotated[
-        functools.reduce(operator.or_, (line.config for line in sources.values())), Field(discriminator="kind")
+        functools.reduce(operator.or_, [*tagged, Annotated[OwnSourceConfig, Tag(OWN_KIND)]]), Discriminator(_tag)
     ]
+
+
+def _tag(value: Any) -> Any:
+    kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
+    return OWN_KIND if is_own(kind) else kind
 
 
 if TYPE_CHECKING:
@@ -58,8 +66,13 @@ def open_source(config: SourceConfig) -> Source:
 
     Raises:
         DataError: The path holds nothing of this kind, or an extra is missing.
+        ConfigError: It is the user's own and no source, or was not loaded.
     """
-    return SOURCES[config.kind].open(config)
+    return resolve(config.kind, SOURCES, _own_line).open(config)
+
+
+def _own_line(kind: str, found: Any) -> SourceLine:
+    return SourceLine(OwnSourceConfig, lambda config: OwnSource(kind, found, config))
 
 
 def no_text(kind: str) -> DataError:
@@ -72,6 +85,7 @@ __all__ = [
     "Document",
     "HtmlConfig",
     "JsonlConfig",
+    "OwnSourceConfig",
     "PythonDocstringsConfig",
     "PythonManualConfig",
     "Source",

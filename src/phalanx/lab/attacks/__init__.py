@@ -6,7 +6,7 @@ from phalanx.lab.attacks.schedule import attacks_in
 from phalanx.lab.attacks.start import AttackPlan, attackers_of
 from phalanx.lab.attacks.states.rehearsed_backdoor import Rehearsal, Secret, TargetSuccess, target_success
 from phalanx.lab.attacks.states.trigger_backdoor import TriggerSuccess, trigger_success
-from phalanx.lab.attacks.table import ATTACKS, AttackLine, Layer, actor, check_attack, make_attack
+from phalanx.lab.attacks.table import ATTACKS, AttackLine, Layer, actor, check_attack, load_attack, make_attack
 
 __all__ = [
     "ATTACKS",
@@ -24,6 +24,7 @@ __all__ = [
     "attackers_of",
     "attacks_in",
     "check_attack",
+    "load_attack",
     "make_attack",
     "target_success",
     "trigger_success",

@@ -5,7 +5,7 @@ from pathlib import Path
 from pydantic import Field
 
 from phalanx.config import StrictModel, dump_toml
-from phalanx.lab.attacks.table import check_attack
+from phalanx.lab.attacks.table import check_attack, load_attack
 from phalanx.pipeline import AttackConfig, LocalWorkers
 from phalanx.pipeline.processes.fork_server_client import ForkServer
 from phalanx.train.records.run_directory import ATTACK_LOG
@@ -24,25 +24,31 @@ class AttackPlan(StrictModel):
     """Of parties of several ranks, which one does the lying; left out, rank 0, which speaks for its party."""
     log: str | None = None
     """Where attackers write the truth about what they did."""
+    home: str | None = None
+    """Directory of the files of attacks that are the user's own; left out, that of this file."""
 
 
-def attackers_of(attack: AttackConfig, fork_server: ForkServer | None = None) -> OpenWorkers:
+def attackers_of(attack: AttackConfig, fork_server: ForkServer | None = None, *, home: Path = Path()) -> OpenWorkers:
     """What starts the local workers of a run in which some attack; all others are the production process.
 
     Args:
         attack: Names the parties that lie, and how.
         fork_server: Forks the honest ones.
+        home: Directory of the files of attacks that are the user's own.
 
     Raises:
         ConfigError: As `check_attack`.
     """
+    load_attack(attack, home)
     check_attack(attack)
     liars = {f"worker-{stage}": one.model_copy(update={"also": ()}) for one in attack.attackers for stage in one.stages}
 
     def open_workers(directory: Path) -> LocalWorkers:
         directory.mkdir(parents=True, exist_ok=True)
         plan, log = (directory / _PLAN_FILE).resolve(), directory.with_name(ATTACK_LOG).resolve()
-        plan.write_text(dump_toml(AttackPlan(attackers=liars, log=str(log))), encoding="utf-8")
+        plan.write_text(
+            dump_toml(AttackPlan(attackers=liars, log=str(log), home=str(home.resolve()))), encoding="utf-8"
+        )
         return LocalWorkers(directory, others=dict.fromkeys(liars, (_MODULE, str(plan))), fork_server=fork_server)
 
     return open_workers

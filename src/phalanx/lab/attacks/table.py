@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from phalanx.config import is_own, lacks, open_own_code, resolve
 from phalanx.errors import ConfigError
 from phalanx.lab.attacks.attack import Attack
 from phalanx.lab.attacks.messages.adaptive import Adaptive
@@ -130,9 +131,11 @@ def make_attack(config: AttackConfig, party: str, log: Path | None) -> Attack:
     Raises:
         ConfigError: There is no such attack, or it has no direction or no strength to choose.
     """
-    if config.kind not in ATTACKS:
+    if config.kind not in ATTACKS and not is_own(config.kind):
         raise ConfigError(f"attack.kind: found {config.kind!r}; choices: none, {', '.join(sorted(ATTACKS))}")
-    line = ATTACKS[config.kind]
+    line = resolve(config.kind, ATTACKS, _own_attack)
+    if is_own(config.kind):
+        return line.attack(config, party, log)
     if config.direction is not None and (line.direction is None or line.fixed):
         raise ConfigError(f"attack.direction: {config.kind!r} has none to choose; leave it out")
     if config.strength is not None and line.strength is None:
@@ -144,6 +147,27 @@ def make_attack(config: AttackConfig, party: str, log: Path | None) -> Attack:
         "strength": line.strength if config.strength is None else config.strength,
     }
     return line.attack(config.model_copy(update=filled), party, log)
+
+
+def _own_attack(kind: str, found: Any) -> AttackLine:
+    if not (isinstance(found, type) and issubclass(found, Attack)):
+        raise lacks(kind, f"a {type(found).__name__}", "a class that inherits from phalanx.lab.attacks.Attack")
+    return AttackLine(found, "audit")
+
+
+def load_attack(config: AttackConfig, home: Path) -> None:
+    """Load the attacks of a section that are the user's own.
+
+    Args:
+        config: The section.
+        home: Directory of the file that has it.
+
+    Raises:
+        ConfigError: One cannot be loaded.
+    """
+    for one in config.attackers:
+        if is_own(one.kind):
+            open_own_code(one.kind, home)
 
 
 def check_attack(config: AttackConfig) -> None:

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from phalanx.child import die_with_parent
-from phalanx.config import load_config
+from phalanx.config import load_config, pin_own_code
 from phalanx.errors import ConfigError, PhalanxError
 from phalanx.lab.attacks.rank import lying_rank
 from phalanx.lab.attacks.start import AttackPlan
-from phalanx.lab.attacks.table import actor, make_attack
+from phalanx.lab.attacks.table import actor, load_attack, make_attack
 from phalanx.parallel import find_place
 from phalanx.pipeline import AttackConfig, WorkerConfig, WrapCopy, run_worker, unwrapped
 from phalanx.stage_group import follow, honest_share, open_group
@@ -60,7 +60,9 @@ def _run(arguments: Sequence[str]) -> None:
     if len(arguments) != 2:
         raise ConfigError("usage: python -m phalanx.lab.attacks.worker ATTACK.toml WORKER.toml")
     attack_file, worker_file = map(Path, arguments)
-    plan, config = load_config(attack_file, AttackPlan), load_config(worker_file, WorkerConfig)
+    plan = load_config(attack_file, AttackPlan, prepare=pin_own_code)
+    config = load_config(worker_file, WorkerConfig)
+    load_attack(_attack_of(plan, config)[1], attack_file.parent if plan.home is None else Path(plan.home))
     if config.parallel.world == 1:
         run_attacker(plan, config)
         return

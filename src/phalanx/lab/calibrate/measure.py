@@ -12,7 +12,7 @@ from phalanx.lab.calibrate.honest import HonestInputs
 from phalanx.lab.calibrate.operators import LEVELS, OPERATORS, Operator, Recorded, operators_of, recording, replaying
 from phalanx.lab.calibrate.paths import NumericPath, Pair
 from phalanx.pipeline import DriftWatch, StageCopy, StageRunner, StepPlan, token_residual
-from phalanx.pipeline.schedules.action import Direction
+from phalanx.planner.schedules import Direction
 
 Messages = tuple[Tensor, Tensor]
 """Output and gradient of the input, in the order of `DIRECTIONS`."""

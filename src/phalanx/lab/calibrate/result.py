@@ -8,7 +8,7 @@ from phalanx.lab.calibrate.measure import DIRECTIONS, PairFigures
 from phalanx.lab.calibrate.operators import OPERATORS
 from phalanx.lab.calibrate.paths import Pair
 from phalanx.lab.calibrate.tail import Tail, fit_tail
-from phalanx.pipeline.schedules.action import Direction
+from phalanx.planner.schedules import Direction
 
 PER_MILLION = 1e6
 _STEPS = (1.0, 2.0, 5.0)

@@ -13,7 +13,7 @@ from torch import distributed as dist
 from phalanx.engine import NO_EXTRAS
 from phalanx.errors import ConfigError, FailedBatchError
 from phalanx.models import LoraConfig, ModelSource, StageSpec, build_stage, estimate_costs, partition
-from phalanx.objectives import IGNORE, OBJECTIVES, Objective, causal_lm
+from phalanx.objectives import IGNORE, Objective, causal_lm, objective_of
 from phalanx.optimizers import OptimizerConfig, clip_coefficient, gradient_norm_squared, learning_rate
 from phalanx.parallel.config import ParallelConfig
 from phalanx.parallel.control.pipelining import accumulate, pipelined
@@ -46,7 +46,7 @@ class RankRecipe:
         attention: Kernel.
         precision: "fp32"; "bf16" and "fp16" compute in that type while training, around parameters in float32.
         adapter: What is trained, where not all parameters are.
-        objective: A key of `OBJECTIVES`; see `check_objective` for what a layout cannot learn.
+        objective: A kind, as `objective_of` takes it; see `check_objective` for what a layout cannot learn.
     """
 
     parallel: ParallelConfig
@@ -125,7 +125,7 @@ class RankTrainer:
     @property
     def objective(self) -> Objective:
         """What is minimised."""
-        return OBJECTIVES[self._recipe.objective]
+        return objective_of(self._recipe.objective)
 
     def step(self, step: int, ids: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS) -> AppliedStep:
         """Run one optimizer step on a whole batch.
@@ -315,7 +315,7 @@ def check_objective(recipe: RankRecipe) -> None:
     Raises:
         ConfigError: Says why, and what to do.
     """
-    objective = OBJECTIVES[recipe.objective]
+    objective = objective_of(recipe.objective)
     if objective.own_head:
         raise ConfigError(f"parallel: {recipe.objective} has a head of its own, and ranks train a language model's")
     if recipe.parallel.tp > 1 and objective.loss is not causal_lm:

@@ -1,5 +1,7 @@
 """The budget of one step, from the plan: the most that one party sends to another, and that is written to disk."""
 
+from dataclasses import dataclass, field
+
 from phalanx.pipeline.assignment.stage_memory import stage_counts
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.protocol.tensor_stream import PART_BYTES
@@ -72,15 +74,11 @@ def disk_bytes(plan: StepPlan, num_workers: int) -> int:
     return lines * LINE_BYTES + leaves * _LEAF_BYTES + 256 * (num_workers + 1) ** 2
 
 
+@dataclass
 class Sample:
-    """A sample of like events to write down: the first few, then the second, fourth, eighth time as many."""
+    """A sample of an attempt's like events to write down: the first few, then twice, four, eight times as many."""
 
-    def __init__(self) -> None:
-        self._seen: dict[tuple[str, str], int] = {}
-
-    def renew(self) -> None:
-        """Begin anew, with another step or attempt."""
-        self._seen.clear()
+    _seen: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def number(self, kind: str, party: str) -> int | None:
         """Count one more; returns which one it is, or None when it is not written down."""

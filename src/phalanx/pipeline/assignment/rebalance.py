@@ -177,15 +177,13 @@ class Balance:
     Attributes:
         costs: Work of each stage, in any one unit.
         pace: Seconds that each worker needed for one unit of work when it was measured last.
-
-    Args:
         every: Steps of one measurement; 0 measures nothing.
     """
 
     def __init__(self, costs: Sequence[float], every: int) -> None:
         self.costs = costs
         self.pace: dict[str, float] = {}
-        self._every = every
+        self.every = every
         self._begun: tuple[int, Assignment, dict[str, float]] | None = None
 
     def is_lopsided(
@@ -205,13 +203,13 @@ class Balance:
             busy: Seconds that each worker has worked since it was started, as it reported last.
             memory: The parties' room.
         """
-        if not self._every or len(workers) < 2:
+        if not self.every or len(workers) < 2:
             return False
         if self._begun is None or self._begun[1] != assignment or step < self._begun[0]:
             self._begun = (step, assignment, dict(busy))
             return False
         since, _, before = self._begun
-        if step - since < self._every:
+        if step - since < self.every:
             return False
         self._begun = (step, assignment, dict(busy))
         work = loads(assignment.holders, workers, self.costs)

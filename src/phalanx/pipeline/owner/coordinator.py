@@ -10,11 +10,11 @@ from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import StateDigest
 from phalanx.pipeline.protocol.needs import task
 from phalanx.pipeline.protocol.tensor_stream import Post
+from phalanx.pipeline.verify.audit_judgement import compare_links
 from phalanx.pipeline.verify.audits import Audits
 from phalanx.pipeline.verify.draw import AuditDraw
 from phalanx.pipeline.verify.facts import Judgement, StepFacts, StepLedger
 from phalanx.pipeline.verify.gradient_bounds import GradientBounds
-from phalanx.pipeline.verify.link_check import compare_links
 from phalanx.pipeline.verify.owner_audit import OwnerAudits
 from phalanx.pipeline.verify.record_claims import ClaimRecorder, FaultReports
 from phalanx.pipeline.verify.referee import Referee
@@ -98,7 +98,6 @@ class Coordinator:
 
     def _reset(self, ledger: StepLedger) -> None:
         self.facts.ledger = ledger
-        self.facts.sample.renew()
         # what was not answered before says nothing about this attempt
         self.facts.unanswered.clear()
         self._updates.forget()

@@ -12,22 +12,19 @@ from phalanx.pipeline.assignment.budget import allowance_of, answer_bytes
 from phalanx.pipeline.assignment.rebalance import Balance
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.membership.late_join import LateJoins
-from phalanx.pipeline.membership.members import Files, Incarnations, Members
+from phalanx.pipeline.membership.members import Files, Incarnations, Members, OwnerLinks
 from phalanx.pipeline.owner.agreed_state import collect_agreed
-from phalanx.pipeline.owner.async_snapshot import Duplicate, Duplicates
 from phalanx.pipeline.owner.coordinator import Coordinator
 from phalanx.pipeline.owner.event_loop import EventLoop
 from phalanx.pipeline.owner.failover import Failover
-from phalanx.pipeline.owner.links import OwnerLinks
-from phalanx.pipeline.owner.step_books import JournalNotes, StepBooks
+from phalanx.pipeline.owner.step_books import Duplicate, Duplicates, JournalNotes, StepBooks
 from phalanx.pipeline.owner.verified_step import VerifiedStep
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.proof.step_record import StepRecords
 from phalanx.pipeline.protocol.mailbox import Mailbox
 from phalanx.pipeline.protocol.messages import Purpose, Shutdown, StateDigest
 from phalanx.pipeline.protocol.needs import task
-from phalanx.pipeline.protocol.patience import Awake, Patience
-from phalanx.pipeline.protocol.requests import Requests
+from phalanx.pipeline.protocol.requests import Awake, Patience, Requests
 from phalanx.pipeline.protocol.running_costs import BytesByLink, RunningCosts
 from phalanx.pipeline.stage.stage_copy import StageCopy
 from phalanx.pipeline.verify.draw import AuditDraw

@@ -153,7 +153,7 @@ class EventLoop:
             return
         facts = self.coordinator.facts
         self.failover.links.mail.refused(item)
-        number = facts.sample.number("refused", item.sender)
+        number = facts.ledger.sample.number("refused", item.sender)
         if number is not None:
             body = {"party": item.sender, "error": type(error).__name__, "reason": printable(str(error))}
             facts.observe("refused", body | {"number": number})

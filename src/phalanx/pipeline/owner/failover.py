@@ -9,11 +9,10 @@ from phalanx.errors import PeerLostError, TransportError, VerificationError
 from phalanx.pipeline.assignment.assignment import Assignment, roles_of, settled
 from phalanx.pipeline.assignment.rebalance import Balance
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.membership.members import Files, Members
+from phalanx.pipeline.membership.members import Files, Members, OwnerLinks
 from phalanx.pipeline.owner.coordinator import Coordinator
 from phalanx.pipeline.owner.guarantees import Guarantees
-from phalanx.pipeline.owner.links import OwnerLinks
-from phalanx.pipeline.owner.paper_recovery import Attempt, PaperRecovery
+from phalanx.pipeline.owner.paper_recovery import PLAIN, Attempt, PaperRecovery
 from phalanx.pipeline.owner.placement import Placement
 from phalanx.pipeline.owner.rollback import Rollback
 from phalanx.pipeline.owner.verdicts import Verdicts
@@ -71,7 +70,9 @@ class Failover:
         self._members = members
         self._files = files
         self._readiness = StateAgreement(facts)
-        self._paper = PaperRecovery(facts.plan.guard.recovery, len(facts.plan.stages))
+        recovery = facts.plan.guard.recovery
+        self._paper = None if recovery == "takeover" else PaperRecovery(recovery, len(facts.plan.stages))
+        self._is_short = False
         self._standing = facts.assignment
 
     @task
@@ -97,9 +98,10 @@ class Failover:
 
     def is_unsound(self, step: int, balance: Balance) -> bool:
         """Whether stages should move because a party is slow, or has more than it has room for."""
-        old, memory = self._standing, self.placing.memory
-        lopsided = balance.is_lopsided(step, old, self.alive, self._coordinator.busy, memory)
-        return lopsided or self.placing.is_crowded(old, self.alive, balance)
+        old = self._standing
+        if balance.every and balance.is_lopsided(step, old, self.alive, self._coordinator.busy, self.placing.memory):
+            return True
+        return self._is_short and self.placing.is_crowded(old, self.alive, balance)
 
     @task
     async def fall_back(self, step: int, known: Mapping[int, StateDigest]) -> None:
@@ -164,18 +166,19 @@ class Failover:
         """
         verdict = None
         if judgement is not None:
-            excludes = not self._paper.answers(judgement.verdict)
+            excludes = self._paper is None or not self._paper.answers(judgement.verdict)
             verdict = self.verdicts.judge(judgement, self.signed_history, self._facts.unanswered, excludes=excludes)
             if verdict is None:
                 await self._go_on_without_verdict(judgement, step)
                 return
-        if verdict is not None and self._paper.answers(verdict):
+        if verdict is not None and self._paper is not None and self._paper.answers(verdict):
             attempt = self._paper.after(verdict, step)
             if attempt.number:
                 self._files.observe("step_restarted", {"step": step, "attempt": attempt.number})
             await self.assign(self._standing, self._standing, step)
         else:
-            self._paper.forget_detour()
+            if self._paper is not None:
+                self._paper.forget_detour()
             await self._exclude(self.lost.popleft() if verdict is None else verdict.party, verdict, step)
 
     async def _go_on_without_verdict(self, judgement: Judgement, step: int) -> None:
@@ -232,6 +235,8 @@ class Failover:
         Returns:
             How it was attempted.
         """
+        if self._paper is None:
+            return PLAIN
         attempt = self._paper.at(step)
         if attempt.bypassed:
             body = {"left_out": sorted(attempt.bypassed), "frozen": sorted(attempt.frozen)}
@@ -302,7 +307,7 @@ class Failover:
         """
         self.epoch += 1
         self.links.mail.renew_allowances()
-        attempt = self._paper.at(step)
+        attempt = PLAIN if self._paper is None else self._paper.at(step)
         self._standing = new
         self._coordinator.open_epoch(self.epoch, step, new, attempt)
         assign = Assign(
@@ -319,7 +324,9 @@ class Failover:
         self._facts.sources = {role.stage: role.source for role in assign.roles}
         self.rollback.note_copies(new, step)
         self.guarantees.note(new, step)
-        if short := self.placing.shortages(new):
+        short = self.placing.shortages(new)
+        self._is_short = bool(short)
+        if short:
             self._files.observe("memory_short", {"step": step, "reason": ". ".join(short)})
         self.links.tell((*self.alive, OWNER), assign)
         await self._await_ready(is_start=old is None)

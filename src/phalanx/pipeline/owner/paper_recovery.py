@@ -60,13 +60,13 @@ class PaperRecovery:
     """The paper's recovery says how a step is attempted after a verdict.
 
     Args:
-        recovery: "takeover" answers no verdict: the guilty party is excluded.
+        recovery: What follows a verdict.
         num_stages: Of the pipeline.
 
     Source: Lu et al. 2023, sections 6.1 (restart) and 6.3 (skip layer).
     """
 
-    def __init__(self, recovery: Literal["takeover", "restart", "skip_layer"], num_stages: int) -> None:
+    def __init__(self, recovery: Literal["restart", "skip_layer"], num_stages: int) -> None:
         self._recovery = recovery
         self._num_stages = num_stages
         self._step = -1
@@ -75,7 +75,7 @@ class PaperRecovery:
     def answers(self, verdict: Verdict) -> bool:
         """Whether another attempt mends what the verdict is about; a wrong state would still be there."""
         is_middle = 0 < verdict.stage < self._num_stages - 1
-        return self._recovery != "takeover" and verdict.offence != "state" and is_middle
+        return verdict.offence != "state" and is_middle
 
     def after(self, verdict: Verdict, step: int) -> Attempt:
         """How to attempt `step` again.

@@ -1,13 +1,184 @@
-"""The rollback (L5): how far the run goes back after a conviction, and what is then done again."""
+"""The rollback (L5): applied steps are replayed to a party's first wrong one, and everything after it is done again."""
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
 
 from phalanx.engine import StepInputs
 from phalanx.pipeline.assignment.assignment import Assignment
-from phalanx.pipeline.owner.replay import PastStep, Replay, StepHistory, slim
-from phalanx.pipeline.protocol.needs import task
+from phalanx.pipeline.plan import BOUNDARY_DTYPE
+from phalanx.pipeline.protocol.messages import Fetch, FetchBulk, StateDigest
+from phalanx.pipeline.protocol.needs import MessageNeed, TensorsNeed, task
+from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.stage.kept_points import points_before
-from phalanx.pipeline.verify.facts import StepFacts
+from phalanx.pipeline.stage.stage_copy import StageCopy
+from phalanx.pipeline.verify.facts import MessageKey, StepFacts, StepLedger
+from phalanx.planner.schedules import Direction
+from phalanx.security.crypto import digest_hex
+from phalanx.transport.tensors import tensor_buffers, tensor_from
+
+
+@dataclass(frozen=True)
+class PastStep:
+    """One applied step.
+
+    Attributes:
+        ledger: What every party had committed to.
+        assignment: Holders and shadows at the time.
+        inputs: The owner's batch.
+    """
+
+    ledger: StepLedger
+    assignment: Assignment
+    inputs: StepInputs
+
+    @property
+    def agreed(self) -> Mapping[int, StateDigest]:
+        """Digest of each watched stage before the step."""
+        return self.ledger.agreed
+
+
+def slim(step: PastStep) -> PastStep:
+    """The step without the headers of its messages and the reports of its audits: what was committed to remains."""
+    ledger = step.ledger
+    bare = replace(
+        ledger,
+        commits={stage: said.model_copy(update={"received": (), "sent": ()}) for stage, said in ledger.commits.items()},
+        commit_headers={},
+        messages={},
+        held={},
+        reports={},
+        awaited_audits=set(),
+    )
+    return replace(step, ledger=bare)
+
+
+class StepHistory:
+    """The last `undoable_steps` applied steps, without a gap."""
+
+    def __init__(self, undoable_steps: int) -> None:
+        self._steps: deque[PastStep] = deque(maxlen=undoable_steps)
+
+    def add(self, step: PastStep) -> None:
+        """Remember the step that is about to be applied."""
+        self._steps.append(step)
+
+    def get(self, step: int) -> PastStep | None:
+        """A step that is remembered."""
+        return next((past for past in self._steps if past.ledger.step == step), None)
+
+    def since(self, step: int) -> Iterator[PastStep]:
+        """The remembered steps from this one on, in order."""
+        return iter([past for past in self._steps if past.ledger.step >= step])
+
+    @property
+    def oldest(self) -> int | None:
+        """The first step that is remembered."""
+        return self._steps[0].ledger.step if self._steps else None
+
+    def forget_from(self, step: int) -> None:
+        """Forget this step and later ones: they were undone."""
+        while self._steps and self._steps[-1].ledger.step >= step:
+            self._steps.pop()
+
+
+_BOTH: tuple[Direction, Direction] = ("forward", "backward")
+
+
+class Replay:
+    """The owner's own replay; what others bring counts by the digest that was signed at the time.
+
+    Costs one stage-step per kept step, on the owner, once per conviction.
+    """
+
+    def __init__(self, facts: StepFacts, step_history: StepHistory) -> None:
+        self._facts = facts
+        self._step_history = step_history
+
+    @task
+    async def first_bad_step(self, stage: int, successor: str, since: int, gone: str) -> int | None:
+        """Find the first kept step of a stage that cannot be shown to be right.
+
+        Args:
+            stage: A stage of the convicted party.
+            successor: Its shadow at the time; brings the state to begin from.
+            since: From this step on.
+            gone: The convicted party, which is asked nothing any more.
+
+        Returns:
+            The step; None when every kept step is right, or none can be replayed. The event `replayed` tells which
+            steps before it were found right.
+        """
+        oldest = self._step_history.oldest
+        if oldest is None:
+            return None
+        start = max(oldest, since)
+        first = self._step_history.get(start)
+        if first is None:
+            return None
+        copy = await self._state(stage, successor, start)
+        if copy is None or copy.digest() != first.agreed.get(stage):
+            reason = f"{successor} did not bring the agreed state of step {start}"
+            self._facts.observe("not_replayed", {"stage": stage, "step": start, "reason": reason})
+            return None
+        found = await self._first_bad(copy, start, gone)
+        end = self._facts.ledger.step if found is None else found
+        if end > start:
+            self._facts.observe("replayed", {"stage": stage, "party": gone, "from": start, "to": end})
+        return found
+
+    async def _first_bad(self, copy: StageCopy, start: int, gone: str) -> int | None:
+        stage = copy.spec.index
+        for past in self._step_history.since(start):
+            if copy.digest() != past.agreed.get(stage):
+                # both parties had agreed on a state that the update before does not lead to
+                return past.ledger.step - 1
+            gradients = await self._redo(copy, past, gone)
+            if gradients is None or transfer_digest(gradients) != past.ledger.commits[stage].gradient:
+                return past.ledger.step
+            copy.apply(past.ledger.step, gradients, past.ledger.clip_coefficient)
+        agreed = self._facts.agreed.get(stage)
+        return copy.step - 1 if agreed is not None and copy.digest() != agreed else None
+
+    async def _state(self, stage: int, successor: str, step: int) -> StageCopy | None:
+        copy = StageCopy.empty(self._facts.plan, stage)
+        request = FetchBulk(epoch=self._facts.ledger.epoch, step=step, stage=stage, purpose="past")
+        found = await TensorsNeed(successor, request, copy.state())
+        if found is None:
+            return None
+        copy.load(*found)
+        return copy
+
+    async def _redo(self, copy: StageCopy, past: PastStep, gone: str) -> dict[str, Tensor] | None:
+        """The stage's weight gradient of one step; None when a message is wrong or an input is gone."""
+        stage, step = copy.spec.index, past.ledger.step
+        for m in range(copy.plan.microbatches):
+            x = await self._input(past, (stage - 1, "forward", m), gone)
+            gradient = await self._input(past, (stage + 1, "backward", m), gone)
+            if x is None or gradient is None:
+                return None
+            y = copy.runner.forward(step, m, x)
+            x_gradient = copy.runner.backward(step, m, gradient)
+            for direction, truth in zip(_BOTH, (y, x_gradient), strict=True):
+                said = past.ledger.messages[(stage, direction, m)].digest
+                if truth is None or digest_hex(tensor_buffers(truth.contiguous())) != said:
+                    return None
+        return copy.runner.gradients()
+
+    async def _input(self, past: PastStep, key: MessageKey, gone: str) -> Tensor | None:
+        request = Fetch.of(self._facts.ledger.epoch, past.ledger.step, key)
+        party = past.assignment.holders[key[0]]
+        if party == gone or party not in self._facts.present:
+            return None
+        answer = await MessageNeed(party, request)
+        plan = self._facts.plan
+        if answer is None or answer.payload.nbytes != plan.hidden_bytes:
+            return None
+        if digest_hex(answer.payload) != past.ledger.messages[key].digest:
+            return None
+        return tensor_from(answer.payload, BOUNDARY_DTYPE, plan.hidden_shape)
 
 
 class Rollback:

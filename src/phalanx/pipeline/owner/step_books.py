@@ -1,15 +1,165 @@
-"""The record of each step: states that are verified, what proves the step, copies for checkpoints, costs."""
+"""The record of each step: verified states, what proves the step, costs, and copies of all stages for checkpoints."""
 
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 
+from torch import Tensor
+
+from phalanx.errors import VerificationError
+from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.membership.members import NoteVerified
-from phalanx.pipeline.owner.async_snapshot import Duplicates
 from phalanx.pipeline.proof.step_record import NoteChecks, StepRecords, step_checks
 from phalanx.pipeline.protocol.log_memory import LogHeadExchange
+from phalanx.pipeline.protocol.messages import FetchBulk, StateDigest
+from phalanx.pipeline.protocol.requests import PendingRequest, Requests
 from phalanx.pipeline.protocol.running_costs import BytesByLink
+from phalanx.pipeline.stage.stage_copy import StageCopy, state_digest
 from phalanx.pipeline.verify.facts import StepFacts
 from phalanx.pipeline.worker.party import Party
+from phalanx.pipeline.worker.roles import Roles
 from phalanx.telemetry import PhaseTimer
+
+_DIGEST_CHARACTERS = 64
+
+
+@dataclass(frozen=True, eq=False)
+class StageState:
+    """One stage's trained tensors, and what holder and shadow have both signed about them.
+
+    Attributes:
+        stage: Its index.
+        party: The sender.
+        tensors: ``weight/...`` and the optimizer's moments; frozen weights are not in it.
+        num_steps: Optimizer steps taken.
+        agreed: None for the owner's own stages, and without a guard.
+    """
+
+    stage: int
+    party: str
+    tensors: dict[str, Tensor]
+    num_steps: int
+    agreed: StateDigest | None
+
+    def check(self) -> None:
+        """Compare the bytes with the agreed digest; takes as long as reading them, in any thread.
+
+        Raises:
+            VerificationError: They are not those that were signed.
+        """
+        if self.agreed is None:
+            return
+        frozen = self.agreed.weights[:-_DIGEST_CHARACTERS]
+        if state_digest(self.tensors, frozen, self.num_steps) != self.agreed:
+            raise VerificationError(
+                f"stage {self.stage}: {self.party} sent a state that is not the one it signed; not used"
+            )
+
+
+@dataclass(eq=False)
+class Duplicate:
+    """One duplicate under way; made by `Duplicates.begin`.
+
+    Attributes:
+        num_steps: Finished steps of the run when it was taken.
+        failure: Why it will never be whole; None while all is well.
+        agreed: What holders and shadows have signed about this step; None until all of them have.
+    """
+
+    num_steps: int
+    failure: str | None = None
+    agreed: Mapping[int, StateDigest] | None = None
+    _own: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    _orders: dict[int, PendingRequest] = field(default_factory=dict)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything has come that belongs to it."""
+        return self.agreed is not None and all(order.tensors is not None for order in self._orders.values())
+
+    def take(self) -> Iterator[StageState]:
+        """Hand out the stages of a whole duplicate; each is forgotten as it is handed out."""
+        agreed = self.agreed or {}
+        for stage in sorted(self._own.keys() | self._orders.keys()):
+            if stage in self._own:
+                yield StageState(stage, OWNER, self._own.pop(stage), self.num_steps, None)
+                continue
+            order = self._orders.pop(stage)
+            tensors, order.tensors, order.bulk = order.tensors or {}, None, None
+            yield StageState(stage, order.party, tensors, self.num_steps, agreed.get(stage))
+            del tensors
+
+
+class Duplicates:
+    """The owner's side: asks every holder for a copy, once, and notes what is agreed about it.
+
+    Guarantees:
+        At most one duplicate is under way, so at most one copy of the trained state is in the owner's memory, and one
+        of each stage in its holder's: 12 bytes per trained number in either place.
+    """
+
+    def __init__(self, facts: StepFacts, requests: Requests, roles: Roles) -> None:
+        self._facts = facts
+        self._requests = requests
+        self._roles = roles
+        self._present: Duplicate | None = None
+        self._shapes: dict[int, dict[str, Tensor]] = {}
+
+    def begin(self, num_steps: int) -> Duplicate:
+        """Ask for copies of the state after so many steps, before the next step begins."""
+        self.abandon("another one was begun")
+        duplicate = self._present = Duplicate(num_steps)
+        for stage, party in sorted(self._facts.assignment.holders.items()):
+            if party == OWNER:
+                state = self._roles.copy_of(stage).optimizer.state()
+                duplicate._own[stage] = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
+            else:
+                request = FetchBulk(epoch=self._facts.ledger.epoch, step=num_steps, stage=stage, purpose="duplicate")
+                duplicate._orders[stage] = self._requests.order(party, request, self._expected(stage))
+        if not self._facts.plan.guard.enabled:
+            duplicate.agreed = {}
+        return duplicate
+
+    def note_agreed(self, num_steps: int) -> None:
+        """The states after so many steps are agreed on by now."""
+        duplicate = self._present
+        if duplicate is not None and duplicate.agreed is None and duplicate.num_steps == num_steps:
+            duplicate.agreed = dict(self._facts.agreed)
+
+    def look(self, lost: Collection[str]) -> None:
+        """Give up a duplicate that a party, lost or slow, does not send, and forget one that is whole."""
+        duplicate = self._present
+        if duplicate is None:
+            return
+        for stage, order in duplicate._orders.items():
+            if order.tensors is not None:
+                if order.num_steps != duplicate.num_steps:
+                    self.abandon(f"stage {stage}: {order.party} sent a state of step {order.num_steps}")
+                    return
+            elif order.party in lost:
+                self.abandon(f"stage {stage}: {order.party} is gone")
+                return
+            elif self._requests.has_lapsed(order):
+                self.abandon(f"stage {stage}: {order.party} did not send its state in time")
+                return
+        if duplicate.is_whole:
+            self._let_go()
+
+    def abandon(self, reason: str) -> None:
+        """Give up the duplicate under way, if there is one."""
+        if self._present is not None:
+            self._present.failure = reason
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._present = None
+        self._requests.forget_orders()
+
+    def _expected(self, stage: int) -> Mapping[str, Tensor]:
+        """Names, shapes and types; a stage is built once to know them."""
+        if stage not in self._shapes:
+            state = StageCopy.empty(self._facts.plan, stage).optimizer.state()
+            self._shapes[stage] = {name: tensor.detach().to("meta") for name, tensor in state.items()}
+        return self._shapes[stage]
 
 
 class JournalNotes:

@@ -8,7 +8,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from phalanx.config import StrictModel, canonical_json
 from phalanx.errors import AuditLogError
 from phalanx.pipeline.protocol.messages import PassedOnHeader
-from phalanx.pipeline.schedules.action import Direction
+from phalanx.planner.schedules import Direction
 
 Stage = Annotated[int, Field(ge=0)]
 

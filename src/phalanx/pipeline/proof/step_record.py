@@ -20,9 +20,9 @@ from phalanx.pipeline.proof.leaves import (
 )
 from phalanx.pipeline.protocol.messages import AuditReport, PassedOnHeader, StepAudited
 from phalanx.pipeline.protocol.signed import to_signed
-from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.verify.facts import MessageKey, StepFacts, StepLedger
 from phalanx.pipeline.verify.signed_history import SignedHistory
+from phalanx.planner.schedules import Direction
 
 _DIRECTIONS: tuple[Direction, Direction] = ("forward", "backward")
 

@@ -32,8 +32,8 @@ from phalanx.pipeline.protocol.bounds import (
 from phalanx.pipeline.protocol.greetings import Challenge, ChallengeReply, Hello, Leave, NotLetIn, PreparedNotice, Setup
 from phalanx.pipeline.protocol.message import Message
 from phalanx.pipeline.protocol.running_costs import known_cost
-from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.tolerance.screen import Doubt
+from phalanx.planner.schedules import Direction
 from phalanx.security.audit import PublicHead
 from phalanx.transport import by_kind, parse_body
 

@@ -10,7 +10,7 @@ from phalanx.pipeline.config import GuardConfig
 from phalanx.pipeline.plan import StageRange, StepPlan
 from phalanx.pipeline.protocol.greetings import KernelDigests
 from phalanx.pipeline.protocol.tensor_stream import tensors_digest
-from phalanx.pipeline.stage.gradient_norm import finite_norm_squared
+from phalanx.pipeline.stage.runner import finite_norm_squared
 from phalanx.pipeline.stage.stage_copy import StageCopy, WrapCopy, unwrapped
 
 NONCE_BYTES = 32

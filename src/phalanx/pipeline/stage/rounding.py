@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.stage.float64 import recompute_in
 from phalanx.pipeline.stage.runner import StageRunner
 from phalanx.pipeline.tolerance.distance import token_distance
+from phalanx.planner.schedules import Direction
 
 PROBES = 4
 """Recomputations in the run's own precision, the first from the inputs as they are."""

@@ -1,4 +1,4 @@
-"""The runner of one stage's microbatches: forward, backward, and the recomputation that audits need."""
+"""The runner of one stage's microbatches: forward, backward, the gradient's norm, and what audits recompute."""
 
 import hashlib
 from collections.abc import Mapping
@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from phalanx.engine import NO_EXTRAS
 from phalanx.models import StageModule, StageSpec
-from phalanx.objectives import OBJECTIVES
+from phalanx.objectives import objective_of
+from phalanx.optimizers import gradient_norm_squared
 
 
 @runtime_checkable
@@ -85,13 +86,13 @@ class StageRunner:
             labels: Next tokens ``[batch, seq]``.
             num_targets: Target tokens in the whole step, so that microbatches add up to the batch's mean.
             extras: More rows, as the objective reads them.
-            objective: A key of `OBJECTIVES`.
+            objective: A kind, as `objective_of` takes it.
 
         Returns:
             The sum of the token losses of this microbatch, in nats.
         """
         x, logits = self._graphs[microbatch]
-        total, _ = OBJECTIVES[objective](logits, labels.to(logits.device), extras)
+        total, _ = objective_of(objective)(logits, labels.to(logits.device), extras)
         self._graphs[microbatch] = (x, total / num_targets)
         return float(total.detach())
 
@@ -194,3 +195,9 @@ def dropout_seed(seed: int, step: int, stage: int, microbatch: int) -> int:
     """Seed of one microbatch's dropout masks in one stage."""
     text = f"phalanx dropout {seed} {step} {stage} {microbatch}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+
+
+def finite_norm_squared(gradients: Mapping[str, Tensor]) -> float | None:
+    """Squared norm of all gradients together; None when it is not finite, for JSON has no word for that."""
+    value = gradient_norm_squared(dict(gradients))
+    return value if value < float("inf") else None

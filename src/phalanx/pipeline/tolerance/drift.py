@@ -14,7 +14,7 @@ from torch import Tensor
 
 from phalanx.config import canonical_json
 from phalanx.errors import CheckpointError
-from phalanx.pipeline.schedules.action import Direction
+from phalanx.planner.schedules import Direction
 
 _WARM_UP = 32
 _MEMORY = 256

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.verify.facts import Judgement, StepFacts
+from phalanx.planner.schedules import Direction
 
 
 def vouched(facts: StepFacts, stage: int, microbatch: int, direction: Direction) -> bool:

@@ -1,19 +1,60 @@
-"""The owner's half of audits (L2): compare an auditor's report with what the stage had committed to."""
+"""The owner's comparisons of digests: of two stages about one message (L1), of a stage and its auditor (L2)."""
 
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
 from phalanx.errors import FrameError, SignatureError
+from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.plan import BOUNDARY_DTYPE
 from phalanx.pipeline.protocol.messages import AuditReport, Fetch, FetchReply, ScreenHit
 from phalanx.pipeline.protocol.needs import MessageNeed, task
-from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.tolerance.distance import band, token_distance, token_residual
 from phalanx.pipeline.tolerance.drift import DriftWatch
 from phalanx.pipeline.verify.facts import CommittedMessage, Judgement, MessageKey, StepFacts
 from phalanx.pipeline.verify.referee import Dispute, Referee
+from phalanx.planner.schedules import Direction
 from phalanx.transport.tensors import tensor_from
+
+_BOTH: tuple[tuple[Direction, int], ...] = (("forward", 1), ("backward", -1))
+
+
+def compare_links(facts: StepFacts) -> Judgement | None:
+    """Compare what every stage committed to have sent with what the adjacent one committed to have used.
+
+    Returns:
+        A judgement of the first contradiction: of a sender that equivocated, or a receiver that shows no header at all.
+        Headers that the sender did not sign are found when a commitment is taken.
+    """
+    stages = len(facts.plan.stages)
+    for source in range(stages):
+        for direction, offset in _BOTH:
+            target = source + offset
+            if not 0 <= target < stages:
+                continue
+            for microbatch in range(facts.plan.microbatches):
+                if facts.holder(source) == facts.holder(target) == OWNER:
+                    continue
+                judgement = _compare(facts, (source, direction, microbatch), target)
+                if judgement is not None:
+                    return judgement
+    return None
+
+
+def _compare(facts: StepFacts, key: MessageKey, target: int) -> Judgement | None:
+    source, direction, microbatch = key
+    sender, receiver = facts.holder(source), facts.holder(target)
+    said, received = facts.ledger.said_digest(key), facts.ledger.messages.get(key)
+    where = f"stage {source}, microbatch {microbatch}, {direction}"
+    if received is None:
+        reason = f"{where}: {receiver} committed to the step without this input"
+        return facts.judgement("forgery", receiver, target, reason)
+    if said == received.digest:
+        return None
+    headers = {"message": received.header}
+    reason = f"{where}: {sender} committed to another tensor than it sent"
+    return facts.judgement("equivocation", sender, source, reason, accuser=receiver, headers=headers)
+
 
 _SOURCES: tuple[tuple[Direction, int], ...] = (("forward", -1), ("backward", 1))
 

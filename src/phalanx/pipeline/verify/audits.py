@@ -7,7 +7,6 @@ from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.protocol.messages import Audit, AuditReport, Release, ScreenHit
 from phalanx.pipeline.protocol.needs import task
 from phalanx.pipeline.protocol.tensor_stream import Post
-from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.tolerance.drift import DriftWatch
 from phalanx.pipeline.tolerance.screen import STEPS_PER_DOUBT, Doubt, DoubtBudget
 from phalanx.pipeline.verify.accomplices import accomplice, vouched
@@ -15,6 +14,7 @@ from phalanx.pipeline.verify.audit_judgement import AuditJudgement
 from phalanx.pipeline.verify.draw import AuditDraw
 from phalanx.pipeline.verify.facts import AuditKey, Judgement, MessageKey, StepFacts, StepLedger
 from phalanx.pipeline.verify.referee import Referee
+from phalanx.planner.schedules import Direction
 
 BOTH: tuple[Direction, Direction] = ("forward", "backward")
 

@@ -22,9 +22,8 @@ from phalanx.pipeline.protocol.messages import (
     StepAudited,
 )
 from phalanx.pipeline.protocol.signed import Statement, Statements, to_signed
-from phalanx.pipeline.schedules.action import Direction
-from phalanx.pipeline.stage.gradient_norm import KnownNorms
 from phalanx.pipeline.tolerance.screen import Doubt
+from phalanx.planner.schedules import Direction
 from phalanx.transport import SignedHeader
 
 MessageKey = tuple[int, Direction, int]
@@ -32,6 +31,11 @@ MessageKey = tuple[int, Direction, int]
 
 AuditKey = tuple[int, int, str]
 """(stage, microbatch, auditor)."""
+
+FACTOR = 4.0
+"""How many times larger or smaller than the last one that the owner computed itself a stage's norm may be unseen."""
+_NORM_TOLERANCE = 1e-5
+"""Relative, of squared norms that were added up in another order; the clip coefficient moves by half of it at most."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,37 @@ class CommittedMessage:
     def of(cls, said: Statement[Activation], shown_by: str) -> "CommittedMessage":
         """Return the message that a statement announces."""
         return cls(said.digest, to_signed(said.header), shown_by)
+
+
+class KnownNorms:
+    """The squared norm of each stage's gradient as the owner computed it last.
+
+    Where the holder alone has the gradient (`GuardConfig.one_optimizer`), its word sets the clip coefficient of every
+    stage. A norm that is far from the known one has the owner redo that very step before anything is updated.
+
+    Guarantees:
+        A norm that was not checked is within `FACTOR` of one that the owner has computed for that stage, inside one
+        numeric class: no lie about it moves the clip coefficient by more, and none grows from step to step.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, float | None] = {}
+
+    def note(self, stage: int, norm_squared: float | None) -> None:
+        """Take what the owner has computed."""
+        self._known[stage] = norm_squared
+
+    def is_odd(self, stage: int, norm_squared: float) -> bool:
+        """Whether a stage's word must be looked into before it is used: the first one, and one far from the known."""
+        known = self._known.get(stage)
+        return known is None or not known / FACTOR**2 <= norm_squared <= known * FACTOR**2
+
+
+def same_norm(one: float | None, other: float | None, *, alike: bool) -> bool:
+    """Whether two parties may both have got these squared norms from the same numbers."""
+    if alike or one is None or other is None:
+        return one == other
+    return abs(one - other) <= _NORM_TOLERANCE * max(abs(one), abs(other))
 
 
 @dataclass
@@ -87,6 +122,8 @@ class StepLedger:
     clip_coefficient: float = 1.0
     frozen: frozenset[int] = frozenset()
     """Stages that take no update in this step; their gradients do not count."""
+    sample: Sample = field(default_factory=Sample)
+    """Which of many like events of a party are written down."""
 
     def add_commit(
         self, commit: Commit, header: SignedHeader | None, received: Sequence[Statement[Activation]] = ()
@@ -188,7 +225,6 @@ class StepFacts:
         previous: The last applied step's.
         proved: Judgements found together with another one; they outlive the redo of the step.
         norms: What the owner has computed of stages' gradients itself.
-        sample: Which of many like events of a party are written down.
         unanswered: Parties that have left a request of this attempt without an answer.
     """
 
@@ -203,7 +239,6 @@ class StepFacts:
     previous: StepLedger | None = None
     proved: list[Judgement] = field(default_factory=list)
     norms: KnownNorms = field(default_factory=KnownNorms)
-    sample: Sample = field(default_factory=Sample)
     unanswered: set[str] = field(default_factory=set)
 
     @property

@@ -9,14 +9,14 @@ from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.protocol.messages import AuditReport
 from phalanx.pipeline.protocol.needs import task
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
-from phalanx.pipeline.schedules.action import Direction
-from phalanx.pipeline.stage.gradient_norm import finite_norm_squared, same_norm
+from phalanx.pipeline.stage.runner import finite_norm_squared
 from phalanx.pipeline.stage.stage_copy import StageCopy
 from phalanx.pipeline.tolerance.distance import distance_to_truth
 from phalanx.pipeline.verify.accomplices import accomplice, vouched, vouched_for_gradient
-from phalanx.pipeline.verify.facts import CommittedMessage, Judgement, MessageKey, StepFacts
+from phalanx.pipeline.verify.facts import CommittedMessage, Judgement, MessageKey, StepFacts, same_norm
 from phalanx.pipeline.verify.gradient_bounds import GradientBounds
 from phalanx.pipeline.verify.referee import Dispute, Referee
+from phalanx.planner.schedules import Direction
 from phalanx.security.crypto import digest_hex
 from phalanx.transport.tensors import tensor_buffers
 

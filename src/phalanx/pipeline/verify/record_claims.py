@@ -54,7 +54,7 @@ class FaultReports:
 
     def _note(self, sender: str, fault: Fault) -> None:
         # what the owner finds itself is of its author's making, whatever a worker reports of the worker's
-        number = self._facts.sample.number("fault", fault.about if sender == OWNER else sender)
+        number = self._facts.ledger.sample.number("fault", fault.about if sender == OWNER else sender)
         if number is not None:
             said = {"about": fault.about, "error": fault.error, "reason": fault.reason}
             self._facts.observe("fault", {"party": sender, **said, "number": number})

@@ -13,12 +13,12 @@ from phalanx.pipeline.plan import BOUNDARY_DTYPE, StepPlan
 from phalanx.pipeline.protocol.messages import AuditReport, Fetch, FetchBulk, PassedOnHeader, StateDigest
 from phalanx.pipeline.protocol.needs import MessageNeed, TensorsNeed, task
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
-from phalanx.pipeline.schedules.action import Direction
-from phalanx.pipeline.stage.gradient_norm import finite_norm_squared, same_norm
 from phalanx.pipeline.stage.rounding import MARGIN, PROBES, rounding_noise
+from phalanx.pipeline.stage.runner import finite_norm_squared
 from phalanx.pipeline.stage.stage_copy import StageCopy
 from phalanx.pipeline.tolerance.distance import distance_to_truth, token_distance
-from phalanx.pipeline.verify.facts import CommittedMessage, MessageKey, RefereeWork, StepLedger
+from phalanx.pipeline.verify.facts import CommittedMessage, MessageKey, RefereeWork, StepLedger, same_norm
+from phalanx.planner.schedules import Direction
 from phalanx.security.crypto import digest_hex
 from phalanx.transport.tensors import tensor_buffers, tensor_from
 

@@ -22,10 +22,9 @@ from phalanx.pipeline.protocol.messages import (
 )
 from phalanx.pipeline.protocol.needs import Delivery, MessageNeed, ProgressNeed, TensorsDelivery, TensorsNeed, task
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
-from phalanx.pipeline.schedules import actions
-from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.stage.stage_copy import StageCopy
 from phalanx.pipeline.verify.facts import AuditKey, MessageKey, StepFacts, StepLedger
+from phalanx.planner.schedules import Direction, actions
 from phalanx.security.crypto import digest_hex
 
 

@@ -5,9 +5,8 @@ from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.protocol.messages import GradientHeld, StateDigest, WeightsHeld
 from phalanx.pipeline.protocol.needs import task
 from phalanx.pipeline.protocol.tensor_stream import sent_gradient
-from phalanx.pipeline.stage.gradient_norm import same_norm
 from phalanx.pipeline.verify.accomplices import vouched_for_gradient
-from phalanx.pipeline.verify.facts import Judgement, StepFacts, StepLedger
+from phalanx.pipeline.verify.facts import Judgement, StepFacts, StepLedger, same_norm
 from phalanx.pipeline.verify.gradient_bounds import GradientBounds
 from phalanx.pipeline.verify.referee import Referee
 from phalanx.pipeline.verify.sent_state import SentState

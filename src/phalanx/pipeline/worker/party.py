@@ -32,9 +32,8 @@ from phalanx.pipeline.protocol.messages import (
 from phalanx.pipeline.protocol.signed import Statements
 from phalanx.pipeline.protocol.tensor_stream import Post
 from phalanx.pipeline.stage.stage_copy import WrapCopy, unwrapped
-from phalanx.pipeline.worker.context import PartyContext
 from phalanx.pipeline.worker.request_handlers import StateUploads, answer_ask, answer_fetch, answer_fetch_bulk
-from phalanx.pipeline.worker.roles import Roles
+from phalanx.pipeline.worker.roles import PartyContext, Roles
 from phalanx.pipeline.worker.serving import ServedStages
 from phalanx.pipeline.worker.shadowing import ShadowedStages
 from phalanx.pipeline.worker.snapshot_receiver import SnapshotReceiver
@@ -207,7 +206,8 @@ class Party:
         for role in (*self.roles.all(), *self.roles.resting.values()):
             role.pending_apply = message.clip_coefficient
         self._shadowing.drop_fetched_stages()
-        self._snapshots.applied(message.step)
+        if self._context.plan.guard.keeps_snapshots:
+            self._snapshots.applied(message.step)
         self.roles.forget_given_up()
         self._states_due = True
         if self._context.plan.guard.verify_only and self.shadows and not self.hosted and self.name != OWNER:

@@ -234,7 +234,7 @@ class Worker:
         if place != self._place:
             self._place = place
             self._mail.renew_allowances()
-            self._sample.renew()
+            self._sample = Sample()
             if self._party is not None:
                 roles = self._party.roles
                 self.story.has_roles(roles.hosted, {**roles.shadows, **roles.kept}, roles.step)

@@ -22,9 +22,8 @@ from phalanx.pipeline.protocol.messages import (
 from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.pipeline.protocol.tensor_stream import Post, parts, send_bulk
 from phalanx.pipeline.worker.audit_queue import AuditInput, InputKey
-from phalanx.pipeline.worker.context import PartyContext
-from phalanx.pipeline.worker.hosted import SentTensor
-from phalanx.pipeline.worker.roles import Roles
+from phalanx.pipeline.worker.roles import PartyContext, Roles
+from phalanx.pipeline.worker.stages import SentTensor
 from phalanx.transport.tensors import tensor_buffers
 
 

@@ -1,6 +1,7 @@
-"""The roles of a party: which stages it holds and which it shadows, epoch by epoch."""
+"""The roles of a party, the stages that it holds and shadows in each epoch; and the context that its parts share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -9,13 +10,14 @@ from phalanx.errors import FrameError, NoHolderError
 from phalanx.pipeline.assignment.assignment import Assignment, assignment_of
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.plan import StepPlan
-from phalanx.pipeline.protocol.messages import Assign, Bulk, FetchBulk, Role
+from phalanx.pipeline.protocol.messages import Activation, Assign, Bulk, FetchBulk, PassedOnHeader, Role
+from phalanx.pipeline.protocol.signed import Statement, Statements
 from phalanx.pipeline.protocol.tensor_stream import BulkReceiver, Post, send_bulk
 from phalanx.pipeline.stage.identity_stage import PassThrough
 from phalanx.pipeline.stage.snapshot import KeptStage
 from phalanx.pipeline.stage.stage_copy import StageCopy, WrapCopy
-from phalanx.pipeline.worker.hosted import HostedStage
-from phalanx.pipeline.worker.shadow import ShadowStage
+from phalanx.pipeline.worker.stages import HostedStage, ShadowStage
+from phalanx.telemetry import PhaseTimer
 
 Library = Callable[[int], StageCopy]
 """Where the owner reads a stage that no party holds yet: a model directory or a checkpoint."""
@@ -270,3 +272,43 @@ class Roles:
             verifies = target != role.holder and self._plan.guard.verify_only
             state: dict[str, Tensor] = copy.weights() if verifies else copy.state()
             send_bulk(self._post, target, about, state, copy.step)
+
+
+@dataclass(frozen=True)
+class PartyContext:
+    """Handed to the parts of a party.
+
+    Attributes:
+        name: This party.
+        plan: The run.
+        roles: What it holds and shadows, and the present epoch and step.
+        post: Sends a message; one to oneself is delivered to oneself.
+        statements: Opens what others pass on.
+        timer: Where CPU and wall time of each phase are added up.
+    """
+
+    name: str
+    plan: StepPlan
+    roles: Roles
+    post: Post
+    statements: Statements
+    timer: PhaseTimer
+
+    def tensor(self, signed: PassedOnHeader, epoch: int, place: Mapping[str, object]) -> Statement[Activation]:
+        """A tensor between stages, as its sender announced it to its receiver in the present assignment.
+
+        Raises:
+            FrameError, SignatureError: As `Statements.open`.
+        """
+        return self.statements.open(signed, Activation, epoch, place, self.roles.assignment.link_of)
+
+    def find_tensor(
+        self, signed: PassedOnHeader, epoch: int, place: Mapping[str, object]
+    ) -> Statement[Activation] | None:
+        """As `tensor`; None where that raises."""
+        return self.statements.find(signed, Activation, epoch, place, self.roles.assignment.link_of)
+
+    @property
+    def guarded(self) -> bool:
+        """Whether anything is committed to, audited or shadowed."""
+        return self.plan.guard.enabled

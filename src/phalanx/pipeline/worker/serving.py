@@ -18,11 +18,11 @@ from phalanx.pipeline.protocol.messages import (
 )
 from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.pipeline.protocol.tensor_stream import send_bulk, transfer_digest
-from phalanx.pipeline.schedules.action import Direction
-from phalanx.pipeline.stage.gradient_norm import finite_norm_squared
+from phalanx.pipeline.stage.runner import finite_norm_squared
 from phalanx.pipeline.tolerance.screen import Screen
-from phalanx.pipeline.worker.context import PartyContext
-from phalanx.pipeline.worker.hosted import HostedStage, SentTensor
+from phalanx.pipeline.worker.roles import PartyContext
+from phalanx.pipeline.worker.stages import HostedStage, SentTensor
+from phalanx.planner.schedules import Direction
 from phalanx.transport.tensors import tensor_buffers, tensor_from
 
 

@@ -20,13 +20,12 @@ from phalanx.pipeline.protocol.messages import (
 )
 from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.pipeline.protocol.tensor_stream import digest_of_parts, may_continue, transfer_digest
-from phalanx.pipeline.stage.gradient_norm import finite_norm_squared
+from phalanx.pipeline.stage.runner import finite_norm_squared
 from phalanx.pipeline.tolerance.screen import Doubt
-from phalanx.pipeline.worker.audit_queue import AuditInput, AuditQueue, AuditTask, InputKey
-from phalanx.pipeline.worker.context import PartyContext
+from phalanx.pipeline.worker.audit_queue import AuditInput, AuditQueue, AuditTask, InputKey, ThirdPartyAudits
 from phalanx.pipeline.worker.request_handlers import sent_here
-from phalanx.pipeline.worker.shadow import ShadowStage
-from phalanx.pipeline.worker.third_party_audit import ThirdPartyAudits
+from phalanx.pipeline.worker.roles import PartyContext
+from phalanx.pipeline.worker.stages import ShadowStage
 from phalanx.security.crypto import digest_hex
 from phalanx.transport.tensors import tensor_buffers, tensor_from
 

@@ -6,7 +6,7 @@ from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import Bulk, WeightsHeld
 from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.pipeline.protocol.tensor_stream import may_continue
-from phalanx.pipeline.worker.context import PartyContext
+from phalanx.pipeline.worker.roles import PartyContext
 
 
 class SnapshotReceiver:

@@ -108,14 +108,14 @@ class PastRun:
             raise CheckpointError(f"{path or self.checkpoints}: there is no checkpoint")
         if step is not None:
             self._certified.check_writing(step, manifest_digest(path), str(self.checkpoints))
-        found = digest(self.config)
-        known = self._configs or {found}
-        if found not in known:
+        config = digest(self.config)
+        configs = self._configs or {config}
+        if config not in configs:
             raise CheckpointError(
-                f"{self.path / 'config.toml'}: has config digest {found:.12}..., and no session of the run had that; "
+                f"{self.path / 'config.toml'}: has config digest {config:.12}..., and no session of the run had that; "
                 "put back the one that was there"
             )
-        checkpoint = open_checkpoint(path, self.owner, run=self.run_id, config_digest=known, key=self.key())
+        checkpoint = open_checkpoint(path, self.owner, run=self.run_id, config_digest=configs, key=self.key())
         if step is None and checkpoint.log_head is not None:
             known = (KnownHead(checkpoint.log_head, str(path)),)
             verify_log(self.path / LOG_FILE, self.owner, run=self.run_id, known=known)

@@ -13,7 +13,7 @@ from phalanx.engine import UNGUARDED, StepResult
 from phalanx.errors import CheckpointError, CutLogError
 from phalanx.pipeline import Observe
 from phalanx.security.audit import AuditLog
-from phalanx.telemetry import MetricsFile, ProgressDisplay, StepReading, TensorBoardWriter
+from phalanx.telemetry import CurveWriter, MetricsFile, ProgressDisplay, StepReading
 from phalanx.telemetry.progress import Kind
 from phalanx.train.batches.scores import Scores, ValidationResult, validation_row
 from phalanx.train.records.ground_truth import GroundTruth
@@ -136,7 +136,7 @@ class RunRecorder:
         self,
         metrics: MetricsFile,
         log: AuditLog,
-        board: TensorBoardWriter,
+        board: CurveWriter,
         progress: ProgressDisplay,
         truth: GroundTruth,
         totals: RunningTotals,

@@ -21,6 +21,7 @@ CHANGEABLE: Mapping[str, str] = MappingProxyType(
         "checkpoint.keep_every": "older checkpoints are removed after the next one",
         "checkpoint.best": "the best one is that of the validations from here on, where the set is another one",
         "checkpoint.asynchronous": "a checkpoint has the bits of its own step either way",
+        "tracking": "trackers are told of the run and change nothing of it",
     }
 )
 """The keys, or sections, that ``--resume`` may change, each with what that means."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.closing import Closeable
-from phalanx.config import digest, dump_toml
+from phalanx.config import KEPT_CODE, changed_code, digest, dump_toml, source_files
 from phalanx.errors import CheckpointError, ConfigError
 from phalanx.pipeline.config import OWNER
 from phalanx.security.crypto import Identity, create_authority, issue, load_identity
@@ -280,10 +280,35 @@ class RunDirectory(Closeable):
             create_authority(self.pki)
             for name in (OWNER, *self._parties):
                 issue(self.pki, name)
+        self._keep_code()
         run_id = secrets.token_hex(16)
         self._write_record(record, run_id)
         begun.unlink()
         return run_id
+
+    def _keep_code(self) -> None:
+        """Keep each file of the user's own code, by its digest: the resolved run file finds it here."""
+        for name, content in source_files(self._run.own_code):
+            folder = self.path / KEPT_CODE
+            folder.mkdir(exist_ok=True)
+            (folder / f"{name}.py").write_bytes(content)
+
+    def _check_code(self) -> None:
+        """Refuse code of the user's own that has changed since the run began.
+
+        Raises:
+            ConfigError: Names the file, what was found and what was expected.
+        """
+        try:
+            there = load_run(self.path / "config.toml")
+        except ConfigError:
+            return
+        changed = changed_code(there.own_code, self._run.own_code)
+        if changed is not None:
+            raise ConfigError(
+                f"{self.path}: {changed}; put it back as it was ({self.path / KEPT_CODE} has a copy of each file), or "
+                f"begin a new run where this one is: --from {self.path} with another --run-dir"
+            )
 
     def keep_changes(self) -> None:
         """Make the run file that this run is resumed with the one of its directory.
@@ -325,6 +350,7 @@ class RunDirectory(Closeable):
                 f"{self.path}: the run in it has not finished a step, so there is nothing to resume; start it "
                 "without --resume, and it is begun anew with this run file"
             )
+        self._check_code()
         self.changes = changes_between(self._config_there(config_digest), self._run, str(self.path))
         return run_id
 

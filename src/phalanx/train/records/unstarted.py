@@ -30,7 +30,7 @@ _BEFORE_A_STEP = {
 _NAMES = (
     *("config.toml", "run.json", "owner.pem", "summary.json", "report.html", "address", "attack.jsonl"),
     *(_LOG, *_GROW_WITH_STEPS, *_FILLED_BY_STEPS),
-    *("pki", "secrets", "tensorboard", "clients", "enclave", MIDDLE, "transcript.json"),
+    *("pki", "secrets", "tensorboard", "tracking", "code", "clients", "enclave", MIDDLE, "transcript.json"),
 )
 """What a run leaves behind before its first step; its processes' logs stay, where they meet as well."""
 

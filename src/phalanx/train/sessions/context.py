@@ -173,8 +173,10 @@ class SessionContext:
 
     def opening(self, recorder: RunRecorder, start: int, facts: dict[str, Any]) -> None:
         """Write the first event of the session, with what its engine adds."""
+        own = self.run.own_code
         shared = {
             "config_digest": digest(self.run),
+            **({"own_code": own} if own else {}),
             "step": start,
             "owner": OWNER,
             "owner_key": self.home.owner.public.public_key.hex(),

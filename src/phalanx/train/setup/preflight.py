@@ -3,12 +3,15 @@
 from collections.abc import Sequence
 from itertools import islice
 
+from phalanx.config import open_own_code, own_references
 from phalanx.data import DataConfig, ModelTokenizerConfig
 from phalanx.data.sources import SourceSettings, no_text, open_source
 from phalanx.data.tasks import Columns, load_own
 from phalanx.engine import check_build
 from phalanx.errors import DataError
 from phalanx.models.directory import check_model
+from phalanx.objectives import objective_of
+from phalanx.telemetry.sinks import check_sinks
 from phalanx.train.config import RunConfig
 
 _FIRST_DOCUMENTS = 20
@@ -20,14 +23,27 @@ def check_inputs(run: RunConfig) -> None:
     """Refuse a run with a model or data that cannot be what it says: files, fields and first documents are looked at.
 
     Raises:
-        ConfigError: This build of torch has no such device.
+        ConfigError: This build of torch has no such device, or code of the user's own cannot be loaded.
         ModelError: The model's directory lacks a file.
         DataError: A source is missing, empty or malformed where it begins, a tokenizer's file is missing, or a file of
             labelled texts of one's own is wrong anywhere.
     """
     check_build(run.train.device, "train.device")
+    load_own_code(run)
     check_model(run.model, needs_tokenizer=isinstance(run.data.tokenizer, ModelTokenizerConfig))
     _check_data(run.data)
+
+
+def load_own_code(run: RunConfig) -> None:
+    """Load what a run file names of the user's own code, attacks apart, and look at objective and metrics sinks.
+
+    Raises:
+        ConfigError: It cannot be had, or is not what its place asks for.
+    """
+    for kind in own_references(run.model_dump(mode="json", exclude={"attack"})):
+        open_own_code(kind, run.home)
+    objective_of(run.train.objective)
+    check_sinks(run.tracking)
 
 
 def _check_data(data: DataConfig) -> None:

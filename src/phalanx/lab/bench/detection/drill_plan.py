@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from phalanx.config import dump_toml, parse_override
+from phalanx.config import dump_toml, is_own, open_own_code, parse_override, pinned
 from phalanx.errors import ConfigError
-from phalanx.lab.attacks import AttackPlan, check_attack, make_attack
+from phalanx.lab.attacks import AttackPlan, check_attack, load_attack, make_attack
 from phalanx.pipeline import AttackConfig
 from phalanx.pipeline.assignment.assignment import first_assignment
 from phalanx.train import RunConfig
@@ -79,6 +79,8 @@ def drill_scenes(run: RunConfig, drill: Drill) -> dict[str, DrillRun]:
         "train": run.train.model_copy(update={"steps": drill.steps, "validate_every": 0}),
         "optimizer": optimizer,
         "checkpoint": run.checkpoint.model_copy(update={"every": 0}),
+        # a drill is no run that a metrics sink was asked to hear of
+        "tracking": None,
     }
     found = {}
     # parsed again, so that what is said about stages and steps is checked for each
@@ -97,6 +99,7 @@ def attacks_of(run: RunConfig, drill: Drill) -> dict[str, AttackConfig]:
     Raises:
         ConfigError: One is unknown, lacks what the options or ``[attack]`` give it, or never takes place.
     """
+    load_attack(run.attack, run.home)
     found = {kind: _of_kind(run, drill, kind) for kind in _kinds(run, drill)}
     if run.attack.also and drill.kinds is None and not drill.together:
         found = {_name(run.attack): _of_section(run, drill)}
@@ -117,7 +120,10 @@ def attacks_of(run: RunConfig, drill: Drill) -> dict[str, AttackConfig]:
 
 def _kinds(run: RunConfig, drill: Drill) -> Sequence[str]:
     if drill.kinds is not None:
-        return drill.kinds
+        kinds = [pinned(kind, run.home) if is_own(kind) else kind for kind in drill.kinds]
+        for kind in filter(is_own, kinds):
+            open_own_code(kind, run.home)
+        return kinds
     if drill.together:
         return ()
     return DEFAULT_KINDS if run.attack.kind == "none" else (run.attack.kind,)
@@ -181,10 +187,8 @@ def _made(settings: Mapping[str, Any]) -> AttackConfig:
 
 
 def _checked(run: RunConfig, update: Mapping[str, Any]) -> RunConfig:
-    # only what was written: sections exclude each other by their presence
-    sections = {name: getattr(run, name) for name in run.model_fields_set} | dict(update)
     try:
-        return RunConfig(**{name: section for name, section in sections.items() if section is not None})
+        return run.with_sections(update)
     except ValueError as exc:
         raise ConfigError(f"attack: the run file does not allow it: {exc}") from exc
 

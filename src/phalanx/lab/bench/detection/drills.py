@@ -127,4 +127,4 @@ def _left_behind(directory: Path) -> dict[str, Any]:
 
 def train_quietly(run: RunConfig, directory: Path) -> dict[str, Any]:
     """Train one run; its progress goes to standard error."""
-    return train(run, directory, console=Console(stderr=True), open_workers=attackers_of(run.attack))
+    return train(run, directory, console=Console(stderr=True), open_workers=attackers_of(run.attack, home=run.home))

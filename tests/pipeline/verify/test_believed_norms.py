@@ -5,7 +5,7 @@ from snapshot_runs import SNAPSHOT
 
 from phalanx.pipeline import GuardConfig, explain_evidence
 from phalanx.pipeline.protocol.messages import Commit, GradientHeld, StepAudited
-from phalanx.pipeline.stage.gradient_norm import FACTOR, KnownNorms
+from phalanx.pipeline.verify.facts import FACTOR, KnownNorms
 from phalanx.testing import Actor, only, tiny_run
 
 QUIET = {"step_audit_rate": 0.0, "owner_audit_rate": 0.0}

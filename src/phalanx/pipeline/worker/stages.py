@@ -1,0 +1,251 @@
+"""The two ways in which a party has a stage: it serves the stage, or shadows it, fresh and able to take over."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+from torch import Tensor
+
+from phalanx.engine import StepInputs
+from phalanx.errors import StaleReplicaError
+from phalanx.pipeline.plan import StepPlan
+from phalanx.pipeline.protocol.tensor_stream import BulkReceiver
+from phalanx.pipeline.stage.runner import StageRunner
+from phalanx.pipeline.stage.stage_copy import StageCopy
+from phalanx.pipeline.tolerance.screen import Doubt, doubt_about
+from phalanx.planner.schedules import Action, Direction, actions
+from phalanx.transport import SignedHeader
+
+Slot = tuple[int, Direction, int]
+"""(step, direction, microbatch) of a message into this stage."""
+
+
+@dataclass
+class SentTensor:
+    """A tensor that was sent; kept until the step is decided, so that it can be fetched."""
+
+    tensor: Tensor
+    header: SignedHeader | None
+
+
+@dataclass
+class HostedStage:
+    """A copy of a stage that takes part in the step; it runs an action as soon as its input is there."""
+
+    plan: StepPlan
+    copy: StageCopy
+    inputs: dict[Slot, Tensor] = field(default_factory=dict)
+    headers: dict[Slot, SignedHeader] = field(default_factory=dict)
+    withheld: set[Slot] = field(default_factory=set)
+    """Received, but not to be used before an audit has cleared it."""
+    sent: dict[tuple[Direction, int], SentTensor] = field(default_factory=dict)
+    past: dict[int, dict[tuple[Direction, int], SentTensor]] = field(default_factory=dict)
+    """What was sent in earlier steps, as long as they can be replayed or audited."""
+    losses: list[float] = field(default_factory=list)
+    step: int = -1
+    batch: StepInputs | None = None
+    pending_apply: float | None = None
+    weights_due: bool = False
+    """Updated, and the shadow is to be sent the new weights, or the whole state, and has not been."""
+    gradients: dict[str, Tensor] | None = None
+    _todo: list[Action] = field(default_factory=list)
+
+    @property
+    def runner(self) -> StageRunner:
+        """Runs the copy's microbatches."""
+        return self.copy.runner
+
+    @property
+    def index(self) -> int:
+        """The stage's number."""
+        return self.copy.spec.index
+
+    def begin(self, step: int, batch: StepInputs | None = None) -> None:
+        """Start a step, or start it again; inputs of later steps that came early, and of one that lags, are kept."""
+        self.runner.abandon()
+        if self.plan.guard.undoable_steps:
+            self._keep_sent(step)
+        self.step, self.batch, self.gradients = step, batch, None
+        self.sent.clear()
+        self.losses.clear()
+        for kept in (self.inputs, self.headers):
+            for slot in [slot for slot in kept if slot[0] < step - self.plan.guard.commit_lag]:
+                del kept[slot]
+        self._todo = list(reversed(self._order))
+
+    @cached_property
+    def _order(self) -> tuple[Action, ...]:
+        return actions(self.plan.schedule, self.index, len(self.plan.stages), self.plan.microbatches)
+
+    def _keep_sent(self, step: int) -> None:
+        if self.step >= 0 and step > self.step:
+            self.past[self.step] = dict(self.sent)
+        kept = range(step - self.plan.guard.undoable_steps, step)
+        self.past = {number: sent for number, sent in self.past.items() if number in kept}
+
+    def sent_in(self, step: int) -> dict[tuple[Direction, int], SentTensor]:
+        """Return the tensors sent in a step, as far as they are kept."""
+        return self.sent if step == self.step else self.past.get(step, {})
+
+    def discard_inputs(self) -> None:
+        """Forget every message and what is left of the step: the epoch has changed, nothing runs before `begin`."""
+        self.runner.abandon()
+        if self.plan.guard.undoable_steps and 0 <= self.step < self.copy.step:
+            self._keep_sent(self.step + 1)
+        self.step, self.batch, self.weights_due = -1, None, False
+        self._todo.clear()
+        self.sent.clear()
+        self.inputs.clear()
+        self.headers.clear()
+        self.withheld.clear()
+
+    @property
+    def finished(self) -> bool:
+        """Whether every microbatch of the step has gone both ways."""
+        return self.step >= 0 and not self._todo
+
+    def ready(self) -> bool:
+        """Whether the next action has its input and the optimizer is up to date."""
+        if not self._todo or self.pending_apply is not None or self.copy.step != self.step:
+            return False
+        direction, microbatch = self._todo[-1]
+        if (direction == "forward" and self.copy.spec.is_first) or (direction == "backward" and self.copy.spec.is_last):
+            return self.batch is not None
+        slot = (self.step, direction, microbatch)
+        return slot in self.inputs and slot not in self.withheld
+
+    def run_next(self) -> tuple[Action, Tensor | None]:
+        """Run the next action.
+
+        Returns:
+            The action and the tensor to send on, None where the pipeline ends.
+        """
+        action = self._todo.pop()
+        if action.direction == "forward":
+            return action, self._forward(action.microbatch)
+        gradient = None if self.copy.spec.is_last else self.inputs[(self.step, "backward", action.microbatch)]
+        result = self.runner.backward(self.step, action.microbatch, gradient)
+        return action, result
+
+    def _forward(self, microbatch: int) -> Tensor | None:
+        spec = self.copy.spec
+        if spec.is_first and self.batch is not None:
+            x = self.batch.ids[microbatch]
+        else:
+            x = self.inputs[(self.step, "forward", microbatch)]
+        y = self.runner.forward(self.step, microbatch, x)
+        if not spec.is_last:
+            return y
+        if self.batch is not None:
+            batch = self.batch
+            loss = self.runner.loss(
+                microbatch,
+                batch.labels[microbatch],
+                batch.num_targets,
+                batch.extras_of(microbatch),
+                self.plan.objective,
+            )
+            self.losses.append(loss)
+        return None
+
+
+@dataclass
+class ShadowStage:
+    """A shadow is as fresh as the last committed step; as long as it has audits of that step to do, it stays before it.
+
+    `gradient` upkeep: the stage's weight gradient is received and put through the shadow's own
+    optimizer. `lockstep`: the gradient is recomputed here, microbatch by microbatch. `update`: the
+    weights after the step are received, only once the step is verified; until all are here nothing is audited.
+    """
+
+    copy: StageCopy
+    gradients: dict[str, Tensor] | None = None
+    incoming: BulkReceiver | None = None
+    pending_apply: float | None = None
+    claims: dict[tuple[int, Direction, int], Tensor] = field(default_factory=dict)
+    """What this auditor recomputed, by step, direction and microbatch, until no request for it can come any more."""
+    parts: list[SignedHeader] = field(default_factory=list)
+    source: str = ""
+    """The party that began the transfer under way."""
+    last_gradients: dict[str, Tensor] = field(default_factory=dict)
+    """The gradients of the last applied step: evidence until the next one."""
+    recomputed: int = 0
+    doubt: Doubt | None = None
+    """Why the gradient of this step looks odd beside a microbatch of it that was recomputed."""
+    order: Literal["none", "awaited", "given"] = "none"
+    """To recompute the whole step, after the owner was told of the doubt; while awaited, the copy stays where it is."""
+    audited: dict[str, Tensor] = field(default_factory=dict)
+    """The weight gradient that was recomputed last, where others are to compare its distance."""
+
+    @property
+    def index(self) -> int:
+        """The stage's number."""
+        return self.copy.spec.index
+
+    def begin(self) -> None:
+        """Forget what belongs to the last step or attempt."""
+        self.copy.runner.abandon()
+        self.gradients, self.incoming, self.recomputed, self.source = None, None, 0, ""
+        self.doubt, self.order = None, "none"
+        kept = range(self.copy.step - self.copy.plan.guard.commit_lag, self.copy.step)
+        self.claims = {place: claim for place, claim in self.claims.items() if place[0] in kept}
+        self.parts.clear()
+
+    def restart(self, source: str) -> None:
+        """Forget what has come of a transfer so far: `source` begins it."""
+        self.incoming, self.source = None, source
+        self.parts.clear()
+
+    def expect_gradient(self) -> BulkReceiver:
+        """Make room for the stage's gradient."""
+        if self.incoming is None:
+            self.incoming = BulkReceiver(self.copy.module.trainable())
+        return self.incoming
+
+    def expect_weights(self) -> BulkReceiver:
+        """Make room for the stage's new weights: where the old ones are."""
+        if self.incoming is None:
+            self.incoming = BulkReceiver(self.copy.trained(), in_place=True)
+        return self.incoming
+
+    def audit(self, step: int, microbatch: int, x: Tensor, gradient: Tensor | None) -> None:
+        """Recompute one microbatch from committed inputs and keep the result as this auditor's claim.
+
+        Raises:
+            StaleReplicaError: The copy is not at that step.
+        """
+        self._expect_step(step)
+        self._claim(step, microbatch, *self.copy.runner.recompute(step, microbatch, x, gradient))
+
+    def audit_and_screen(self, step: int, microbatch: int, x: Tensor, gradient: Tensor) -> None:
+        """As `audit`, and look at the stage's weight gradient with that of the microbatch in hand.
+
+        Raises:
+            StaleReplicaError: The copy is not at that step.
+        """
+        self._expect_step(step)
+        y, x_gradient, own = self.copy.runner.redo(step, microbatch, x, gradient)
+        self._claim(step, microbatch, y, x_gradient)
+        if self.doubt is None and self.gradients is not None:
+            self.doubt = doubt_about(self.gradients, own, self.copy.plan.microbatches)
+
+    def _expect_step(self, step: int) -> None:
+        if self.copy.step != step:
+            raise StaleReplicaError(
+                f"stage {self.index}: the shadow is at step {self.copy.step}, the claim from step {step}; "
+                "no verdict is possible before it is resynchronised"
+            )
+
+    def _claim(self, step: int, microbatch: int, y: Tensor, x_gradient: Tensor | None) -> None:
+        self.claims[(step, "forward", microbatch)] = y
+        if x_gradient is not None:
+            self.claims[(step, "backward", microbatch)] = x_gradient
+
+    def follow(self, step: int, microbatch: int, x: Tensor, gradient: Tensor) -> None:
+        """Lockstep: do all of the stage's work on one microbatch, weight gradients included."""
+        runner = self.copy.runner
+        self.claims[(step, "forward", microbatch)] = runner.forward(step, microbatch, x)
+        x_gradient = runner.backward(step, microbatch, gradient)
+        if x_gradient is not None:
+            self.claims[(step, "backward", microbatch)] = x_gradient
+        self.recomputed += 1
