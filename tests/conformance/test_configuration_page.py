@@ -28,7 +28,7 @@ from phalanx.split import SplitConfig
 from phalanx.split.masked import MaskedConfig, MaskedWorkerConfig
 from phalanx.telemetry.sinks import MlflowConfig, OwnSinkConfig, TrackioConfig, WandbConfig
 from phalanx.train import RunConfig, TrainConfig
-from phalanx.train.config import EarlyStoppingConfig
+from phalanx.train.config import EarlyStoppingConfig, SamplesConfig
 from phalanx.train.exclusions import EXCLUSIONS, value_exclusions
 from phalanx.transport import TransportConfig
 
@@ -51,6 +51,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "data.tokenizer file": FileTokenizerConfig,
     "train": TrainConfig,
     "train.early_stopping": EarlyStoppingConfig,
+    "train.samples": SamplesConfig,
     "optimizer": OptimizerConfig,
     "parallel": ParallelConfig,
     "parallel.outer": OuterConfig,

@@ -141,6 +141,7 @@ WANTED = {
     "checkpoint.journal": "true",
     "checkpoint.asynchronous": "true",
     "checkpoint.best": "'validation'",
+    "train.samples": "{prompts=['a']}",
     "parallel.tp": "2",
     "parallel.pp": "2",
     "parallel.cp": "2",

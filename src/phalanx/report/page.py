@@ -19,6 +19,7 @@ from phalanx.report.verdicts import verdict_list
 
 _NUM_COLOURS = 6
 _MAX_LINKS = 20
+_MAX_SAMPLES = 8
 _CLAIMED = " (claimed)"
 
 
@@ -49,6 +50,7 @@ def render(record: RunRecord) -> str:
         _top(record),
         _notes(record),
         _loss(record),
+        _samples(record),
         section(
             "Verdicts",
             "Who was found guilty of what; open one to see what it rests on.",
@@ -99,6 +101,17 @@ def _loss(record: RunRecord) -> Markup | None:
     sets = validation_table(record)
     remark = " ".join(["Attacked steps are marked; a repaired step used the exact gradient.", *ends(record)])
     return section("Loss", remark, drawn, "" if sets is None else sets)
+
+
+def _samples(record: RunRecord) -> Markup | None:
+    """The latest texts that the model wrote."""
+    found = [row for row in record.metrics if isinstance(row.get("samples"), list)]
+    if not found:
+        return None
+    texts = [one for one in found[-1]["samples"][:_MAX_SAMPLES] if isinstance(one, dict)]
+    rows = [[words(one.get("prompt"), 1000), words(one.get("text"), 4000)] for one in texts]
+    remark = f"After step {count(found[-1]['step'] + 1)}; metrics.jsonl has those of every validation."
+    return section("Texts of the model", remark, table(["Prompt", "Continuation"], rows))
 
 
 def _audits(record: RunRecord) -> Markup | None:

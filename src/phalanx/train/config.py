@@ -46,6 +46,17 @@ class EarlyStoppingConfig(StrictModel):
     """Name of the validation set that decides; left out, the held-out share."""
 
 
+class SamplesConfig(StrictModel):
+    """Texts that the model writes after each validation, for a person to read."""
+
+    prompts: tuple[Annotated[str, Field(min_length=1, max_length=1000)], ...] = Field(min_length=1, max_length=8)
+    """The beginnings of the texts."""
+    tokens: int = Field(default=32, ge=1, le=256)
+    """At most so many tokens are written for each prompt."""
+    temperature: float = Field(default=0.0, ge=0.0, le=10.0, allow_inf_nan=False)
+    """Of the draw of each token, with the run's seed; 0 takes the likeliest one."""
+
+
 class TrainConfig(StrictModel):
     """The length of the training, its batches, its objective and its seed."""
 
@@ -69,6 +80,8 @@ class TrainConfig(StrictModel):
     """Steps between validations; 0 validates before the first step and after the last one only."""
     early_stopping: EarlyStoppingConfig | None = None
     """Ends the run when validation brings nothing any more."""
+    samples: SamplesConfig | None = None
+    """Texts that the model writes at each validation."""
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     threads: int = Field(default=1, ge=1)
     """Threads of tensor kernels in each process."""

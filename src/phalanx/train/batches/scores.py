@@ -10,6 +10,7 @@ from phalanx.data.tasks import majority_share, tfidf_predictions
 from phalanx.errors import CheckpointError, DataError
 from phalanx.objectives import Confusion
 from phalanx.train.batches.labelled import LabelledTexts
+from phalanx.train.batches.samples import TextSample
 
 _FEWEST = 2
 """Classes that a logistic regression can tell apart."""
@@ -51,10 +52,12 @@ class ValidationResult:
     Attributes:
         own: Of the held-out share; None where nothing is held out.
         named: Perplexity of each further set.
+        samples: Texts that the model wrote.
     """
 
     own: Validation | None
     named: Mapping[str, float] = field(default_factory=dict)
+    samples: tuple[TextSample, ...] = ()
 
     def loss(self, name: str) -> float:
         """Return the mean loss on one set, in nats a token or a text; infinity where it is no finite number.
@@ -76,7 +79,9 @@ class ValidationResult:
     def row(self) -> dict[str, Any]:
         """The columns of a step's line in the metrics."""
         named = {name: {"loss": loss_of(value), "perplexity": value} for name, value in self.named.items()}
-        return {**validation_row(self.own), **({"validation_sets": named} if named else {})}
+        samples = [asdict(one) for one in self.samples]
+        more = {"validation_sets": named, "samples": samples}
+        return {**validation_row(self.own), **{name: found for name, found in more.items() if found}}
 
     def points(self) -> dict[str, float]:
         """The points of TensorBoard's curves by tag."""

@@ -16,6 +16,7 @@ CHANGEABLE: Mapping[str, str] = MappingProxyType(
         "train.steps": "only more: steps that are done stay, later ones follow the schedule of the new length",
         "train.validate_every": "validation changes no weight",
         "train.early_stopping": "the validations so far are kept, and the new rule is applied to those on its set",
+        "train.samples": "a text that the model writes changes no weight",
         "checkpoint.every": "when a state is written changes no state",
         "checkpoint.keep": "older checkpoints are removed after the next one",
         "checkpoint.keep_every": "older checkpoints are removed after the next one",

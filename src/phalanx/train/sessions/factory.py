@@ -12,6 +12,7 @@ from phalanx.engine import Engine
 from phalanx.errors import NoHolderError
 from phalanx.models import ModelSource
 from phalanx.telemetry import MetricsFile
+from phalanx.train.batches.samples import TextSampler
 from phalanx.train.loop import Loader
 from phalanx.train.records.record import RunRecorder
 from phalanx.train.saving.savepoint import Savepoint
@@ -29,12 +30,14 @@ class RunMaterial:
         corpus: Held-out rows.
         loader: Training batches.
         named: Further validation sets by name.
+        sampler: Has the model write texts; None where the run file asks for none.
     """
 
     source: ModelSource
     corpus: HeldOut
     loader: Loader
     named: Mapping[str, HeldOut] = field(default_factory=dict)
+    sampler: TextSampler | None = None
 
     @property
     def validation_sets(self) -> Mapping[str, HeldOut]:

@@ -10,6 +10,7 @@ from phalanx.data.loader import HeldOut
 from phalanx.engine import UNGUARDED, StepResult
 from phalanx.errors import FailedBatchError
 from phalanx.pipeline import PipelineEngine
+from phalanx.train.batches.samples import TextSample, TextSampler
 from phalanx.train.batches.scores import Validation, ValidationResult
 from phalanx.train.batches.validation import perplexities
 from phalanx.train.config import RunConfig
@@ -33,10 +34,16 @@ class TrainedModel(Protocol):
 
 
 class StagesInTurn:
-    """A pipeline's stages, measured by the owner alone, one behind the other."""
+    """A pipeline's stages, measured by the owner alone, one behind the other.
 
-    def __init__(self, engine: PipelineEngine) -> None:
+    Args:
+        engine: Has the stages.
+        sampler: Has the model write texts; None where the run file asks for none.
+    """
+
+    def __init__(self, engine: PipelineEngine, sampler: TextSampler | None = None) -> None:
         self._engine = engine
+        self._sampler = sampler
 
     def measure(self, sets: Sequence[Iterable[Batch]]) -> list[float]:
         """Perplexity on the held-out batches of each set.
@@ -46,6 +53,12 @@ class StagesInTurn:
             computes with them: no figure is another party's word.
         """
         return perplexities((copy.module for copy in self._engine.copies("weights")), sets)
+
+    def samples(self) -> tuple[TextSample, ...]:
+        """Texts of the model as it is, which needs the weights of all stages at once in this process."""
+        if self._sampler is None:
+            return ()
+        return tuple(self._sampler.texts([copy.module for copy in self._engine.copies("weights")]))
 
     def settle(self) -> None:
         """Wait for verdicts that are behind."""
@@ -145,7 +158,9 @@ class RunHooks:
         found = dict(zip(self._sets, self._trained.measure(batches), strict=True))
         own = found.pop(HELD_OUT, None)
         named = {name: value for name, value in found.items() if isinstance(value, float)}
-        result = ValidationResult(own, named)
+        # other engines are refused `train.samples` by the run file
+        samples = self._trained.samples() if isinstance(self._trained, StagesInTurn) else ()
+        result = ValidationResult(own, named, samples)
         self._recorder.validated(result, num_steps)
         return result
 

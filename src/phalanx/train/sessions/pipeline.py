@@ -9,6 +9,7 @@ from phalanx.data import BatchLoader
 from phalanx.errors import CheckpointError, NoHolderError
 from phalanx.models import open_model, weights_digest
 from phalanx.pipeline import AuditDraw, LocalWorkers, Observe, PipelineEngine, StepPlan
+from phalanx.train.batches.samples import TextSampler
 from phalanx.train.records.audit_trail import step_noter
 from phalanx.train.records.history import UNDOINGS
 from phalanx.train.records.journal import Journal, collect, discard, newer_entry
@@ -54,7 +55,8 @@ class PipelineFactory:
         plan = make_plan(run, source)
         loader = BatchLoader(corpus, run.train.batch_size, run.train.seed)
         with contextlib.ExitStack() as stack:
-            material = RunMaterial(source, corpus, loader, context.validation_sets(source, corpus))
+            sampler = TextSampler.of(run, corpus)
+            material = RunMaterial(source, corpus, loader, context.validation_sets(source, corpus), sampler)
             yield PipelineSetup(context, plan, material, self._open_workers, stack)
 
 
@@ -173,7 +175,8 @@ class PipelineSetup:
             saver = events.saver = Saver(engine, opening.savepoint, events.observe, journal)
             stack.callback(saver.close)
             fallback = Fallback(source, plan, opening.savepoint, saver, opening.metrics, events.observe)
-            yield RunningPipeline(engine, saver, fallback, context, recorder)
+            trained = StagesInTurn(engine, self.material.sampler)
+            yield RunningPipeline(engine, trained, saver, fallback, context, recorder)
             if journal is not None:
                 journal.remove()
 
@@ -231,13 +234,14 @@ class RunningPipeline:
     def __init__(
         self,
         engine: PipelineEngine,
+        trained: StagesInTurn,
         saver: Saver,
         fallback: Fallback,
         context: SessionContext,
         recorder: RunRecorder,
     ) -> None:
         self.engine = engine
-        self.trained = StagesInTurn(engine)
+        self.trained = trained
         self.saver = saver
         self._fallback = fallback
         self._context = context
