@@ -20,7 +20,7 @@ from phalanx.train.records.ground_truth import GroundTruth
 
 _MOST_CHARACTERS = 2000
 # a conviction must outlive even the machine: a resumed run reads here which party may not come back
-LASTING = ("run_started", "run_resumed", "verdict", "evicted")
+LASTING = ("run_started", "run_resumed", "verdict", "evicted", "revoked")
 _SAID: dict[str, tuple[Kind, str]] = {
     "awaiting": ("note", "listening on {address}; start {parties} with `phalanx worker`"),
     "log_head_ignored": ("alarm", "what {party} says of the audit log does not count: {reason}"),
@@ -40,6 +40,7 @@ _SAID: dict[str, tuple[Kind, str]] = {
         "step {step}: {accuser} spoke against {party}, and the evidence does not hold: {why}; nobody is evicted",
     ),
     "evicted": ("eviction", "{party} is evicted"),
+    "revoked": ("eviction", "the certificate of {party} is revoked: {reason}"),
     "lost": ("eviction", "{party} is gone"),
     "left": ("note", "{party} has handed over and left"),
     "batch_skipped": ("alarm", "step {step}: batch {number} is given up, the next one takes its place: {reason}"),
