@@ -90,17 +90,24 @@ def changes_between(before: RunConfig, now: RunConfig, where: str) -> RunChanges
         raise ConfigError(
             f"{where}: holds another run: {shown}{', ...' if len(refused) > _SHOWN_KEYS else ''}; --resume may change "
             f"{', '.join(CHANGEABLE)} alone: take the values of {where}/config.toml, {instead}"
+        ).about(
+            code="PHX-C016",
+            file=where,
+            key=refused[0],
+            found=str(keys[refused[0]][1]),
+            expected=str(keys[refused[0]][0]),
+            do=f"take the values of {where}/config.toml",
         )
     if keys and now.split is not None:
         raise ConfigError(
             f"{where}: holds another run: {', '.join(keys)} differ, and an enclave's evidence and sealed states are "
             f"bound to every key of its run file: take the values of {where}/config.toml, or begin a new run"
-        )
+        ).about(code="PHX-C016", file=where, key=next(iter(keys)))
     if now.train.steps < before.train.steps:
         raise ConfigError(
             f"{where}: train.steps: found {now.train.steps}, expected {before.train.steps} or more: a run is not made "
             f"shorter, for its learning rate went by its length; take {before.train.steps}, {instead}"
-        )
+        ).about(code="PHX-C016", file=where, key="train.steps")
     return RunChanges(before, keys)
 
 
