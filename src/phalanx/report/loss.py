@@ -267,13 +267,14 @@ def write_curve_svg(run_dirs: Mapping[str, Path], out: Path) -> Path:
     drawn = loss_chart(frame, curves, hovers=False)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(_standalone(frame, drawn or Markup("")), encoding="utf-8")
+        out.write_text(standalone(frame, drawn or Markup("")), encoding="utf-8")
     except OSError as exc:
         raise InputError(f"{out}: cannot be written ({exc.strerror}); free or allow it") from exc
     return out
 
 
-def _standalone(frame: PlotFrame, drawn: Markup) -> str:
+def standalone(frame: PlotFrame, drawn: Markup) -> str:
+    """Return a picture as a file of its own, with its colours and a ground."""
     # a card of its own, because the page around it may be light while the reader prefers dark
     outer: Attributes = {"viewBox": f"0 0 {frame.width:.0f} {frame.height:.0f}", "width": frame.width}
     card: Attributes = {"class": "paper", "width": frame.width, "height": frame.height, "rx": 10}
