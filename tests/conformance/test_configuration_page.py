@@ -28,8 +28,8 @@ from phalanx.split import SplitConfig
 from phalanx.split.masked import MaskedConfig, MaskedWorkerConfig
 from phalanx.telemetry.sinks import MlflowConfig, OwnSinkConfig, TrackioConfig, WandbConfig
 from phalanx.train import RunConfig, TrainConfig
-from phalanx.train.config import EarlyStoppingConfig, SamplesConfig
 from phalanx.train.exclusions import EXCLUSIONS, value_exclusions
+from phalanx.train.train_section import EarlyStoppingConfig, SamplesConfig
 from phalanx.transport import TransportConfig
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"

@@ -13,12 +13,12 @@ from rich.console import Console
 from phalanx.errors import CheckpointError, ConfigError, NoHolderError, TrainingError
 from phalanx.security.crypto import load_identity
 from phalanx.train import PastRun
-from phalanx.train.config import EarlyStoppingConfig
 from phalanx.train.records.early_stopping import StoppingRecord, trend_of
 from phalanx.train.records.history import read_history
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.records.summary import Figures
 from phalanx.train.sessions.session import Session
+from phalanx.train.train_section import EarlyStoppingConfig
 
 PATIENT = "train.early_stopping={patience=2}"
 EVERY = ("train.steps=12", "train.validate_every=1")

@@ -7,7 +7,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from phalanx.late_names import late_names
-from phalanx.train.config import RunConfig, TrainConfig, load_run
+from phalanx.train.config import RunConfig, load_run
+from phalanx.train.train_section import TrainConfig
 
 if TYPE_CHECKING:
     from phalanx.train.entry import describe, follow, plays_rank, train

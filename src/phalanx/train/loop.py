@@ -9,7 +9,7 @@ from phalanx.data import Batch
 from phalanx.engine import Engine, StepInputs, StepResult
 from phalanx.errors import FailedBatchError
 from phalanx.train.batches.scores import ValidationResult
-from phalanx.train.config import TrainConfig
+from phalanx.train.train_section import TrainConfig
 
 
 class Loader(Protocol):

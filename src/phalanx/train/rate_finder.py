@@ -17,8 +17,9 @@ from phalanx.checkpoint import CheckpointConfig
 from phalanx.errors import ConfigError, TrainingError
 from phalanx.optimizers import OptimizerConfig
 from phalanx.telemetry import read_metrics
-from phalanx.train.config import RunConfig, TrainConfig
+from phalanx.train.config import RunConfig
 from phalanx.train.entry import train
+from phalanx.train.train_section import TrainConfig
 
 _SMOOTHED = 0.9
 """Share of the running mean that each step leaves."""

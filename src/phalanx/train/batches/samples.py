@@ -11,7 +11,8 @@ from torch import Tensor
 from phalanx.data import Corpus
 from phalanx.errors import ConfigError
 from phalanx.models import StageModule
-from phalanx.train.config import RunConfig, SamplesConfig
+from phalanx.train.config import RunConfig
+from phalanx.train.train_section import SamplesConfig
 
 _MOST_CHARACTERS = 4000
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from phalanx.errors import CheckpointError
-from phalanx.train.config import EarlyStoppingConfig
+from phalanx.train.train_section import EarlyStoppingConfig
 
 
 @dataclass(frozen=True)
