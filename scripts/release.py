@@ -13,11 +13,12 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
-from cyclonedx.factory.license import LicenseFactory
+from cyclonedx.contrib.license.factories import LicenseFactory
 from cyclonedx.model.bom import Bom
 from cyclonedx.model.component import Component, ComponentType
 from cyclonedx.output.json import JsonV1Dot6
@@ -53,8 +54,7 @@ def main() -> int:
         given.out.mkdir(parents=True, exist_ok=True)
         sources = check_out(Path(folder, "sources"))
         files = build(sources, given.out, epoch())
-        again = build(sources, Path(folder, "again"), epoch())
-        refuse_differences(files, again)
+        refuse_differences(files, build(check_out(Path(folder, "others")), Path(folder, "again"), epoch()))
         parts = given.out / "sbom.cdx.json"
         parts.write_text(bill_of_materials(sources), encoding="utf-8")
         sign([*files, parts], given.key)
@@ -101,11 +101,8 @@ def check_out(to: Path) -> Path:
 def build(sources: Path, to: Path, seconds: str) -> list[Path]:
     """Build wheel and source archive of a directory."""
     version = version_of(sources)
-    environment = os.environ | {"SOURCE_DATE_EPOCH": seconds}
-    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--target", "sdist"]
-    subprocess.run(  # noqa: S603 - the build backend that pyproject.toml names
-        [*command, "--directory", str(to.resolve())], cwd=sources, env=environment, check=True, stdout=subprocess.DEVNULL
-    )
+    command = ["-m", "hatchling", "build", "--target", "wheel", "--target", "sdist", "--directory", str(to.resolve())]
+    call(sys.executable, *command, cwd=sources, environment=os.environ | {"SOURCE_DATE_EPOCH": seconds})
     return [to / f"phalanx_train-{version}-py3-none-any.whl", to / f"phalanx_train-{version}.tar.gz"]
 
 
@@ -194,7 +191,13 @@ def digest(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def call(program: str, *arguments: str, told: bytes | None = None) -> str:
+def call(
+    program: str,
+    *arguments: str,
+    told: bytes | None = None,
+    cwd: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> str:
     """Run a program of this machine and return what it printed.
 
     Raises:
@@ -203,7 +206,9 @@ def call(program: str, *arguments: str, told: bytes | None = None) -> str:
     path = shutil.which(program)
     if path is None:
         raise ReleaseError(f"{program} is not installed")
-    done = subprocess.run([path, *arguments], input=told, capture_output=True, check=False)  # noqa: S603
+    done = subprocess.run(  # noqa: S603 - git, ssh-keygen and the build backend
+        [path, *arguments], input=told, capture_output=True, check=False, cwd=cwd, env=environment
+    )
     if done.returncode:
         raise ReleaseError(f"{program} {' '.join(arguments)}: {done.stderr.decode(errors='replace').strip()}")
     return done.stdout.decode()

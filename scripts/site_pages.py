@@ -26,6 +26,13 @@ A run is a call; the rest is in the run file.
 
 ::: phalanx.train.config.load_run
 
+::: phalanx.report.write_report
+
+## Errors
+
+::: phalanx.errors
+    options: { members: false, show_root_heading: false }
+
 ## Simulators for your own tests
 
 A whole verified run in one process, with parties that lie or die on cue.
@@ -33,6 +40,14 @@ A whole verified run in one process, with parties that lie or die on cue.
 ::: phalanx.testing.MemoryCompany
 
 ::: phalanx.testing.Actor
+
+::: phalanx.testing.tampering
+
+::: phalanx.testing.crash_at
+
+::: phalanx.testing.Stall
+
+::: phalanx.testing.tiny_run
 """
 
 

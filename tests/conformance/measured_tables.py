@@ -249,6 +249,8 @@ def slow_line(result: Result) -> Iterator[str]:
 
 
 BENCHMARKS, BUSY = "docs/benchmarks.md", "-cpu-2cores-busy.json"
+
+
 def presets(result: Result) -> Iterator[str]:
     """What a preset costs, in the words of a user: no parts, no expectations."""
     for row in result["rows"]:
@@ -266,7 +268,7 @@ def seal_in_short(result: Result) -> Iterator[str]:
             plain = rows["plaintext", *shape]
             width, layers, wire = shape
             more = row["bytes_per_step"] - plain["bytes_per_step"]
-            seconds = (f"{one['step_s']:.2f} s" for one in (plain, row))
+            seconds = (f"{one['step_s']:.2f}\u00a0s" for one in (plain, row))
             yield line(mode, f"{width}, {layers}, {wire}", *seconds, share(row["crypto_share"], 2), f"{more:,.0f}")
 
 
