@@ -17,6 +17,7 @@ from phalanx.cli.models.checkpoint import checkpoint_app
 from phalanx.cli.models.model import model_app
 from phalanx.cli.parties.invite import invite
 from phalanx.cli.parties.join import join
+from phalanx.cli.parties.peers import peers
 from phalanx.cli.parties.pki import pki_app
 from phalanx.cli.plan import plan
 from phalanx.cli.report import report
@@ -71,6 +72,10 @@ app.command(epilog="Example: phalanx train run.toml --set train.steps=100 --run-
 app.command(epilog="Example: phalanx worker worker.toml")(worker)
 app.command(epilog="Example: phalanx invite run.toml --name alice --host owner.example.org")(invite)
 app.command(epilog="Example: phalanx join phx1-...")(join)
+app.command(
+    epilog="Example: phalanx peers runs/first\n\n"
+    'Example: phalanx peers runs/first --revoke alice --reason "the laptop was stolen"'
+)(peers)
 app.command(epilog="Example: phalanx masked-worker worker.toml")(masked_worker)
 app.command(
     epilog="Example: phalanx launch run.toml --set pipeline.pki=keys --dry-run\n\n"

@@ -10,6 +10,7 @@ from phalanx.engine import check_build
 from phalanx.errors import DataError
 from phalanx.models.directory import check_model
 from phalanx.objectives import objective_of
+from phalanx.telemetry.sinks import check_sinks
 from phalanx.train.config import RunConfig
 
 _FIRST_DOCUMENTS = 20
@@ -33,7 +34,7 @@ def check_inputs(run: RunConfig) -> None:
 
 
 def load_own_code(run: RunConfig) -> None:
-    """Load what a run file names of the user's own code, attacks apart, and look at its objective.
+    """Load what a run file names of the user's own code, attacks apart, and look at objective and metrics sinks.
 
     Raises:
         ConfigError: It cannot be had, or is not what its place asks for.
@@ -41,6 +42,7 @@ def load_own_code(run: RunConfig) -> None:
     for kind in own_references(run.model_dump(mode="json", exclude={"attack"})):
         open_own_code(kind, run.home)
     objective_of(run.train.objective)
+    check_sinks(run.tracking)
 
 
 def _check_data(data: DataConfig) -> None:
