@@ -37,13 +37,15 @@ def test_a_base_install_brings_few_packages_beside_torch():
     assert beside - of_transformers == {"blake3", "cffi", "cryptography", "grpcio", "pycparser", "tomli-w"}
 
 
-def test_every_extra_for_users_is_on_the_page():
-    page = (ROOT / "docs" / "howto" / "install.md").read_text(encoding="utf-8")
-    for_users = set(PROJECT["optional-dependencies"]) - {"dev", "site", "benchmark"}
+def test_every_extra_says_what_it_is_for():
+    page = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
+    rows = {
+        name
+        for row in re.findall(r"^\| ((?:`[a-z0-9-]+`(?:, )?)+) \|", page, re.M)
+        for name in re.findall(r"`([\w-]+)`", row)
+    }
 
-    rows = {name for row in re.findall(r"^\| (`[a-z0-9`, ]+`) \|", page, re.M) for name in re.findall(r"`(\w+)`", row)}
-
-    assert rows == for_users
+    assert set(PROJECT["optional-dependencies"]) - {"dev", "site"} - rows == set()
 
 
 def test_every_package_of_an_extra_has_a_pinned_version():
