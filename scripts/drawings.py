@@ -31,7 +31,7 @@ def drawings() -> dict[str, str]:
 
 
 def verified_step() -> str:
-    """Return one step of four stages: who does what, from left to right, and what a difference leads to."""
+    """Return one step of four stages: each party's part from left to right, and what a difference leads to."""
     frame = PlotFrame(width=860.0, height=452.0)
     tops = {"owner": 62.0, "worker-1": 176.0, "worker-2": 290.0}
     serves = {"owner": "stages 0 and 3", "worker-1": "stage 1", "worker-2": "stage 2"}

@@ -169,7 +169,7 @@ def sign(files: list[Path], key: Path) -> None:
 
 
 def verify(release: Path, public_key: str) -> None:
-    """Check signature and digests as a user does, who has the public key from elsewhere.
+    """Check signature and digests as a user does with a public key from elsewhere.
 
     Raises:
         ReleaseError: A file is not what was signed.
