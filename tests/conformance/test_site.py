@@ -10,9 +10,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
-import typer
 
-from phalanx.cli.app import app
+from phalanx.cli.outcome import command as phalanx_command
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -93,7 +92,7 @@ COMMANDS = sorted(set(written_commands()))
 @pytest.mark.parametrize(("page", "line"), COMMANDS, ids=[f"{page}: {line}" for page, line in COMMANDS])
 def test_every_command_of_a_page_is_one_that_the_program_takes(page, line):
     words = shlex.split(line)
-    command = typer.main.get_command(app)
+    command = phalanx_command()
     while words and getattr(command, "commands", None):
         assert words[0] in command.commands, f"{page}: phalanx {line}"
         command = command.commands[words.pop(0)]
