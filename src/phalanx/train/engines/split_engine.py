@@ -1,10 +1,9 @@
 """The loop's Engine over clients and an enclave."""
 
 import itertools
-import math
 import statistics
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -20,6 +19,7 @@ from phalanx.split.roles.remote_lead import RemoteLead
 from phalanx.telemetry import PhaseTimer
 from phalanx.train.batches.remote_turns import RemoteTurns
 from phalanx.train.batches.scores import Scores, Validation
+from phalanx.train.batches.validation import perplexity_of
 from phalanx.transport.tensors import tensor_buffers
 
 Rows = tuple[Tensor, Tensor]
@@ -65,7 +65,7 @@ class ClientWork(Protocol):
         """Train one step; return what it came to, and what names its batch."""
         ...
 
-    def measure(self, step: int, batches: Iterator[Batch]) -> Validation:
+    def measure(self, step: int, batches: Iterable[Batch]) -> Validation:
         """Measure held-out rows after so many finished steps."""
         ...
 
@@ -86,7 +86,7 @@ class LocalClients:
         """As `ClientWork` says; the batch is named by its digest."""
         return self._lead.step(step, inputs), inputs.digest()
 
-    def measure(self, step: int, batches: Iterator[Batch]) -> Validation:
+    def measure(self, step: int, batches: Iterable[Batch]) -> Validation:
         """Perplexity on held-out batches, infinity when it overflows; of a classification its scores."""
         kept = list(batches)
         parts, senders = [(one.input_ids, one.labels) for one in kept], list[str]()
@@ -96,7 +96,7 @@ class LocalClients:
         if self._num_classes:
             true = [int(label) for one in kept for label in one.labels[one.labels != IGNORE]]
             return Scores.of(total, answers, true, self._num_classes)
-        return math.exp(total / count) if count and total / count < 700 else math.inf
+        return perplexity_of(total, count)
 
     def _by_holder(self, parts: Sequence[Rows]) -> tuple[list[Rows], list[str]]:
         """Cut held-out rows anew, so that no part has rows of two clients; return the parts and the client of each."""
@@ -130,7 +130,7 @@ class RemoteClients:
         draw = self._turns.drawn - 1
         return self._lead.step(step, draw), f"draw {draw}"
 
-    def measure(self, step: int, batches: Iterator[Batch]) -> Scores:
+    def measure(self, step: int, batches: Iterable[Batch]) -> Scores:
         """Scores over the held-out texts of all clients."""
         del batches
         found = self._lead.scores(step)
@@ -194,9 +194,14 @@ class SplitEngine:
     def settle(self) -> None:
         """Nothing of a finished step is under way."""
 
-    def measure(self, batches: Iterator[Batch]) -> Validation:
-        """Measure held-out rows, as the clients have them."""
-        return self._clients.measure(self._num_steps, batches)
+    @property
+    def num_steps(self) -> int:
+        """Finished steps."""
+        return self._num_steps
+
+    def measure(self, sets: Sequence[Iterable[Batch]]) -> list[Validation]:
+        """Measure the held-out rows of each set, as the clients have them."""
+        return [self._clients.measure(self._num_steps, batches) for batches in sets]
 
     def shards(self) -> Iterator[Shard]:
         """The enclave's state, sealed: bytes that only it can open."""
