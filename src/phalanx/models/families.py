@@ -8,12 +8,14 @@ from typing import Any
 from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING
 
+from phalanx.config import lacks, resolve
 from phalanx.errors import ModelError
 from phalanx.models.bloom import Bloom
 from phalanx.models.family import Family
 from phalanx.models.gpt2 import Gpt2
 from phalanx.models.llama import Llama
 from phalanx.models.opt import Opt
+from phalanx.models.own import own_family
 from phalanx.models.planned import FamilyByPlan
 from phalanx.models.quiet import quiet_transformers
 from phalanx.planner.model.families import FAMILIES as FACTS
@@ -21,6 +23,9 @@ from phalanx.planner.model.families import FAMILIES as FACTS
 FAMILIES: dict[str, Family] = {family.model_type: family for family in (Bloom(), Gpt2(), Llama(), Opt())} | {
     model_type: FamilyByPlan(model_type) for model_type, facts in FACTS.items() if facts.slicing is not None
 }
+
+ADOPTED: set[str] = set()
+"""Families in the tables that are the user's own."""
 
 # what transformers and torch raise over a config that they cannot read or build
 TRANSFORMERS_REFUSALS = (
@@ -36,6 +41,27 @@ TRANSFORMERS_REFUSALS = (
 
 # where a config was once loaded from is private
 _LOCAL_KEYS = ("_name_or_path", "_model_name_or_path")
+
+
+def adopt_family(kind: str) -> Family:
+    """Put a family of the user's own, which this process has loaded, beside those of the tables.
+
+    Args:
+        kind: A reference, as `model.family` or a worker's own file has it.
+
+    Raises:
+        ConfigError: It was not loaded here, is no family, or is called as one that is there.
+    """
+    found, facts = resolve(kind, {}, own_family)
+    name = found if isinstance(found, str) else found.model_type
+    if name in FAMILIES and name not in ADOPTED:
+        raise lacks(
+            kind.partition("@")[0], f"a family for model_type {name!r}", "one for a model_type that has no family here"
+        )
+    ADOPTED.add(name)
+    FACTS[name] = facts
+    FAMILIES[name] = FamilyByPlan(name) if isinstance(found, str) else found
+    return FAMILIES[name]
 
 
 def family_of(model_type: object, where: str) -> Family:

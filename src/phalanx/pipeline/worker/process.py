@@ -11,8 +11,10 @@ from pathlib import Path
 
 from phalanx.checkpoint.state_files import StateFiles
 from phalanx.child import die_with_parent
+from phalanx.config import code_key, open_own_code
 from phalanx.engine import check_device
 from phalanx.errors import ConfigError, CutLogError, FrameError, PeerLostError, PeerRefusedError, PhalanxError
+from phalanx.models.families import ADOPTED, adopt_family
 from phalanx.pipeline.assignment.budget import Sample, allowance_of
 from phalanx.pipeline.config import WorkerConfig
 from phalanx.pipeline.plan import StepPlan, parse_plan
@@ -71,6 +73,9 @@ def run_worker(
     check_device(config.device, "device")
     settle_numerics(config.threads)
     keep_freed_memory()
+    for own in config.code:
+        open_own_code(own.kind, Path(config.code_home or ""))
+        adopt_family(own.kind)
     identity = load_identity(Path(config.identity))
     wire = GrpcWire(identity, config.transport)
     try:
@@ -92,6 +97,29 @@ def run_worker(
                 return worker.run(address)
     finally:
         wire.close()
+
+
+def check_code(plan: StepPlan, config: WorkerConfig) -> None:
+    """Return where a worker runs a plan's model by the very code that the owner does.
+
+    Args:
+        plan: The owner's; what it names is a claim, and loads nothing.
+        config: The worker's own file.
+
+    Raises:
+        ConfigError: The plan has a family of the owner's own that the file does not name, or another; or the file has
+            one for this model and the plan none.
+    """
+    wanted = () if plan.family is None else (code_key(plan.family),)
+    mine = {code_key(own.kind): own.kind for own in config.code}
+    own_type = plan.hub_config.get("model_type") in ADOPTED
+    if all(key in mine for key in wanted) and (wanted or not own_type):
+        return
+    named = ", ".join(mine.values()) or "none"
+    raise ConfigError(
+        f"code: the owner's model is cut by {plan.family or 'a family of the package'}, this worker's file names "
+        f"{named}; if you trust that code, put the very file beside the worker file and name it in [[code]]"
+    )
 
 
 class Worker:
@@ -253,6 +281,7 @@ class Worker:
             raise ConfigError(
                 f"run_digest: the owner runs {plan.run_digest}, pinned is {pinned}; ask the owner or change the pin"
             ).about(code="PHX-C017", key="run_digest", found=str(plan.run_digest), expected=str(pinned))
+        check_code(plan, self._config)
         if self._party is None:
             plan = self._plan = plan.model_copy(update={"device": self._config.device})
             name = self._identity.name

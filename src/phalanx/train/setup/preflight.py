@@ -9,7 +9,8 @@ from phalanx.data import DataConfig, ModelTokenizerConfig
 from phalanx.data.sources import SourceSettings, no_text, open_source
 from phalanx.data.tasks import Columns, load_own
 from phalanx.engine import check_build
-from phalanx.errors import DataError
+from phalanx.errors import ConfigError, DataError
+from phalanx.models import ModelConfig
 from phalanx.models.directory import check_model, describe
 from phalanx.models.layout import check_length, check_stages
 from phalanx.objectives import objective_of
@@ -64,7 +65,21 @@ def load_own_code(run: RunConfig) -> None:
     for kind in own_references(run.model_dump(mode="json", exclude={"attack"})):
         open_own_code(kind, run.home)
     objective_of(run.train.objective)
+    _check_own_family(run.model)
     check_sinks(run.tracking)
+
+
+def _check_own_family(model: ModelConfig) -> None:
+    if model.family is None:
+        return
+    from phalanx.models import adopt_family  # noqa: PLC0415 - it loads torch, and few runs have one
+
+    family, described = adopt_family(model.family), describe(model) or {}
+    if described.get("model_type") != family.model_type:
+        raise ConfigError(
+            f"model.family is for model_type {family.model_type!r}, the model's is {described.get('model_type')!r}; "
+            "take the model of that type, or leave it out"
+        )
 
 
 def _check_data(data: DataConfig) -> None:
