@@ -47,28 +47,19 @@ def export(
     step: Step = None,
     merge: Annotated[bool, typer.Option("--merge", help="Add an adapter to the model's own weights.")] = False,
     certificate: Certificate = None,
-    own_code: Annotated[
-        bool, typer.Option("--own-code", help="Run the code that the run names, from its directory: read it first.")
-    ] = False,
+    own_code: Annotated[bool, typer.Option("--own-code", help="Run the code in RUN_DIR/code: read it.")] = False,
 ) -> Answer:
     """Write the model, or the adapter, of a verified checkpoint so that transformers and peft load it."""
     from phalanx.checkpoint.export import RunTokenizer, export_model
-    from phalanx.config import KEPT_CODE
     from phalanx.data import prepare
-    from phalanx.errors import ConfigError
     from phalanx.models import open_model
     from phalanx.train import PastRun
     from phalanx.train.records.run_directory import cache_beside
-    from phalanx.train.setup.preflight import load_own_code
+    from phalanx.train.setup.preflight import load_past_code
 
     past = PastRun(run_dir, certificate)
     config, cache = past.config, cache_beside(run_dir)
-    if config.own_code and not own_code:
-        raise ConfigError(
-            f"{run_dir}: the run has code of its own ({', '.join(config.own_code)}); read it in {run_dir / KEPT_CODE}, "
-            "then add --own-code"
-        )
-    load_own_code(config)
+    load_past_code(config, run_dir, allowed=own_code)
     source = open_model(config.model, cache / "models", config.train.seed)
     corpus = prepare(config.data, cache / "data", config.train.seed, source.tokenizer_path)
     found = past.open(step)

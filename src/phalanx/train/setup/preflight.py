@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
-from phalanx.config import open_own_code, own_references
+from phalanx.config import KEPT_CODE, open_own_code, own_references
 from phalanx.data import DataConfig, ModelTokenizerConfig
 from phalanx.data.sources import SourceSettings, no_text, open_source
 from phalanx.data.tasks import Columns, load_own
@@ -67,6 +68,20 @@ def load_own_code(run: RunConfig) -> None:
     objective_of(run.train.objective)
     _check_own_family(run.model)
     check_sinks(run.tracking)
+
+
+def load_past_code(run: RunConfig, run_dir: Path, *, allowed: bool) -> None:
+    """Load what a run directory keeps of its user's own code, where this was asked for: it may be another user's.
+
+    Raises:
+        ConfigError: There is such code and it was not asked for; or as `load_own_code`.
+    """
+    if run.own_code and not allowed:
+        raise ConfigError(
+            f"{run_dir}: the run has code of its own ({', '.join(run.own_code)}); read it in {run_dir / KEPT_CODE}, "
+            "then add --own-code"
+        )
+    load_own_code(run)
 
 
 def _check_own_family(model: ModelConfig) -> None:
