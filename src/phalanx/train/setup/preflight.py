@@ -70,8 +70,8 @@ def load_own_code(run: RunConfig) -> None:
     check_sinks(run.tracking)
 
 
-def load_past_code(run: RunConfig, run_dir: Path, *, allowed: bool) -> None:
-    """Load what a run directory keeps of its user's own code, where this was asked for: it may be another user's.
+def load_past_code(run: RunConfig, run_dir: Path, *, allowed: bool) -> RunConfig:
+    """Return a past run, with its user's own code loaded where this was asked for: it may be another user's.
 
     Raises:
         ConfigError: There is such code and it was not asked for; or as `load_own_code`.
@@ -82,6 +82,7 @@ def load_past_code(run: RunConfig, run_dir: Path, *, allowed: bool) -> None:
             "then add --own-code"
         )
     load_own_code(run)
+    return run
 
 
 def _check_own_family(model: ModelConfig) -> None:
