@@ -12,7 +12,7 @@ from phalanx.late_names import late_names
 from phalanx.train.config import RunConfig, TrainConfig, load_run
 
 if TYPE_CHECKING:
-    from phalanx.train.entry import describe, follow, plays_rank, train
+    from phalanx.train.entry import describe, follow, join_terms, plays_rank, train
     from phalanx.train.loop import run_loop, step_inputs
     from phalanx.train.records.check_record import CheckRecord
     from phalanx.train.records.past_run import PastRun
@@ -33,6 +33,7 @@ __all__ = [
     "describe",
     "follow",
     "holds_run",
+    "join_terms",
     "load_run",
     "look_at_peers",
     "plays_rank",
@@ -46,7 +47,7 @@ if not TYPE_CHECKING:
     __getattr__ = late_names(
         __name__,
         {
-            "entry": ("describe", "follow", "plays_rank", "train"),
+            "entry": ("describe", "follow", "join_terms", "plays_rank", "train"),
             "loop": ("run_loop", "step_inputs"),
             "records.check_record": ("CheckRecord",),
             "records.past_run": ("PastRun",),
