@@ -1,11 +1,12 @@
 """``phalanx peers``: which parties are there, what they do, and taking a certificate or an invitation back."""
 
-import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from phalanx.cli.answers.answer import Answer
 
 if TYPE_CHECKING:
     from phalanx.train import PeersView
@@ -17,9 +18,7 @@ def peers(
         str | None, typer.Option(metavar="NAME", help="Take back this party's certificate, or its unused invitation.")
     ] = None,
     reason: Annotated[str, typer.Option(help="With --revoke: why, for the audit log.")] = "",
-    *,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the parties as JSON.")] = False,
-) -> None:
+) -> Answer:
     """List the parties of a run, under way or not: state, stages, audits, verdicts, when last heard; or revoke one."""
     from phalanx.errors import ConfigError
     from phalanx.train import look_at_peers
@@ -29,12 +28,11 @@ def peers(
     view = look_at_peers(target)
     if revoke is not None:
         for line in _revoke(view.pki, revoke, reason):
-            typer.echo(line, err=as_json)
+            typer.echo(line)
         view = look_at_peers(target)
-    if as_json:
-        typer.echo(json.dumps(view.to_json(time.time()), indent=1))
-    elif revoke is None:
+    if revoke is None:
         _print(view)
+    return Answer(view.to_json(time.time()))
 
 
 def _print(view: "PeersView") -> None:

@@ -66,7 +66,7 @@ class Callers:
             raise PeerRefusedError(
                 f"{certified} is no party of this session; pipeline.remote_workers and may_join of the run file name "
                 "them, and convicted ones stay out"
-            )
+            ).about(code="PHX-T041", found=certified)
 
     def _tell(self, line: str) -> None:
         with self._lock:

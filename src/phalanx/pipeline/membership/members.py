@@ -63,7 +63,9 @@ class Incarnations:
             if not begins or first is None:
                 return present or certified
             if certified in self._barred:
-                raise PeerRefusedError(f"{certified} was shut out and does not come back")
+                raise PeerRefusedError(f"{certified} was shut out and does not come back").about(
+                    code="PHX-T042", found=certified
+                )
             if present is not None:
                 self._restarted.add(present)
                 return None

@@ -112,7 +112,7 @@ def _lock(handle: int, run_dir: Path) -> None:
     except BlockingIOError as exc:
         raise ConfigError(
             f"{run_dir}: another process runs here; wait until it has ended, or choose another --run-dir"
-        ) from exc
+        ).about(code="PHX-C015", file=str(run_dir)) from exc
 
 
 def _has_keys_of_its_own(run_dir: Path) -> bool:
