@@ -6,7 +6,7 @@ import ssl
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from phalanx.config import printable
 from phalanx.errors import CertificateError, FrameError, PeerGoneError, PeerLostError, PeerRefusedError
@@ -116,11 +116,11 @@ def enrol(token: JoinToken, home: Path, offer: JoinOffer | None = None) -> JoinA
 
 
 def _terms(answer: dict[str, Any], token: JoinToken, own_host: str) -> JoinAnswer:
-    port, owners_time, asks = answer.get("port"), answer.get("time"), answer.get("asks")
-    needs_mib = answer.get("needs_mib", 0)
-    if not all(type(number) is int for number in (port, owners_time, needs_mib)) or not isinstance(asks, list):
+    port, needs_mib = answer.get("port"), answer.get("needs_mib", 0)
+    owners_time, asks = answer.get("time"), answer.get("asks")
+    if not (_is_number(port) and _is_number(owners_time) and _is_number(needs_mib)) or not isinstance(asks, list):
         raise FrameError(f"{token.address}: its answer is malformed")
-    if not 1 <= port <= 65535 or needs_mib < 0:
+    if not 1 <= port <= 65535:
         raise FrameError(f"{token.address}: its answer is malformed")
     skew_s = int(steady_now().timestamp()) - owners_time
     if abs(skew_s) > _MOST_SKEW_S:
@@ -131,6 +131,10 @@ def _terms(answer: dict[str, Any], token: JoinToken, own_host: str) -> JoinAnswe
     lines = tuple(printable(line) for line in asks[:_MOST_ASKS] if isinstance(line, str))
     host = token.address.rpartition(":")[0]
     return JoinAnswer(f"{host}:{port}", lines, own_host, skew_s, needs_mib)
+
+
+def _is_number(value: object) -> TypeGuard[int]:
+    return type(value) is int
 
 
 def _connect(address: str, authority: bytes | None, party: str | None) -> ssl.SSLSocket:
