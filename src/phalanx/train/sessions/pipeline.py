@@ -11,6 +11,7 @@ from phalanx.errors import CheckpointError, NoHolderError
 from phalanx.models import open_model, weights_digest
 from phalanx.pipeline import AuditDraw, LocalWorkers, Observe, PipelineEngine, StageChecks, StepPlan
 from phalanx.telemetry import PEERS_FILE, PeersFile
+from phalanx.telemetry.parties import live_parties
 from phalanx.train.records.audit_trail import step_noter
 from phalanx.train.records.history import UNDOINGS
 from phalanx.train.records.journal import Journal, collect, discard, newer_entry
@@ -95,7 +96,12 @@ class PipelineSetup:
     def _joined_workers(self) -> JoinedWorkers:
         """The workers: started, or awaited, at the first use."""
         context = self._context
-        with announcing(context.log, context.console) as announce:
+        shown = (
+            live_parties(context.console, self._book.rows)
+            if context.run.pipeline.remote_workers
+            else contextlib.nullcontext()
+        )
+        with announcing(context.log, context.console) as announce, shown:
             say = _and_in(self._book, announce)
             return self._stack.enter_context(
                 gathered(
@@ -175,6 +181,8 @@ class PipelineSetup:
                 )
             )
             self._book.watch_roles(engine)
+            if self._workers:
+                recorder.show(self._book)
             known = library.digests() if run.guard.enabled else {}
             settings = run.pipeline
             engine.start(opening.start, known, timeout_s=settings.step_timeout_s, patience_s=settings.patience_s)
