@@ -88,8 +88,8 @@ def test_the_laptop_tutorial_runs_as_it_stands(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_tutorial_on_three_machines_runs_as_it_stands_and_leads_from_a_token_to_a_step(tmp_path, record_property):
-    """The seconds from the tokens to the first step are recorded, not held to a deadline: this machine may be busy."""
+def test_the_tutorial_on_three_machines_runs_as_it_stands_and_leads_from_a_token_to_a_step(tmp_path):
+    """A minute is what a free machine takes from a token to a step; the bound here is for a busy one."""
     text = follow("tutorials/three_machines.md", tmp_path)
 
     owner = tmp_path / "owner"
@@ -113,5 +113,4 @@ def test_the_tutorial_on_three_machines_runs_as_it_stands_and_leads_from_a_token
     # a token counts for a day
     told = json.loads((owner / "pki" / "invitations" / "alice.json").read_text())["expires"] - 86_400
     seconds = first["time"] - told
-    record_property("seconds_from_token_to_step", seconds)
-    assert seconds > 0
+    assert 0 < seconds < 900

@@ -96,12 +96,7 @@ class PipelineSetup:
     def _joined_workers(self) -> JoinedWorkers:
         """The workers: started, or awaited, at the first use."""
         context = self._context
-        shown = (
-            live_parties(context.console, self._book.rows)
-            if context.run.pipeline.remote_workers
-            else contextlib.nullcontext()
-        )
-        with announcing(context.log, context.console) as announce, shown:
+        with announcing(context.log, context.console) as announce:
             say = _and_in(self._book, announce)
             return self._stack.enter_context(
                 gathered(
@@ -129,7 +124,9 @@ class PipelineSetup:
         context = self._context
         library = StageLibrary(self.material.source, self._plan, None)
         if context.asks_workers:
-            _ = self._joined_workers
+            # no bar is there yet, which would show them
+            with live_parties(context.console, self._book.rows):
+                _ = self._joined_workers
             context.begin()
         context.adopt(savepoint, lambda origin: cut_anew(origin, library))
         context.accept_older(savepoint)
@@ -158,6 +155,8 @@ class PipelineSetup:
         """Give every party its role and wait until all copies are where they should be."""
         context, source, plan = self._context, self.material.source, self._plan
         run, home, recorder = context.run, context.home, opening.recorder
+        if self._workers:
+            recorder.show(self._book)
         draw = session_draw(home, run)
         self._note_opening(recorder, opening.start, draw)
         library = StageLibrary(source, plan, opening.checkpoint)
@@ -181,8 +180,6 @@ class PipelineSetup:
                 )
             )
             self._book.watch_roles(engine)
-            if self._workers:
-                recorder.show(self._book)
             known = library.digests() if run.guard.enabled else {}
             settings = run.pipeline
             engine.start(opening.start, known, timeout_s=settings.step_timeout_s, patience_s=settings.patience_s)
