@@ -23,7 +23,11 @@ _PYTHON = """# Python
 
 A run is a call; the rest is in the run file.
 
-::: phalanx.train.entry.train
+::: phalanx.notebook.train
+
+::: phalanx.notebook.open_run
+
+::: phalanx.notebook.Run
 
 ::: phalanx.train.config.load_run
 

@@ -89,7 +89,7 @@ def test_the_laptop_tutorial_runs_as_it_stands(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_tutorial_on_three_machines_runs_as_it_stands_and_leads_from_a_token_to_a_step(tmp_path):
-    """A minute is what a free machine takes from a token to a step; the bound here is for a busy one."""
+    """The aim is a minute; the bound here is for a busy machine, which must not turn a test red."""
     text = follow("tutorials/three_machines.md", tmp_path)
 
     owner = tmp_path / "owner"
