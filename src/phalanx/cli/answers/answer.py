@@ -35,28 +35,35 @@ class Answer:
 @dataclass
 class _Programs:
     lines: TextIO | None = None
+    process: int = 0
 
 
 _PROGRAMS = _Programs()
 
 
+def _lines() -> TextIO | None:
+    # a worker that is forked in the middle of a command is not the one that was asked
+    return _PROGRAMS.lines if _PROGRAMS.process == os.getpid() else None
+
+
 def for_programs() -> bool:
     """Whether the command that runs was asked for JSON."""
-    return _PROGRAMS.lines is not None
+    return _lines() is not None
 
 
 def say_object(value: Mapping[str, Any]) -> None:
-    """Print one JSON object as a line on stdout; for people, print nothing."""
-    if _PROGRAMS.lines is not None:
-        _PROGRAMS.lines.write(json.dumps(_strict(value), allow_nan=False) + "\n")
-        _PROGRAMS.lines.flush()
+    """Print one JSON object as a line on stdout; for people, and in a forked process, print nothing."""
+    lines = _lines()
+    if lines is not None:
+        lines.write(json.dumps(_strict(value), allow_nan=False) + "\n")
+        lines.flush()
 
 
 @contextlib.contextmanager
 def json_alone() -> Iterator[None]:
     """Within it stdout is kept for `say_object`; all other output goes to stderr, that of child processes too."""
     with contextlib.ExitStack() as stack:
-        _PROGRAMS.lines = stack.enter_context(_stdout())
+        _PROGRAMS.lines, _PROGRAMS.process = stack.enter_context(_stdout()), os.getpid()
         stack.enter_context(contextlib.redirect_stdout(sys.stderr))
         try:
             yield

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from phalanx.cli.answers.answer import Answer
+from phalanx.cli.files import write_text
 
 if TYPE_CHECKING:
     from phalanx.pipeline import WorkerOutcome
@@ -42,7 +43,7 @@ def join(
             typer.echo(f"this machine's clock is {told.skew_s:+d} s from the owner's")
         for asked in told.asks:
             typer.echo(f"you are asked to: {asked}")
-        file.write_text(_worker_file(home, told.owner, advertise or told.own_host, port), encoding="utf-8")
+        write_text(file, _worker_file(home, told.owner, advertise or told.own_host, port))
         typer.echo(f"{file}: settings such as threads, device and memory_mib go there")
     outcome = _serve(file) if serve else None
     ended = "not served" if not serve else "left" if outcome is None else outcome.name.lower()
