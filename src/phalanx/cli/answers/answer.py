@@ -32,18 +32,12 @@ class Answer:
     error: PhalanxError | None = None
 
 
-@dataclass
-class _Programs:
-    lines: TextIO | None = None
-    process: int = 0
-
-
-_PROGRAMS = _Programs()
+_STDOUT: dict[int, TextIO] = {}
+"""Where stdout is, by the process that was asked; a worker that is forked meanwhile was not."""
 
 
 def _lines() -> TextIO | None:
-    # a worker that is forked in the middle of a command is not the one that was asked
-    return _PROGRAMS.lines if _PROGRAMS.process == os.getpid() else None
+    return _STDOUT.get(os.getpid())
 
 
 def for_programs() -> bool:
@@ -62,13 +56,12 @@ def say_object(value: Mapping[str, Any]) -> None:
 @contextlib.contextmanager
 def json_alone() -> Iterator[None]:
     """Within it stdout is kept for `say_object`; all other output goes to stderr, that of child processes too."""
-    with contextlib.ExitStack() as stack:
-        _PROGRAMS.lines, _PROGRAMS.process = stack.enter_context(_stdout()), os.getpid()
-        stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+    with _stdout() as lines, contextlib.redirect_stdout(sys.stderr):
+        _STDOUT[os.getpid()] = lines
         try:
             yield
         finally:
-            _PROGRAMS.lines = None
+            del _STDOUT[os.getpid()]
 
 
 @contextlib.contextmanager
