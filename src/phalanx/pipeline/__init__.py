@@ -6,7 +6,7 @@ The configs are there at once; what needs torch is imported at its first use.
 from typing import TYPE_CHECKING
 
 from phalanx.late_names import late_names
-from phalanx.pipeline.config import OWNER, AttackConfig, GuardConfig, PipelineConfig, WorkerConfig
+from phalanx.pipeline.config import OWNER, AttackConfig, GuardConfig, PipelineConfig, WorkerCode, WorkerConfig
 from phalanx.pipeline.party_layout import NOT_FOR_PARTIES, PartyLayout
 from phalanx.pipeline.presets import PRESETS, REMOVED_SHADOWS, Preset
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from phalanx.pipeline.tolerance.numeric_class import NumericClass, local_numeric_class, settle_numerics
     from phalanx.pipeline.verify.draw import AuditDraw, fresh_nonce
     from phalanx.pipeline.worker.kept_states import fetch_kept
-    from phalanx.pipeline.worker.narration import Say, WorkerOutcome, keep_serving
+    from phalanx.pipeline.worker.narration import Narration, Say, WorkerOutcome, keep_serving
     from phalanx.pipeline.worker.process import Worker, requested_file, run_worker
 
 __all__ = [
@@ -63,6 +63,7 @@ __all__ = [
     "LocalWorkers",
     "LogHeadExchange",
     "Members",
+    "Narration",
     "NoteChecks",
     "NumericClass",
     "Observe",
@@ -82,6 +83,7 @@ __all__ = [
     "StepRecord",
     "WideRunner",
     "Worker",
+    "WorkerCode",
     "WorkerConfig",
     "WorkerOutcome",
     "WrapCopy",
@@ -144,7 +146,7 @@ if not TYPE_CHECKING:
             "tolerance.numeric_class": ("NumericClass", "local_numeric_class", "settle_numerics"),
             "verify.draw": ("AuditDraw", "fresh_nonce"),
             "worker.kept_states": ("fetch_kept",),
-            "worker.narration": ("Say", "WorkerOutcome", "keep_serving"),
+            "worker.narration": ("Narration", "Say", "WorkerOutcome", "keep_serving"),
             "worker.process": ("Worker", "requested_file", "run_worker"),
         },
     )

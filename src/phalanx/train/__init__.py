@@ -11,14 +11,14 @@ from phalanx.train.config import RunConfig, load_run
 from phalanx.train.train_section import TrainConfig
 
 if TYPE_CHECKING:
-    from phalanx.train.entry import describe, follow, plays_rank, train
+    from phalanx.train.entry import describe, follow, join_terms, plays_rank, train
     from phalanx.train.loop import run_loop, step_inputs
     from phalanx.train.rate_finder import find_rate
     from phalanx.train.records.check_record import CheckRecord
     from phalanx.train.records.past_run import PastRun
     from phalanx.train.records.peers import PeersView, look_at_peers
     from phalanx.train.records.run_directory import ADDRESS_FILE, check_directory, default_directory, holds_run, is_made
-    from phalanx.train.setup.preflight import check_inputs
+    from phalanx.train.setup.preflight import check_inputs, load_past_code
 
 __all__ = [
     "ADDRESS_FILE",
@@ -35,6 +35,8 @@ __all__ = [
     "follow",
     "holds_run",
     "is_made",
+    "join_terms",
+    "load_past_code",
     "load_run",
     "look_at_peers",
     "plays_rank",
@@ -48,14 +50,14 @@ if not TYPE_CHECKING:
     __getattr__ = late_names(
         __name__,
         {
-            "entry": ("describe", "follow", "plays_rank", "train"),
+            "entry": ("describe", "follow", "join_terms", "plays_rank", "train"),
             "loop": ("run_loop", "step_inputs"),
             "rate_finder": ("find_rate",),
             "records.check_record": ("CheckRecord",),
             "records.past_run": ("PastRun",),
             "records.peers": ("PeersView", "look_at_peers"),
             "records.run_directory": ("ADDRESS_FILE", "check_directory", "default_directory", "holds_run", "is_made"),
-            "setup.preflight": ("check_inputs",),
+            "setup.preflight": ("check_inputs", "load_past_code"),
         },
     )
 

@@ -13,12 +13,12 @@ from phalanx.data.tasks import load_own
 from phalanx.data.tokenizer import fingerprint_tokenizer, load_tokenizer
 from phalanx.errors import ConfigError
 from phalanx.models import ModelSource
+from phalanx.models.layout import check_vocabulary
 from phalanx.security.crypto import in_domain, read_private, write_private
 from phalanx.split import microbatches_of
 from phalanx.train.batches.labelled import LabelledRows, encode_rows
 from phalanx.train.config import RunConfig
 from phalanx.train.parties.client_file import ClientFile
-from phalanx.train.sessions.context import check_vocabulary
 from phalanx.train.sessions.hooks import VALIDATION_BATCH
 
 _SALT = "commitment.key"
@@ -78,7 +78,7 @@ def read_texts(client: ClientFile, run: RunConfig, name: str, source: ModelSourc
         raise ConfigError('data.tokenizer: kind = "bpe" is made from the texts of all; take "model" or "file"')
     train, test = load_own(Path(client.train), Path(client.test), client.columns(run))
     tokenizer = load_tokenizer(run.data.tokenizer, source.tokenizer_path)
-    check_vocabulary(tokenizer.vocab_size, source)
+    check_vocabulary(tokenizer.vocab_size, source.vocab_size)
     encoded = [encode_rows(examples, tokenizer, run.data.sequence_length) for examples in (train, test)]
     mine = microbatches_of(name, run.train.microbatches, split.client_names)
     rows = run.train.batch_size // run.train.microbatches

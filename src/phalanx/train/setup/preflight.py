@@ -2,21 +2,25 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
-from phalanx.config import open_own_code, own_references
-from phalanx.data import DataConfig, ModelTokenizerConfig
+from phalanx.config import KEPT_CODE, open_own_code, own_references
+from phalanx.data import DataConfig, FileTokenizerConfig, ModelTokenizerConfig
 from phalanx.data.sources import SourceSettings, no_text, open_source
 from phalanx.data.tasks import Columns, load_own
+from phalanx.data.tokenizer import load_tokenizer
 from phalanx.engine import check_build
-from phalanx.errors import DataError
+from phalanx.errors import ConfigError, DataError
+from phalanx.models import ModelConfig
 from phalanx.models.directory import check_model, describe
-from phalanx.models.layout import check_length, check_stages
+from phalanx.models.layout import check_length, check_stages, check_vocabulary
 from phalanx.objectives import objective_of
 from phalanx.telemetry.sinks import check_sinks
 from phalanx.train.config import RunConfig
 
 _POSITIONS, _LAYERS = ("max_position_embeddings", "n_positions"), ("num_hidden_layers", "n_layer")
+_EMBEDDINGS = ("vocab_size",)
 """What families call them in config.json."""
 _FIRST_DOCUMENTS = 20
 _MOST_BYTES = 1 << 24
@@ -37,6 +41,7 @@ def check_inputs(run: RunConfig) -> None:
     load_own_code(run)
     check_model(run.model, needs_tokenizer=isinstance(run.data.tokenizer, ModelTokenizerConfig))
     _check_sizes(run)
+    _check_tokenizer(run)
     _check_data(run.data)
 
 
@@ -49,6 +54,27 @@ def _check_sizes(run: RunConfig) -> None:
     check_length(run.data.sequence_length, longest)
     if layers is not None and run.split is None:
         check_stages(run.pipeline.stages, layers)
+
+
+def _check_tokenizer(run: RunConfig) -> None:
+    """Read a tokenizer's file; compare its tokens, or those that one trained here will have, with the embeddings."""
+    wanted, described = run.data.tokenizer, describe(run.model)
+    if isinstance(wanted, ModelTokenizerConfig):
+        return
+    if isinstance(wanted, FileTokenizerConfig):
+        if not wanted.path.is_file():
+            raise DataError(f"data.tokenizer.path: {wanted.path}: is no file; give the path of a tokenizer.json").about(
+                code="PHX-I016",
+                file=str(wanted.path),
+                key="data.tokenizer.path",
+                do="give the path of a tokenizer.json",
+            )
+        num_tokens = load_tokenizer(wanted, None).vocab_size
+    else:
+        num_tokens = wanted.vocab_size
+    embedded = None if described is None else _first_number(described, _EMBEDDINGS)
+    if embedded is not None:
+        check_vocabulary(num_tokens, embedded)
 
 
 def _first_number(described: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
@@ -64,15 +90,39 @@ def load_own_code(run: RunConfig) -> None:
     for kind in own_references(run.model_dump(mode="json", exclude={"attack"})):
         open_own_code(kind, run.home)
     objective_of(run.train.objective)
+    _check_own_family(run.model)
     check_sinks(run.tracking)
 
 
-def _check_data(data: DataConfig) -> None:
-    path = getattr(data.tokenizer, "path", None)
-    if path is not None and not path.is_file():
-        raise DataError(f"data.tokenizer.path: {path}: is no file; give the path of a tokenizer.json").about(
-            code="PHX-I016", file=str(path), key="data.tokenizer.path", do="give the path of a tokenizer.json"
+def load_past_code(run: RunConfig, run_dir: Path, *, allowed: bool) -> RunConfig:
+    """Return a past run, with its user's own code loaded where this was asked for: it may be another user's.
+
+    Raises:
+        ConfigError: There is such code and it was not asked for; or as `load_own_code`.
+    """
+    if run.own_code and not allowed:
+        raise ConfigError(
+            f"{run_dir}: the run has code of its own ({', '.join(run.own_code)}); read it in {run_dir / KEPT_CODE}, "
+            "then add --own-code"
         )
+    load_own_code(run)
+    return run
+
+
+def _check_own_family(model: ModelConfig) -> None:
+    if model.family is None:
+        return
+    from phalanx.models import adopt_family  # noqa: PLC0415 - it loads torch, and few runs have one
+
+    family, described = adopt_family(model.family), describe(model) or {}
+    if described.get("model_type") != family.model_type:
+        raise ConfigError(
+            f"model.family is for model_type {family.model_type!r}, the model's is {described.get('model_type')!r}; "
+            "take the model of that type, or leave it out"
+        )
+
+
+def _check_data(data: DataConfig) -> None:
     own = None if data.labelled is None else data.labelled.own
     if own is not None:
         for train, test in zip(own.train, own.test, strict=True):
