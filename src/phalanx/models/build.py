@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from phalanx.errors import ModelError
 from phalanx.models.adapters import draw_adapter, inject_adapter, is_adapter
 from phalanx.models.config import AdapterConfig, Attention, SpfConfig
-from phalanx.models.families import TRANSFORMERS_REFUSALS, family_of, parse_hub_config
+from phalanx.models.families import TRANSFORMERS_REFUSALS, family_of, shared_hub_config
 from phalanx.models.family import HEAD, HEAD_WEIGHT, Family
 from phalanx.models.layout import StageSpec
 from phalanx.models.quiet import one_at_a_time, quiet_transformers
@@ -88,7 +88,7 @@ def build_empty_stage(
     """
     if isinstance(adapter, SpfConfig):
         raise ModelError("model.adapter: spf chooses rows by the model's weights, and a stage without any has none")
-    hub_config = parse_hub_config(hub_config_dict, "model config")
+    hub_config = shared_hub_config(hub_config_dict)
     stage = meta_stage(hub_config, spec, adapter, attention, activation_checkpointing)
     _materialise(stage, device)
     for parameter in stage.parameters():
