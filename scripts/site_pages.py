@@ -9,12 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import typer
 from mkdocs.structure.files import File, Files
 
-from phalanx.cli.app import EXIT_CODES, app
+import phalanx
+from phalanx.cli.answers.tree import EXIT_CODES
+from phalanx.cli.outcome import command as phalanx_command
 
 _OUTSIDE = re.compile(r"\[([^\]]*)\]\((?:\.\./)+((?:src|tests|examples|benchmarks|scripts)/[^)#]*|[A-Z]+\.md)[^)]*\)")
+_ERRORS = Path(phalanx.__file__).parent / "cli" / "answers" / "error_pages.md"
+_CODE = re.compile(r"<code>[^<\n]+</code>")
+_HYPHENED = re.compile(r"(?<=[ >])(?=[^ <>]{2,24}[ <])([^ <>]*-[^ <>]*)")
 _PYTHON = """# Python
 
 A run is a call; the rest is in the run file.
@@ -37,6 +41,7 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the pages that no file holds."""
     pages = {
         "reference/commands.md": _commands(),
+        "reference/errors.md": _ERRORS.read_text(encoding="utf-8"),
         "reference/python.md": _PYTHON,
         "adr/index.md": _decisions(Path(config["docs_dir"])),
     }
@@ -52,17 +57,24 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     )
 
 
+def on_page_content(html: str, **_: Any) -> str:
+    """Keep an option or a name in one piece: a browser would break a line behind each hyphen in it."""
+    return _CODE.sub(lambda code: _HYPHENED.sub(r'<span class="word">\1</span>', code[0]), html)
+
+
 def _commands() -> str:
     """Return every command with its arguments and options, in the order of ``phalanx --help``."""
     lines = ["# Commands", "", EXIT_CODES, ""]
-    group = typer.main.get_command(app)
-    for names, command in _walk(("phalanx",), group):
+    for names, command in _walk(("phalanx",), phalanx_command()):
         lines += ["", f"## {' '.join(names)}", "", command.help or "", ""]
         rows = [_row(parameter) for parameter in command.params if parameter.name not in ("help", "version")]
         if rows:
             lines += ["| | | default |", "|---|---|---|", *rows, ""]
         for example in re.findall(r"Example: (.+)", command.epilog or ""):
             lines += ["```", example, "```"]
+        own = re.search(r"Exit codes: .+", command.epilog or "")
+        if own and own[0] != EXIT_CODES:
+            lines += ["", own[0]]
     return "\n".join(lines) + "\n"
 
 

@@ -39,13 +39,37 @@
         └── NoHolderError                           no party is left that holds a stage
 
 Other exit codes: 0 success, 1 a bug in Phalanx (traceback), 130 interrupted by the user.
+
+Every error has a code, such as PHX-C005, by which ``phalanx explain`` finds its page. A class has one; where the same
+class stands for mistakes with different cures, the place that raises the error names a narrower one with `about`.
 """
+
+from typing import Self
 
 
 class PhalanxError(Exception):
-    """Root of the tree; catch it to catch everything that Phalanx raises on purpose."""
+    """Root of the tree; catch it to catch everything that Phalanx raises on purpose.
+
+    Attributes:
+        exit_code: Of the process that ends with it.
+        code: By which ``phalanx explain`` finds the page of the class.
+    """
 
     exit_code = 1
+    code = "PHX-A001"
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What a program may want to know beside the message; the code may be narrower than that of the class."""
+        return {"code": self.code, **self.__dict__.get("_facts", {})}
+
+    def about(self, **facts: str) -> Self:
+        """Add facts, of `FACTS`; return the error itself."""
+        self.__dict__["_facts"] = {**self.__dict__.get("_facts", {}), **facts}
+        return self
+
+
+FACTS = ("code", "file", "key", "found", "expected", "do")
 
 
 class ReasonedError(PhalanxError):
@@ -66,155 +90,220 @@ class ConfigError(PhalanxError):
     """A run or worker file is wrong: unknown key, wrong type, impossible combination."""
 
     exit_code = 2
+    code = "PHX-C001"
 
 
 class InputError(PhalanxError):
     """Something on disk is not what it should be, or the disk itself is not."""
 
     exit_code = 3
+    code = "PHX-I001"
 
 
 class DataError(InputError):
     """Text, tokenizer or packed data is missing or malformed."""
 
+    code = "PHX-I010"
+
 
 class ModelError(InputError):
     """A model directory cannot be read, sliced or adapted."""
+
+    code = "PHX-I030"
 
 
 class CheckpointError(InputError):
     """A checkpoint is missing, damaged, foreign or from another run."""
 
+    code = "PHX-I050"
+
 
 class NoEvidenceError(InputError):
     """This machine gives no attestation evidence of the kind that is asked for, or what it gave cannot be used."""
 
+    code = "PHX-I070"
+
 
 class DiskError(InputError):
     """The disk does not take or give what a log needs; the log itself is not at fault."""
+
+    code = "PHX-I080"
 
 
 class TransportError(PhalanxError):
     """A peer or the link to it misbehaves."""
 
     exit_code = 4
+    code = "PHX-T001"
 
 
 class FrameError(TransportError):
     """A frame is malformed: truncated, over-long or of the wrong type."""
 
+    code = "PHX-T010"
+
 
 class OutOfBoundsError(FrameError):
     """A message has all its fields, of the right types, and a value in one that nothing can have."""
+
+    code = "PHX-T011"
 
 
 class OrderError(TransportError):
     """A frame was replayed, skipped or arrived out of order."""
 
+    code = "PHX-T020"
+
 
 class SealError(TransportError, ReasonedError):
     """A frame is not the one due, or its channel is closed; `reason` is of `phalanx.security.seal.SealRefusal`."""
+
+    code = "PHX-T030"
 
 
 class PeerRefusedError(TransportError):
     """A peer is unknown, evicted, or not the party that it claims to be."""
 
+    code = "PHX-T040"
+
 
 class PeerLostError(TransportError):
     """A peer is gone, or was silent beyond its deadline."""
 
+    code = "PHX-T050"
+
 
 class PeerGoneError(PeerLostError):
     """No process listens at a peer's address: its process has ended, or has not begun."""
+
+    code = "PHX-T051"
 
 
 class VerificationError(PhalanxError):
     """A claim, a log or a proof does not hold."""
 
     exit_code = 5
+    code = "PHX-V001"
 
 
 class CertificateError(VerificationError):
     """A certificate is wrong, expired or signed by another authority."""
 
+    code = "PHX-V010"
+
 
 class PadError(VerificationError):
     """A one-time pad cannot be shown to be fresh, so nothing may be masked with it."""
+
+    code = "PHX-V020"
 
 
 class WrongProductError(VerificationError):
     """A worker's answer is not the product of the masked numbers that it was sent."""
 
+    code = "PHX-V030"
+
 
 class SignatureError(VerificationError):
     """A signature does not match what it is said to sign."""
+
+    code = "PHX-V040"
 
 
 class AuditLogError(VerificationError):
     """The audit log was altered, truncated or reordered."""
 
+    code = "PHX-V050"
+
 
 class CutLogError(AuditLogError):
     """The audit log lacks lines that a party of the run knows, by the owner's own signature."""
+
+    code = "PHX-V051"
 
 
 class EvidenceError(VerificationError):
     """An evidence file does not prove what it says."""
 
+    code = "PHX-V060"
+
 
 class IsolationError(VerificationError):
     """A process cannot be kept apart from others as is required, so nothing was run in it."""
 
+    code = "PHX-V070"
+
 
 class RefusedEvidenceError(VerificationError, ReasonedError):
     """Attestation evidence was appraised and refused; `reason` is of `phalanx.security.tee.Reason`."""
+
+    code = "PHX-V080"
 
 
 class TpmError(VerificationError):
     """A TPM cannot be reached, refuses a command, or keeps a secret because the machine's state is another one.
 
     Attributes:
-        code: The TPM's response code; 0 where it did not answer.
+        response: The TPM's response code; 0 where it did not answer.
     """
 
-    def __init__(self, message: str, code: int = 0) -> None:
+    code = "PHX-V090"
+
+    def __init__(self, message: str, response: int = 0) -> None:
         super().__init__(message)
-        self.code = code
+        self.response = response
 
 
 class RollbackError(VerificationError):
     """A counter, an epoch or a sealed state is older than one that was already used."""
 
+    code = "PHX-V100"
+
 
 class TranscriptError(VerificationError):
     """The two ends of a sealed channel did not see the same frames, or a statement about them is malformed."""
+
+    code = "PHX-V110"
 
 
 class ReleaseRefusedError(VerificationError, ReasonedError):
     """The release policy keeps an update sealed; `reason` is of `phalanx.security.seal.ReleaseRefusal`."""
 
+    code = "PHX-V120"
+
 
 class StaleReplicaError(VerificationError):
     """The copy and the claim are from different optimizer steps: no verdict on the peer is possible."""
+
+    code = "PHX-V130"
 
 
 class TrainingError(PhalanxError):
     """Training cannot go on."""
 
     exit_code = 6
+    code = "PHX-R001"
 
 
 class NonFiniteLossError(TrainingError):
     """The loss or a gradient is NaN or infinite although every stage was honest."""
 
+    code = "PHX-R010"
+
 
 class FailedBatchError(NonFiniteLossError):
     """One batch gives a loss or a gradient that is NaN or infinite; nothing was updated with it."""
+
+    code = "PHX-R011"
 
 
 class FixedPointError(TrainingError):
     """A number does not fit into fixed point: not finite, or beyond the bound that the scale was chosen for."""
 
+    code = "PHX-R020"
+
 
 class NoHolderError(TrainingError):
     """No party is left that holds a stage's weights."""
+
+    code = "PHX-R030"

@@ -327,6 +327,7 @@ MISTAKES = (
     # other verbs
     Mistake("a verb that is none", "trian run.toml", 2, ("No such command 'trian'", "train"), {}),
     Mistake("a report of no run", "report old", 3, ("old", "run directory"), {}),
+    Mistake("a report of an empty directory", "report old", 3, ("old: holds no run", "run directory"), {"old": None}),
     Mistake(
         "an audit of no run",
         "audit verify old",

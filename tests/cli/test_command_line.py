@@ -33,6 +33,9 @@ class RunFile(str):
     attack = SimpleNamespace(kind="none")
     parallel = None
 
+    def model_dump(self, mode: str) -> dict[str, str]:
+        return {"name": "the run"}
+
 
 class Recorder:
     """Stands in for a package that trains, reports or measures; remembers how it was called."""
@@ -57,7 +60,7 @@ class Recorder:
             "follow": self.follow,
         }
         self._module(monkeypatch, "phalanx.train", plays_rank=lambda run: self.is_rank, **verbs)
-        self._module(monkeypatch, "phalanx.report", write_report=self.write_report)
+        self._module(monkeypatch, "phalanx.report", write_report=self.write_report, check_run=lambda run_dir: None)
         self._module(monkeypatch, "phalanx.lab.bench", BENCHES={"pipeline": self.bench}, KEEPING_ROWS={})
 
     def _module(self, monkeypatch: pytest.MonkeyPatch, name: str, **members: object) -> None:
@@ -260,7 +263,8 @@ def test_each_error_becomes_one_clean_message_and_its_exit_code(
     code = run(["train", "run.toml"])
 
     assert code == error.exit_code != 0
-    assert capsys.readouterr().err == "error: mesh: needs [red]12[/red] ranks, got 8; lower dp to 2\n"
+    said = "error: mesh: needs [red]12[/red] ranks, got 8; lower dp to 2"
+    assert capsys.readouterr().err == f"{said} [{error.code}]\n"
 
 
 def test_an_interrupt_exits_130(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +283,7 @@ def write_report(run_dir):
     secret = "hunter" + str(2)
     raise RuntimeError("a bug")
 
-sys.modules["phalanx.report"] = types.SimpleNamespace(write_report=write_report)
+sys.modules["phalanx.report"] = types.SimpleNamespace(write_report=write_report, check_run=lambda run_dir: None)
 sys.argv[1:] = ["report", "runs/x"]
 main()
 """
@@ -332,7 +336,7 @@ def test_an_unknown_bench_names_the_choices(
 
     assert run(["bench", "pipelin"]) == 2
 
-    assert capsys.readouterr().err == "error: bench: unknown name 'pipelin'; choices: pipeline\n"
+    assert capsys.readouterr().err == "error: bench: unknown name 'pipelin'; choices: pipeline [PHX-C002]\n"
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,7 @@ from phalanx.pipeline import AttackConfig, GuardConfig, PartyLayout, PipelineCon
 from phalanx.security.seal import ReleasePolicy
 from phalanx.split import SplitConfig
 from phalanx.split.masked import MaskedConfig, MaskedWorkerConfig
+from phalanx.telemetry.sinks import MlflowConfig, OwnSinkConfig, TrackioConfig, WandbConfig
 from phalanx.train import RunConfig, TrainConfig
 from phalanx.train.exclusions import EXCLUSIONS, value_exclusions
 from phalanx.transport import TransportConfig
@@ -53,6 +54,10 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "guard": GuardConfig,
     "attack": AttackConfig,
     "checkpoint": CheckpointConfig,
+    "tracking.wandb": WandbConfig,
+    "tracking.mlflow": MlflowConfig,
+    "tracking.trackio": TrackioConfig,
+    "tracking.module:object": OwnSinkConfig,
     "worker": WorkerConfig,
     "worker.parallel": PartyLayout,
     "masked": MaskedConfig,

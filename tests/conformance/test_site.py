@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-MADE = {"reference/commands.md", "reference/python.md", "adr/index.md"}
+MADE = {"reference/commands.md", "reference/errors.md", "reference/python.md", "adr/index.md"}
 HAS_MKDOCS = all(importlib.util.find_spec(name) for name in ("mkdocs", "material", "mkdocstrings"))
 FETCHED = re.compile(r"<(?:script|img|link|iframe|source)\b[^>]*\b(?:src|href)=\"?(https?://[^\"\s>]+)")
 

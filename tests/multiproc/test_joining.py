@@ -1,5 +1,6 @@
 """Machines join by a token, and come back by themselves when their owner does."""
 
+import json
 import os
 import re
 import signal
@@ -78,3 +79,58 @@ def test_who_joins_with_a_token_that_was_used_by_another_is_told_so_and_may_be_t
     os.kill(thief.popen.pid, signal.SIGTERM)
     assert thief.wait() == 0, thief.text
     assert "left while no run was under way" in thief.text
+
+
+def told_of(place):
+    """What `phalanx peers --json` says of each party."""
+    shown = place.start("peers", str(place.path / "run"), "--json")
+    assert shown.wait() == 0, shown.text
+    return {row["name"]: row for row in json.loads(shown.text)["parties"]}
+
+
+@pytest.mark.slow
+def test_a_revoked_worker_is_dropped_and_stays_out_with_its_old_certificate_also_after_a_resume(remote_place, clean):
+    place = remote_place
+    owner, tokens = invited(place, "north", "south")
+    homes = {name: place.path / name for name in ("north", "south")}
+    for token, home in zip(tokens, homes.values(), strict=True):
+        assert place.start("join", token, "--dir", str(home), "--port", "0", "--no-serve", anew=True).wait() == 0
+    assert owner.wait() == 0, owner.text
+    settings = ("checkpoint.journal=true", "checkpoint.every=0")
+    workers = {
+        name: place.start("join", token, "--dir", str(homes[name])) for name, token in zip(homes, tokens, strict=True)
+    }
+    first = place.train(*settings)
+    place.wait_for(first, lambda: place.has_line("metrics.jsonl", '"step": 1,'))
+    # the run stands still, so that it does not end before the owner has decided
+    os.kill(first.popen.pid, signal.SIGSTOP)
+    assert set(told_of(place)) == {"north", "south"}
+
+    revoked = place.start("peers", str(place.path / "run"), "--revoke", "north", "--reason", "the keys were copied")
+    assert revoked.wait() == 0, revoked.text
+    assert "the certificate of north is revoked" in revoked.text
+    os.kill(first.popen.pid, signal.SIGCONT)
+    place.wait_for(first, lambda: place.has_line("events.jsonl", '"kind":"takeover"', after='"kind":"revoked"'))
+    first.kill()
+    back = place.start("worker", str(homes["north"] / "worker.toml"))
+    summary = place.finish(*settings, resume=True)
+
+    assert (summary["status"], summary["lost"], summary["evicted"], summary["verdicts"]) == (
+        "completed",
+        ["north"],
+        [],
+        [],
+    )
+    assert summary["final_weights_digest"] == clean["final_weights_digest"]
+    assert (back.wait(), workers["north"].wait(), workers["south"].wait()) == (4, 4, 0)
+    for process in (back, workers["north"]):
+        assert "the certificate of north was revoked by the owner" in process.text
+    log = (place.path / "run" / "events.jsonl").read_text()
+    assert log.count('"kind":"revoked"') == 1
+    assert '"reason":"the keys were copied"' in log
+    rows = told_of(place)
+    assert (rows["north"]["state"], rows["north"]["note"]) == ("revoked", "the keys were copied")
+    assert rows["south"]["state"] == "certified"
+    assert rows["south"]["steps"] >= 1
+    verified = place.start("audit", "verify", str(place.path / "run"))
+    assert verified.wait() == 0, verified.text

@@ -51,6 +51,7 @@ def test_a_loss_that_explodes_is_drawn_by_logarithm(tmp_path):
 
 def test_a_run_without_losses_is_named(runs, tmp_path):
     (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "metrics.jsonl").touch()
 
     with pytest.raises(InputError, match=r"empty/metrics.jsonl: has no finite loss"):
         write_curve_svg({**runs, "empty": tmp_path / "empty"}, tmp_path / "curve.svg")

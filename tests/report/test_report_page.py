@@ -202,11 +202,21 @@ def test_evidence_outside_its_directory_is_never_shown(run_dir):
     assert "Evidence file ../../secret.json is missing." in page.text
 
 
-def test_an_empty_directory_gives_a_page_that_says_what_is_missing(tmp_path):
+def test_a_directory_without_a_run_is_refused_and_gets_no_page(tmp_path):
+    with pytest.raises(InputError, match=r"holds no run: none of config.toml, summary.json, .* is there; give"):
+        write_report(tmp_path)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("there", ["config.toml", "summary.json", "metrics.jsonl", "events.jsonl"])
+def test_a_run_of_which_one_file_is_left_gives_a_page_that_says_what_is_missing(tmp_path, there):
+    (tmp_path / there).write_text("{}" if there == "summary.json" else "")
+
     page = page_of(tmp_path)
 
     assert "No final figures: 0 steps recorded so far." in page.text
-    for name in ("config.toml", "summary.json", "metrics.jsonl", "events.jsonl"):
+    for name in {"config.toml", "summary.json", "metrics.jsonl", "events.jsonl"} - {there}:
         assert f"{name} is missing" in page.text
     assert "Not known: there is no audit log." in page.text
 

@@ -118,3 +118,40 @@ def test_engines_that_cannot_learn_it_refuse_it_by_name(run_file, section, said)
         return
     with pytest.raises(ConfigError, match=said):
         load_run(run_file, settings)
+
+
+SINK = """
+import json
+
+
+class Notes:
+    def __init__(self, path):
+        self.path = path
+
+    def begin(self, run):
+        self.said = [run.config["train.steps"]]
+
+    def scalars(self, values, step):
+        self.said.append([step, sorted(values)])
+
+    def end(self, status):
+        with open(self.path, "w") as file:
+            json.dump([*self.said, status], file)
+"""
+
+
+def test_a_metrics_sink_hears_of_a_run_and_changes_no_bit_of_it(run_file, quietly, tmp_path, trained_once):
+    run_file.with_name("mine.py").write_text(SINK)
+    heard = tmp_path / "heard.json"
+    section = f'tracking=[{{kind="mine.py:Notes",options={{path="{heard}"}}}}]'
+
+    summary = quietly(load_run(run_file, [section]), tmp_path / "run")
+
+    assert summary["tracking"] == [{"kind": "mine.py:Notes", "taken": 9, "dropped": 0, "error": None}]
+    assert summary["final_weights_digest"] == trained_once[0]["final_weights_digest"]
+    assert "tracking" not in trained_once[0]
+    steps, *points, status = json.loads(heard.read_text())
+    assert (steps, status) == (6, "completed")
+    assert [step for step, names in points if "train/loss" in names] == [0, 1, 2, 3, 4, 5]
+    assert [step for step, names in points if "validation/perplexity" in names] == [0, 3, 6]
+    assert (tmp_path / "run" / "tracking" / "0-own" / "sink.log").exists()

@@ -12,6 +12,9 @@ from phalanx.train.setup.preflight import check_inputs
 
 LINE = '{"text": "a shield covers the neighbour"}\n'
 
+NO_TENSORS = "\x02\0\0\0\0\0\0\0{}"
+"""A file of safetensors: eight bytes with the length of its header, and the header."""
+
 
 @pytest.fixture
 def reading(tmp_path, make_run):
@@ -71,7 +74,11 @@ def test_the_second_source_is_named_by_its_number(make_run, tmp_path):
 def model(tmp_path, **files):
     """A directory with a config, weights in name only, and these files."""
     (tmp_path / "model").mkdir()
-    for name, content in {"config.json": json.dumps({"model_type": "gpt2"}), "model.safetensors": "", **files}.items():
+    for name, content in {
+        "config.json": json.dumps({"model_type": "gpt2"}),
+        "model.safetensors": NO_TENSORS,
+        **files,
+    }.items():
         (tmp_path / "model" / name).write_text(content)
     return f'model={{path="{tmp_path}/model"}}'
 

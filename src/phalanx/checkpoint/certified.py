@@ -57,16 +57,18 @@ class CertifiedCheckpoints:
             raise CheckpointError(
                 f"{where}: rolled back: {found}, the audit log has one of step {newest}; put it back, or go back "
                 "on purpose with --resume --from-step STEP"
-            )
+            ).about(code="PHX-I053")
         if step is None:
             return
         if step in self.saved and manifest != self.saved[step]:
             raise CheckpointError(
                 f"{where}: swapped: the manifest of step {step} has digest {manifest!s:.12}..., the audit log says "
                 f"{self.saved[step]:.12}...; an earlier writing of this step was put in its place"
-            )
+            ).about(code="PHX-I053")
         if newest is not None and step > newest and step not in self._announced:
-            raise CheckpointError(f"{where}: foreign: the audit log knows of no checkpoint of step {step}; remove it")
+            raise CheckpointError(
+                f"{where}: foreign: the audit log knows of no checkpoint of step {step}; remove it"
+            ).about(code="PHX-I053")
 
     def _forget_after(self, step: int) -> None:
         self.saved = {saved: manifest for saved, manifest in self.saved.items() if saved <= step}

@@ -71,7 +71,9 @@ def export_model(
         ModelError: A tensor of the model is missing.
     """
     if out.exists():
-        raise CheckpointError(f"{out}: exists already and is not overwritten; choose another place")
+        raise CheckpointError(f"{out}: exists already and is not overwritten; choose another place").about(
+            code="PHX-I056", file=str(out), do="choose another place"
+        )
     trained = {
         name.removeprefix(_WEIGHT): checkpoint.tensor(name) for name in checkpoint.names() if name.startswith(_WEIGHT)
     }

@@ -142,7 +142,9 @@ def open_key(where: str) -> KeyHolder:
         text = data.decode("ascii", errors="replace")
     elif kind == "env":
         if rest not in os.environ:
-            raise CheckpointError(f"checkpoint.key: the environment has no {rest}; set it to 64 hex characters")
+            raise CheckpointError(f"checkpoint.key: the environment has no {rest}; set it to 64 hex characters").about(
+                code="PHX-I054", key="checkpoint.key"
+            )
         text = os.environ[rest]
     else:
         raise CheckpointError('checkpoint.key: expected "file:PATH", "env:NAME" or "command:PROGRAM"')
@@ -151,7 +153,9 @@ def open_key(where: str) -> KeyHolder:
     except ValueError:
         key = b""
     if len(key) != _KEY_BYTES:
-        raise CheckpointError(f"checkpoint.key: {kind}:{rest} does not hold 64 hex characters")
+        raise CheckpointError(f"checkpoint.key: {kind}:{rest} does not hold 64 hex characters").about(
+            code="PHX-I054", key="checkpoint.key"
+        )
     return LocalKey(key)
 
 
@@ -197,7 +201,7 @@ def unwrap_for(holder: KeyHolder, data: bytes, run: str, step: int, where: Path)
         raise CheckpointError(
             f"{where}: was wrapped with key {name!s:.80}, checkpoint.key is {holder.name}; give that key, or "
             "`phalanx checkpoint rotate` with both"
-        )
+        ).about(code="PHX-I054", key="checkpoint.key")
     try:
         data_key = holder.unwrap(wrapped, _about(run, step))
     except CheckpointError as exc:

@@ -66,7 +66,7 @@ def open_checkpoint(
         raise CheckpointError(
             f"{where}: rolled back: it is of step {manifest.step}, expected step {at_least_step} or later; put the "
             "newer one back, or name the step to go back to"
-        )
+        ).about(code="PHX-I053")
     _check_listing(path, manifest)
     for name, entry in sorted(manifest.files.items()):
         _check_file(path / name, entry)
@@ -177,7 +177,9 @@ def _sealer(path: Path, manifest: CheckpointManifest, key: KeyHolder | None) -> 
         return None
     where = path / KEY_FILE
     if key is None:
-        raise CheckpointError(f"{path}: is encrypted; say where its key is, as checkpoint.key in the run file does")
+        raise CheckpointError(
+            f"{path}: is encrypted; say where its key is, as checkpoint.key in the run file does"
+        ).about(code="PHX-I054", file=str(path), key="checkpoint.key")
     data_key = unwrap_for(key, _read_bytes(where, _MAX_KEY_BYTES), manifest.run, manifest.step, where)
     sealer = FileSealer(data_key)
     if sealer.commitment(manifest.run, manifest.step) != manifest.encryption.commitment:
@@ -188,12 +190,14 @@ def _sealer(path: Path, manifest: CheckpointManifest, key: KeyHolder | None) -> 
 def _check_belonging(path: Path, manifest: CheckpointManifest, run: str | None, config_digest: str | None) -> None:
     where = path / MANIFEST_FILE
     if run is not None and manifest.run != run:
-        raise CheckpointError(f"{where}: foreign: it is of run {manifest.run!r:.80}, expected {run!r:.80}")
+        raise CheckpointError(f"{where}: foreign: it is of run {manifest.run!r:.80}, expected {run!r:.80}").about(
+            code="PHX-I053"
+        )
     if config_digest is not None and manifest.config_digest != config_digest:
         raise CheckpointError(
             f"{where}: foreign: config digest {manifest.config_digest:.12}..., expected "
             f"{config_digest:.12}...; resume with the run file that it was made with"
-        )
+        ).about(code="PHX-I053")
     named = step_of(path.name)
     if named is not None and named != manifest.step:
         raise CheckpointError(f"{where}: swapped: it is of step {manifest.step}, its directory is {path.name}")
@@ -245,7 +249,7 @@ def _check_digest(path: Path, digest: str, entry: FileEntry) -> None:
         raise CheckpointError(
             f"{path}: altered or swapped: SHA-256 {digest[:12]}..., the manifest says "
             f"{entry.sha256[:12]}...; use an older checkpoint"
-        )
+        ).about(code="PHX-I052", file=str(path))
 
 
 class _OpenFile:

@@ -110,18 +110,20 @@ def verify_manifest(data: bytes, peer: Peer, where: Path) -> CheckpointManifest:
     try:
         envelope = parse_canonical(data)
     except ValueError as exc:
-        raise CheckpointError(f"{where}: truncated or altered: {exc}") from exc
+        raise CheckpointError(f"{where}: truncated or altered: {exc}").about(code="PHX-I052") from exc
     if set(envelope) != {"body", "signature", "signer"}:
         raise CheckpointError(f"{where}: found keys {sorted(envelope)}, expected body, signature, signer")
     if envelope["signer"] != peer.public_key.hex():
         raise CheckpointError(
             f"{where}: foreign: signed with key {str(envelope['signer'])[:8]}..., expected that of "
             f"{peer.name}, {peer.public_key.hex()[:8]}...; resume with the identity that began the run"
-        )
+        ).about(code="PHX-I053")
     try:
         peer.verify(_unhex(envelope["signature"]), in_domain(_DOMAIN, canonical_json(envelope["body"])))
     except (SignatureError, ValueError) as exc:
-        raise CheckpointError(f"{where}: altered: the signature of {peer.name} does not match") from exc
+        raise CheckpointError(f"{where}: altered: the signature of {peer.name} does not match").about(
+            code="PHX-I052"
+        ) from exc
     return _read_body(envelope["body"], where)
 
 

@@ -46,7 +46,7 @@ class RemoteStore:
             # an unknown protocol is a ValueError
             raise CheckpointError(
                 f"checkpoint.remote: {address}: {exc}; install phalanx-train[s3], or the client that fsspec names"
-            ) from exc
+            ).about(code="PHX-I055", key="checkpoint.remote") from exc
         protocols = self._files.protocol
         self._has_folders = _BUCKETS.isdisjoint({protocols} if isinstance(protocols, str) else protocols)
 
@@ -143,7 +143,7 @@ class RemoteStore:
             reason = getattr(exc, "strerror", None) or type(exc).__name__
             raise CheckpointError(
                 f"checkpoint.remote: {self._address} cannot {what} ({reason}); look at network, credentials and space"
-            ) from exc
+            ).about(code="PHX-I055", key="checkpoint.remote") from exc
 
 
 def _files_of(manifest: CheckpointManifest) -> dict[str, int]:

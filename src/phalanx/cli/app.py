@@ -5,18 +5,21 @@ from typing import Annotated
 import typer
 
 from phalanx import __version__
+from phalanx.cli.answers.tree import EXIT_CODES
 from phalanx.cli.attack import attack
 from phalanx.cli.audit import audit_app
 from phalanx.cli.bench import bench
 from phalanx.cli.calibrate import calibrate
 from phalanx.cli.doctor import doctor
 from phalanx.cli.enclave import enclave_app
+from phalanx.cli.explain import explain
 from phalanx.cli.init import init
 from phalanx.cli.launch import launch
 from phalanx.cli.models.checkpoint import checkpoint_app
 from phalanx.cli.models.model import model_app
 from phalanx.cli.parties.invite import invite
 from phalanx.cli.parties.join import join
+from phalanx.cli.parties.peers import peers
 from phalanx.cli.parties.pki import pki_app
 from phalanx.cli.plan import plan
 from phalanx.cli.report import report
@@ -29,16 +32,9 @@ PLAN_EXAMPLES = (
     "Example: phalanx plan --model llama-2-70b --cluster llama2-rsc --gpus 512 --tokens 2e12 --sequence-length 4096\n\n"
     "Example: phalanx plan --model smollm2-135m --split --parties parties.toml --sequences 32 --sequence-length 256"
 )
-EXIT_CODES = (
-    "Exit codes: 0 success, 1 a bug in Phalanx, 2 the command line or a run file is wrong, "
-    "3 something on disk is wrong, 4 a peer or a link is wrong, "
-    "5 a claim, log or proof does not hold, 6 training cannot go on, 130 interrupted."
-)
-
 app = typer.Typer(
     name="phalanx",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     # a traceback with the values of local variables could show a key
     pretty_exceptions_enable=False,
@@ -61,7 +57,10 @@ def phalanx(
     """Train language models on machines you do not have to trust."""
 
 
-app.command(epilog="Example: phalanx doctor --identity pki/alice")(doctor)
+app.command(
+    epilog="Example: phalanx doctor --identity pki/alice\n\nExit codes: 0 fit, 2 the command line is wrong, 3 not fit."
+)(doctor)
+app.command(epilog="Example: phalanx explain PHX-C005")(explain)
 app.command(
     epilog="Example: phalanx init run.toml --kind scratch --data my_texts\n\n"
     "Example: phalanx init tune.toml --kind finetune --model models/mine --data notes.jsonl\n\n"
@@ -71,6 +70,10 @@ app.command(epilog="Example: phalanx train run.toml --set train.steps=100 --run-
 app.command(epilog="Example: phalanx worker worker.toml")(worker)
 app.command(epilog="Example: phalanx invite run.toml --name alice --host owner.example.org")(invite)
 app.command(epilog="Example: phalanx join phx1-...")(join)
+app.command(
+    epilog="Example: phalanx peers runs/first\n\n"
+    'Example: phalanx peers runs/first --revoke alice --reason "the laptop was stolen"'
+)(peers)
 app.command(epilog="Example: phalanx masked-worker worker.toml")(masked_worker)
 app.command(
     epilog="Example: phalanx launch run.toml --set pipeline.pki=keys --dry-run\n\n"

@@ -1,11 +1,11 @@
 """``phalanx attack``: let attackers loose on a run file, and see whether its guard holds."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from phalanx.cli.answers.answer import Answer
 from phalanx.cli.console import say_figures, say_rows, write_json
 from phalanx.cli.options import Sets, Unsets, overrides_of
 from phalanx.errors import ConfigError, VerificationError
@@ -46,9 +46,8 @@ def attack(
         Path | None, typer.Option("--run-dir", metavar="DIR", help="Keep the run directories here.")
     ] = None,
     list_them: Annotated[bool, typer.Option("--list", help="Print the table of attacks; train nothing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, nothing else.")] = False,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write the JSON.")] = None,
-) -> None:
+) -> Answer:
     """Train a shortened run once undisturbed and once with each attacker, in real processes.
 
     What [attack] of the run file says holds; options override it. With remote workers it says what to put into theirs.
@@ -64,10 +63,10 @@ def attack(
 
     if list_them:
         listed = list_attacks()
-        typer.echo(json.dumps({"attacks": listed})) if as_json else say_rows(listed)
-        return
+        say_rows(listed)
+        return Answer({"attacks": listed})
     if run is None:
-        raise ConfigError("attack: no run file; give one, or --list for the table of attacks")
+        raise ConfigError("attack: no run file; give one, or --list for the table of attacks").about(code="PHX-C002")
     drill = Drill(
         kinds=None if kinds is None else tuple(filter(None, kinds.split(","))),
         together=tuple(together or ()),
@@ -79,16 +78,15 @@ def attack(
     result = run_drill(run, drill, run_dir)
     if out is not None:
         write_json(out, result)
-    if as_json:
-        typer.echo(json.dumps(result, allow_nan=False))
-    else:
-        say_rows([{key.replace("_", " "): row.get(key) for key in SHOWN} for row in result["rows"]])
-        say_figures({f"{row['attack']} broke off": row["error"] for row in result["rows"] if row.get("error")})
-    raise typer.Exit(0 if result["passed"] else NOT_HELD)
+    say_rows([{key.replace("_", " "): row.get(key) for key in SHOWN} for row in result["rows"]])
+    say_figures({f"{row['attack']} broke off": row["error"] for row in result["rows"] if row.get("error")})
+    return Answer(result, 0 if result["passed"] else NOT_HELD)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(word) for word in text.split(","))
     except ValueError as exc:
-        raise ConfigError(f"attack: --stages {text!r}: expected numbers of stages such as 1,2") from exc
+        raise ConfigError(f"attack: --stages {text!r}: expected numbers of stages such as 1,2").about(
+            code="PHX-C002", key="--stages", found=text
+        ) from exc

@@ -1,12 +1,16 @@
 """``phalanx audit``: check offline what a run wrote down about its parties."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from phalanx.cli.answers.answer import Answer
 from phalanx.cli.console import say_figures
 from phalanx.errors import AuditLogError
+
+if TYPE_CHECKING:
+    from phalanx.train.records.proof import RunProof
 
 audit_app = typer.Typer(no_args_is_help=True, help="Check an audit log, or explain the evidence of one verdict.")
 
@@ -26,7 +30,7 @@ def verify(
         list[Path] | None,
         typer.Option("--head", metavar="FILE", help="What a worker has kept of the log's head; may be repeated."),
     ] = None,
-) -> None:
+) -> Answer:
     """Check every line of events.jsonl, draw the audits of every step again, and see that they were done.
 
     Without --certificate the owner's key is the one in the run directory: the check then finds every change except
@@ -34,6 +38,11 @@ def verify(
     remembers: the owner itself can take no line back. Exit code 5 also where everything that is there holds and
     something is missing: the log's end, or the key that the audits were drawn with.
     """
+    from phalanx.train.records.owner_key import owner_of
+    from phalanx.train.records.run_directory import owner_certificate
+
+    # a mistake is said before torch is imported
+    owner_of(certificate or owner_certificate(run_dir))
     from phalanx.train.records.proof import verify_run
 
     proof = verify_run(run_dir, certificate, head or [])
@@ -56,8 +65,15 @@ def verify(
             **{f"  {kind}": number for kind, number in sorted(log.kinds.items())},
         }
     )
-    if proof.unproven:
-        raise AuditLogError(f"{run_dir}: cannot be shown: {'; '.join(proof.unproven)}")
+    unproven = AuditLogError(f"{run_dir}: cannot be shown: {'; '.join(proof.unproven)}") if proof.unproven else None
+    return Answer(_facts(proof), error=unproven)
+
+
+def _facts(proof: "RunProof") -> dict[str, Any]:
+    log, names = proof.log, ("rates", "audits", "owners_audits", "unlike_audits", "remarks", "unproven", "key_from")
+    facts = {"proves": proof.conclusion, **{name: getattr(proof, name) for name in names}, "run": log.run}
+    facts |= {"signed_by": proof.owner.name, "key": proof.owner.public_key.hex(), "events": log.num_events}
+    return facts | {"first": log.first_time, "last": log.last_time, "kinds": log.kinds}
 
 
 @audit_app.command(epilog="Example: phalanx audit explain runs/first/evidence/step-00000012-stage-1-worker-1.json")
@@ -69,8 +85,10 @@ def explain(
     session: Annotated[
         str | None, typer.Option(metavar="NAME", help="The session's name, as the audit log has it.")
     ] = None,
-) -> None:
+) -> Answer:
     """Check the evidence of one verdict, offline, and name the guilty party and its lie."""
     from phalanx.pipeline import explain_evidence
 
-    say_figures(explain_evidence(evidence_file, authority, session))
+    found = explain_evidence(evidence_file, authority, session)
+    say_figures(found)
+    return Answer(found)

@@ -1,11 +1,11 @@
 """``phalanx calibrate``: how far honest computations of one message differ, and the tolerance they ask for."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from phalanx.cli.answers.answer import Answer
 from phalanx.cli.console import say_figures, say_rows, write_json
 from phalanx.cli.options import Sets, Unsets, overrides_of
 
@@ -17,9 +17,8 @@ def calibrate(
     sets: Sets = None,
     unsets: Unsets = None,
     quick: Annotated[bool, typer.Option("--quick", help="128 messages instead of 512; nothing compiled.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, nothing else.")] = False,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write the JSON.")] = None,
-) -> None:
+) -> Answer:
     """Measure how far honest recomputations differ on this machine, and suggest guard.tolerance.
 
     Threads, attention kernels, oneDNN, torch.compile, bf16, float64 and a GPU where there is one; distances are
@@ -38,10 +37,8 @@ def calibrate(
     result = where | {"load": load_average()} | measure(run, quick=quick)
     if out is not None:
         write_json(out, result)
-    if as_json:
-        typer.echo(json.dumps(result, allow_nan=False))
-        return
     _say(result)
+    return Answer(result)
 
 
 def _say(result: dict[str, Any]) -> None:

@@ -1,18 +1,20 @@
-"""The console of every command: figures on stdout, errors on stderr; rich is loaded at the first line."""
+"""The console of every command: figures on stdout, errors on stderr; rich is loaded at the first line.
+
+A program that asked for JSON gets the same figures as an object, so they are not printed as well.
+"""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from phalanx.errors import PhalanxError
+from phalanx.cli.answers.answer import for_programs
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-INTERRUPTED = 130
 _MOST_CHARACTERS = 100_000
 
 
@@ -22,26 +24,10 @@ def say_error(message: str) -> None:
     typer.echo(_plain(message), err=True)
 
 
-def exit_code_of(act: Callable[[], object]) -> int:
-    """Do what a command does, and return the exit code of its outcome.
-
-    Errors of the tree become one message on stderr. Anything else is a bug and is raised, so
-    that Python prints a plain traceback, without the values of variables, and exits with 1.
-    """
-    try:
-        act()
-    except PhalanxError as exc:
-        say_error(str(exc))
-        return exc.exit_code
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except SystemExit as exc:
-        return exc.code if isinstance(exc.code, int) else int(exc.code is not None)
-    return 0
-
-
 def say_figures(figures: Mapping[str, Any]) -> None:
     """Print names and values in two columns on stdout; a figure that was not measured is a dash."""
+    if for_programs():
+        return
     width = max((len(name) for name in figures), default=0)
     for name, value in figures.items():
         typer.echo(f"{name:<{width}}  {_as_text(value)}")
@@ -49,6 +35,8 @@ def say_figures(figures: Mapping[str, Any]) -> None:
 
 def say_rows(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print flat objects as one table on stdout; columns in the order of their first appearance."""
+    if for_programs():
+        return
     from rich.table import Table
     from rich.text import Text
 
@@ -61,6 +49,8 @@ def say_rows(rows: Sequence[Mapping[str, Any]]) -> None:
 
 def say_page(page: "RenderableType") -> None:
     """Print what lays itself out, such as a panel or a group of tables."""
+    if for_programs():
+        return
     from rich.console import Console
 
     Console().print(page)

@@ -1,10 +1,11 @@
 """``phalanx doctor``: is this machine fit to train, and what will be slow."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from phalanx.cli.answers.answer import Answer
 
 NOT_FIT = 3
 
@@ -18,19 +19,14 @@ def doctor(
         list[Path] | None,
         typer.Option("--identity", metavar="DIR", help="Keys and certificate to look at as well; repeatable."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
-) -> None:
+) -> Answer:
     """Look at this machine: devices, memory, disk, extras, ports, clock, trusted hardware, certificates."""
     from phalanx.launch import check_machine
 
     findings = check_machine(directory, identity or ())
-    rows = [finding.as_row() for finding in findings]
-    if as_json:
-        typer.echo(json.dumps({"findings": rows}, indent=1))
-    else:
-        for finding in findings:
-            typer.echo(f"{finding.state:<7} {finding.about:<12} {finding.found}")
-            if finding.advice:
-                typer.echo(f"{'':<20} -> {finding.advice}")
-    if any(finding.state == "bad" for finding in findings):
-        raise typer.Exit(NOT_FIT)
+    for finding in findings:
+        typer.echo(f"{finding.state:<7} {finding.about:<12} {finding.found}")
+        if finding.advice:
+            typer.echo(f"{'':<20} -> {finding.advice}")
+    is_bad = any(finding.state == "bad" for finding in findings)
+    return Answer({"findings": [finding.as_row() for finding in findings]}, NOT_FIT if is_bad else 0)

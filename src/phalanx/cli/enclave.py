@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from phalanx.cli.answers.answer import Answer
 from phalanx.cli.enclave_attest import ATTEST_EXAMPLES, attest
 from phalanx.cli.enclave_enrol import ENROL_EXAMPLES, enrol
 from phalanx.cli.enclave_pack import pack, read_file
@@ -28,11 +29,8 @@ def appraise(
     evidence: Annotated[Path, _EVIDENCE],
     policy: Annotated[Path, typer.Option(metavar="POLICY.toml", help="Reference values, roots, nonce and key.")],
     at: Annotated[str | None, typer.Option(metavar="TIME", help="The clock, in ISO 8601; now if left out.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, a refusal's too.")] = False,
-) -> None:
+) -> Answer:
     """Accept evidence or refuse it with one reason; the policy's [expect] says what it must be bound to."""
-    import json
-
     from phalanx.cli.console import say_figures
     from phalanx.errors import RefusedEvidenceError
     from phalanx.security.tee import appraise as appraise_evidence
@@ -45,25 +43,23 @@ def appraise(
     try:
         result = appraise_evidence(_load(evidence), rules, expected, now).to_json()
     except RefusedEvidenceError as exc:
-        if as_json:
-            typer.echo(json.dumps({"accepted": False, "reason": exc.reason, "detail": exc.detail}))
-        raise
-    if as_json:
-        typer.echo(json.dumps(result))
-    else:
-        say_figures({"verdict": "accepted", **{name: one for name, one in result.items() if name != "accepted"}})
+        return Answer({"accepted": False, "reason": exc.reason, "detail": exc.detail}, error=exc)
+    say_figures({"verdict": "accepted", **{name: one for name, one in result.items() if name != "accepted"}})
+    return Answer(result)
 
 
 @enclave_app.command(epilog="Example: phalanx enclave measure evidence.json > reference.toml")
-def measure(evidence: Annotated[Path, _EVIDENCE]) -> None:
+def measure(evidence: Annotated[Path, _EVIDENCE]) -> Answer:
     """Print the measurements in evidence as a policy's section, WITHOUT judging the evidence."""
     from phalanx.security.tee import inspect_evidence
 
     found = _load(evidence)
+    measured = inspect_evidence(found)
     typer.echo("# read and not appraised: compare each value with one that you computed yourself")
     typer.echo(f"[{found.kind.replace('-', '_')}.measurements]")
-    for name, value in inspect_evidence(found).items():
+    for name, value in measured.items():
         typer.echo(f'"{name}" = ["{value}"]')
+    return Answer({"kind": found.kind, "appraised": False, "measurements": measured})
 
 
 enclave_app.command(epilog=ATTEST_EXAMPLES)(attest)
@@ -89,7 +85,11 @@ def _moment(text: str | None) -> datetime:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as exc:
-        raise ConfigError(f"--at {text}: expected a time such as 2026-06-01T12:00:00Z") from exc
+        raise ConfigError(f"--at {text}: expected a time such as 2026-06-01T12:00:00Z").about(
+            code="PHX-C002", key="--at", found=text
+        ) from exc
     if moment.tzinfo is None:
-        raise ConfigError(f"--at {text}: has no time zone; add Z for UTC")
+        raise ConfigError(f"--at {text}: has no time zone; add Z for UTC").about(
+            code="PHX-C002", key="--at", found=text
+        )
     return moment

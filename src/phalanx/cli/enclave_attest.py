@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from phalanx.cli.answers.answer import Answer
 from phalanx.cli.enclave_pack import read_endorsements, read_file, write_file
 from phalanx.errors import ConfigError
 
@@ -34,7 +35,7 @@ def attest(
         str, typer.Option(metavar="ADDRESS", help="Of the TPM, as tpm2-tools write it.")
     ] = "device:/dev/tpmrm0",
     pcrs: Annotated[str, typer.Option(help="What a TPM quotes.")] = "0,1,2,3,4,5,6,7",
-) -> None:
+) -> Answer:
     """Write evidence of this machine, bound to a nonce, a key, a run and a role; say what its tier is worth."""
     from phalanx.cli.console import say_figures
     from phalanx.security.tee import TIERS, Binding, find_kind, inspect_evidence, open_attester
@@ -42,18 +43,22 @@ def attest(
     try:
         binding = Binding(_digest(nonce, "--nonce"), _key_digest(key), _digest(run, "--run"), role)
     except ValueError as exc:
-        raise ConfigError(f"--role: {exc}") from exc
+        raise ConfigError(f"--role: {exc}").about(code="PHX-C002", key="--role") from exc
     chosen = kind or find_kind()
     with open_attester(chosen, read_endorsements(add), tpm=tpm, pcrs=read_numbers(pcrs)) as attester:
         evidence = attester.evidence(binding)
     write_file(out, evidence.to_bytes())
     figures = {"tier": TIERS[chosen], "evidence": str(out), "endorsements": ", ".join(evidence.endorsements) or None}
-    say_figures({**figures, **inspect_evidence(evidence)})
+    figures |= inspect_evidence(evidence)
+    say_figures(figures)
+    return Answer(figures)
 
 
 def _digest(text: str, option: str) -> bytes:
     if len(text) != _DIGEST_DIGITS or set(text) - set("0123456789abcdef"):
-        raise ConfigError(f"{option} {text[:80]}: expected {_DIGEST_DIGITS} lowercase hex digits")
+        raise ConfigError(f"{option} {text[:80]}: expected {_DIGEST_DIGITS} lowercase hex digits").about(
+            code="PHX-C002", key=option, found=text[:80]
+        )
     return bytes.fromhex(text)
 
 
@@ -65,7 +70,9 @@ def _key_digest(text: str) -> bytes:
     try:
         return read_tls_key_digest(read_file(Path(text)))
     except ValueError as exc:
-        raise ConfigError(f"--key {text}: holds no certificate and no public key in PEM") from exc
+        raise ConfigError(f"--key {text}: holds no certificate and no public key in PEM").about(
+            code="PHX-C002", key="--key"
+        ) from exc
 
 
 def read_numbers(text: str) -> tuple[int, ...]:
@@ -77,4 +84,6 @@ def read_numbers(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(one) for one in text.split(","))
     except ValueError as exc:
-        raise ConfigError(f"--pcrs {text}: expected numbers such as 0,7") from exc
+        raise ConfigError(f"--pcrs {text}: expected numbers such as 0,7").about(
+            code="PHX-C002", key="--pcrs", found=text, expected="numbers such as 0,7"
+        ) from exc

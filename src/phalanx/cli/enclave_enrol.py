@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from phalanx.cli.answers.answer import Answer
 from phalanx.cli.enclave_attest import read_numbers
 from phalanx.cli.enclave_pack import read_file, write_file
 from phalanx.errors import ConfigError
@@ -36,7 +37,7 @@ def enrol(
     unsafe_accept_any_ek: Annotated[
         bool, typer.Option("--unsafe-accept-any-ek", help="Believe a TPM that no vendor vouches for, such as swtpm.")
     ] = False,
-) -> None:
+) -> Answer:
     """Pin this TPM's attestation key and the state that the machine is in NOW, for the clients of a split.
 
     With --root the key is shown to live in the TPM that the vendor certified. Run it on a machine that is in the state
@@ -48,7 +49,9 @@ def enrol(
     if (root is None) != unsafe_accept_any_ek:
         raise ConfigError("enrol: give either --root, or --unsafe-accept-any-ek for a TPM that no vendor vouches for")
     if out.exists():
-        raise ConfigError(f"{out}: is there already; it may be in use, so name another file")
+        raise ConfigError(f"{out}: is there already; it may be in use, so name another file").about(
+            code="PHX-C021", file=str(out), do="name another file"
+        )
     with open_tpm(tpm) as device, TpmAttester(device, read_numbers(pcrs)) as attester:
         if root is not None:
             name = _certified(attester, root, chain, ek)
@@ -59,6 +62,7 @@ def enrol(
     typer.echo(f"{out}: key {name[:20]}... and {len(read_numbers(pcrs))} PCRs; take it to every client")
     if root is None:
         typer.echo("UNSAFE: nothing shows that this key lives in a TPM that its host cannot read or turn back")
+    return Answer({"policy": out, "ak_name": name, "certified": root is not None})
 
 
 def _certified(attester: "TpmAttester", root: Path, chain: Path | None, ek: Path | None) -> str:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from phalanx.cli.answers.answer import Answer
 from phalanx.errors import ConfigError, InputError
 
 
@@ -22,12 +23,14 @@ def pack(
     out: Annotated[Path, typer.Option(metavar="FILE", help="The envelope.")],
     add: Annotated[list[str] | None, typer.Option(metavar="NAME=FILE", help="An endorsement; may be repeated.")] = None,
     encoding: Annotated[Encoding, typer.Option(help="Of REPORT.")] = Encoding.RAW,
-) -> None:
+) -> Answer:
     """Put evidence and the certificates that it needs into one envelope."""
     from phalanx.security.tee import BACKENDS, Evidence
 
     if kind not in BACKENDS:
-        raise ConfigError(f"--kind {kind}: unknown; choices: {', '.join(BACKENDS)}")
+        raise ConfigError(f"--kind {kind}: unknown; choices: {', '.join(BACKENDS)}").about(
+            code="PHX-C002", key="--kind", found=kind
+        )
     data = read_file(report)
     if encoding is Encoding.HEX:
         try:
@@ -37,6 +40,7 @@ def pack(
     envelope = Evidence(kind, data, read_endorsements(add))
     write_file(out, envelope.to_bytes())
     typer.echo(f"{out}: {kind} evidence of {len(data)} bytes, {len(envelope.endorsements)} endorsements")
+    return Answer({"evidence": out, "kind": kind, "size_bytes": len(data), "endorsements": list(envelope.endorsements)})
 
 
 def read_endorsements(add: list[str] | None) -> dict[str, bytes]:
@@ -48,7 +52,9 @@ def read_endorsements(add: list[str] | None) -> dict[str, bytes]:
     """
     pairs = [one.partition("=") for one in add or []]
     if any(not name or not path for name, _, path in pairs):
-        raise ConfigError("--add: expected NAME=FILE, for example chain=chain.pem")
+        raise ConfigError("--add: expected NAME=FILE, for example chain=chain.pem").about(
+            code="PHX-C002", key="--add", expected="NAME=FILE"
+        )
     return {name: read_file(Path(path)) for name, _, path in pairs}
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.cli.console import exit_code_of
+from phalanx.cli.answers.ending import exit_code_of
 from phalanx.cli.worker import worker
 
 if TYPE_CHECKING:

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from phalanx.cli.answers.answer import Answer
+
 
 def init(
     run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file to write.")] = Path("run.toml"),
@@ -26,7 +28,7 @@ def init(
     ranks: Annotated[int, typer.Option("--ranks", min=1, help="Processes that train together; for kind cluster.")] = 2,
     task: Annotated[str, typer.Option("--task", help="Which labelled texts to classify; for kind split.")] = "icd10",
     force: Annotated[bool, typer.Option("--force", help="Replace a run file that is there.")] = False,
-) -> None:
+) -> Answer:
     """Write a commented run file to begin with; in a terminal, ask for what is left out."""
     from phalanx.errors import ConfigError
     from phalanx.train import load_run
@@ -34,10 +36,14 @@ def init(
     from phalanx.train.starter import run_file as text_of
 
     if run_file.exists() and not force:
-        raise ConfigError(f"{run_file}: is there already; give another name, or --force to replace it")
+        raise ConfigError(f"{run_file}: is there already; give another name, or --force to replace it").about(
+            code="PHX-C021", file=str(run_file), do="give another name, or --force"
+        )
     asks = sys.stdin.isatty() and kind is None
     if kind is None and not asks:
-        raise ConfigError(f"--kind: left out, and nobody can be asked; choose one of {', '.join(STARTERS)}")
+        raise ConfigError(f"--kind: left out, and nobody can be asked; choose one of {', '.join(STARTERS)}").about(
+            code="PHX-C002", key="--kind"
+        )
     if kind is None:
         for name, starter in STARTERS.items():
             typer.echo(f"  {name:<9} {starter.purpose}")
@@ -53,8 +59,10 @@ def init(
     run_file.write_text(text, encoding="utf-8")
     load_run(run_file)
     typer.echo(f"wrote {run_file}")
-    for line in _next(kind, run_file, names):
+    following = _next(kind, run_file, names)
+    for line in following:
         typer.echo(f"  {line}")
+    return Answer({"run_file": run_file, "kind": kind, "next": following})
 
 
 def _next(kind: str, run_file: Path, workers: list[str]) -> list[str]:

@@ -5,7 +5,9 @@ from typing import Annotated, Literal
 
 import typer
 
+from phalanx.cli.answers.answer import Answer
 from phalanx.cli.options import Sets, Unsets, overrides_of
+from phalanx.cli.report import summary_of
 
 
 def launch(
@@ -47,7 +49,7 @@ def launch(
         str | None, typer.Option("--address", metavar="ADDRESS", help="Ray: a running cluster; default a new one here.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be run; start nothing.")] = False,
-) -> None:
+) -> Answer:
     """Start a run's owner and workers, or the ranks of its domain, on torchrun or Ray, and again when they die."""
     from phalanx.train import load_run
 
@@ -80,13 +82,16 @@ def launch(
     nodes = Nodes(nnodes, rendezvous)
     domain = as_domain(request)
     if domain is not None:
-        raise typer.Exit(launch_domain(domain, engine, nodes, address, dry_run=dry_run))
+        code = launch_domain(domain, engine, nodes, address, dry_run=dry_run)
+        return Answer({"dry_run": True} if dry_run else summary_of(domain.run_dir), code)
     if engine == "torchrun" and is_rank():
-        raise typer.Exit(run_rank(request))
+        code = run_rank(request)
+        return Answer(summary_of(request.run_dir), code)
     request.check()
     nodes.check(request)
     if dry_run:
         lines = describe_torchrun(request, nodes) if engine == "torchrun" else describe_ray(request, address)
         typer.echo("\n".join(lines))
-        return
-    raise typer.Exit(run_torchrun(request, nodes) if engine == "torchrun" else run_on_ray(request, address))
+        return Answer({"dry_run": True, "would_run": lines})
+    code = run_torchrun(request, nodes) if engine == "torchrun" else run_on_ray(request, address)
+    return Answer(summary_of(request.run_dir), code)

@@ -1,23 +1,24 @@
 """The command line as a function: arguments in, an exit code out."""
 
-import re
+import contextlib
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 import typer
 
+from phalanx.cli.answers.answer import OPTION, json_alone
+from phalanx.cli.answers.ending import exit_code_of
+from phalanx.cli.answers.tree import furnish
 from phalanx.cli.app import app
-from phalanx.cli.console import exit_code_of
-
-_TAG = re.compile(r"(?=\[[a-zA-Z#/@])")
-"""Before what rich takes for the beginning of a tag."""
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code."""
-    # the command, not the app: calling the app installs typer's own traceback printer
-    return exit_code_of(lambda: _command()(args=list(arguments), prog_name="phalanx"))
+    # asked of the words, not of the parser: a command line that cannot be parsed is refused in JSON as well
+    with json_alone() if OPTION in arguments else contextlib.nullcontext():
+        # the command, not the app: calling the app installs typer's own traceback printer
+        return exit_code_of(lambda: command()(args=list(arguments), prog_name="phalanx", standalone_mode=False))
 
 
 def main() -> None:
@@ -25,16 +26,8 @@ def main() -> None:
     sys.exit(run(sys.argv[1:]))
 
 
-def _command() -> Any:
-    """Return the app as a command with help that keeps words in square brackets, such as the name of a section."""
+def command() -> Any:
+    """Return the app as a command, with what every command offers."""
     made = typer.main.get_command(app)
-    _keep_brackets(made)
+    furnish(made)
     return made
-
-
-def _keep_brackets(part: Any) -> None:
-    for name in ("help", "short_help", "epilog"):
-        if getattr(part, name, None):
-            setattr(part, name, _TAG.sub(r"\\", getattr(part, name)))
-    for below in (*getattr(part, "params", ()), *getattr(part, "commands", {}).values()):
-        _keep_brackets(below)

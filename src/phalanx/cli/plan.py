@@ -1,11 +1,11 @@
 """``phalanx plan``: what a training needs in memory, time and money under every layout, before anything starts."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from phalanx.cli.answers.answer import Answer
 from phalanx.cli.options import Sets, Unsets, overrides_of
 from phalanx.errors import ConfigError
 
@@ -47,10 +47,9 @@ def plan(
         Path | None, typer.Option("--leaks", metavar="FILE", help="With --split: JSON of phalanx reproduce leaks.")
     ] = None,
     by: Annotated[str, typer.Option("--by", help="What counts as best: speed or cost.")] = "speed",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, nothing else.")] = False,
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write a page.")] = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="RUN.toml", help="Write the best as a run file.")] = None,
-) -> None:
+) -> Answer:
     """Rank every layout of a cluster, say why the others cannot be used, and write the best down.
 
     Nothing is started. Every figure is an estimate; --json and --html name what it rests on.
@@ -65,7 +64,7 @@ def plan(
 
     overrides = overrides_of(sets, unsets)
     if (run_file is None) == (model is None):
-        raise ConfigError("plan: give either a run file or --model")
+        raise ConfigError("plan: give either a run file or --model").about(code="PHX-C002")
     of_split = {"--parties": parties, "--cut": cut, "--leaks": leaks}
     of_layouts = {
         "--cluster": cluster,
@@ -77,8 +76,7 @@ def plan(
     }
     if is_of_split(run_file, overrides, split, of_split, of_layouts):
         asked = asked_for_split(run_file, overrides, model, sequences, sequence_length, precision)
-        propose_cut(asked, parties, cut, leaks, as_json=as_json)
-        return
+        return propose_cut(asked, parties, cut, leaks)
     there = planned_cluster(cluster, gpus, probe)
     if run_file is not None:
         question, data = from_run(run_file, overrides, there)
@@ -91,10 +89,12 @@ def plan(
 
         write_plan(html, answer)
     guarded = None if run_file is None else guard_of(run_file, overrides)
-    if as_json:
-        typer.echo(json.dumps(answer.as_json() | (guarded.as_json() if guarded else {}), allow_nan=False))
-    best = answer.require_best()
+    facts = answer.as_json() | (guarded.as_json() if guarded else {})
+    try:
+        best = answer.require_best()
+    except ConfigError as exc:
+        return Answer(facts, error=exc)
     if out is not None:
         write_run(out, data, best)
-    if not as_json:
-        say_plan(answer, html, out, guarded)
+    say_plan(answer, html, out, guarded)
+    return Answer(facts)

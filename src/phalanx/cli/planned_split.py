@@ -1,11 +1,11 @@
 """``phalanx plan --split``: where to cut between clients and an enclave, and how the answer is printed."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import typer
 
+from phalanx.cli.answers.answer import Answer
 from phalanx.cli.console import say_figures, say_rows
 from phalanx.cli.planned_run import from_run
 from phalanx.config import load_config
@@ -46,34 +46,32 @@ def is_of_split(
     has_split = run_file is not None and load_run(run_file, overrides).split is not None
     if not is_split and not has_split:
         if any(value is not None for value in of_split.values()):
-            raise ConfigError("plan: --parties, --cut and --leaks belong to --split; add it")
+            raise ConfigError("plan: --parties, --cut and --leaks belong to --split; add it").about(code="PHX-C002")
         return False
     stray = [name for name, value in of_layouts.items() if value is not None]
     if stray:
         why = "--split is given" if is_split else f"{run_file} has [split]"
-        raise ConfigError(f"plan: {', '.join(stray)}: layouts of ranks have it, and {why}; leave it out")
+        raise ConfigError(f"plan: {', '.join(stray)}: layouts of ranks have it, and {why}; leave it out").about(
+            code="PHX-C002"
+        )
     if not is_split:
         typer.echo(f"{run_file} has [split]: what is planned is its cut between clients and enclave", err=True)
     return True
 
 
-def propose_cut(asked: Question, parties: Path | None, cut: int | None, leaks: Path | None, *, as_json: bool) -> None:
-    """Judge every cut, print them, and refuse with the nearest one that works.
-
-    Raises:
-        ConfigError: No cut can be used, or not the one that was asked for.
-    """
+def propose_cut(asked: Question, parties: Path | None, cut: int | None, leaks: Path | None) -> Answer:
+    """Judge every cut and print them; fail, with the nearest one that works, where the one asked for does not."""
     found = parties_here(asked.cluster) if parties is None else load_config(parties, Parties)
     answer = ask_cuts(asked.model, asked.shape, asked.recipe, found, read_leaks(leaks))
-    if as_json:
-        typer.echo(json.dumps(answer.as_json(), allow_nan=False))
-    best = answer.require(cut)
-    if as_json:
-        return
+    try:
+        best = answer.require(cut)
+    except ConfigError as exc:
+        return Answer(answer.as_json(), error=exc)
     rows = [best] if cut is not None else answer.usable[:_SHOWN]
     say_rows([_row(one.row()) for one in rows])
     say_figures(_figures(answer, best.depth))
     typer.echo("Estimates; the leaks were measured on the model named above. --json has what all of it rests on.")
+    return Answer(answer.as_json())
 
 
 def _figures(answer: CutAnswer, best: int) -> dict[str, Any]:

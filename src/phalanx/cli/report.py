@@ -1,11 +1,13 @@
 """``phalanx report``: the page of a run; and what its summary tells on the terminal."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from phalanx.cli.answers.answer import Answer
 from phalanx.cli.console import say_figures
 
 # the figures of summary.json that are worth a line each; those a run does not have are left out
@@ -36,11 +38,26 @@ _OF_A_DRILL = ("attacks_injected", "detections", "false_accusations")
 
 def report(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run directory, finished or not.")],
-) -> None:
+) -> Answer:
     """Write report.html into a run directory and print its path."""
+    from phalanx.report import check_run
+
+    # a mistake is said before torch is imported
+    check_run(run_dir)
     from phalanx.report import write_report
 
-    typer.echo(write_report(run_dir))
+    page = write_report(run_dir)
+    typer.echo(page)
+    return Answer({"report": page})
+
+
+def summary_of(run_dir: Path) -> dict[str, Any]:
+    """Return what a run has written down at its end; where and nothing more where it has not come to one."""
+    try:
+        found = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        found = {}
+    return {"run_dir": str(run_dir), **found}
 
 
 def say_summary(summary: Mapping[str, Any]) -> None:

@@ -1,11 +1,11 @@
 """``phalanx reproduce``: a table of a paper, trained here; and what leaks at each cut of a split, measured here."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from phalanx.cli.answers.answer import Answer
 from phalanx.cli.console import say_figures, say_rows, write_json
 from phalanx.errors import ConfigError
 
@@ -24,13 +24,12 @@ def reproduce(
     small: Annotated[bool, typer.Option("--small", help="All cells, with less text, width and steps.")] = False,
     finished: Annotated[bool, typer.Option("--finished", help="Train nothing; show what is finished.")] = False,
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, nothing else.")] = False,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write the JSON.")] = None,
     data: Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Folder of data files (medical).")] = None,
-) -> None:
+) -> Answer:
     """Train or measure a table and print it; call it again after an interruption, and it goes on."""
     if quick and small:
-        raise ConfigError("reproduce: --quick and --small are two sizes; choose one")
+        raise ConfigError("reproduce: --quick and --small are two sizes; choose one").about(code="PHX-C002")
     size = "quick" if quick else "small" if small else "full"
     if data is not None and table != MEDICAL:
         raise ConfigError(f"reproduce: {table} reads no data files; --data is for {MEDICAL}")
@@ -44,9 +43,6 @@ def reproduce(
         result, tables = _lu(table, size, finished)
     if out is not None:
         write_json(out, result)
-    if as_json:
-        typer.echo(json.dumps(result, allow_nan=False))
-        return
     typer.echo(_LEGENDS.get(table, _LEGENDS[""]))
     for title, lines in tables.items():
         typer.echo(f"\n{title}")
@@ -55,6 +51,7 @@ def reproduce(
         typer.echo("\ndifferences of accuracy, paired by seed")
         say_rows(result["comparisons"])
     say_figures({key: result[key] for key in ("command", "commit", "load", "missing", "absent") if key in result})
+    return Answer(result)
 
 
 def _lu(table: str, size: str, finished: bool) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -63,7 +60,9 @@ def _lu(table: str, size: str, finished: bool) -> tuple[dict[str, Any], dict[str
     from phalanx.lab.reproduce import reproduce as train_table
 
     if table not in CELLS:
-        raise ConfigError(f"reproduce: unknown table {table!r}; choices: {', '.join(sorted((*CELLS, *_LATER)))}")
+        raise ConfigError(f"reproduce: unknown table {table!r}; choices: {', '.join(sorted((*CELLS, *_LATER)))}").about(
+            code="PHX-C002", key="TABLE", found=table
+        )
     return (result := train_table(table, size=size, only_finished=finished)), as_tables(result["summary"])
 
 

@@ -7,10 +7,11 @@ from typing import Annotated
 import typer
 
 from phalanx.child import PARENT, die_with_parent
+from phalanx.cli.answers.answer import Answer
 from phalanx.cli.console import say_page
 from phalanx.cli.forking import one_blas_thread, opener_of
 from phalanx.cli.options import RunDir, Sets, Unsets, overrides_of
-from phalanx.cli.report import say_summary
+from phalanx.cli.report import say_summary, summary_of
 
 EXIT_CODE_OF = {"completed": 0, "failed": 6, "interrupted": 130}
 
@@ -37,9 +38,10 @@ def train(
         typer.Option("--ranks", metavar="N", min=1, help="Ranks of [parallel] to start, within min_dp and max_dp."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print config, stages and memory; train nothing.")] = False,
-) -> None:
+) -> Answer:
     """Train a model across stages that check each other, then write the report."""
     from phalanx.train import check_directory, check_inputs, default_directory, load_run
+    from phalanx.train.records.run_directory import run_name
 
     # a mistake is said before torch is imported
     overrides = tuple(overrides_of(sets, unsets))
@@ -47,6 +49,8 @@ def train(
     check_inputs(run)
     if run.parallel is None and not dry_run:
         check_directory(default_directory(run) if run_dir is None else run_dir, resume=resume)
+    if from_run is not None:
+        run_name(from_run)
     if {PARENT, "TORCHELASTIC_RUN_ID"} & set(os.environ):
         # started by an engine: a second owner must never meet this one in the same directory
         die_with_parent()
@@ -62,20 +66,22 @@ def train(
         check_attack(run.attack)
     if dry_run:
         say_page(describe(run))
-        return
+        return Answer({"dry_run": True, "config": run.model_dump(mode="json")})
     if plays_rank(run):
         follow(run, run_dir)
-        return
+        return Answer({"follows": True})
     if run.parallel is not None:
         from phalanx.launch import DomainLaunch, goes_on, is_kept_here, keep_domain
 
         domain = DomainLaunch(run_file, overrides, run_dir, resume=resume, ranks=ranks)
         if is_kept_here(run, os.environ):
-            raise typer.Exit(keep_domain(domain, from_step=from_step, from_run=from_run))
+            code = keep_domain(domain, from_step=from_step, from_run=from_run)
+            return Answer(summary_of(domain.run_dir), code)
         resume = resume or goes_on(domain.run_dir, os.environ)
     summary = train_run(
         run, run_dir, resume=resume, from_step=from_step, from_run=from_run, ranks=ranks, open_workers=opener_of(run)
     )
     say_summary(summary)
-    typer.echo(f"report: {write_report(Path(summary['run_dir']))}")
-    raise typer.Exit(EXIT_CODE_OF[summary["status"]])
+    page = write_report(Path(summary["run_dir"]))
+    typer.echo(f"report: {page}")
+    return Answer({**summary, "report": page}, EXIT_CODE_OF[summary["status"]])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from phalanx.child import PARENT, die_with_parent
+from phalanx.cli.answers.answer import Answer
 
 if TYPE_CHECKING:
     from phalanx.pipeline import Say, WorkerConfig, WorkerOutcome
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 def worker(
     worker_file: Annotated[Path, typer.Argument(metavar="WORKER.toml", help="The worker file.")],
-) -> None:
+) -> Answer:
     """Join a run as a worker; it ends when the owner ends the run."""
     from phalanx.pipeline.processes.fork_server import FORK_SERVER
     from phalanx.pipeline.worker.worker_file import read_worker
@@ -32,9 +33,13 @@ def worker(
     # an owner that starts workers again and again has them forked
     file = requested_file(worker_file)
     if file is None:
-        return
-    config = read_worker(file)
-    serve_once(config, file)
+        return Answer({})
+    return told(serve_once(read_worker(file), file))
+
+
+def told(outcome: "WorkerOutcome | None") -> Answer:
+    """Return how a worker's part came to a good end, for programs; of a rank that follows another, nothing is known."""
+    return Answer({} if outcome is None else {"status": outcome.name.lower(), "detail": outcome.value})
 
 
 def serve_once(config: "WorkerConfig", file: Path) -> "WorkerOutcome | None":
@@ -71,7 +76,7 @@ def _serve_together(config: "WorkerConfig", file: Path, say: "Say | None") -> "W
 
 def masked_worker(
     worker_file: Annotated[Path, typer.Argument(metavar="WORKER.toml", help="The masked worker's file.")],
-) -> None:
+) -> Answer:
     """Multiply masked numbers for a trusted side; it ends when that side ends the run."""
     from phalanx.config import load_config
     from phalanx.split.masked import MaskedWorkerConfig, run_masked_worker
@@ -79,3 +84,4 @@ def masked_worker(
     if PARENT in os.environ:
         die_with_parent()
     run_masked_worker(load_config(worker_file, MaskedWorkerConfig))
+    return Answer({"status": "complete"})

@@ -39,10 +39,14 @@ def load_config(
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as exc:
-        raise ConfigError(f"{path}: cannot be read ({exc.strerror}); give the path of a TOML file") from exc
+        raise ConfigError(f"{path}: cannot be read ({exc.strerror}); give the path of a TOML file").about(
+            code="PHX-C003", file=str(path), do="give the path of a TOML file"
+        ) from exc
     except (ValueError, RecursionError) as exc:
         # ValueError: bad syntax, bad UTF-8, and an integer of thousands of digits
-        raise ConfigError(f"{path}: is not valid TOML: {exc}") from exc
+        raise ConfigError(f"{path}: is not valid TOML: {exc}").about(
+            code="PHX-C004", file=str(path), found=str(exc)
+        ) from exc
     for override in overrides:
         if override.endswith("-") and "=" not in override:
             _remove(data, override.removesuffix("-"), path)
@@ -50,18 +54,21 @@ def load_config(
             keys, value = parse_override(override)
             _assign(data, keys, value, override)
     for name, value in _dates(data):
-        raise ConfigError(f'{path}: {name}: found the date or time {value}; write it as text: "{value}"')
+        raise ConfigError(f'{path}: {name}: found the date or time {value}; write it as text: "{value}"').about(
+            code="PHX-C007", file=str(path), key=name, found=str(value), expected="text"
+        )
     if prepare is not None:
         try:
             prepare(data, path.parent)
         except ConfigError as exc:
-            raise ConfigError(f"{path}: {exc}") from exc
+            raise ConfigError(f"{path}: {exc}").about(**{**exc.facts, "file": str(path)}) from exc
     try:
         # JSON mode: strict types, but a TOML array may become a tuple
         return model.model_validate_json(json.dumps(data))
     except ValidationError as exc:
-        lines = [_explain(error, model) for error in exc.errors()]
-        raise ConfigError("\n".join(f"{path}: {line}" for line in lines)) from exc
+        found = [_explain(error, model) for error in exc.errors()]
+        message = "\n".join(f"{path}: {facts['key']}: {said}" for said, facts in found)
+        raise ConfigError(message).about(file=str(path), **found[0][1]) from exc
 
 
 def parse_override(text: str) -> tuple[list[str], Any]:
@@ -73,7 +80,9 @@ def parse_override(text: str) -> tuple[list[str], Any]:
     name, separator, raw = text.partition("=")
     keys = [key.strip() for key in name.split(".")]
     if not separator or not all(keys):
-        raise ConfigError(f"--set {text!r}: expected section.key=value, for example train.steps=100")
+        raise ConfigError(f"--set {text!r}: expected section.key=value, for example train.steps=100").about(
+            code="PHX-C008", key="--set", found=text, expected="section.key=value"
+        )
     try:
         parsed = tomllib.loads(f"value = {raw}")
     except (ValueError, RecursionError):
@@ -91,7 +100,9 @@ def _assign(data: dict[str, Any], keys: list[str], value: Any, override: str) ->
     for key in keys[:-1]:
         data = data.setdefault(key, {})
         if not isinstance(data, dict):
-            raise ConfigError(f"--set {override!r}: {key!r} is a value, not a section")
+            raise ConfigError(f"--set {override!r}: {key!r} is a value, not a section").about(
+                code="PHX-C008", key="--set", found=override
+            )
     data[keys[-1]] = value
 
 
@@ -102,7 +113,9 @@ def _remove(data: dict[str, Any], name: str, path: Path) -> None:
         data = inner if isinstance(inner, dict) else {}
     if last not in data:
         written = f"; written there: {', '.join(data)}" if data else ""
-        raise ConfigError(f"--unset {name}: {path} does not write it{written}; leave the option out")
+        raise ConfigError(f"--unset {name}: {path} does not write it{written}; leave the option out").about(
+            code="PHX-C008", file=str(path), key=f"--unset {name}", do="leave the option out"
+        )
     del data[last]
 
 
@@ -117,25 +130,32 @@ def _dates(data: Any, name: str = "") -> Iterator[tuple[str, Any]]:
             yield from _dates(value, f"{name}.{index}")
 
 
-def _explain(error: ErrorDetails, model: type[BaseModel]) -> str:
-    where = ".".join(str(part) for part in error["loc"]) or "(whole file)"
+def _explain(error: ErrorDetails, model: type[BaseModel]) -> tuple[str, dict[str, str]]:
+    """Return what is wrong in words, and as facts for programs."""
+    facts = {"key": ".".join(str(part) for part in error["loc"]) or "(whole file)"}
     if error["type"] == "extra_forbidden":
         choices = _choices(model, error["loc"][:-1])
         close = difflib.get_close_matches(str(error["loc"][-1]), choices, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
-        return f"{where}: unknown key; {hint}choices: {', '.join(choices)}"
+        facts |= {"code": "PHX-C005", "expected": ", ".join(choices)}
+        return f"unknown key; {hint}choices: {', '.join(choices)}", facts | (
+            {"do": f"did you mean {close[0]!r}?"} if close else {}
+        )
     if error["type"] == "missing":
-        return f"{where}: missing; add it"
-    if error["type"] == "union_tag_invalid":
-        return f"{where}.kind: found {error['ctx']['tag']!r}; expected one of {error['ctx']['expected_tags']}"
+        return "missing; add it", facts | {"code": "PHX-C006", "do": "add it"}
     if error["type"] == "union_tag_not_found":
-        return f"{where}.kind: missing; add it"
+        return "missing; add it", facts | {"code": "PHX-C006", "key": f"{facts['key']}.kind", "do": "add it"}
+    if error["type"] == "union_tag_invalid":
+        tag, known = repr(error["ctx"]["tag"]), str(error["ctx"]["expected_tags"])
+        facts |= {"code": "PHX-C007", "key": f"{facts['key']}.kind", "found": tag, "expected": f"one of {known}"}
+        return f"found {tag}; expected one of {known}", facts
     if error["type"] == "value_error":
-        return f"{where}: {error['ctx']['error']}"
+        return str(error["ctx"]["error"]), facts
     found = repr(error["input"])
     if len(found) > LONGEST_VALUE:
         found = f"{found[:LONGEST_VALUE]}..."
-    return f"{where}: found {found}; {error['msg'].removeprefix('Input ')}"
+    expected = error["msg"].removeprefix("Input ")
+    return f"found {found}; {expected}", facts | {"code": "PHX-C007", "found": found, "expected": expected}
 
 
 def _choices(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:

@@ -59,7 +59,9 @@ def prepare(
         _build(config, sources, _Job(key, home, seed, fingerprints, tokenizer_path, progress or _silent))
     corpus = open_corpus(home, config.max_validation_sequences)
     if corpus.manifest.key != key:
-        raise DataError(f"{home}: holds the data of another config; delete it to have the data made again")
+        raise DataError(f"{home}: holds the data of another config; delete it to have the data made again").about(
+            code="PHX-I018", file=str(home), do="delete it"
+        )
     return corpus
 
 
@@ -152,7 +154,7 @@ def _check_text(spool: Spool, config: DataConfig, job: _Job) -> None:
     if spool.train.documents == 0:
         raise DataError(
             f"data: no document is left for training ({spool.validation.documents} for validation); add text"
-        )
+        ).about(code="PHX-I012", do="add text")
 
 
 def _check_length(train: SplitRecord, validation: SplitRecord, config: DataConfig) -> None:
@@ -161,12 +163,12 @@ def _check_length(train: SplitRecord, validation: SplitRecord, config: DataConfi
         raise DataError(
             f"data: the training split has {train.tokens} tokens, one sequence needs {needed}; "
             "add text or lower data.sequence_length"
-        )
+        ).about(code="PHX-I012", do="add text or lower data.sequence_length")
     if config.validation_share > 0 and validation.sequences == 0:
         raise DataError(
             f"data: the validation split has {validation.tokens} tokens in {validation.documents} documents, "
             f"one sequence needs {needed}; raise data.validation_share, add documents, or set the share to 0"
-        )
+        ).about(code="PHX-I012")
 
 
 def _publish(directory: Path, home: Path) -> None:

@@ -71,6 +71,8 @@ def train_bpe(texts: Iterator[str], config: BpeConfig) -> TextTokenizer:
         raise DataError(
             f"data.tokenizer.vocab_size={config.vocab_size}: the training text supports {found} tokens only; "
             f"lower vocab_size to {found} or add text"
+        ).about(
+            code="PHX-I017", key="data.tokenizer.vocab_size", found=str(config.vocab_size), expected=f"at most {found}"
         )
     return _wrap(backend, END_OF_TEXT, "trained tokenizer")
 
@@ -91,7 +93,9 @@ def load_tokenizer(config: ModelTokenizerConfig | FileTokenizerConfig, tokenizer
     try:
         backend = tokenizers.Tokenizer.from_str(text)
     except Exception as exc:  # the library raises nothing more exact
-        raise DataError(f"{path}: is not a tokenizer.json ({exc}); save it again from its model") from exc
+        raise DataError(f"{path}: is not a tokenizer.json ({exc}); save it again from its model").about(
+            code="PHX-I016", file=str(path)
+        ) from exc
     eos_token = config.eos_token or _declared_eos(path.parent, backend)
     return _wrap(backend, eos_token, str(path))
 

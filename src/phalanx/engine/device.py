@@ -48,4 +48,6 @@ def check_device(device: str, where: str) -> None:
 
 
 def _refusal(device: str, where: str, found: str, instead: str) -> ConfigError:
-    return ConfigError(f'{where} = "{device}": {found}; set {where} = "cpu", or {instead}')
+    return ConfigError(f'{where} = "{device}": {found}; set {where} = "cpu", or {instead}').about(
+        code="PHX-C009", key=where, found=device, expected="cpu", do=instead
+    )

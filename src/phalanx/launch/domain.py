@@ -89,7 +89,9 @@ class DomainLaunch:
             ConfigError: The directory holds a run already, and `resume` is not set.
         """
         if not self.resume and holds_run(self.run_dir):
-            raise ConfigError(f"{self.run_dir}: holds a run already; add --resume, or choose another --run-dir")
+            raise ConfigError(f"{self.run_dir}: holds a run already; add --resume, or choose another --run-dir").about(
+                code="PHX-C012", file=str(self.run_dir), do="add --resume, or choose another --run-dir"
+            )
 
     def arguments(self) -> tuple[str, ...]:
         """The command line of ``phalanx train`` for any of the ranks, after the verb."""

@@ -2,16 +2,20 @@
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from phalanx.errors import ModelError
 from phalanx.models.config import ModelConfig
+from phalanx.planner.model.families import FAMILIES
 
 WEIGHTS, WEIGHTS_INDEX, TOKENIZER = "model.safetensors", "model.safetensors.index.json", "tokenizer.json"
 SLOW_BPE = ("vocab.json", "merges.txt")
 """Of which a tokenizer.json is made where there is none."""
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+_MOST_HEADER_BYTES = 100_000_000
+"""What the safetensors library takes at most."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -25,6 +29,9 @@ def check_model(config: ModelConfig, *, needs_tokenizer: bool) -> None:
     Raises:
         ModelError: A file is missing or no JSON; or the model comes without a tokenizer.
     """
+    described = describe(config)
+    if described is not None:
+        check_family(described, "model.architecture" if config.path is None else f"{config.path}/config.json")
     if config.path is None:
         if needs_tokenizer and config.architecture is not None:
             raise ModelError(
@@ -33,9 +40,6 @@ def check_model(config: ModelConfig, *, needs_tokenizer: bool) -> None:
             )
         return
     directory = model_directory(config.path)
-    read_config(directory)
-    if not config.from_scratch:
-        check_weights(directory)
     if needs_tokenizer and not any(
         all((directory / name).is_file() for name in names) for names in ((TOKENIZER,), SLOW_BPE)
     ):
@@ -43,6 +47,58 @@ def check_model(config: ModelConfig, *, needs_tokenizer: bool) -> None:
             f'{directory / TOKENIZER}: is missing, and data.tokenizer.kind = "model" reads it; nor are vocab.json and '
             "merges.txt there to make one from; `phalanx model import DIR OUT` makes one of other tokenizer files, or "
             'name one by kind = "file"'
+        ).about(code="PHX-I037", file=str(directory / TOKENIZER), key="data.tokenizer.kind")
+    if not config.from_scratch:
+        check_weights(directory)
+        for file in sorted(directory.glob("*.safetensors")):
+            check_header(file)
+
+
+def describe(config: ModelConfig) -> Mapping[str, Any] | None:
+    """Return the keys of a model's config.json; None of a packaged model, which has been looked at before.
+
+    Raises:
+        ModelError: There is no such directory, or no such file in it.
+    """
+    if config.path is None:
+        return config.architecture
+    return read_config(model_directory(config.path))
+
+
+def check_family(described: Mapping[str, Any], where: str) -> None:
+    """Refuse a model that no rule cuts into stages.
+
+    Raises:
+        ModelError: Its ``model_type`` is not among the families.
+    """
+    found = described.get("model_type")
+    if not isinstance(found, str) or found not in FAMILIES:
+        experts = any("expert" in key for key in described)
+        why = ", a mixture of experts, which stages do not carry" if experts else ""
+        raise ModelError(
+            f"{where}: model_type: found {found!r}{why}; expected one of {', '.join(sorted(FAMILIES))}"
+        ).about(code="PHX-I033", file=where, key="model_type", found=str(found))
+
+
+def check_header(path: Path) -> None:
+    """Refuse a file that cannot be safetensors: its header and its length are compared, no tensor is read.
+
+    Raises:
+        ModelError: It is cut, longer than its header says, or another kind of file.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = file.read(length) if length <= min(size - 8, _MOST_HEADER_BYTES) else b""
+    try:
+        ends = [value["data_offsets"][1] for name, value in json.loads(header).items() if name != "__metadata__"]
+        expected = 8 + length + max(ends, default=0)
+        said = "" if size == expected else f"has {size} bytes, its header says {expected}"
+    except (ValueError, RecursionError, AttributeError, LookupError, TypeError):
+        said = "its header is cut or malformed"
+    if said:
+        raise ModelError(f"{path}: cannot be read as safetensors: {said}; fetch or export it again").about(
+            code="PHX-I035", file=str(path), found=said, do="fetch or export it again"
         )
 
 
@@ -56,7 +112,9 @@ def model_directory(path: str) -> Path:
     if directory.is_dir():
         return directory
     if directory.exists():
-        raise ModelError(f"model.path: {path}: is a file; give the directory that it lies in")
+        raise ModelError(f"model.path: {path}: is a file; give the directory that it lies in").about(
+            code="PHX-I031", file=path, key="model.path", do="give the directory that it lies in"
+        )
     fetch = ""
     if _HUB_NAME.fullmatch(path):
         beside = f"models/{path.rpartition('/')[2]}"
@@ -64,7 +122,9 @@ def model_directory(path: str) -> Path:
             f"; if a model of the hub is meant, fetch it first, for nothing is fetched in a run: `hf download {path} "
             f"--local-dir {beside}`, then set model.path to {beside}"
         )
-    raise ModelError(f"model.path: {path}: is no directory; give one in the hub's layout{fetch}")
+    raise ModelError(f"model.path: {path}: is no directory; give one in the hub's layout{fetch}").about(
+        code="PHX-I031", file=path, key="model.path", do="give a directory in the hub's layout"
+    )
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -80,9 +140,11 @@ def read_config(directory: Path) -> dict[str, Any]:
         raise ModelError(
             f"{path}: cannot be read ({exc.strerror}); expected a directory in the hub's layout: "
             "config.json, *.safetensors, tokenizer.json"
-        ) from exc
+        ).about(code="PHX-I032", file=str(path), expected="a directory in the hub's layout") from exc
     except (ValueError, RecursionError) as exc:
-        raise ModelError(f"{path}: is not valid JSON: {exc}") from exc
+        raise ModelError(f"{path}: is not valid JSON: {exc}").about(
+            code="PHX-I032", file=str(path), found=str(exc)
+        ) from exc
     if not isinstance(data, dict):
         raise ModelError(f"{path}: found a {type(data).__name__}; expected an object")
     return data
@@ -101,5 +163,7 @@ def check_weights(directory: Path) -> None:
         raise ModelError(
             f"{directory / pickles[0]}: pickled weights can run code and are refused; `phalanx model convert DIR OUT` "
             "makes safetensors of them"
-        )
-    raise ModelError(f"{directory}: no {WEIGHTS} and no {WEIGHTS_INDEX}; expected the weights in one of them")
+        ).about(code="PHX-I034", file=str(directory / pickles[0]), do="phalanx model convert DIR OUT")
+    raise ModelError(f"{directory}: no {WEIGHTS} and no {WEIGHTS_INDEX}; expected the weights in one of them").about(
+        code="PHX-I035", file=str(directory)
+    )

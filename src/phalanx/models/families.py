@@ -50,7 +50,7 @@ def family_of(model_type: object, where: str) -> Family:
         raise ModelError(
             f"{where}: model_type: found {model_type!r}{_why_not(model_type)}; expected one of "
             f"{', '.join(sorted(FAMILIES))}"
-        )
+        ).about(code="PHX-I033", file=where, key="model_type", found=str(model_type))
     return FAMILIES[model_type]
 
 
@@ -87,7 +87,7 @@ def parse_hub_config(data: Mapping[str, Any], where: str, refuse_unknown: bool =
         if unknown:
             raise ModelError(
                 f"{where}: unknown key {unknown[0]!r} for {family.model_type}; choices: {', '.join(sorted(known))}"
-            )
+            ).about(code="PHX-I036", key=f"{where}.{unknown[0]}")
     try:
         with quiet_transformers():
             config = config_class.from_dict(dict(data))

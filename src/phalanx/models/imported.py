@@ -38,7 +38,9 @@ def import_model(source: Path, out: Path, *, makes_tokenizer: bool = True) -> No
         IsolationError: This machine cannot close the sandbox; nothing was read.
     """
     if out.exists():
-        raise CheckpointError(f"{out}: exists already and is not overwritten; choose another place")
+        raise CheckpointError(f"{out}: exists already and is not overwritten; choose another place").about(
+            code="PHX-I056", file=str(out), do="choose another place"
+        )
     read_hub_config(source)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

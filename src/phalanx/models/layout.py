@@ -52,6 +52,35 @@ class StageSpec:
         return self.end_layer - self.first_layer
 
 
+def check_stages(num_stages: int, num_layers: int) -> None:
+    """Refuse more stages than a model has layers.
+
+    Raises:
+        ConfigError: There are more.
+    """
+    if num_stages > num_layers:
+        raise ConfigError(
+            f"pipeline.stages: {num_stages} stages need at least {num_stages} layers, the model has "
+            f"{num_layers}; lower stages to {num_layers}"
+        ).about(code="PHX-C010", key="pipeline.stages", found=str(num_stages), expected=f"at most {num_layers}")
+
+
+def check_length(sequence_length: int, longest: int | None) -> None:
+    """Refuse sequences that are longer than a model's table of positions.
+
+    Args:
+        sequence_length: Tokens of a sequence.
+        longest: Positions; None where they are computed.
+
+    Raises:
+        ConfigError: They are longer.
+    """
+    if longest is not None and sequence_length > longest:
+        raise ConfigError(
+            f"data.sequence_length = {sequence_length}: the model has positions for {longest}; lower it"
+        ).about(code="PHX-C011", key="data.sequence_length", found=str(sequence_length), expected=f"at most {longest}")
+
+
 def partition(
     num_layers: int,
     num_stages: int,
@@ -82,11 +111,7 @@ def partition(
     """
     if num_stages < 1:
         raise ConfigError(f"pipeline.stages: found {num_stages}; expected at least 1")
-    if num_stages > num_layers:
-        raise ConfigError(
-            f"pipeline.stages: {num_stages} stages need at least {num_stages} layers, the model has "
-            f"{num_layers}; lower stages to {num_layers}"
-        )
+    check_stages(num_stages, num_layers)
     if layers_per_stage is not None:
         sizes = _checked(num_layers, num_stages, layers_per_stage)
     elif ends_in_one_process and num_stages > 2:

@@ -111,7 +111,9 @@ def _opened(path: Path) -> Iterator[Any]:
     try:
         opened = safe_open(path, framework="pt", device="cpu")
     except (OSError, SafetensorError) as exc:
-        raise ModelError(f"{path}: cannot be read as safetensors: {exc}") from exc
+        raise ModelError(f"{path}: cannot be read as safetensors: {exc}").about(
+            code="PHX-I035", file=str(path)
+        ) from exc
     with opened as file:
         yield file
 

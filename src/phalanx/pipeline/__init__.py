@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from phalanx.pipeline.evidence.explain import explain_evidence
     from phalanx.pipeline.membership.callers import Callers
     from phalanx.pipeline.membership.join import ExpectedWorkers, gather
-    from phalanx.pipeline.membership.members import Files, Incarnations, Members
+    from phalanx.pipeline.membership.members import Files, Incarnations, Members, revocation_facts
     from phalanx.pipeline.owner.engine import PipelineEngine
     from phalanx.pipeline.owner.guarantees import GUARANTEES, weaker
     from phalanx.pipeline.owner.paper_recovery import MAX_ATTEMPTS, skipping
@@ -99,6 +99,7 @@ __all__ = [
     "read_leaves",
     "recompute_in",
     "requested_file",
+    "revocation_facts",
     "run_battery",
     "run_worker",
     "settle_numerics",
@@ -119,7 +120,7 @@ if not TYPE_CHECKING:
             "evidence.explain": ("explain_evidence",),
             "membership.callers": ("Callers",),
             "membership.join": ("ExpectedWorkers", "gather"),
-            "membership.members": ("Files", "Incarnations", "Members"),
+            "membership.members": ("Files", "Incarnations", "Members", "revocation_facts"),
             "owner.engine": ("PipelineEngine",),
             "owner.guarantees": ("GUARANTEES", "weaker"),
             "owner.paper_recovery": ("MAX_ATTEMPTS", "skipping"),

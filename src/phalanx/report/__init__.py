@@ -1,6 +1,17 @@
-"""A run directory as a page and as pictures that open offline."""
+"""A run directory as a page and as pictures that open offline; what draws them is imported at its first use."""
 
-from phalanx.report.loss import write_curve_svg
-from phalanx.report.page import write_report
+from typing import TYPE_CHECKING
 
-__all__ = ["write_curve_svg", "write_report"]
+from phalanx.late_names import late_names
+
+if TYPE_CHECKING:
+    from phalanx.report.loss import write_curve_svg
+    from phalanx.report.page import write_report
+    from phalanx.report.read import check_run
+
+__all__ = ["check_run", "write_curve_svg", "write_report"]
+
+if not TYPE_CHECKING:
+    __getattr__ = late_names(
+        __name__, {"loss": ("write_curve_svg",), "page": ("write_report",), "read": ("check_run",)}
+    )

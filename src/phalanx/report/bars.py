@@ -70,7 +70,8 @@ def name_bars(rows: Sequence[tuple[str, float]], show: Callable[[float], str], l
         label: What a screen reader says.
         css: Colour class.
     """
-    frame = PlotFrame(height=16.0 + 28.0 * len(rows), left=230.0, right=210.0, top=8.0, bottom=8.0)
+    left = _room_for([name for name, _ in rows], 262.0)
+    frame = PlotFrame(height=16.0 + 28.0 * len(rows), left=left, right=210.0, top=8.0, bottom=8.0)
     x = AxisScale(0.0, max(value for _, value in rows) or 1.0, frame.x_range)
     parts = []
     for index, (name, value) in enumerate(rows):
@@ -82,6 +83,11 @@ def name_bars(rows: Sequence[tuple[str, float]], show: Callable[[float], str], l
         parts.append(element("rect", {**box, "width": width}, element("title", {}, f"{name}: {show(value)}")))
         parts.append(text(frame.left + width + 8, at + 18, show(value), "name"))
     return picture(frame, label, *parts)
+
+
+def _room_for(names: Sequence[str], most: float) -> float:
+    """Return the width that names beside bars need, so that a small screen begins with the bars and not with a gap."""
+    return min(most, 18.0 + 7.6 * max(len(name) for name in names))
 
 
 def _bar(bar: Bar, x: AxisScale, y: AxisScale) -> list[Markup]:
@@ -104,6 +110,8 @@ def _bar(bar: Bar, x: AxisScale, y: AxisScale) -> list[Markup]:
 
 
 _ROW = 26.0
+_FAR = 4.0
+"""A limit so many times longer than every bar is told and not drawn: bars could not be told apart."""
 _COLOURS = tuple(f"f{n}" for n in range(7))
 
 
@@ -120,12 +128,14 @@ def part_bars(
         rows: At least one; names with their parts, the same parts in every row, none negative.
         show: Turns a value into text with its unit.
         label: What a screen reader says.
-        limit: Where a line is drawn that bars should not cross.
+        limit: Where a line is drawn that bars should not cross; one that is far beyond them is told in words.
         colours: Class of each part.
     """
-    frame = PlotFrame(height=54.0 + _ROW * len(rows), left=300.0, right=90.0, top=34.0, bottom=8.0)
+    left = _room_for([name for name, _ in rows], 300.0)
+    frame = PlotFrame(height=54.0 + _ROW * len(rows), left=left, right=90.0, top=34.0, bottom=8.0)
     longest = max(sum(parts.values()) for _, parts in rows)
-    x = AxisScale(0.0, max(longest, limit or 0.0) or 1.0, frame.x_range)
+    is_far = limit is not None and limit > _FAR * longest > 0
+    x = AxisScale(0.0, max(longest, 0.0 if is_far else limit or 0.0) or 1.0, frame.x_range)
     names = list(rows[0][1])
     css = [colours[n % len(colours)] for n in range(len(names))]
     items: list[tuple[Shape, str, str]] = [
@@ -137,8 +147,10 @@ def part_bars(
         drawn += _row(frame, x, frame.top + _ROW * index, name, shown, show)
     if limit is not None:
         at, floor = x(limit), frame.top + _ROW * len(rows) + 4
-        drawn.append(element("line", {"class": "level", "x1": at, "x2": at, "y1": frame.top, "y2": floor}))
-        drawn.append(text(at, floor + 12, f"limit {show(limit)}", "tick end"))
+        if not is_far:
+            drawn.append(element("line", {"class": "level", "x1": at, "x2": at, "y1": frame.top, "y2": floor}))
+        where = ", far to the right" if is_far else ""
+        drawn.append(text(at, floor + 12, f"limit {show(limit)}{where}", "tick end"))
     return picture(frame, label, *drawn)
 
 
@@ -150,7 +162,7 @@ def _row(
     parts: Sequence[tuple[str, str, float]],
     show: Callable[[float], str],
 ) -> list[Markup]:
-    shown = name if len(name) <= 40 else name[:39] + "…"
+    shown = name if len(name) <= 37 else name[:36] + "…"
     drawn = [text(frame.left - 10, top + 15, shown, "name end")]
     start = 0.0
     for fill, part, value in parts:

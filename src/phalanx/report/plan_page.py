@@ -1,6 +1,7 @@
 """A plan as one page: the ranking, memory and time by part, a pipeline's timeline, and what it all rests on."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from phalanx.report.tables import table
 _SHOWN = 12
 _DAY_S = 86_400.0
 _MAX_REASONS = 40
+_MANY = 1e9
 _HEADS = ("Layout", "m", "Recomputed", "Memory", "Step", "Tokens/s", "MFU", "Takes", "US dollars")
 
 
@@ -76,12 +78,16 @@ def _total_tiles(best: Estimate) -> list[tuple[str, str, str]]:
     totals = best.totals
     if totals is None:
         return []
-    tiles = [("Time", _span(totals.days), f"{amount(totals.tokens)} tokens, goodput {totals.goodput:.2f}")]
+    tiles = [("Time", _span(totals.days), f"{_tokens(totals.tokens)} tokens, goodput {totals.goodput:.2f}")]
     if totals.energy_kwh is not None:
         tiles.append(("Energy", f"{amount(totals.energy_kwh)} kWh", "at the makers' stated power, an upper bound"))
     if totals.cost_usd is not None:
         tiles.append(("Cost", _dollars(totals.cost_usd), f"{count(totals.device_hours)} device-hours, quoted prices"))
     return tiles
+
+
+def _tokens(number: float) -> str:
+    return amount(number) if number >= _MANY else count(number)
 
 
 def _span(days: float) -> str:
@@ -106,7 +112,7 @@ def _ranking(answer: PlanAnswer, shown: tuple[Estimate, ...]) -> Markup:
     rest = len(answer.ranking.valid) - len(shown)
     which = f"The best {len(shown)} of {plural(len(answer.ranking.valid), 'layout')}" if rest > 0 else "Every layout"
     remark = f"{which} that can be used. m: microbatches of each data parallel rank."
-    return section("Ranking", remark, table(_HEADS, rows))
+    return section("Ranking", remark, table(*_told(_HEADS, rows, "not known")))
 
 
 def _memory(shown: tuple[Estimate, ...]) -> Markup:
@@ -135,7 +141,13 @@ def _sent(shown: tuple[Estimate, ...]) -> Markup | None:
         return None
     rows = [[_name(found), *(size(one) if one else "nothing" for one in astuple(traffic))] for found, traffic in sent]
     remark = "By one rank in a step, beside what tensor, context and pipeline parallel ranks exchange."
-    return section("Bytes sent", remark, table(_SENT, rows))
+    return section("Bytes sent", remark, table(*_told(_SENT, rows, "nothing")))
+
+
+def _told(heads: Sequence[str], rows: Sequence[Sequence[str]], nothing: str) -> tuple[list[str], list[list[str]]]:
+    """Leave out columns that say the same nothing in every row."""
+    kept = [at for at in range(len(heads)) if any(row[at] != nothing for row in rows)]
+    return [heads[at] for at in kept], [[row[at] for at in kept] for row in rows]
 
 
 _SENT = ("Layout", "To copies", "Between groups", "Between islands, on average")
@@ -192,4 +204,5 @@ def _name(found: Estimate) -> str:
 def _dollars(cost: tuple[float, float]) -> str:
     scale, unit = next(((scale, unit) for scale, unit in _UNITS if cost[1] >= scale), (1.0, ""))
     low, high = (f"{value / scale:.3g}" for value in cost)
-    return f"{low}{unit}" if low == high else f"{low} to {high}{unit}"
+    shown = f"{low}{unit}" if low == high else f"{low} to {high}{unit}"
+    return shown.replace(" ", "\u00a0")

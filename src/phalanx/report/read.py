@@ -9,6 +9,7 @@ from typing import Any
 from phalanx.errors import InputError
 from phalanx.report.figures import number
 
+_FILES = ("config.toml", "summary.json", "metrics.jsonl", "events.jsonl")
 _MAX_EVIDENCE_BYTES = 1024 * 1024
 _MAX_EVIDENCE_FILES = 200
 
@@ -46,14 +47,30 @@ class RunRecord:
         return [event for event in self.events if event["kind"] in kinds]
 
 
+def check_run(run_dir: Path) -> None:
+    """Refuse what has nothing that a report could show.
+
+    Raises:
+        InputError: There is no such directory, or no run has been in it.
+    """
+    if not run_dir.is_dir():
+        raise InputError(f"{run_dir}: is not a directory; give the run directory that phalanx train printed").about(
+            code="PHX-I051", file=str(run_dir), expected="the directory of a run"
+        )
+    if not any((run_dir / name).exists() for name in _FILES):
+        raise InputError(
+            f"{run_dir}: holds no run: none of {', '.join(_FILES)} is there; give the run directory that phalanx train "
+            "printed"
+        ).about(code="PHX-I051", file=str(run_dir), expected="the directory of a run")
+
+
 def read_run(run_dir: Path) -> RunRecord:
     """Read everything that a report shows.
 
     Raises:
-        InputError: There is no such directory.
+        InputError: There is no such directory, or no run has been in it.
     """
-    if not run_dir.is_dir():
-        raise InputError(f"{run_dir}: is not a directory; give the run directory that phalanx train printed")
+    check_run(run_dir)
     record = RunRecord(run_dir.resolve().name)
     _read_config(run_dir / "config.toml", record)
     _read_summary(run_dir / "summary.json", record)

@@ -9,6 +9,8 @@ from phalanx.report.read import RunRecord
 
 _MAX_PARTIES = 8
 _MAX_PHASES = 16
+_SHORT = 16
+_LONG = 60
 _WHOLE = ("process", "hashing", "signing", "wait")
 _NAMES = {"hashing": "hashing of the links", "signing": "signing of the links", "process": "the whole process"}
 
@@ -16,9 +18,16 @@ _NAMES = {"hashing": "hashing of the links", "signing": "signing of the links", 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], css: str = "") -> Markup:
     """Return a table; cells that are not markup are escaped."""
     head = element("tr", {}, *(element("th", {"scope": "col"}, name) for name in heads))
-    body = [element("tr", {}, *(element("td", {}, cell) for cell in row)) for row in rows]
+    body = [element("tr", {}, *map(_cell, row)) for row in rows]
     whole = element("table", {"class": css}, element("thead", {}, head), element("tbody", {}, *body))
     return element("div", {"class": "scroll"}, whole)
+
+
+def _cell(content: str) -> Markup:
+    """Return one cell; a name or a figure with its unit stays on one line, a sentence has room for a few words."""
+    if isinstance(content, Markup) or _SHORT < len(content) < _LONG:
+        return element("td", {}, content)
+    return element("td", {"class": "short" if len(content) <= _SHORT else "long"}, content)
 
 
 def stage_table(record: RunRecord) -> Markup | None:

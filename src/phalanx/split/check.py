@@ -1,9 +1,8 @@
 """The check of a split before any process is started."""
 
-from typing import Any
-
 from phalanx.errors import ConfigError
 from phalanx.models import ModelSource
+from phalanx.models.layout import check_length
 from phalanx.objectives import OBJECTIVES
 from phalanx.split.config import SplitConfig
 from phalanx.split.hardware.measure import policy_of
@@ -26,8 +25,6 @@ def check_split(split: SplitConfig, source: ModelSource, *, seq: int, objective:
     cut_model(source.num_layers, split.cut)
     if objective not in OBJECTIVES:
         raise ConfigError(f'train.objective = "{objective}": a split can learn {", ".join(OBJECTIVES)}')
-    longest: Any = getattr(source.hub_config, "max_position_embeddings", None)
-    if longest is not None and seq > longest:
-        raise ConfigError(f"data.sequence_length = {seq}: the model has positions for {longest}; lower it")
+    check_length(seq, getattr(source.hub_config, "max_position_embeddings", None))
     if split.mode != "plaintext":
         policy_of(split)

@@ -1,8 +1,24 @@
 """The telemetry of a run: it shows and records, and never decides."""
 
 from phalanx.telemetry.metrics import MetricsFile, read_metrics
+from phalanx.telemetry.parties import PEERS_FILE, PartiesStatus, PartyRow, PartyState, PeersFile
 from phalanx.telemetry.phases import PhaseTimer
 from phalanx.telemetry.progress import ProgressDisplay, StepReading
 from phalanx.telemetry.tensorboard import TensorBoardWriter
+from phalanx.telemetry.tracking import CurveWriter, open_tracking
 
-__all__ = ["MetricsFile", "PhaseTimer", "ProgressDisplay", "StepReading", "TensorBoardWriter", "read_metrics"]
+__all__ = [
+    "PEERS_FILE",
+    "CurveWriter",
+    "MetricsFile",
+    "PartiesStatus",
+    "PartyRow",
+    "PartyState",
+    "PeersFile",
+    "PhaseTimer",
+    "ProgressDisplay",
+    "StepReading",
+    "TensorBoardWriter",
+    "open_tracking",
+    "read_metrics",
+]

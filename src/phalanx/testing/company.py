@@ -25,7 +25,7 @@ from phalanx.pipeline import (
     gather,
 )
 from phalanx.security.audit import AuditLog
-from phalanx.security.crypto import Identity, certified_name, load_identity
+from phalanx.security.crypto import Identity, Revocation, RevokedParties, certified_name, load_identity
 from phalanx.testing.actor import Actor, WorkerCrash, rewrite_of
 from phalanx.testing.clock import CompanyClock, OwnersEndpoint, PartyThread
 from phalanx.testing.endpoint import RewritingEndpoint
@@ -211,6 +211,10 @@ class MemoryCompany:
         """Let a worker ask to be let go, as SIGTERM does."""
         self._workers[name].leave()
 
+    def revoke(self, name: str, reason: str = "") -> Revocation:
+        """Take a party's certificate back, as `phalanx peers --revoke` does."""
+        return RevokedParties(self._home.pki).add(name, reason)
+
     def kill(self, name: str) -> None:
         """Let a worker die as soon as it next sends or waits."""
         self._endpoints[name].kill()
@@ -276,6 +280,7 @@ class MemoryCompany:
                 thread.join(_SECONDS_TO_END)
             raise
         members.is_alive, members.dismiss, members.returns = self.is_alive, self.kill, run.pipeline.returns
+        members.revoked = RevokedParties(home.pki).read
         members.certificates = {**members.certificates, OWNER: home.certificate(OWNER)}
         library = StageLibrary(self.source, self.plan, None)
         files = Files(home.path, library, self._observe, note_checks=self.checks.applied)

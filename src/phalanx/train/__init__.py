@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from phalanx.train.loop import run_loop, step_inputs
     from phalanx.train.records.check_record import CheckRecord
     from phalanx.train.records.past_run import PastRun
+    from phalanx.train.records.peers import PeersView, look_at_peers
     from phalanx.train.records.run_directory import ADDRESS_FILE, check_directory, default_directory, holds_run
     from phalanx.train.setup.preflight import check_inputs
 
@@ -23,6 +24,7 @@ __all__ = [
     "ADDRESS_FILE",
     "CheckRecord",
     "PastRun",
+    "PeersView",
     "RunConfig",
     "TrainConfig",
     "check_directory",
@@ -32,6 +34,7 @@ __all__ = [
     "follow",
     "holds_run",
     "load_run",
+    "look_at_peers",
     "plays_rank",
     "run_loop",
     "step_inputs",
@@ -47,6 +50,7 @@ if not TYPE_CHECKING:
             "loop": ("run_loop", "step_inputs"),
             "records.check_record": ("CheckRecord",),
             "records.past_run": ("PastRun",),
+            "records.peers": ("PeersView", "look_at_peers"),
             "records.run_directory": ("ADDRESS_FILE", "check_directory", "default_directory", "holds_run"),
             "setup.preflight": ("check_inputs",),
         },

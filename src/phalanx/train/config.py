@@ -1,13 +1,14 @@
 """The run file: one section per part of the project, checked together."""
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PrivateAttr, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from phalanx.checkpoint import CheckpointConfig
-from phalanx.config import StrictModel, load_config, one_of, own_references, pin_own_code
+from phalanx.config import StrictModel, load_config, one_of, own_references, pin_own_code, printable
 from phalanx.data import DataConfig
 from phalanx.models import ModelConfig
 from phalanx.objectives import OBJECTIVES
@@ -16,6 +17,7 @@ from phalanx.parallel import ParallelConfig
 from phalanx.parallel.deepspeed import DeepSpeedConfig
 from phalanx.pipeline.config import AttackConfig, GuardConfig, PipelineConfig
 from phalanx.split import ENCLAVE, SplitConfig
+from phalanx.telemetry.sinks import SinkConfig
 from phalanx.train.exclusions import contradiction, excluded_by, refused_value
 
 _FEWEST_JOINED = 3
@@ -70,6 +72,8 @@ class RunConfig(StrictModel):
     guard: GuardConfig = GuardConfig()
     attack: AttackConfig = AttackConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    tracking: tuple[SinkConfig, ...] = ()
+    """Where curves are sent beside the run's own files; without a section nothing is sent anywhere."""
     _name: str = PrivateAttr(default="run")
     _home: Path = PrivateAttr(default=Path())
 
@@ -205,6 +209,8 @@ class RunConfig(StrictModel):
         """Leave out the sections of the engine that the run does not have."""
         engines = {name for name in ("parallel", "deepspeed", "split") if getattr(self, name) is not None}
         left_out = ({"parallel", "deepspeed", "split"} - engines) | excluded_by(engines, workers_see=self.is_joined)
+        if not self.tracking:
+            left_out.add("tracking")
         return {name: value for name, value in write(self).items() if name not in left_out}
 
     @property
@@ -279,9 +285,22 @@ class RunConfig(StrictModel):
         return made
 
     @property
+    def flat(self) -> dict[str, str | int | float | bool | None]:
+        """The run file as a metrics sink is told: a value for each ``section.key``; a list as one text."""
+        return dict(_flat(self.model_dump(mode="json")))
+
+    @property
     def own_code(self) -> list[str]:
         """References to code of the user's own, attacks included, which the laboratory alone loads."""
         return own_references(self.model_dump(mode="json"))
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _flat(inner, f"{name}.{key}".removeprefix("."))
+    else:
+        yield name, printable(json.dumps(value)) if isinstance(value, list) else value
 
 
 def load_run(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:

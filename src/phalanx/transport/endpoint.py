@@ -122,13 +122,13 @@ class Endpoint(Closeable):
 
     @property
     def bytes_sent(self) -> Mapping[str, int]:
-        """Bytes of the frames that each peer has taken."""
-        return MappingProxyType(self._sent)
+        """Bytes of the frames that each peer has taken, up to now."""
+        return MappingProxyType(dict(self._sent))
 
     @property
     def bytes_received(self) -> Mapping[str, int]:
-        """Bytes of the accepted frames of each peer."""
-        return MappingProxyType(self._received)
+        """Bytes of the accepted frames of each peer, up to now."""
+        return MappingProxyType(dict(self._received))
 
     @property
     def refusals(self) -> Mapping[str, int]:

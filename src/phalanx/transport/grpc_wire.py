@@ -107,7 +107,9 @@ class GrpcWire:
         try:
             port = self._server.add_secure_port(f"{host}:{config.port}", server_credentials(identity))
         except RuntimeError as exc:
-            raise TransportError(f"{host}:{config.port}: cannot listen; is the port taken?") from exc
+            raise TransportError(f"{host}:{config.port}: cannot listen; is the port taken?").about(
+                code="PHX-T002", key="transport.port", found=f"{host}:{config.port}"
+            ) from exc
         self._port: int = port
         self.address = f"{host}:{port}"
 

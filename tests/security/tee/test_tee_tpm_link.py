@@ -71,7 +71,7 @@ def test_a_refusal_carries_the_code_of_the_tpm():
     with pytest.raises(TpmError, match="0x98e") as caught:
         TpmDevice(Says(answer(b"", 0x98E))).read_pcrs((0,))
 
-    assert caught.value.code == 0x98E
+    assert caught.value.response == 0x98E
 
 
 def test_a_command_that_a_busy_tpm_did_not_begin_is_sent_again(monkeypatch):

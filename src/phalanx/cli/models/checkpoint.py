@@ -1,14 +1,12 @@
 """``phalanx checkpoint``: look at a run's checkpoints, take a model out of one, make and change their keys."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from phalanx.cli.answers.answer import Answer
 from phalanx.cli.console import say_figures
-
-if TYPE_CHECKING:
-    from phalanx.train import PastRun
 
 checkpoint_app = typer.Typer(no_args_is_help=True, help="Verify and export checkpoints; make and change their keys.")
 
@@ -20,25 +18,26 @@ Certificate = Annotated[
 
 
 @checkpoint_app.command(epilog="Example: phalanx checkpoint verify runs/first --certificate pinned/owner.pem")
-def verify(run_dir: RunDir, step: Step = None, certificate: Certificate = None) -> None:
+def verify(run_dir: RunDir, step: Step = None, certificate: Certificate = None) -> Answer:
     """Check signature, every byte and the audit log's word for one checkpoint; name what is wrong."""
-    past = _past(run_dir, certificate)
+    from phalanx.train import PastRun
+
+    past = PastRun(run_dir, certificate)
     found = past.open(step)
     tensors = [found.tensors(stage) for stage in found.stages]
-    say_figures(
-        {
-            "verdict": "signed, whole, unchanged, and the one that the audit log knows"
-            if step is None
-            else "signed, whole and unchanged",
-            "checkpoint": str(found.path),
-            "step": found.step,
-            "run": found.run,
-            "signed by": f"{past.owner.name} {past.owner.public_key.hex()}",
-            "stages": len(found.stages),
-            "tensors": sum(len(stage) for stage in tensors),
-            "bytes": sum(tensor.nbytes for stage in tensors for tensor in stage.values()),
-        }
-    )
+    known = ", and the one that the audit log knows" if step is None else ""
+    figures = {
+        "verdict": f"signed, whole, unchanged{known}",
+        "checkpoint": str(found.path),
+        "step": found.step,
+        "run": found.run,
+        "signed by": f"{past.owner.name} {past.owner.public_key.hex()}",
+        "stages": len(found.stages),
+        "tensors": sum(len(stage) for stage in tensors),
+        "bytes": sum(tensor.nbytes for stage in tensors for tensor in stage.values()),
+    }
+    say_figures(figures)
+    return Answer(figures)
 
 
 @checkpoint_app.command(epilog="Example: phalanx checkpoint export runs/first models/first")
@@ -48,14 +47,15 @@ def export(
     step: Step = None,
     merge: Annotated[bool, typer.Option("--merge", help="Add an adapter to the model's own weights.")] = False,
     certificate: Certificate = None,
-) -> None:
+) -> Answer:
     """Write the model, or the adapter, of a verified checkpoint so that transformers and peft load it."""
     from phalanx.checkpoint.export import RunTokenizer, export_model
     from phalanx.data import prepare
     from phalanx.models import open_model
+    from phalanx.train import PastRun
     from phalanx.train.records.run_directory import cache_beside
 
-    past = _past(run_dir, certificate)
+    past = PastRun(run_dir, certificate)
     config, cache = past.config, cache_beside(run_dir)
     source = open_model(config.model, cache / "models", config.train.seed)
     corpus = prepare(config.data, cache / "data", config.train.seed, source.tokenizer_path)
@@ -63,15 +63,17 @@ def export(
     tokenizer = RunTokenizer.of(config.data.tokenizer, source, corpus)
     export_model(found, source, out, adapter=config.model.adapter, merge=merge, tokenizer=tokenizer)
     typer.echo(f"{out}: weights of step {found.step}")
+    return Answer({"directory": out, "step": found.step, "merged": merge})
 
 
 @checkpoint_app.command("new-key", epilog="Example: phalanx checkpoint new-key secrets/checkpoint.key")
-def new_key(file: Annotated[Path, typer.Argument(metavar="FILE", help="New file, readable by you only.")]) -> None:
+def new_key(file: Annotated[Path, typer.Argument(metavar="FILE", help="New file, readable by you only.")]) -> Answer:
     """Draw a key for encrypted checkpoints; without it they cannot be read."""
     from phalanx.checkpoint import write_new_key
 
     name = write_new_key(file)
     typer.echo(f'{file}: key {name}; in the run file: encrypt = true, key = "file:{file}"')
+    return Answer({"file": file, "key": name})
 
 
 @checkpoint_app.command(epilog="Example: phalanx checkpoint rotate runs/first --to file:secrets/next.key")
@@ -79,21 +81,17 @@ def rotate(
     run_dir: RunDir,
     to: Annotated[str, typer.Option("--to", metavar="WHERE", help="The new key: file:PATH, env:NAME, command:...")],
     certificate: Certificate = None,
-) -> None:
+) -> Answer:
     """Wrap all data keys with a new key; put it where checkpoint.key points afterwards. No run may be going on."""
     from phalanx.checkpoint import open_key
     from phalanx.checkpoint.rotate import rotate_keys
     from phalanx.errors import ConfigError
+    from phalanx.train import PastRun
 
-    past = _past(run_dir, certificate)
+    past = PastRun(run_dir, certificate)
     old = past.key()
     if old is None:
         raise ConfigError(f"{run_dir}: its checkpoints are not encrypted; there is no key to change")
     steps = rotate_keys(past.checkpoints, past.owner, old, open_key(to))
     typer.echo(f"{past.checkpoints}: steps {steps} open with the new key only; put it where checkpoint.key points")
-
-
-def _past(run_dir: Path, certificate: Path | None) -> "PastRun":
-    from phalanx.train import PastRun
-
-    return PastRun(run_dir, certificate)
+    return Answer({"checkpoints": past.checkpoints, "steps": steps})

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from phalanx.cli.answers.answer import Answer
 from phalanx.cli.console import say_figures
 
 model_app = typer.Typer(
@@ -14,26 +15,21 @@ model_app = typer.Typer(
 
 Source = Annotated[Path, typer.Argument(metavar="DIR", help="A directory in the hub's layout.")]
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="New directory.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @model_app.command(epilog="Example: phalanx model inspect models/Qwen3-0.6B --json")
-def inspect(directory: Source, as_json: AsJson = False) -> None:
+def inspect(directory: Source) -> Answer:
     """Say family, sizes, files and tokenizer of a model, and what a run would refuse about it."""
-    import json
-
     from phalanx.models.inspection import inspect_model
 
     found = inspect_model(directory)
-    if as_json:
-        typer.echo(json.dumps(found))
-        return
     say_figures({name: value for name, value in found.items() if name != "refused"})
     say_figures({"refused": "; ".join(found["refused"]) or "nothing: a run can train it"})
+    return Answer(found)
 
 
 @model_app.command("import", epilog="Example: phalanx model import downloads/opt-125m models/opt-125m")
-def import_(directory: Source, out: Out) -> None:
+def import_(directory: Source, out: Out) -> Answer:
     """Copy a model so that a run can train it: safetensors, a tokenizer.json, every shape compared with the config.
 
     Pickled weights and other tokenizer files are read in a sandbox without network. GGUF files are not read: give the
@@ -43,10 +39,11 @@ def import_(directory: Source, out: Out) -> None:
 
     import_model(directory, out)
     typer.echo(f'{out}: in the run file: model.path = "{out}"')
+    return Answer({"directory": out})
 
 
 @model_app.command(epilog="Example: phalanx model convert downloads/old-model models/old-model")
-def convert(directory: Source, out: Out) -> None:
+def convert(directory: Source, out: Out) -> Answer:
     """Make safetensors of pickled weights, in a sandbox without network; tokenizer files are copied as they are.
 
     GGUF is not written: the gguf package has names and blocks, but the rules by family are those of llama.cpp's own
@@ -56,6 +53,7 @@ def convert(directory: Source, out: Out) -> None:
 
     import_model(directory, out, makes_tokenizer=False)
     typer.echo(f"{out}: weights in safetensors")
+    return Answer({"directory": out})
 
 
 @model_app.command(epilog="Example: phalanx model verify models/first runs/first --certificate pinned/owner.pem")
@@ -65,11 +63,8 @@ def verify(
     certificate: Annotated[
         Path | None, typer.Option("--certificate", metavar="FILE", help="The owner's certificate, kept by you.")
     ] = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Answer:
     """Compare an exported model or adapter with the digest that its run signed at the end."""
-    import json
-
     from phalanx.checkpoint.exported import verify_export
     from phalanx.train import PastRun
 
@@ -77,7 +72,5 @@ def verify(
     adapter = past.config.model.adapter is not None
     digest = verify_export(directory, past.final_weights_digest, trains_adapter=adapter)
     figures = {"verdict": "the weights of the run's end", "run": past.run_id, "digest": digest}
-    if as_json:
-        typer.echo(json.dumps(figures))
-    else:
-        say_figures(figures)
+    say_figures(figures)
+    return Answer(figures)

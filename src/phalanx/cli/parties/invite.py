@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from phalanx.cli.answers.answer import Answer, say_object
+from phalanx.cli.parties.pki_request import complete
+
 if TYPE_CHECKING:
     from phalanx.security.invite import JoinTerms
 
@@ -27,7 +30,7 @@ def invite(
     port: Annotated[int | None, typer.Option(help="Where to listen; left out, the port of the run.")] = None,
     expires: Annotated[str, typer.Option(help="How long the token counts: 30m, 24h, 7d.")] = "24h",
     wait: Annotated[bool, typer.Option(help="Wait here until they have joined.")] = True,
-) -> None:
+) -> Answer:
     """Print a token for each invited machine, and certify the keys that it makes, once."""
     import socket
 
@@ -35,7 +38,7 @@ def invite(
 
     lasts = _lasts(expires)
     directory, bind, terms = _read(target, name or [], port)
-    _complete(directory)
+    complete(directory)
     invitations = Invitations(directory)
     with EnrolmentServer(directory, invitations, terms, typer.echo) as server:
         if wait:
@@ -43,8 +46,9 @@ def invite(
         reached = f"{host or socket.gethostname()}:{server.port or port or terms.port}"
         for one in name or []:
             token = invitations.invite(one, reached, lasts)
-            typer.echo(f"{one}, until {token.expires_at.isoformat()}, at {reached}; on its machine:")
-            typer.echo(f"  phalanx join {token.line()}")
+            line, until = token.line(), token.expires_at.isoformat()
+            typer.echo(f"{one}, until {until}, at {reached}; on its machine:\n  phalanx join {line}")
+            say_object({"name": one, "token": line, "expires_at": until, "address": reached})
         if wait:
             typer.echo("waiting for them; Ctrl-C stops, and `phalanx invite` without --name waits again")
         pause = threading.Event()
@@ -52,6 +56,7 @@ def invite(
             pause.wait(_LOOK_S)
     if wait:
         typer.echo("nobody is awaited any more; start the run with `phalanx train`")
+    return Answer({"invited": name or [], "awaited": invitations.open_names()})
 
 
 def _lasts(text: str) -> timedelta:
@@ -87,14 +92,3 @@ def _read(target: Path, names: list[str], port: int | None) -> "tuple[Path, str,
         "hand over with Ctrl-C or SIGTERM at any time",
     )
     return Path(pipeline.pki), pipeline.transport.bind, JoinTerms(pipeline.transport.port, asks)
-
-
-def _complete(directory: Path) -> None:
-    """Make the authority and the owner's keys where there are none yet."""
-    from phalanx.security.crypto import create_authority, issue
-
-    if not (directory / "authority.pem").exists():
-        create_authority(directory)
-        typer.echo(f"{directory}: a new authority, valid for a year; whoever has authority.key can name parties")
-    if not (directory / "owner").exists():
-        issue(directory, "owner")

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from phalanx.cli.answers.answer import Answer
+
 if TYPE_CHECKING:
-    pass
+    from phalanx.pipeline import WorkerOutcome
 
 _LOOKS_S = 60
 
@@ -23,7 +25,7 @@ def join(
     ] = None,
     port: Annotated[int, typer.Option(help="Where to listen; 0 takes any free one.")] = 7070,
     serve: Annotated[bool, typer.Option(help="Serve at once; else only make keys and worker file.")] = True,
-) -> None:
+) -> Answer:
     """Make keys here, have them certified, and serve until the run is complete; again whenever the owner is back."""
     from phalanx.security.crypto import load_identity
     from phalanx.security.invite import JoinToken, enrol
@@ -42,8 +44,9 @@ def join(
             typer.echo(f"you are asked to: {asked}")
         file.write_text(_worker_file(home, told.owner, advertise or told.own_host, port), encoding="utf-8")
         typer.echo(f"{file}: settings such as threads, device and memory_mib go there")
-    if serve:
-        _serve(file)
+    outcome = _serve(file) if serve else None
+    ended = "not served" if not serve else "left" if outcome is None else outcome.name.lower()
+    return Answer({"name": token.name, "directory": home, "worker_file": file, "status": ended})
 
 
 def _worker_file(home: Path, owner: str, host: str, port: int) -> str:
@@ -57,21 +60,21 @@ def _worker_file(home: Path, owner: str, host: str, port: int) -> str:
     )
 
 
-def _serve(file: Path) -> None:
+def _serve(file: Path) -> "WorkerOutcome | None":
     from phalanx.cli.worker import serve_once
     from phalanx.config import load_config
     from phalanx.pipeline import WorkerConfig, keep_serving
 
     config = load_config(file, WorkerConfig)
     if config.parallel.world > 1:
-        serve_once(config, file)
-        return
+        return serve_once(config, file)
     # while it serves, the worker itself takes the first signal as the wish to hand over
     signal.signal(signal.SIGTERM, _leave)
     try:
-        keep_serving(lambda: serve_once(config, file), typer.echo, time.sleep)
+        return keep_serving(lambda: serve_once(config, file), typer.echo, time.sleep)
     except KeyboardInterrupt:
         typer.echo("left while no run was under way")
+        return None
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:

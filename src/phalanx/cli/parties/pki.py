@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from phalanx.cli.answers.answer import Answer
 from phalanx.cli.parties.pki_request import request, sign
 
 pki_app = typer.Typer(
@@ -20,13 +21,14 @@ pki_app = typer.Typer(
 def init(
     directory: Annotated[Path, typer.Argument(help="New directory; best kept offline.")],
     days: Annotated[int, typer.Option(help="Validity in days.")] = 365,
-) -> None:
+) -> Answer:
     """Make the authority that all parties of a run have in common."""
     from phalanx.security.crypto import create_authority
 
     create_authority(directory, days)
     typer.echo(f"{directory / 'authority.pem'}: certificate of the new authority, valid for {days} days")
     typer.echo(f"{directory / 'authority.key'}: its key; whoever has it can name parties")
+    return Answer({"certificate": directory / "authority.pem", "key": directory / "authority.key", "days": days})
 
 
 @pki_app.command(epilog="Example: phalanx pki issue keys worker-1 --host gpu7.example.org --days 90")
@@ -38,7 +40,7 @@ def issue(
         typer.Option(help="Further DNS name or address; may be repeated."),
     ] = None,
     days: Annotated[int, typer.Option(help="Validity in days, at most the authority's.")] = 90,
-) -> None:
+) -> Answer:
     """Make the keys and the certificate of one party of this machine: the owner, or a worker of a local run.
 
     A party of another machine makes its own keys there, with pki request or join, and they never leave it.
@@ -48,6 +50,7 @@ def issue(
 
     home = issue_identity(directory, name, tuple(host) if host else LOCAL_HOSTS, days)
     typer.echo(f"{home}: keys and certificate of {name}, for use on this machine")
+    return Answer({"directory": home, "name": name, "days": days})
 
 
 pki_app.command(epilog="Example: phalanx pki request alice --dir alice")(request)
@@ -55,7 +58,7 @@ pki_app.command(epilog="Example: phalanx pki sign keys request.csr --name alice"
 
 
 @pki_app.command(epilog="Example: phalanx pki show keys/worker-1/certificate.pem")
-def show(file: Annotated[Path, typer.Argument(help="A certificate.")]) -> None:
+def show(file: Annotated[Path, typer.Argument(help="A certificate.")]) -> Answer:
     """Print what a certificate says; only the authority beside it, where there is one, is checked."""
     from phalanx.security.crypto import (
         certificate_facts,
@@ -70,14 +73,15 @@ def show(file: Annotated[Path, typer.Argument(help="A certificate.")]) -> None:
     authority = file.parent / "authority.pem"
     if facts.peer is None:
         load_authority(file)
-        typer.echo(f"authority    {facts.subject}")
-        typer.echo(f"fingerprint  {fingerprint(pem, str(file))}")
+        shown = {"authority": facts.subject, "fingerprint": fingerprint(pem, str(file))}
     else:
-        typer.echo(f"party        {facts.peer.name}")
-        typer.echo(f"message key  {facts.peer.public_key.hex()}")
-        typer.echo(f"hosts        {', '.join(facts.hosts) or 'none'}")
-    typer.echo(f"valid from   {facts.not_before.isoformat()}")
-    typer.echo(f"valid until  {facts.not_after.isoformat()}")
+        shown = {"party": facts.peer.name, "message_key": facts.peer.public_key.hex()}
+        shown |= {"hosts": ", ".join(facts.hosts) or "none"}
+    shown |= {"valid_from": facts.not_before.isoformat(), "valid_until": facts.not_after.isoformat()}
+    for name, value in shown.items():
+        typer.echo(f"{name.replace('_', ' '):<11}  {value}")
     if facts.peer is not None and authority.exists():
         peer_from_certificate(pem, load_authority(authority), where=str(file))
         typer.echo(f"checked      against {authority}")
+        shown |= {"checked_against": str(authority)}
+    return Answer(shown)

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from phalanx.cli.answers.answer import Answer
+
 REQUEST_FILE = "request.csr"
 
 
@@ -14,7 +16,7 @@ def request(
     authority: Annotated[
         Path | None, typer.Option(help="Certificate of the one authority that may sign; left out, any may.")
     ] = None,
-) -> None:
+) -> Answer:
     """Make a party's keys on this machine, or take those that are there, and write a request to certify them."""
     from phalanx.security.crypto import fingerprint, load_authority, make_request, read_request, write_public
 
@@ -23,8 +25,10 @@ def request(
     pem = make_request(home, name, asked)
     write_public(home / REQUEST_FILE, pem)
     typer.echo(f"{home / REQUEST_FILE}: send this to whoever has the authority; the keys beside it stay here")
-    typer.echo(f"message key  {read_request(pem).peer.public_key.hex()}")
+    message_key = read_request(pem).peer.public_key.hex()
+    typer.echo(f"message key  {message_key}")
     typer.echo(f"what comes back, certificate.pem and authority.pem, belongs into {home}")
+    return Answer({"request": home / REQUEST_FILE, "party": name, "message_key": message_key})
 
 
 def sign(
@@ -36,7 +40,7 @@ def sign(
         typer.Option(help="Further DNS name or address; may be repeated. A request cannot ask for any."),
     ] = None,
     days: Annotated[int, typer.Option(help="Validity in days, at most the authority's.")] = 90,
-) -> None:
+) -> Answer:
     """Certify keys that were made elsewhere; the certificate stays here, where a run looks for it."""
     from phalanx.errors import CertificateError
     from phalanx.security.crypto import certificate_facts, fingerprint, read_public, read_request, sign_request
@@ -50,8 +54,26 @@ def sign(
     hosts = tuple(host) if host else ()
     home = sign_request(directory, pem, name=name, hosts=hosts, days=days, where=str(request_file))
     file = home / "certificate.pem"
-    typer.echo(f"party        {party.name}")
-    typer.echo(f"message key  {party.public_key.hex()}; compare it with what pki request printed")
-    typer.echo(f"valid until  {certificate_facts(read_public(file), str(file)).not_after.isoformat()}")
-    typer.echo(f"authority    {fingerprint(read_public(home / 'authority.pem'))}")
+    signed = {
+        "party": party.name,
+        "message_key": party.public_key.hex(),
+        "valid_until": certificate_facts(read_public(file), str(file)).not_after.isoformat(),
+        "authority": fingerprint(read_public(home / "authority.pem")),
+    }
+    typer.echo(f"party        {signed['party']}")
+    typer.echo(f"message key  {signed['message_key']}; compare it with what pki request printed")
+    typer.echo(f"valid until  {signed['valid_until']}")
+    typer.echo(f"authority    {signed['authority']}")
     typer.echo(f"{file}: stays here for the run; send a copy of it and of {home / 'authority.pem'} back")
+    return Answer({**signed, "certificate": file})
+
+
+def complete(directory: Path) -> None:
+    """Make the authority and the owner's keys where there are none yet."""
+    from phalanx.security.crypto import create_authority, issue
+
+    if not (directory / "authority.pem").exists():
+        create_authority(directory)
+        typer.echo(f"{directory}: a new authority, valid for a year; whoever has authority.key can name parties")
+    if not (directory / "owner").exists():
+        issue(directory, "owner")

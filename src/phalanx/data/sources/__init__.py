@@ -77,7 +77,9 @@ def _own_line(kind: str, found: Any) -> SourceLine:
 
 def no_text(kind: str) -> DataError:
     """Say that a source has nothing to learn from."""
-    return DataError(f"data.sources, kind {kind!r}: holds no text; remove it or give it another path")
+    return DataError(f"data.sources, kind {kind!r}: holds no text; remove it or give it another path").about(
+        code="PHX-I012", key="data.sources", do="remove it or give it another path"
+    )
 
 
 __all__ = [

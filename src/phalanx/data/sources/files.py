@@ -34,7 +34,9 @@ def list_files(path: Path, suffixes: tuple[str, ...]) -> list[SourceFile]:
     if path.is_file():
         return [SourceFile(path.name, path)]
     if not path.is_dir():
-        raise DataError(f"{path}: not found; give the path of a file or a directory")
+        raise DataError(f"{path}: not found; give the path of a file or a directory").about(
+            code="PHX-I011", file=str(path), do="give the path of a file or a directory"
+        )
     wanted = suffixes + tuple(f"{suffix}.gz" for suffix in suffixes)
     found = [
         SourceFile(item.relative_to(path).as_posix(), item)
@@ -42,7 +44,9 @@ def list_files(path: Path, suffixes: tuple[str, ...]) -> list[SourceFile]:
         if item.name.lower().endswith(wanted) and item.is_file()
     ]
     if not found:
-        raise DataError(f"{path}: no file of this source's kind found; expected {', '.join(wanted)}")
+        raise DataError(f"{path}: no file of this source's kind found; expected {', '.join(wanted)}").about(
+            code="PHX-I011", file=str(path), expected=", ".join(wanted)
+        )
     return sorted(found, key=lambda file: file.name)
 
 
@@ -82,7 +86,7 @@ def decode(content: bytes, where: str, encoding: str = "utf-8") -> str:
     except UnicodeDecodeError as exc:
         raise DataError(
             f"{where}: byte {exc.start} (0x{content[exc.start]:02x}) is not {encoding}; convert the file to UTF-8"
-        ) from exc
+        ).about(code="PHX-I015", file=where, expected=encoding, do="convert the file to UTF-8") from exc
     except LookupError as exc:
         raise DataError(f"{where}: unknown encoding {encoding!r}; use a name that Python knows") from exc
 

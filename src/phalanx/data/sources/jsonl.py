@@ -47,7 +47,9 @@ class JsonlFiles:
         try:
             record = json.loads(decode(line, where))
         except (json.JSONDecodeError, RecursionError) as exc:
-            raise DataError(f"{where}: is not JSON ({exc}); expected one object a line") from exc
+            raise DataError(f"{where}: is not JSON ({exc}); expected one object a line").about(
+                code="PHX-I013", file=where, expected="one object a line"
+            ) from exc
         if not isinstance(record, dict):
             raise DataError(f"{where}: found a JSON {type(record).__name__}, expected an object")
         text = record.get(self._field)
@@ -58,8 +60,8 @@ class JsonlFiles:
             raise DataError(
                 f"{where}: no field {self._field!r}; its fields are: {keys}; set `field` to the one with the text, or "
                 "write one text a line where it takes several"
-            )
+            ).about(code="PHX-I014", file=where, key="field", found=keys, expected=self._field)
         raise DataError(
             f"{where}: field {self._field!r} holds a JSON {type(text).__name__}, expected text"
             + ("; a chat is not rendered here: write each conversation as one text" if isinstance(text, list) else "")
-        )
+        ).about(code="PHX-I014", file=where, key="field", found=type(text).__name__, expected="text")

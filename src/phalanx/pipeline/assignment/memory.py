@@ -121,7 +121,7 @@ class Memory:
         """
         short = self.shortages(holders, shadows)
         if short:
-            raise ConfigError(f"memory: the stages fit nowhere: {'. '.join(short)}; {_ADVICE}")
+            raise ConfigError(f"memory: the stages fit nowhere: {'. '.join(short)}; {_ADVICE}").about(code="PHX-C018")
 
 
 UNBOUNDED = Memory()

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Collection
 
-from phalanx.errors import PeerRefusedError
+from phalanx.errors import CertificateError, PeerRefusedError
 from phalanx.security.crypto import certified_name
 
 _MOST_LINES = 1000
@@ -16,16 +16,25 @@ class Callers:
     Args:
         name_of: Names the present or next incarnation of a certificate.
         expected: Names of the parties that this session lets in.
+        revoked: Reads the certificates that the owner has taken back, by the name in each.
         say: Takes one line; called from the wire's threads.
 
     Guarantees:
-        A party is named by its certificate, never by what it says. Each thing is said once, and of at most so many
+        A party is named by its certificate, never by what it says. A revoked one is refused, and each one where the
+        list of them cannot be read. Each thing is said once, and of at most so many
         things, so that a caller cannot fill a terminal.
     """
 
-    def __init__(self, name_of: NameOf, expected: Collection[str], say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        name_of: NameOf,
+        expected: Collection[str],
+        say: Callable[[str], None],
+        revoked: Callable[[], Collection[str]] = tuple,
+    ) -> None:
         self._name_of = name_of
         self._expected = frozenset(expected)
+        self._revoked = revoked
         self._say = say
         self._said: set[str] = set()
         self._lock = threading.Lock()
@@ -47,11 +56,17 @@ class Callers:
         return name
 
     def _check(self, certified: str) -> None:
+        try:
+            is_revoked = certified in self._revoked()
+        except CertificateError as exc:
+            raise PeerRefusedError("the list of revocations cannot be read, so nobody is let in") from exc
+        if is_revoked:
+            raise PeerRefusedError(f"the certificate of {certified} was revoked by the owner")
         if certified not in self._expected:
             raise PeerRefusedError(
                 f"{certified} is no party of this session; pipeline.remote_workers and may_join of the run file name "
                 "them, and convicted ones stay out"
-            )
+            ).about(code="PHX-T041", found=certified)
 
     def _tell(self, line: str) -> None:
         with self._lock:

@@ -125,7 +125,9 @@ class _JoinState:
             names = sorted(missing())
             dead = [name for name in names if not expected.is_alive(name)]
             if dead:
-                raise PeerLostError(f"{dead[0]} ended before it joined: {expected.last_output(dead[0])}")
+                raise PeerLostError(f"{dead[0]} ended before it joined: {expected.last_output(dead[0])}").about(
+                    code="PHX-T053", found=dead[0]
+                )
             if time.monotonic() > self._deadline and expected.may_be_absent and self.hellos.keys() - set(names):
                 for name in names:
                     self.hellos.pop(name, None)
@@ -133,7 +135,7 @@ class _JoinState:
             if time.monotonic() > self._deadline:
                 raise PeerLostError(
                     f"{', '.join(names)} {what} within {expected.timeout_s:.0f} s; start them with `phalanx worker`"
-                )
+                ).about(code="PHX-T052", found=", ".join(names), do="start them with `phalanx worker`")
             frame = self._endpoint.receive(0.2)
             if isinstance(frame, LinkFault):
                 self._miss(frame)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from phalanx.checkpoint.state_files import StateFiles
+from phalanx.config import printable
 from phalanx.errors import PeerRefusedError
 from phalanx.pipeline.assignment.memory import Rooms
 from phalanx.pipeline.membership.admission import Admission
@@ -18,7 +19,7 @@ from phalanx.pipeline.protocol.message import Message
 from phalanx.pipeline.protocol.messages import StateDigest
 from phalanx.pipeline.protocol.requests import Patience
 from phalanx.pipeline.worker.roles import Library
-from phalanx.security.crypto import certified_name, name_of_incarnation
+from phalanx.security.crypto import Revocation, certified_name, name_of_incarnation
 from phalanx.transport import Endpoint, LinkFault
 
 
@@ -62,7 +63,9 @@ class Incarnations:
             if not begins or first is None:
                 return present or certified
             if certified in self._barred:
-                raise PeerRefusedError(f"{certified} was shut out and does not come back")
+                raise PeerRefusedError(f"{certified} was shut out and does not come back").about(
+                    code="PHX-T042", found=certified
+                )
             if present is not None:
                 self._restarted.add(present)
                 return None
@@ -80,6 +83,12 @@ class Incarnations:
         with self._lock:
             self._present[certified_name(name)] = name
 
+    @property
+    def present(self) -> tuple[str, ...]:
+        """The incarnations that have come and take part, or are about to."""
+        with self._lock:
+            return tuple(self._present.values())
+
     def ended(self, name: str, *, for_good: bool) -> None:
         """Note that a party takes part no more."""
         with self._lock:
@@ -91,6 +100,20 @@ class Incarnations:
             if for_good:
                 self._barred.add(certified)
 
+    def bar(self, certified: str) -> str | None:
+        """Let no process with this certificate begin any more, and refuse its incarnations that do not take part.
+
+        Returns:
+            The one that takes part, or is about to; the caller decides what becomes of it.
+        """
+        with self._lock:
+            self._barred.add(certified)
+            present = self._present.get(certified)
+        for name in self._endpoint.peers:
+            if certified_name(name) == certified and name != present:
+                self._endpoint.refuse(name)
+        return present
+
     def take_restarted(self) -> list[str]:
         """Hand out, once, the parties with a process that has begun anew: their incarnations are over."""
         if not self._restarted:
@@ -98,6 +121,16 @@ class Incarnations:
         with self._lock:
             found, self._restarted = sorted(self._restarted), set()
             return found
+
+
+def revocation_facts(entry: Revocation) -> dict[str, object]:
+    """Return what the event `revoked` of the audit log says of a certificate that was taken back."""
+    return {
+        "party": entry.party,
+        "message_key": entry.message_key,
+        "revoked_at": entry.time,
+        "reason": printable(entry.reason),
+    }
 
 
 NoteVerified = Callable[[int, Mapping[int, str], Mapping[int, StateDigest]], None]
@@ -126,6 +159,8 @@ class Members:
     """How often one that was lost or has left may come back in this session."""
     rebalance_every: int = 0
     """Steps over which every worker's pace is measured, for stages to move away from slow ones; 0: they stay."""
+    revoked: Callable[[], Mapping[str, Revocation]] = dict
+    """Reads which certificates the owner has taken back, by the name in each."""
     unreachable: Sequence[LinkFault] = ()
     """Links that failed before the engine could hear of it."""
     incarnations: Incarnations | None = None
@@ -134,6 +169,15 @@ class Members:
     """Tells what is remembered of the owner's audit log, and heeds it."""
     look_after: Callable[[], None] = lambda: None
     """Does the same for a local worker that ended before it joined; called whenever there is nothing else to do."""
+
+    def newly_revoked(self, before: Collection[str]) -> list[Revocation]:
+        """Return what the owner has taken back of parties of this run, without those named in `before`.
+
+        Raises:
+            CertificateError: The list cannot be read, so no party is known to be still one.
+        """
+        found = self.revoked().items()
+        return [one for name, one in found if name in self.certificates and name not in before]
 
     def add_incarnation(self, name: str) -> None:
         """Note that a known party has begun another incarnation, under the same certificate."""

@@ -31,7 +31,7 @@ from phalanx.pipeline.verify.draw import AuditDraw
 from phalanx.pipeline.verify.facts import StepFacts
 from phalanx.pipeline.worker.party import Party
 from phalanx.pipeline.worker.roles import Library
-from phalanx.security.crypto import Peer
+from phalanx.security.crypto import Peer, certified_name
 from phalanx.telemetry import PhaseTimer
 from phalanx.transport import Endpoint
 
@@ -76,6 +76,7 @@ class PipelineEngine:
         self.plan = plan
         self.timer = PhaseTimer(cpu_clock=time.thread_time)
         clock = Awake() if clock is None else clock
+        self._revoked_parties = members.newly_revoked
         mail = Mailbox(owner, endpoint)
         self.incarnations = members.incarnations or Incarnations(endpoint, members.names, members.returns)
         self._links = OwnerLinks(endpoint, mail, self.incarnations, Patience(30.0, clock))
@@ -157,6 +158,7 @@ class PipelineEngine:
     @task
     async def _step(self, step: int, inputs: StepInputs) -> StepResult:
         first_verdict, redone = len(self.verdicts), self.steps_redone
+        await self._heed_revocations(step)
         await self._regroup(step)
         self._failover.signed_history.forget_before(step)
         if self._facts.ledger.step != step:
@@ -168,6 +170,16 @@ class PipelineEngine:
             await verified_step.begin_again(step)
             raise error
         return await verified_step.apply(step, inputs, effort, self.verdicts[first_verdict:], redone)
+
+    async def _heed_revocations(self, step: int) -> None:
+        """Replace parties that the owner has revoked, between two steps, before they are sent anything of the next."""
+        failover = self._failover
+        for entry in self._revoked_parties(failover.revoked):
+            newcomer = failover.revoke(entry, step)
+            if newcomer is not None:
+                self._newcomers.drop(newcomer)
+        while any(certified_name(name) in failover.revoked for name in failover.lost):
+            await self._verified_step.recover(None, step)
 
     async def _regroup(self, step: int) -> None:
         """Let workers in and out between two steps, and relieve slow or crowded ones; all states are agreed on then."""

@@ -9,7 +9,7 @@ from phalanx.errors import PeerLostError, TransportError, VerificationError
 from phalanx.pipeline.assignment.assignment import Assignment, roles_of, settled
 from phalanx.pipeline.assignment.rebalance import Balance
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.membership.members import Files, Members, OwnerLinks
+from phalanx.pipeline.membership.members import Files, Members, OwnerLinks, revocation_facts
 from phalanx.pipeline.owner.coordinator import Coordinator
 from phalanx.pipeline.owner.guarantees import Guarantees
 from phalanx.pipeline.owner.paper_recovery import PLAIN, Attempt, PaperRecovery
@@ -22,6 +22,7 @@ from phalanx.pipeline.verify.facts import Judgement, StepFacts
 from phalanx.pipeline.verify.signed_history import SignedHistory
 from phalanx.pipeline.verify.state_agreement import StateAgreement
 from phalanx.pipeline.worker.roles import Roles
+from phalanx.security.crypto import Revocation, certified_name
 
 
 class Failover:
@@ -32,6 +33,7 @@ class Failover:
         lost: Those among them that are known to be gone and are still to be replaced.
         reasons: Why each party that was ever lost was lost.
         leaving: Those among them that hand over at the end of the step.
+        revoked: Names in the certificates that the owner has taken back in this session.
         epoch: Of the present roles; -1 before the first.
         verdicts: All so far, each judged from its evidence.
         takeovers: Stages that changed hands.
@@ -56,7 +58,7 @@ class Failover:
         self.links = links
         self.alive = list(members.names)
         self.lost, self.reasons = deque[str](), dict[str, str]()
-        self.leaving: set[str] = set()
+        self.leaving, self.revoked = set[str](), set[str]()
         self.epoch = -1
         self.verdicts = Verdicts(facts, members, files)
         self.takeovers, self.signed_history = 0, SignedHistory()
@@ -139,6 +141,16 @@ class Failover:
             self._files.observe("link_broken", {"party": name, "reason": reason})
             self.lost.append(name)
             self.reasons[name] = reason
+
+    def revoke(self, entry: Revocation, step: int) -> str | None:
+        """Bar a revoked party; one that takes part joins those in `lost`, the name of one about to join is returned."""
+        self._files.observe("revoked", {**revocation_facts(entry), "step": step})
+        self.revoked.add(entry.party)
+        name = self.links.incarnations.bar(entry.party)
+        if name in self.alive:
+            self.lost.append(name)
+            self.reasons[name], name = "its certificate was revoked", None
+        return name
 
     def probe(self) -> None:
         """Send every party a message: a link with a dead other end is found when something is to go over it."""
@@ -285,7 +297,7 @@ class Failover:
     def _shut_out(self, gone: str, *, convicted: bool) -> None:
         """Refuse a worker's messages and end its process, if it is a local one."""
         self._strike(gone)
-        self.links.shut_out(gone, for_good=convicted)
+        self.links.shut_out(gone, for_good=convicted or certified_name(gone) in self.revoked)
         self._members.dismiss(gone)
         self._files.gone.append(gone)
         place = {"stages": self._standing.held_by(gone), "step": self._facts.ledger.step}

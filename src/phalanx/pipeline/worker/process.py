@@ -252,7 +252,7 @@ class Worker:
         if pinned is not None and pinned != plan.run_digest:
             raise ConfigError(
                 f"run_digest: the owner runs {plan.run_digest}, pinned is {pinned}; ask the owner or change the pin"
-            )
+            ).about(code="PHX-C017", key="run_digest", found=str(plan.run_digest), expected=str(pinned))
         if self._party is None:
             plan = self._plan = plan.model_copy(update={"device": self._config.device})
             name = self._identity.name

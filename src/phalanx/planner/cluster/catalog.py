@@ -62,7 +62,9 @@ def open_model_shape(name: str) -> ModelShape:
         return known_models()[name]
     if not Path(name).exists():
         choices = ", ".join(sorted(known_models()))
-        raise ConfigError(f"--model {name}: is no file and no known model; choices: {choices}")
+        raise ConfigError(f"--model {name}: is no file and no known model; choices: {choices}").about(
+            code="PHX-C002", key="--model", found=name
+        )
     return read_shape(Path(name))
 
 
@@ -80,7 +82,9 @@ def open_cluster(name: str) -> Cluster:
     path = Path(name)
     if not path.exists() and path.suffix != ".toml":
         choices = ", ".join(sorted(known_clusters()))
-        raise ConfigError(f"--cluster {name}: is no file and no known cluster; choices: {choices}")
+        raise ConfigError(f"--cluster {name}: is no file and no known cluster; choices: {choices}").about(
+            code="PHX-C002", key="--cluster", found=name
+        )
     cluster = load_config(path, Cluster)
     for pool in cluster.pools:
         device_of(cluster, pool.device, str(path))

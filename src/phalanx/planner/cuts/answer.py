@@ -88,7 +88,7 @@ class CutAnswer:
         if depth is None:
             if usable:
                 return usable[0]
-            raise ConfigError(f"plan: no cut of {self.model} can be used: {self._reasons()}")
+            raise ConfigError(f"plan: no cut of {self.model} can be used: {self._reasons()}").about(code="PHX-C020")
         if not 0 <= depth < len(self.cuts):
             raise ConfigError(
                 f"--cut {depth}: {self.model} has {len(self.cuts)} layers; give 1 to {len(self.cuts) - 1}, "

@@ -48,11 +48,11 @@ class PlanAnswer:
         if asked is not None:
             other = nearest(asked, question.shape, question.recipe)
             hint = f"; the nearest that can work is {other}" if other is not None and other != asked else ""
-            raise ConfigError(f"plan: {asked}: {reasons[0]}{hint}")
+            raise ConfigError(f"plan: {asked}: {reasons[0]}{hint}").about(code="PHX-C020")
         raise ConfigError(
             f"plan: none of {len(reasons):,} layouts of {_any_of(question.counts)} devices can be used:\n"
             + ("\n".join(causes(self.ranking.refused)) or "  there are no devices")
-        )
+        ).about(code="PHX-C020")
 
     def pipeline(self) -> tuple[Estimate, Timeline] | None:
         """Return the best layout that has a pipeline, with a step of it played through; None without one."""

@@ -36,10 +36,12 @@ from phalanx.security.crypto.pki import (
     sign_request,
 )
 from phalanx.security.crypto.request import CheckedRequest, make_request, read_request
+from phalanx.security.crypto.revocation import LONGEST_REASON, Revocation, RevokedParties
 
 __all__ = [
     "DIGEST_PATTERN",
     "LOCAL_HOSTS",
+    "LONGEST_REASON",
     "SESSION_NAME",
     "CertificateFacts",
     "CheckedRequest",
@@ -47,6 +49,8 @@ __all__ = [
     "MonotonicCounter",
     "NotRollbackProofCounter",
     "Peer",
+    "Revocation",
+    "RevokedParties",
     "SteadyClock",
     "boot_name",
     "certificate_facts",

@@ -84,7 +84,7 @@ def peer_from_certificate(
     except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm) as exc:
         raise CertificateError(
             f"{where}: not signed by {_common_name(authority)!r}; let that authority issue one"
-        ) from exc
+        ).about(code="PHX-V012", file=where, do="let that authority issue one") from exc
     _check_time(certificate, now, where)
     peer = _facts(certificate, where).peer
     if peer is None:
@@ -206,10 +206,14 @@ def _check_time(certificate: x509.Certificate, now: datetime | None, where: str)
     moment = now or steady_now()
     if moment < certificate.not_valid_before_utc:
         start = certificate.not_valid_before_utc.isoformat()
-        raise CertificateError(f"{where}: not valid before {start}; check this machine's clock")
+        raise CertificateError(f"{where}: not valid before {start}; check this machine's clock").about(
+            code="PHX-V013", file=where, do="check this machine's clock"
+        )
     if moment > certificate.not_valid_after_utc:
         end = certificate.not_valid_after_utc.isoformat()
-        raise CertificateError(f"{where}: expired at {end}; have a new one made with phalanx pki sign, or issue")
+        raise CertificateError(f"{where}: expired at {end}; have a new one made with phalanx pki sign, or issue").about(
+            code="PHX-V013", file=where, do="have a new one made with phalanx pki sign, or issue"
+        )
 
 
 def _extension(certificate: x509.Certificate, kind: type[_Extension], where: str) -> _Extension:

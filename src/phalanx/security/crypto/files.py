@@ -85,7 +85,9 @@ def _read(path: Path, made_by: str, *, private: bool) -> bytes:
             status = os.fstat(file.fileno())
             data = file.read(MAX_FILE_BYTES + 1) if stat.S_ISREG(status.st_mode) else b""
     except OSError as exc:
-        raise CertificateError(f"{path}: cannot be read ({exc.strerror}); {made_by}") from exc
+        raise CertificateError(f"{path}: cannot be read ({exc.strerror}); {made_by}").about(
+            code="PHX-V011", file=str(path), do=made_by
+        ) from exc
     if not stat.S_ISREG(status.st_mode) or len(data) > MAX_FILE_BYTES:
         raise CertificateError(f"{path}: expected a file of at most {MAX_FILE_BYTES} bytes")
     mode = stat.S_IMODE(status.st_mode)

@@ -43,6 +43,7 @@ from phalanx.security.crypto.keys import (
     private_pem,
 )
 from phalanx.security.crypto.request import CheckedRequest, read_request
+from phalanx.security.crypto.revocation import RevokedParties
 
 CERTIFICATE = "certificate.pem"
 LOCAL_HOSTS = ("localhost", "127.0.0.1")
@@ -100,9 +101,10 @@ def issue(
         The new directory.
 
     Raises:
-        CertificateError: Malformed name or host, no authority, or the party has keys already.
+        CertificateError: Malformed name or host, no authority, or the party has keys already, or was revoked.
     """
     check_party_name(name)
+    RevokedParties(directory).check(name)
     authority = _Authority(directory)
     home = directory / name
     if home.exists():
@@ -143,7 +145,7 @@ def sign_request(
 
     Raises:
         CertificateError: The request is malformed, altered, of another party, for another authority, or without proof
-            that its sender holds both keys; or the name has other keys, or a key another name.
+            that its sender holds both keys; or the name has other keys, or a key another name; or one was revoked.
     """
     request = read_request(pem, where)
     peer = request.peer
@@ -156,6 +158,7 @@ def sign_request(
     period = authority.period(peer.name, days, now)
     home = directory / peer.name
     with locked(directory / "signing"):
+        RevokedParties(directory).check(peer.name, peer)
         if not _has_certificate(directory, request, period[0], where):
             make_private_directory(home)
             write_public(home / "authority.pem", authority.pem)

@@ -16,6 +16,8 @@ from pydantic import Field, ValidationError
 from phalanx.config import StrictModel
 from phalanx.errors import CertificateError, PeerRefusedError
 from phalanx.security.crypto import (
+    Revocation,
+    RevokedParties,
     check_party_name,
     digest_hex,
     fingerprint,
@@ -40,6 +42,7 @@ class _Entry(StrictModel):
     expires: int
     used_by: _Digest | None = None
     """Digest of the message key that was certified for it."""
+    taken_back: bool = False
 
 
 class Invitations:
@@ -50,8 +53,8 @@ class Invitations:
         now: Time of day; may be set for tests.
 
     Guarantees:
-        A secret is never written. It certifies one pair of keys, before it expires, under the name that it was made
-        for; no answer shows whether a name is invited.
+        A secret is never written. It certifies one pair of keys, before it expires or is taken back, under the name
+        that it was made for; no answer shows whether a name is invited.
     """
 
     def __init__(self, directory: Path, now: Callable[[], datetime] = steady_now) -> None:
@@ -62,11 +65,12 @@ class Invitations:
         """Make a token for a party; an earlier one for the same name is void from now on.
 
         Raises:
-            CertificateError: No authority, a malformed name, or it is certified already.
+            CertificateError: No authority, a malformed name, or it is certified already, or was revoked.
             ConfigError: The address is malformed.
         """
         check_party_name(name)
         authority = fingerprint(load_authority(self._directory / "authority.pem"))
+        RevokedParties(self._directory).check(name)
         if (self._directory / name / "certificate.pem").exists():
             raise CertificateError(
                 f"{name} is certified already and needs no invitation: it joins with the keys that it has; choose "
@@ -83,7 +87,27 @@ class Invitations:
             return []
         names = sorted(path.stem for path in self._home.glob("*.json"))
         entries = {name: self._read(name) for name in names}
-        return [name for name, one in entries.items() if one and not one.used_by and not self._is_over(one)]
+        return [name for name, one in entries.items() if one is not None and self._is_open(one)]
+
+    def revoke(self, name: str, reason: str) -> tuple[bool, Revocation | None]:
+        """Take back what a party was given: its unused invitation, and its certificate.
+
+        Returns:
+            Whether there was an open invitation, and what the list of revocations says now; None without a certificate.
+
+        Raises:
+            CertificateError: It has neither, is the owner, or the list of revocations cannot be read or written.
+        """
+        check_party_name(name)
+        with self._locked():
+            entry = self._read(name)
+            was_open = entry is not None and self._is_open(entry)
+            is_certified = (self._directory / name / "certificate.pem").exists()
+            if not (was_open or is_certified):
+                raise CertificateError(f"{name} is neither invited nor certified in {self._directory}")
+            if entry is not None:
+                self._write(name, entry.model_copy(update={"taken_back": True}))
+            return was_open, RevokedParties(self._directory).add(name, reason) if is_certified else None
 
     def admit(self, name: str, secret: str, request: bytes) -> Path:
         """Certify the keys in a request that shows the secret of an invitation.
@@ -94,7 +118,7 @@ class Invitations:
             The directory with the certificate.
 
         Raises:
-            PeerRefusedError: Wrong, used or expired.
+            PeerRefusedError: Wrong, used, expired or taken back.
             CertificateError: The request is not what it should be; the invitation stays open.
         """
         check_party_name(name)
@@ -104,6 +128,8 @@ class Invitations:
             is_right = hmac.compare_digest(kept, secret_digest(secret))
             if entry is None or not is_right:
                 raise PeerRefusedError("this token is not valid here: it is wrong, or a newer one has replaced it")
+            if entry.taken_back:
+                raise PeerRefusedError(f"the token of {name} was taken back by the owner")
             if self._is_over(entry):
                 raise PeerRefusedError(f"the token of {name} has expired; ask for a new one")
             keys = digest_hex(read_request(request, f"request of {name}").peer.public_key)
@@ -115,6 +141,9 @@ class Invitations:
             home = sign_request(self._directory, request, name=name, where=f"request of {name}")
             self._write(name, entry.model_copy(update={"used_by": keys}))
             return home
+
+    def _is_open(self, entry: _Entry) -> bool:
+        return not (entry.used_by or entry.taken_back or self._is_over(entry))
 
     def _is_over(self, entry: _Entry) -> bool:
         return self._now().timestamp() >= entry.expires

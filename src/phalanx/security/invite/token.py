@@ -47,7 +47,9 @@ class JoinToken:
         split_address(self.address)
         digests = all(isinstance(text, str) and _HEX.fullmatch(text) for text in (self.authority, self.secret))
         if not digests or type(self.expires) is not int or not 0 <= self.expires <= _LAST_SECOND:
-            raise ConfigError("token: a field of it is malformed; ask for a new one")
+            raise ConfigError("token: a field of it is malformed; ask for a new one").about(
+                code="PHX-C019", key="TOKEN", do="ask for a new one"
+            )
 
     @classmethod
     def new(cls, name: str, address: str, authority: str, expires: datetime) -> "JoinToken":
@@ -69,17 +71,23 @@ class JoinToken:
         """
         text = line.strip()
         if len(text) > _MOST_CHARACTERS or not text.startswith(_PREFIX):
-            raise ConfigError(f"token: expected one line that begins with {_PREFIX}; copy the whole of it")
+            raise ConfigError(f"token: expected one line that begins with {_PREFIX}; copy the whole of it").about(
+                code="PHX-C019", key="TOKEN", do="copy the whole of it"
+            )
         body = text[len(_PREFIX) :]
         try:
             raw = base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_", validate=True)
             checksum, data = raw[:_CHECKSUM_BYTES], raw[_CHECKSUM_BYTES:]
             if checksum != hashlib.sha256(data).digest()[:_CHECKSUM_BYTES]:
-                raise ConfigError("token: is cut or altered; copy the whole line again")
+                raise ConfigError("token: is cut or altered; copy the whole line again").about(
+                    code="PHX-C019", key="TOKEN", do="copy the whole line again"
+                )
             fields = parse_canonical(data)
             return cls(**{name: fields.pop(name) for name in cls.__annotations__}, **fields)
         except (ValueError, KeyError, TypeError, binascii.Error) as exc:
-            raise ConfigError("token: is malformed; ask for a new one") from exc
+            raise ConfigError("token: is malformed; ask for a new one").about(
+                code="PHX-C019", key="TOKEN", do="ask for a new one"
+            ) from exc
 
     def line(self) -> str:
         """Return the token as one line."""

@@ -18,6 +18,7 @@ class RunHistory:
     Attributes:
         decisions: What the guard decided, as (kind, body), oldest first.
         convicted: Parties that were found guilty; they never come back, unless the recovery excludes no party.
+        revoked: Parties with a certificate that the owner has taken back; they never come back.
         final_weights_digest: Of the run's end; None while it has not ended.
         head: Where the log ends; None when it is empty.
         adopted: Whether the run began where another one was.
@@ -29,6 +30,7 @@ class RunHistory:
 
     decisions: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     convicted: set[str] = field(default_factory=set)
+    revoked: set[str] = field(default_factory=set)
     final_weights_digest: str | None = None
     head: LogHead | None = None
     adopted: bool = False
@@ -96,6 +98,8 @@ def _take(history: RunHistory, kind: str, body: dict[str, Any]) -> None:
         history.decisions.append((kind, body))
     if kind == "evicted" or (kind == "verdict" and body.get("excludes", True)):
         history.convicted.add(certified_name(body["party"]))
+    if kind == "revoked":
+        history.revoked.add(certified_name(body["party"]))
     if kind in ("run_started", "run_resumed") and body.get("audit_key_commitment") is not None:
         history.committed.add(body["audit_key_commitment"])
     if kind == KEY_REVEALED:

@@ -1,6 +1,5 @@
 """A run directory seen from outside, by public keys alone: its config, and a checkpoint that its log certifies."""
 
-import json
 from pathlib import Path
 
 from phalanx.checkpoint import (
@@ -20,7 +19,7 @@ from phalanx.security.crypto import Peer, certificate_facts, read_public
 from phalanx.train.config import load_run
 from phalanx.train.records.audit_trail import LOG_FILE
 from phalanx.train.records.history import read_history
-from phalanx.train.records.run_directory import owner_certificate
+from phalanx.train.records.run_directory import owner_certificate, run_name
 
 
 class PastRun:
@@ -50,10 +49,7 @@ class PastRun:
     def __init__(self, path: Path, certificate: Path | None = None) -> None:
         self.path = path
         self.checkpoints = path / "checkpoints"
-        try:
-            self.run_id = str(json.loads((path / "run.json").read_text(encoding="utf-8"))["run"])
-        except (OSError, ValueError, KeyError, TypeError) as exc:
-            raise CheckpointError(f"{path / 'run.json'}: cannot be read; expected the directory of a run") from exc
+        self.run_id = run_name(path)
         self.config = load_run(path / "config.toml")
         self.owner = _owner(certificate or owner_certificate(path))
         history = read_history(path / LOG_FILE, self.owner, self.run_id)

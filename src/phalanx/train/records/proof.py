@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from phalanx.errors import AuditLogError, CertificateError
+from phalanx.errors import AuditLogError
 from phalanx.pipeline import OWNER, REMOVED_SHADOWS, AuditDraw, Rules, ShownWork, check_step, read_leaves
 from phalanx.security.audit import (
     LEAVES_FILE,
@@ -25,6 +25,7 @@ from phalanx.security.crypto import Peer, certificate_facts, peer_from_certifica
 from phalanx.train.records.audit_trail import LEAVES_FORMAT, LOG_FILE
 from phalanx.train.records.history import KEY_REVEALED
 from phalanx.train.records.log_heads import SUMMARY_FILE, head_in_summary, known_heads
+from phalanx.train.records.owner_key import owner_of
 from phalanx.train.records.run_directory import owner_certificate
 from phalanx.train.records.unstarted import MIDDLE
 
@@ -109,7 +110,7 @@ def verify_run(run_dir: Path, certificate: Path | None = None, heads: Sequence[P
     """
     path = run_dir / LOG_FILE
     key_from = certificate or owner_certificate(run_dir)
-    owner = _owner(key_from)
+    owner = owner_of(key_from)
     end, is_signed = _told_end(run_dir, owner)
     reader = _Reader()
     log = verify_log(path, owner, expected=end, known=known_heads(run_dir, owner), visit=reader.take)
@@ -327,17 +328,6 @@ def _peers(certificates: Mapping[str, str], authority: str, owner: Peer, where: 
             raise AuditLogError(f"{where}: the certificate of {name} is another party's")
         peers[name] = peer
     return peers
-
-
-def _owner(path: Path) -> Peer:
-    try:
-        facts = certificate_facts(path.read_bytes(), str(path))
-    except OSError as exc:
-        raise CertificateError(f"{path}: cannot be read ({exc.strerror}); give --certificate FILE") from exc
-    # the dates are not judged: a log must stay readable long after its signer's certificate has ended
-    if facts.peer is None:
-        raise CertificateError(f"{path}: is an authority's certificate, expected the owner's")
-    return facts.peer
 
 
 def _told_end(run_dir: Path, owner: Peer) -> tuple[LogHead | None, bool]:

@@ -13,14 +13,14 @@ from phalanx.engine import UNGUARDED, StepResult
 from phalanx.errors import CheckpointError, CutLogError
 from phalanx.pipeline import Observe
 from phalanx.security.audit import AuditLog
-from phalanx.telemetry import MetricsFile, ProgressDisplay, StepReading, TensorBoardWriter
+from phalanx.telemetry import CurveWriter, MetricsFile, ProgressDisplay, StepReading
 from phalanx.telemetry.progress import Kind
 from phalanx.train.batches.scores import Scores, Validation, say_validation, validation_row
 from phalanx.train.records.ground_truth import GroundTruth
 
 _MOST_CHARACTERS = 2000
 # a conviction must outlive even the machine: a resumed run reads here which party may not come back
-LASTING = ("run_started", "run_resumed", "verdict", "evicted")
+LASTING = ("run_started", "run_resumed", "verdict", "evicted", "revoked")
 _SAID: dict[str, tuple[Kind, str]] = {
     "awaiting": ("note", "listening on {address}; start {parties} with `phalanx worker`"),
     "log_head_ignored": ("alarm", "what {party} says of the audit log does not count: {reason}"),
@@ -40,6 +40,7 @@ _SAID: dict[str, tuple[Kind, str]] = {
         "step {step}: {accuser} spoke against {party}, and the evidence does not hold: {why}; nobody is evicted",
     ),
     "evicted": ("eviction", "{party} is evicted"),
+    "revoked": ("eviction", "the certificate of {party} is revoked: {reason}"),
     "lost": ("eviction", "{party} is gone"),
     "left": ("note", "{party} has handed over and left"),
     "batch_skipped": ("alarm", "step {step}: batch {number} is given up, the next one takes its place: {reason}"),
@@ -131,7 +132,7 @@ class RunRecorder:
         self,
         metrics: MetricsFile,
         log: AuditLog,
-        board: TensorBoardWriter,
+        board: CurveWriter,
         progress: ProgressDisplay,
         truth: GroundTruth,
         totals: RunningTotals,

@@ -71,6 +71,20 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
+def run_name(run_dir: Path) -> str:
+    """Return the random name of the run in a directory.
+
+    Raises:
+        CheckpointError: There is no run.
+    """
+    try:
+        return str(json.loads((run_dir / _RECORD).read_text(encoding="utf-8"))["run"])
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise CheckpointError(f"{run_dir / _RECORD}: cannot be read; expected the directory of a run").about(
+            code="PHX-I051", file=str(run_dir), expected="the directory of a run"
+        ) from exc
+
+
 def check_directory(run_dir: Path, *, resume: bool) -> None:
     """Refuse what `RunDirectory` would, as far as it can be seen without the run; nothing is touched.
 
@@ -78,18 +92,30 @@ def check_directory(run_dir: Path, *, resume: bool) -> None:
         ConfigError: It holds a run already and `resume` is false.
         CheckpointError: There is nothing to resume.
     """
+    if run_dir.exists() and not run_dir.is_dir():
+        raise _not_usable(run_dir, "File exists")
     if resume and not any((run_dir / name).exists() for name in (_RECORD, _BEGUN)):
         raise _nothing_to_resume(run_dir)
     if not resume and holds_run(run_dir):
         raise _holds_run(run_dir)
 
 
+def _not_usable(path: Path, why: str) -> ConfigError:
+    return ConfigError(f"{path}: cannot be used as a run directory ({why}); choose another --run-dir").about(
+        code="PHX-C013", file=str(path), do="choose another --run-dir"
+    )
+
+
 def _nothing_to_resume(run_dir: Path) -> CheckpointError:
-    return CheckpointError(f"{run_dir}: there is no run to resume; start it without --resume")
+    return CheckpointError(f"{run_dir}: there is no run to resume; start it without --resume").about(
+        code="PHX-I051", file=str(run_dir), do="start it without --resume"
+    )
 
 
 def _holds_run(run_dir: Path) -> ConfigError:
-    return ConfigError(f"{run_dir}: holds a run already; add --resume to go on with it, or choose another --run-dir")
+    return ConfigError(
+        f"{run_dir}: holds a run already; add --resume to go on with it, or choose another --run-dir"
+    ).about(code="PHX-C012", file=str(run_dir), do="add --resume, or choose another --run-dir")
 
 
 class RunDirectory(Closeable):
@@ -131,9 +157,7 @@ class RunDirectory(Closeable):
                 is_there = resume and record.exists()
                 self.run_id = self._check_record(record) if is_there else self._begin(record, resume)
             except OSError as exc:
-                raise ConfigError(
-                    f"{path}: cannot be used as a run directory ({exc.strerror}); choose another --run-dir"
-                ) from exc
+                raise _not_usable(path, exc.strerror or "unknown") from exc
             self.owner: Identity = load_identity(self.pki / OWNER)
             self._leave_certificate()
             for name in (*run.pipeline.remote_workers, *run.pipeline.may_join):
@@ -262,7 +286,7 @@ class RunDirectory(Closeable):
             raise ConfigError(
                 f"{self.path}: holds {', '.join(foreign)} but no {_RECORD}, so it is no run of ours; "
                 "choose another --run-dir"
-            )
+            ).about(code="PHX-C013", file=str(self.path), do="choose another --run-dir")
 
     def _begin(self, record: Path, resume: bool) -> str:
         if not record.exists():
@@ -341,12 +365,12 @@ class RunDirectory(Closeable):
                 raise ConfigError(
                     f"{self.path}: the run in it has not finished a step, so there is nothing to resume; start it "
                     "without --resume, and it is begun anew with this run file"
-                )
+                ).about(code="PHX-C014", file=str(self.path), do="start it without --resume")
             self._check_code()
             raise ConfigError(
                 f"{self.path}: holds another run (config digest {config_digest[:12]}..., this run file has "
                 f"{digest(self._run)[:12]}...){self._what_differs()}; resume with the very run file, see "
                 f"{self.path / 'config.toml'}, or begin a new run where this one is: --from {self.path} with another "
                 "--run-dir"
-            )
+            ).about(code="PHX-C016", file=str(self.path))
         return run_id

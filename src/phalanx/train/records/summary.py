@@ -50,6 +50,8 @@ class Figures:
     """Of a classification: the task, its texts and what one knows without a model; None of any other run."""
     split: dict[str, Any] | None = None
     """Tier, evidence, release and cost of a split run; None of any other."""
+    tracking: list[dict[str, Any]] = field(default_factory=list)
+    """Of each metrics sink of this session: what it took, what was dropped, and why it ended early."""
     checks: CheckRecord = field(default_factory=CheckRecord)
     drifts: Drifts = field(default_factory=Drifts)
     checkpoints: tuple[int, ...] = ()
@@ -168,6 +170,7 @@ def summarise(run: RunConfig, figures: Figures, totals: RunningTotals, truth: Gr
         "audit_log_head_signed": figures.signed_log_head,
         **trust_figures(figures.checks, figures.drifts, checkpoints, guarded=_guarded(run)),
         **({} if figures.texts is None else {"classification": _classification(figures)}),
+        **({"tracking": figures.tracking} if figures.tracking else {}),
         **({} if figures.split is None else {"split": figures.split}),
     }
 

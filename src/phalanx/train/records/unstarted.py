@@ -28,9 +28,9 @@ _BEFORE_A_STEP = {
 """Kinds of events that say nothing of a finished step and convict no party."""
 
 _NAMES = (
-    *("config.toml", "run.json", "owner.pem", "summary.json", "report.html", "address", "attack.jsonl"),
+    *("config.toml", "run.json", "owner.pem", "summary.json", "report.html", "address", "attack.jsonl", "peers.json"),
     *(_LOG, *_GROW_WITH_STEPS, *_FILLED_BY_STEPS),
-    *("pki", "secrets", "tensorboard", "code", "clients", "enclave", MIDDLE, "transcript.json"),
+    *("pki", "secrets", "tensorboard", "tracking", "code", "clients", "enclave", MIDDLE, "transcript.json"),
 )
 """What a run leaves behind before its first step; its processes' logs stay, where they meet as well."""
 
@@ -112,7 +112,7 @@ def _lock(handle: int, run_dir: Path) -> None:
     except BlockingIOError as exc:
         raise ConfigError(
             f"{run_dir}: another process runs here; wait until it has ended, or choose another --run-dir"
-        ) from exc
+        ).about(code="PHX-C015", file=str(run_dir)) from exc
 
 
 def _has_keys_of_its_own(run_dir: Path) -> bool:

@@ -32,12 +32,15 @@ from phalanx.pipeline import (
     fresh_nonce,
     gather,
     keep_freed_memory,
+    revocation_facts,
 )
 from phalanx.security.audit import AuditLog
-from phalanx.security.crypto import certified_name
+from phalanx.security.crypto import RevokedParties, certified_name
 from phalanx.train.config import RunConfig
 from phalanx.train.records.audit_trail import rules
+from phalanx.train.records.history import RunHistory
 from phalanx.train.records.journal import Journal
+from phalanx.train.records.party_book import PartyBook
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.sessions.replacements import Replacements
 from phalanx.train.setup.layout import estimate_stages
@@ -123,6 +126,7 @@ def gathered(
     open_workers: OpenWorkers = LocalWorkers,
     log: AuditLog | None = None,
     say: Callable[[str], None] = lambda line: None,
+    book: PartyBook | None = None,
 ) -> Iterator[JoinedWorkers]:
     """Start or await the workers called `names`, and end them whatever happens; `late` ones may come at any time.
 
@@ -130,7 +134,7 @@ def gathered(
 
     A worker that is not named, such as one convicted in an earlier session, is not started and not let in.
     `open_workers` starts the local ones; another than the default is for drills only.
-    `say` takes a line about each party of another machine that calls, from other threads.
+    `say` takes a line about each party of another machine that calls, from other threads; `book` follows all parties.
     Workers of other machines remember how far `log` has come; those of this one live and die with the owner.
 
     Raises:
@@ -147,8 +151,11 @@ def gathered(
         # a second process of a certificate waits, before the engine is there as later on, until the first is given up
         incarnations = Incarnations(endpoint, (), run.pipeline.returns)
         wire.name_of = incarnations.name_of
+        if book is not None:
+            book.watch_links(endpoint, incarnations)
+        revocations = RevokedParties(home.pki)
         if run.pipeline.remote_workers:
-            wire.name_of = Callers(incarnations.name_of, (*names, *late), say).name_of
+            wire.name_of = Callers(incarnations.name_of, (*names, *late), say, revocations.read).name_of
         workers = stack.enter_context(open_workers(home.path / "workers"))
         if run.pipeline.remote_workers:
             home.announce(wire.address)
@@ -179,6 +186,7 @@ def gathered(
             raise
         members.rebalance_every, members.returns = run.pipeline.rebalance_every, run.pipeline.returns
         members.is_alive, members.dismiss = workers.is_alive, workers.dismiss
+        members.revoked = revocations.read
         members.certificates = {**members.certificates, OWNER: home.certificate(OWNER)}
         yield JoinedWorkers(members, workers, wire, endpoint)
         workers.close()
@@ -243,6 +251,37 @@ def session_name(home: RunDirectory) -> str:
 def session_draw(home: RunDirectory, run: RunConfig) -> AuditDraw:
     """The audits of a session that now begins: under the run's key and a nonce that no earlier session has had."""
     return AuditDraw.of(home.audit_key(), fresh_nonce(), run.guard)
+
+
+@dataclass(frozen=True)
+class Participants:
+    """The workers of a session, and those that the owner has revoked since the last one.
+
+    Attributes:
+        names: Those that take part from the beginning.
+        late: Those that may come later.
+        revoked: What the event `revoked` is to say of each one that no earlier session has told of.
+    """
+
+    names: list[str]
+    late: list[str]
+    revoked: list[dict[str, Any]]
+
+
+def participants(run: RunConfig, home: RunDirectory, history: RunHistory) -> Participants:
+    """Return the workers of a session that now begins: neither convicted nor revoked.
+
+    Raises:
+        CertificateError: The list of revocations cannot be read.
+    """
+    settings, listed = run.pipeline, RevokedParties(home.pki).read()
+    out = history.convicted | history.revoked | listed.keys()
+    known = (*settings.workers, *settings.late_workers)
+    return Participants(
+        [name for name in settings.workers if name not in out],
+        [name for name in settings.late_workers if name not in out],
+        [revocation_facts(listed[name]) for name in known if name in listed.keys() - history.revoked],
+    )
 
 
 def opening_facts(

@@ -171,4 +171,4 @@ def check_vocabulary(vocab_size: int, source: ModelSource) -> None:
         raise ConfigError(
             f"data.tokenizer has {vocab_size} tokens, the model {source.vocab_size}; "
             "raise vocab_size in model.architecture or lower it in data.tokenizer"
-        )
+        ).about(code="PHX-C022", key="data.tokenizer", found=str(vocab_size), expected=f"at most {source.vocab_size}")

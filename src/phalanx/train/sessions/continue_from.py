@@ -39,7 +39,7 @@ def check_adoption(run: RunConfig, past: PastRun) -> None:
             raise ConfigError(
                 f"{name}: is not that of {past.path}, so its checkpoint cannot be gone on from; "
                 f"see {past.path / 'config.toml'}"
-            )
+            ).about(code="PHX-C016", key=name)
 
 
 def schedule_told(run: RunConfig, past: RunConfig, step: int) -> str | None:

@@ -30,6 +30,7 @@ from phalanx.train.sessions.cluster import (
     engaged,
     gathered,
     opening_facts,
+    participants,
     session_draw,
     session_name,
 )
@@ -103,9 +104,8 @@ class OwnedPipeline:
         self._plan = make_plan(run, source)
         self._session = session_name(home)
         self._history = read_history(home.path / LOG_FILE, home.owner.public, home.run_id)
-        convicted = self._history.convicted
-        self._names = [name for name in run.pipeline.workers if name not in convicted]
-        self._late = [name for name in run.pipeline.late_workers if name not in convicted]
+        self._parties = participants(run, home, self._history)
+        self._names, self._late = self._parties.names, self._parties.late
         self._stack = contextlib.ExitStack()
         self._log: AuditLog | None = None
         self._joined: JoinedWorkers | None = None
@@ -156,6 +156,8 @@ class OwnedPipeline:
         key = {"owner_key": home.owner.public.public_key.hex()}
         self._observe("run_started" if history.head is None else "run_resumed", {**shared, **key, **facts})
         history.committed.add(facts["audit_key_commitment"])
+        for body in self._parties.revoked:
+            self._observe("revoked", {**body, "step": num_steps})
         library = BackLibrary(self._source, self._plan, state, num_steps)
         engine = self._stack.enter_context(
             engaged(

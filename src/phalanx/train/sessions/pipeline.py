@@ -2,17 +2,19 @@
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from phalanx.config import digest
 from phalanx.data import BatchLoader
 from phalanx.errors import CheckpointError, NoHolderError
 from phalanx.models import open_model, weights_digest
-from phalanx.pipeline import AuditDraw, LocalWorkers, Observe, PipelineEngine, StepPlan
+from phalanx.pipeline import AuditDraw, LocalWorkers, Observe, PipelineEngine, StageChecks, StepPlan
+from phalanx.telemetry import PEERS_FILE, PeersFile
 from phalanx.train.records.audit_trail import step_noter
 from phalanx.train.records.history import UNDOINGS
 from phalanx.train.records.journal import Journal, collect, discard, newer_entry
+from phalanx.train.records.party_book import PartyBook
 from phalanx.train.records.record import RunRecorder, announcing
 from phalanx.train.saving.checkpoint_rollback import Fallback
 from phalanx.train.saving.savepoint import Savepoint
@@ -23,6 +25,7 @@ from phalanx.train.sessions.cluster import (
     engaged,
     gathered,
     opening_facts,
+    participants,
     session_draw,
     session_name,
 )
@@ -83,15 +86,17 @@ class PipelineSetup:
         self._open_workers = open_workers
         self._stack = stack
         self._name = session_name(context.home)
-        settings, convicted = context.run.pipeline, context.history.convicted
-        self._workers = [name for name in settings.workers if name not in convicted]
-        self._late = [name for name in settings.late_workers if name not in convicted]
+        self._parties = participants(context.run, context.home, context.history)
+        self._workers, self._late = self._parties.names, self._parties.late
+        self._book = PartyBook(context.run.name, context.run.train.steps, self._workers, self._late, context.history)
+        stack.enter_context(PeersFile(context.home.path / PEERS_FILE, self._book.status))
 
     @functools.cached_property
     def _joined_workers(self) -> JoinedWorkers:
         """The workers: started, or awaited, at the first use."""
         context = self._context
-        with announcing(context.log, context.console) as say:
+        with announcing(context.log, context.console) as announce:
+            say = _and_in(self._book, announce)
             return self._stack.enter_context(
                 gathered(
                     context.run,
@@ -104,6 +109,7 @@ class PipelineSetup:
                     open_workers=self._open_workers,
                     log=context.log,
                     say=context.say,
+                    book=self._book,
                 )
             )
 
@@ -150,7 +156,8 @@ class PipelineSetup:
         self._note_opening(recorder, opening.start, draw)
         library = StageLibrary(source, plan, opening.checkpoint)
         journal = _journal(context, recorder)
-        events = PipelineEvents(context.observer(recorder), opening.savepoint, journal)
+        observe = _and_in(self._book, context.observer(recorder))
+        events = PipelineEvents(observe, opening.savepoint, journal)
         with contextlib.ExitStack() as stack:
             engine = stack.enter_context(
                 engaged(
@@ -163,10 +170,11 @@ class PipelineSetup:
                     draw=draw,
                     late=self._late,
                     journal=journal,
-                    note_checks=context.figures.checks.applied,
+                    note_checks=self._note_checks,
                     note_step=step_noter(context.log),
                 )
             )
+            self._book.watch_roles(engine)
             known = library.digests() if run.guard.enabled else {}
             settings = run.pipeline
             engine.start(opening.start, known, timeout_s=settings.step_timeout_s, patience_s=settings.patience_s)
@@ -176,6 +184,10 @@ class PipelineSetup:
             yield RunningPipeline(engine, saver, fallback, context, recorder)
             if journal is not None:
                 journal.remove()
+
+    def _note_checks(self, step: int, stages: Mapping[int, StageChecks]) -> None:
+        self._context.figures.checks.applied(step, stages)
+        self._book.checked(step, stages)
 
     def _note_opening(self, recorder: RunRecorder, start: int, draw: AuditDraw) -> None:
         context, guard = self._context, self._context.run.guard
@@ -188,6 +200,9 @@ class PipelineSetup:
         source, home = self.material.source, context.home
         facts = opening_facts(context.run, home, source, self._workers, self._name, draw)
         context.opening(recorder, start, facts)
+        observe = _and_in(self._book, recorder.observe)
+        for body in self._parties.revoked:
+            observe("revoked", {**body, "step": start})
         if guard.enabled:
             context.history.committed.add(facts["audit_key_commitment"])
         if context.history.head is not None and guard.enabled:
@@ -262,12 +277,24 @@ class RunningPipeline:
         self._recorder.observe("run_completed", {"final_weights_digest": figures.final_weights_digest})
 
 
+def _and_in(book: PartyBook, observe: Observe) -> Observe:
+    """Let the book of parties follow what is observed."""
+
+    def both(kind: str, body: dict[str, Any]) -> None:
+        book.observe(kind, body)
+        observe(kind, body)
+
+    return both
+
+
 def _recall(context: SessionContext) -> None:
     """Count what earlier sessions decided, whichever checkpoint this one goes on from."""
     for kind, body in context.history.decisions:
         context.figures.observe(kind, body)
     for name in sorted(context.history.convicted & set(context.run.pipeline.workers)):
         context.console.print(f"{name} was evicted earlier and stays out")
+    for name in sorted(context.history.revoked & set(context.run.pipeline.workers)):
+        context.console.print(f"{name} was revoked earlier and stays out")
 
 
 def _journal(context: SessionContext, recorder: RunRecorder) -> Journal | None:

@@ -9,7 +9,8 @@ from rich.console import Console
 
 from phalanx.errors import AuditLogError, CheckpointError, CutLogError, DiskError, NoHolderError
 from phalanx.optimizers import OptimizerConfig, learning_rate
-from phalanx.telemetry import MetricsFile, ProgressDisplay, TensorBoardWriter
+from phalanx.telemetry import CurveWriter, MetricsFile, ProgressDisplay, TensorBoardWriter, open_tracking
+from phalanx.telemetry.sinks import TrackedRun
 from phalanx.train.config import RunConfig
 from phalanx.train.loop import run_loop
 from phalanx.train.records.audit_trail import LOG_FILE, open_log, reveal_key
@@ -145,7 +146,8 @@ class Session:
                 figures.resumed_from = start
             figures.wall_s = totals.wall_s
             stack.enter_context(metrics)
-            board = stack.enter_context(TensorBoardWriter(home.path / "tensorboard"))
+            board = stack.enter_context(_tracked(context))
+            figures.tracking = board.report
             progress = stack.enter_context(ProgressDisplay(run.train.steps, start, console=self._console))
             recorder = RunRecorder(metrics, context.log, board, progress, self._truth, totals)
             running = stack.enter_context(setup.open(EngineStart(start, checkpoint, savepoint, metrics, recorder)))
@@ -163,6 +165,13 @@ class Session:
                     step = running.go_back(exc)
                 else:
                     break
+
+
+def _tracked(context: SessionContext) -> CurveWriter:
+    run, home = context.run, context.home
+    told = TrackedRun(home.run_id, run.name, str(home.path), run.flat)
+    board = TensorBoardWriter(home.path / "tensorboard")
+    return open_tracking(board, run.tracking, told, run.home, context.say)
 
 
 def rate_of(optimizer: OptimizerConfig, total_steps: int) -> Callable[[int], float]:

@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from phalanx.config import digest, dump_toml
-from phalanx.errors import ConfigError
 from phalanx.models import ModelSource, StageSpec, estimate_costs, partition
+from phalanx.models.layout import check_length
 from phalanx.pipeline import OWNER, StageRange, StepPlan
 from phalanx.pipeline.assignment.assignment import first_assignment
 from phalanx.pipeline.assignment.rank_memory import rank_bytes
@@ -48,11 +48,7 @@ def make_plan(run: RunConfig, source: ModelSource) -> StepPlan:
     Raises:
         ConfigError: Run file and model do not fit.
     """
-    longest = getattr(source.hub_config, "max_position_embeddings", None)
-    if longest is not None and run.data.sequence_length > longest:
-        raise ConfigError(
-            f"data.sequence_length = {run.data.sequence_length}: the model has positions for {longest}; lower it"
-        )
+    check_length(run.data.sequence_length, getattr(source.hub_config, "max_position_embeddings", None))
     return StepPlan(
         run_digest=digest(run),
         hub_config=source.hub_config_dict,

@@ -1,6 +1,8 @@
 """A look at everything that a run reads, before torch is imported and before anything is written."""
 
+from collections.abc import Mapping
 from itertools import islice
+from typing import Any
 
 from phalanx.config import open_own_code, own_references
 from phalanx.data import DataConfig, ModelTokenizerConfig
@@ -8,10 +10,14 @@ from phalanx.data.sources import SourceSettings, no_text, open_source
 from phalanx.data.tasks import Columns, load_own
 from phalanx.engine import check_build
 from phalanx.errors import DataError
-from phalanx.models.directory import check_model
+from phalanx.models.directory import check_model, describe
+from phalanx.models.layout import check_length, check_stages
 from phalanx.objectives import objective_of
+from phalanx.telemetry.sinks import check_sinks
 from phalanx.train.config import RunConfig
 
+_POSITIONS, _LAYERS = ("max_position_embeddings", "n_positions"), ("num_hidden_layers", "n_layer")
+"""What families call them in config.json."""
 _FIRST_DOCUMENTS = 20
 _MOST_BYTES = 1 << 24
 """Of a file that is read whole for its first document."""
@@ -21,7 +27,8 @@ def check_inputs(run: RunConfig) -> None:
     """Refuse a run with a model or data that cannot be what it says: files, fields and first documents are looked at.
 
     Raises:
-        ConfigError: This build of torch has no such device, or code of the user's own cannot be loaded.
+        ConfigError: This build of torch has no such device, code of the user's own cannot be loaded, or stages or
+            sequences are more than the model has.
         ModelError: The model's directory lacks a file.
         DataError: A source is missing, empty or malformed where it begins, a tokenizer's file is missing, or a file of
             labelled texts of one's own is wrong anywhere.
@@ -29,11 +36,27 @@ def check_inputs(run: RunConfig) -> None:
     check_build(run.train.device, "train.device")
     load_own_code(run)
     check_model(run.model, needs_tokenizer=isinstance(run.data.tokenizer, ModelTokenizerConfig))
+    _check_sizes(run)
     _check_data(run.data)
 
 
+def _check_sizes(run: RunConfig) -> None:
+    """Compare a run of stages with what config.json says; what it leaves out is looked at with the model."""
+    described = describe(run.model)
+    if described is None or run.parallel is not None:
+        return
+    longest, layers = (_first_number(described, names) for names in (_POSITIONS, _LAYERS))
+    check_length(run.data.sequence_length, longest)
+    if layers is not None and run.split is None:
+        check_stages(run.pipeline.stages, layers)
+
+
+def _first_number(described: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
+    return next((described[name] for name in names if type(described.get(name)) is int), None)
+
+
 def load_own_code(run: RunConfig) -> None:
-    """Load what a run file names of the user's own code, attacks apart, and look at its objective.
+    """Load what a run file names of the user's own code, attacks apart, and look at objective and metrics sinks.
 
     Raises:
         ConfigError: It cannot be had, or is not what its place asks for.
@@ -41,12 +64,15 @@ def load_own_code(run: RunConfig) -> None:
     for kind in own_references(run.model_dump(mode="json", exclude={"attack"})):
         open_own_code(kind, run.home)
     objective_of(run.train.objective)
+    check_sinks(run.tracking)
 
 
 def _check_data(data: DataConfig) -> None:
     path = getattr(data.tokenizer, "path", None)
     if path is not None and not path.is_file():
-        raise DataError(f"data.tokenizer.path: {path}: is no file; give the path of a tokenizer.json")
+        raise DataError(f"data.tokenizer.path: {path}: is no file; give the path of a tokenizer.json").about(
+            code="PHX-I016", file=str(path), key="data.tokenizer.path", do="give the path of a tokenizer.json"
+        )
     own = None if data.labelled is None else data.labelled.own
     if own is not None:
         for train, test in zip(own.train, own.test, strict=True):
@@ -55,7 +81,9 @@ def _check_data(data: DataConfig) -> None:
         try:
             _look_at(source)
         except DataError as exc:
-            raise DataError(f"data.sources.{number}: {exc}") from exc
+            raise DataError(f"data.sources.{number}: {exc}").about(
+                **{**exc.facts, "key": f"data.sources.{number}"}
+            ) from exc
 
 
 def _look_at(source: SourceSettings) -> None:

@@ -79,6 +79,8 @@ def drill_scenes(run: RunConfig, drill: Drill) -> dict[str, DrillRun]:
         "train": run.train.model_copy(update={"steps": drill.steps, "validate_every": 0}),
         "optimizer": optimizer,
         "checkpoint": run.checkpoint.model_copy(update={"every": 0}),
+        # a drill is no run that a metrics sink was asked to hear of
+        "tracking": None,
     }
     found = {}
     # parsed again, so that what is said about stages and steps is checked for each

@@ -143,7 +143,7 @@ class TpmDevice(Closeable):
             try:
                 return wire.decode_response(code, self._link.exchange(command), with_handle=with_handle)
             except TpmError as exc:
-                if exc.code not in _TRY_AGAIN:
+                if exc.response not in _TRY_AGAIN:
                     raise
                 time.sleep(pause_s)
         return wire.decode_response(code, self._link.exchange(command), with_handle=with_handle)

@@ -67,12 +67,12 @@ class TpmSealer:
                 answer = self._tpm.call(TpmCommand.UNSEAL, (item,), b"", wire.by_session(session))
                 return bytearray(answer.sized(2, MAX_SECRET_BYTES))
         except TpmError as exc:
-            if exc.code & 0x3F != _WRONG_STATE:
+            if exc.response & 0x3F != _WRONG_STATE:
                 raise
             raise TpmError(
                 f"{_WHERE}: PCRs {', '.join(map(str, pcrs))} have other values than when it was sealed; this machine "
                 "runs something else, or was updated",
-                exc.code,
+                exc.response,
             ) from exc
         finally:
             self._tpm.flush(item)

@@ -1,0 +1,99 @@
+"""The answer of a command: people are told it in words while it is found, programs get it as one JSON object (ADR 97).
+
+Under ``--json`` stdout takes JSON alone. Whatever a command, a library or a child process prints goes to stderr.
+"""
+
+import contextlib
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+from phalanx.errors import PhalanxError
+
+OPTION = "--json"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command found.
+
+    Attributes:
+        facts: One JSON object; a path becomes text, a number that is not finite becomes null.
+        exit_code: Of the process.
+        error: Why the command fails although it has an answer; its exit code counts then.
+    """
+
+    facts: Mapping[str, Any]
+    exit_code: int = 0
+    error: PhalanxError | None = None
+
+
+@dataclass
+class _Programs:
+    lines: TextIO | None = None
+
+
+_PROGRAMS = _Programs()
+
+
+def for_programs() -> bool:
+    """Whether the command that runs was asked for JSON."""
+    return _PROGRAMS.lines is not None
+
+
+def say_object(value: Mapping[str, Any]) -> None:
+    """Print one JSON object as a line on stdout; for people, print nothing."""
+    if _PROGRAMS.lines is not None:
+        _PROGRAMS.lines.write(json.dumps(_strict(value), allow_nan=False) + "\n")
+        _PROGRAMS.lines.flush()
+
+
+@contextlib.contextmanager
+def json_alone() -> Iterator[None]:
+    """Within it stdout is kept for `say_object`; all other output goes to stderr, that of child processes too."""
+    with contextlib.ExitStack() as stack:
+        _PROGRAMS.lines = stack.enter_context(_stdout())
+        stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+        try:
+            yield
+        finally:
+            _PROGRAMS.lines = None
+
+
+@contextlib.contextmanager
+def _stdout() -> Iterator[TextIO]:
+    """Yield a stream to where stdout went; file descriptor 1 is stderr meanwhile."""
+    if not _is_descriptor_1():
+        # a test, or a notebook, has put another stream there, to which nothing but Python writes
+        yield sys.stdout
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with os.fdopen(os.dup(kept), "w", encoding="utf-8") as lines:
+            yield lines
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def _is_descriptor_1() -> bool:
+    try:
+        return os.path.sameopenfile(1, sys.stdout.fileno())
+    except OSError:
+        return False
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _strict(one) for key, one in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_strict(one) for one in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, bool | int | str) else str(value)

@@ -1,0 +1,56 @@
+"""The end of every command: its answer or its error is printed, and an exit code is left."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import typer
+
+from phalanx.cli.answers.answer import Answer, say_object
+from phalanx.cli.answers.failure import BUG, INTERRUPTED, USAGE, UsageRefusal, error_object, plain_object, usage_object
+from phalanx.cli.console import say_error
+from phalanx.errors import PhalanxError
+
+INTERRUPTED_EXIT = 130
+
+
+def exit_code_of(act: Callable[[], object]) -> int:
+    """Do what a command does, print its answer or its error, and return its exit code.
+
+    Errors of the tree become one message on stderr. Anything else is a bug and is raised, so
+    that Python prints a plain traceback, without the values of variables, and exits with 1.
+    """
+    try:
+        return _finish(act())
+    except PhalanxError as exc:
+        return _fail(exc, {})
+    except UsageRefusal as exc:
+        from typer.rich_utils import rich_format_error
+
+        rich_format_error(exc)
+        typer.echo(f"[{USAGE}]", err=True)
+        say_object(usage_object(exc))
+        return int(exc.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        say_object(plain_object("interrupted", INTERRUPTED_EXIT, INTERRUPTED))
+        return INTERRUPTED_EXIT
+    except SystemExit as exc:
+        return exc.code if isinstance(exc.code, int) else int(exc.code is not None)
+    except Exception:
+        say_object(plain_object("a bug in Phalanx; its traceback is on stderr", PhalanxError.exit_code, BUG))
+        raise
+
+
+def _finish(result: object) -> int:
+    if not isinstance(result, Answer):
+        # a number is the exit code of a command that ended before its answer, such as --help
+        return result if isinstance(result, int) else 0
+    if result.error is not None:
+        return _fail(result.error, result.facts)
+    say_object(result.facts)
+    return result.exit_code
+
+
+def _fail(exc: PhalanxError, found: Mapping[str, Any]) -> int:
+    say_error(f"{exc} [{exc.facts['code']}]")
+    say_object({**found, **error_object(exc)})
+    return exc.exit_code

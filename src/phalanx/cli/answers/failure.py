@@ -1,0 +1,37 @@
+"""An error for people, as one message, and for programs, as one JSON object."""
+
+from typing import Any
+
+import typer
+
+from phalanx.errors import FACTS, PhalanxError
+
+USAGE = "PHX-C002"
+INTERRUPTED = "PHX-A130"
+BUG = "PHX-A002"
+
+# the base of all that is wrong with a command line; typer has it under a private name
+UsageRefusal: type[Any] = typer.BadParameter.__mro__[2]
+
+
+def error_object(exc: PhalanxError) -> dict[str, Any]:
+    """Return an error as programs get it; a fact that is not known is null."""
+    facts = exc.facts
+    return _object(str(exc), exc.exit_code, type(exc).__name__, facts)
+
+
+def usage_object(exc: Any) -> dict[str, Any]:
+    """Return what is wrong with a command line."""
+    key = next(iter(getattr(getattr(exc, "param", None), "opts", None) or ()), None)
+    facts = {"code": USAGE} | ({"key": key} if key else {})
+    return _object(exc.format_message(), exc.exit_code, "UsageError", facts)
+
+
+def plain_object(message: str, exit_code: int, code: str) -> dict[str, Any]:
+    """Return an end that is no error of the tree."""
+    return _object(message, exit_code, None, {"code": code})
+
+
+def _object(message: str, exit_code: int, kind: str | None, facts: dict[str, str]) -> dict[str, Any]:
+    known = {name: facts.get(name) for name in FACTS}
+    return {"error": {"code": known.pop("code"), "kind": kind, "exit_code": exit_code, "message": message, **known}}

@@ -1,0 +1,65 @@
+"""What every command of the tree offers: ``--json``, its exit codes, and help that keeps words in square brackets."""
+
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from phalanx.cli.answers.answer import OPTION, Answer
+
+EXIT_CODES = (
+    "Exit codes: 0 success, 1 a bug in Phalanx, 2 the command line or a run file is wrong, "
+    "3 something on disk is wrong, 4 a peer or a link is wrong, "
+    "5 a claim, log or proof does not hold, 6 training cannot go on, 130 interrupted."
+)
+_TAG = re.compile(r"(?=\[[a-zA-Z#/@])")
+"""Before what rich takes for the beginning of a tag."""
+
+
+def leaves(command: Any, names: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield each command that does something, with the words that call it."""
+    below = getattr(command, "commands", None)
+    if below is None:
+        yield names, command
+    for name, one in (below or {}).items():
+        yield from leaves(one, (*names, name))
+
+
+def answers(command: Any) -> bool:
+    """Whether a command returns an `Answer`, and so can be asked for JSON."""
+    return inspect.signature(command.callback).return_annotation is Answer
+
+
+def furnish(root: Any) -> None:
+    """Give each command of a tree ``--json`` and a paragraph with its exit codes, once."""
+    for _, command in leaves(root):
+        if answers(command):
+            command.params.append(_option())
+        if "Exit codes:" not in (command.epilog or ""):
+            command.epilog = f"{command.epilog or ''}\n\n{EXIT_CODES}".strip()
+    _keep_brackets(root)
+
+
+def _option() -> Any:
+    """Return the option as a parameter of typer's, which has no public constructor for one."""
+    holder = typer.Typer(add_completion=False)
+    holder.command()(_asked)
+    return typer.main.get_command(holder).params[0]
+
+
+def _asked(
+    json: Annotated[
+        bool, typer.Option(OPTION, expose_value=False, help="Print JSON on stdout, an error too; all else on stderr.")
+    ] = False,
+) -> None:
+    """Hold the option."""
+
+
+def _keep_brackets(part: Any) -> None:
+    for name in ("help", "short_help", "epilog"):
+        if getattr(part, name, None):
+            setattr(part, name, _TAG.sub(r"\\", getattr(part, name)))
+    for below in (*getattr(part, "params", ()), *getattr(part, "commands", {}).values()):
+        _keep_brackets(below)

@@ -1,0 +1,65 @@
+"""``phalanx peers``: which parties are there, what they do, and taking a certificate or an invitation back."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from phalanx.cli.answers.answer import Answer
+
+if TYPE_CHECKING:
+    from phalanx.train import PeersView
+
+
+def peers(
+    target: Annotated[Path, typer.Argument(metavar="RUN_DIR|RUN.toml|PKI_DIR", help="The run, or its authority.")],
+    revoke: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Take back this party's certificate, or its unused invitation.")
+    ] = None,
+    reason: Annotated[str, typer.Option(help="With --revoke: why, for the audit log.")] = "",
+) -> Answer:
+    """List the parties of a run, under way or not: state, stages, audits, verdicts, when last heard; or revoke one."""
+    from phalanx.errors import ConfigError
+    from phalanx.train import look_at_peers
+
+    if reason and revoke is None:
+        raise ConfigError("--reason says why a party is revoked; add --revoke NAME")
+    view = look_at_peers(target)
+    if revoke is not None:
+        for line in _revoke(view.pki, revoke, reason):
+            typer.echo(line)
+        view = look_at_peers(target)
+    if revoke is None:
+        _print(view)
+    return Answer(view.to_json(time.time()))
+
+
+def _print(view: "PeersView") -> None:
+    from phalanx.cli.console import say_page
+    from phalanx.config import printable
+    from phalanx.telemetry.parties import parties_table
+
+    typer.echo(view.heading(time.time()))
+    say_page(parties_table(view.rows))
+    for row in view.rows:
+        for verdict in row.verdicts:
+            typer.echo(printable(f"{row.name} is guilty: {verdict}"))
+        if row.note:
+            typer.echo(printable(f"{row.name} is {row.state}: {row.note}"))
+        checks = ", ".join(f"{check} {count}" for check, count in row.audits.items())
+        if checks:
+            typer.echo(printable(f"{row.name} was audited in {row.steps} steps: {checks}"))
+
+
+def _revoke(pki: Path, name: str, reason: str) -> list[str]:
+    from phalanx.security.invite import Invitations
+
+    was_open, entry = Invitations(pki).revoke(name, reason)
+    lines = [f"the invitation of {name} is taken back; its token is refused from now on"] if was_open else []
+    if entry is not None:
+        lines.append(
+            f"the certificate of {name} is revoked: a run under way drops it before its next step, and no run lets it "
+            "in again"
+        )
+    return lines

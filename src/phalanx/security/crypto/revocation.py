@@ -1,0 +1,125 @@
+"""The list of revoked certificates: the parties on it are let into no run, and their keys are certified no more.
+
+AUTHORITY_DIR/revoked.json, 0600
+"""
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError
+
+from phalanx.config import StrictModel, printable
+from phalanx.errors import CertificateError
+from phalanx.security.crypto.certificate import certificate_facts
+from phalanx.security.crypto.clock import steady_now
+from phalanx.security.crypto.counter import locked
+from phalanx.security.crypto.files import MAX_FILE_BYTES, read_private, read_public, write_public
+from phalanx.security.crypto.identity import Peer, check_party_name
+
+REVOKED_FILE = "revoked.json"
+LONGEST_REASON = 200
+_NEVER = "owner"
+
+
+class Revocation(StrictModel):
+    """A certificate that was taken back.
+
+    Attributes:
+        party: The name in it.
+        message_key: The message key in it, in hex.
+        time: Second since 1970 at which it was taken back.
+        reason: What its owner says of it, for people.
+    """
+
+    party: Annotated[str, Field(max_length=63)]
+    message_key: Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
+    time: Annotated[int, Field(ge=0, le=2**40)]
+    reason: Annotated[str, Field(max_length=LONGEST_REASON)]
+
+
+class _RevokedFile(StrictModel):
+    version: Literal[1] = 1
+    revoked: tuple[Revocation, ...] = ()
+
+
+class RevokedParties:
+    """The revocations of one authority.
+
+    Args:
+        directory: Of the authority.
+
+    Guarantees:
+        A list that is there and cannot be read, or that others may read or write, is an error and never an empty list.
+        What is on it stays on it.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._path = directory / REVOKED_FILE
+
+    def read(self) -> dict[str, Revocation]:
+        """Return the revocations by party.
+
+        Raises:
+            CertificateError: The list cannot be read.
+        """
+        return {one.party: one for one in self._read().revoked}
+
+    def check(self, party: str, keys: Peer | None = None) -> None:
+        """Return where neither a name nor the keys that are to have it are revoked.
+
+        Raises:
+            CertificateError: One of them is, or the list cannot be read.
+        """
+        for one in self._read().revoked:
+            if party == one.party:
+                raise CertificateError(f"{party} was revoked and stays so; choose another name")
+            if keys is not None and keys.public_key.hex() == one.message_key:
+                raise CertificateError(f"{party} shows the keys of {one.party}, which were revoked; make new ones")
+
+    def add(self, party: str, reason: str) -> Revocation:
+        """Revoke the certificate of a party, or return what was said when it was revoked before.
+
+        Raises:
+            CertificateError: It has none, it is the owner, the list is full, or it cannot be read.
+        """
+        check_party_name(party)
+        if party == _NEVER:
+            raise CertificateError(f"{party} cannot be revoked by its own list; make a new authority")
+        with locked(self._path):
+            known = self._read()
+            found = next((one for one in known.revoked if one.party == party), None)
+            if found is None:
+                found = self._new(party, reason)
+                self._write(_RevokedFile(revoked=(*known.revoked, found)))
+            return found
+
+    def _new(self, party: str, reason: str) -> Revocation:
+        path = self._directory / party / "certificate.pem"
+        facts = certificate_facts(read_public(path), str(path))
+        if facts.peer is None or facts.peer.name != party:
+            raise CertificateError(f"{path}: is no certificate of {party}")
+        return Revocation(
+            party=party,
+            message_key=facts.peer.public_key.hex(),
+            time=int(steady_now().timestamp()),
+            reason=printable(reason, LONGEST_REASON),
+        )
+
+    def _read(self) -> _RevokedFile:
+        if not self._path.exists() and not self._path.is_symlink():
+            return _RevokedFile()
+        try:
+            return _RevokedFile.model_validate_json(read_private(self._path, "phalanx peers --revoke makes it"))
+        except ValidationError as exc:
+            raise CertificateError(
+                f"{self._path}: is no list of revocations, so nobody is let in; put it back as it was"
+            ) from exc
+
+    def _write(self, content: _RevokedFile) -> None:
+        data = json.dumps(content.model_dump(mode="json"), indent=1).encode()
+        if len(data) > MAX_FILE_BYTES:
+            raise CertificateError(f"{self._path}: is full; make a new authority")
+        # the writer of public files makes 0600 as well, and replaces what is there at once
+        write_public(self._path, data)

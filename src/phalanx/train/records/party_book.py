@@ -1,0 +1,192 @@
+"""The book of a session's parties: it follows events, roles, checks and links, and makes a row of each party."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from phalanx.config import printable
+from phalanx.pipeline import OWNER, Incarnations, PipelineEngine, StageChecks
+from phalanx.security.crypto import certified_name
+from phalanx.telemetry.parties import LONGEST_TEXT, MOST_VERDICTS, PartiesStatus, PartyRow, PartyState
+from phalanx.train.records.history import RunHistory
+from phalanx.transport import Endpoint
+
+_STATES: dict[str, PartyState] = {
+    "party_joined": "connected",
+    "lost": "lost",
+    "left": "left",
+    "not_let_in": "refused",
+    "evicted": "evicted",
+    "revoked": "revoked",
+}
+"""What a party is after an event."""
+_FOR_GOOD = ("evicted", "revoked")
+_AT_WORK = ("waiting", "connected", "serving", "shadowing")
+
+
+@dataclass
+class _Party:
+    """A party under the name of its certificate, over all its incarnations in the session."""
+
+    state: PartyState
+    since: int
+    since_step: int | None = None
+    roles: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    steps: int = 0
+    audits: Counter[str] = field(default_factory=Counter)
+    bytes_from: int = 0
+    heard: int | None = None
+    verdicts: list[str] = field(default_factory=list)
+    note: str = ""
+
+
+class PartyBook:
+    """The book of the parties; the owner's thread tells it what happens, others read it.
+
+    Args:
+        run: Name of the run.
+        total_steps: Of the whole run.
+        parties: Those that take part from the beginning.
+        late: Those that may come later.
+        history: What earlier sessions have decided.
+        clock: Seconds since 1970.
+
+    Guarantees:
+        A row holds what the owner saw and decided, nothing that a party says of itself.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        total_steps: int,
+        parties: Collection[str],
+        late: Collection[str],
+        history: RunHistory,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._run, self._total, self._clock = run, total_steps, clock
+        self._lock = threading.Lock()
+        self._step: int | None = None
+        self._endpoint: Endpoint | None = None
+        self._incarnations: Incarnations | None = None
+        self._engine: PipelineEngine | None = None
+        now = int(clock())
+        self._parties = {name: _Party("waiting", now) for name in parties}
+        self._parties |= {name: _Party("certified", now) for name in late}
+        for kind, body in history.decisions:
+            if kind in ("evicted", "verdict"):
+                self.observe(kind, body)
+        for name in sorted(history.revoked):
+            self.observe("revoked", {"party": name})
+
+    # --- what is told -------------------------------------------------------------------------------
+
+    def watch_links(self, endpoint: Endpoint, incarnations: Incarnations) -> None:
+        """Look from now on at what comes over the owner's links."""
+        self._endpoint, self._incarnations = endpoint, incarnations
+
+    def watch_roles(self, engine: PipelineEngine) -> None:
+        """Look from now on at which party has which stage."""
+        self._engine = engine
+
+    def observe(self, kind: str, body: Mapping[str, Any]) -> None:
+        """Follow one event."""
+        if "party" not in body or kind not in (*_STATES, "verdict", "link_broken"):
+            return
+        with self._lock:
+            party = self._party(str(body["party"]))
+            reason = printable(str(body.get("reason", "")), LONGEST_TEXT)
+            if kind == "verdict":
+                said = f"step {body['step']}, stage {body['stage']}: {body['reason']}"
+                party.verdicts = [*party.verdicts, printable(said, LONGEST_TEXT)][-MOST_VERDICTS:]
+            elif kind == "link_broken":
+                party.note = reason
+            elif party.state not in _FOR_GOOD or kind in _FOR_GOOD:
+                party.state, party.since = _STATES[kind], int(self._clock())
+                party.since_step, party.roles = self._step, ((), ())
+                party.note = reason if reason or kind == "party_joined" else party.note
+
+    def checked(self, step: int, stages: Mapping[int, StageChecks]) -> None:
+        """Count what was checked of an applied step."""
+        with self._lock:
+            self._step = step + 1
+            for name in {certified_name(checks.party) for checks in stages.values()}:
+                made = {check for one in stages.values() if certified_name(one.party) == name for check in one.made}
+                self._party(name).audits.update(made)
+            self._take_roles()
+            for party in self._parties.values():
+                party.steps += any(party.roles)
+
+    # --- what is read -------------------------------------------------------------------------------
+
+    def status(self) -> PartiesStatus:
+        """Return all rows as they are now; may be called from any thread."""
+        with self._lock:
+            self._look()
+            sent = {} if self._endpoint is None else _by_certificate(self._endpoint.bytes_sent)
+            rows = tuple(_row(name, party, sent.get(name, 0)) for name, party in self._parties.items())
+            now = int(self._clock())
+            return PartiesStatus(run=self._run, step=self._step or 0, steps=self._total, written=now, parties=rows)
+
+    def _look(self) -> None:
+        now = int(self._clock())
+        if self._endpoint is not None and self._incarnations is not None:
+            for name, size_bytes in _by_certificate(self._endpoint.bytes_received).items():
+                party = self._party(name)
+                if size_bytes != party.bytes_from:
+                    party.bytes_from, party.heard = size_bytes, now
+            for name in self._incarnations.present:
+                party = self._party(name)
+                if party.state in ("waiting", "certified", "lost", "left"):
+                    party.state, party.since = "connected", now
+        self._take_roles()
+
+    def _take_roles(self) -> None:
+        engine = self._engine
+        if engine is None:
+            return
+        holders, shadows = dict(engine.holders), dict(engine.shadows)
+        self._step = engine.next_step
+        for name, party in self._parties.items():
+            roles = (_stages_of(name, holders), _stages_of(name, shadows))
+            if party.state not in _AT_WORK or roles == party.roles:
+                continue
+            party.roles, party.since, party.since_step = roles, int(self._clock()), self._step
+            party.state = "serving" if roles[0] else "shadowing" if roles[1] else "connected"
+
+    def _party(self, name: str) -> _Party:
+        return self._parties.setdefault(certified_name(name), _Party("connected", int(self._clock())))
+
+
+def _row(name: str, party: _Party, bytes_to: int) -> PartyRow:
+    serves, shadows = party.roles
+    return PartyRow(
+        name=name,
+        state=party.state,
+        serves=serves,
+        shadows=shadows,
+        since=party.since,
+        since_step=party.since_step,
+        steps=party.steps,
+        audits=dict(sorted(party.audits.items())),
+        bytes_from=party.bytes_from,
+        bytes_to=bytes_to,
+        heard=party.heard,
+        verdicts=tuple(party.verdicts),
+        note=party.note,
+    )
+
+
+def _stages_of(name: str, placed: Mapping[int, str]) -> tuple[int, ...]:
+    return tuple(sorted(stage for stage, party in placed.items() if certified_name(party) == name))
+
+
+def _by_certificate(sizes: Mapping[str, int]) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for name, size_bytes in sizes.items():
+        if name != OWNER:
+            found[certified_name(name)] += size_bytes
+    return dict(found)

@@ -1,0 +1,120 @@
+"""Every error has a code and a page; a code that nothing uses has none."""
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import phalanx
+from phalanx import errors
+from phalanx.cli import run
+from phalanx.cli.answers.answer import for_programs
+from phalanx.cli.explain import error_pages
+
+SOURCE = Path(phalanx.__file__).parent
+CODE = re.compile(r"PHX-[A-Z]\d{3}")
+LETTERS = {2: "C", 3: "I", 4: "T", 5: "V", 6: "R"}
+CLASSES = {name: one for name, one in vars(errors).items() if isinstance(one, type)}
+MIXINS = {"ReasonedError"}
+
+
+def used() -> set[str]:
+    files = [*SOURCE.rglob("*.py")]
+    return {code for path in files for code in CODE.findall(path.read_text(encoding="utf-8"))}
+
+
+def told(path: Path) -> Iterator[tuple[str, list[ast.keyword]]]:
+    """Yield the class of each error that is given facts, with the facts."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "about"
+            and isinstance(node.func.value, ast.Call)
+            and ast.unparse(node.func.value.func) in CLASSES
+        ):
+            yield ast.unparse(node.func.value.func), node.keywords
+
+
+TOLD = [one for path in sorted(SOURCE.rglob("*.py")) for one in told(path)]
+
+
+def test_every_code_has_a_page_and_every_page_a_use():
+    assert set(error_pages()) == used(), "write the page in src/phalanx/cli/answers/error_pages.md, or remove it"
+
+
+def test_every_section_of_the_page_has_title_cause_look_and_cure():
+    text = (SOURCE / "cli" / "answers" / "error_pages.md").read_text(encoding="utf-8")
+
+    headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
+
+    assert headings == sorted(set(headings), key=headings.index)
+    assert headings == list(error_pages())
+
+
+def test_every_class_of_errors_has_a_code_of_its_own_with_the_letter_of_its_exit_code():
+    codes = {name: vars(one)["code"] for name, one in CLASSES.items() if name not in MIXINS}
+
+    assert len(set(codes.values())) == len(codes)
+    del codes["PhalanxError"]
+    wrong = {name: code for name, code in codes.items() if code[4] != LETTERS[CLASSES[name].exit_code]}
+    assert wrong == {}
+
+
+def test_a_narrower_code_has_the_letter_of_its_class():
+    found = [(made, ast.literal_eval(one.value)) for made, facts in TOLD for one in facts if one.arg == "code"]
+
+    assert len(found) > 60
+    assert [(made, code) for made, code in found if code[4] != LETTERS[CLASSES[made].exit_code]] == []
+
+
+def test_facts_are_those_that_programs_are_promised():
+    names = {one.arg for _, facts in TOLD for one in facts if one.arg is not None}
+
+    assert names == set(errors.FACTS)
+
+
+def test_facts_are_added_to_those_of_the_class():
+    error = errors.ConfigError("wrong")
+    assert error.facts == {"code": "PHX-C001"}
+
+    same = error.about(code="PHX-C005", key="a.b").about(file="run.toml")
+
+    assert same is error
+    assert error.facts == {"code": "PHX-C005", "key": "a.b", "file": "run.toml"}
+    assert errors.ConfigError("another").facts == {"code": "PHX-C001"}
+
+
+@pytest.mark.parametrize("word", ["PHX-C005", "phx-c005", "C005", "[PHX-C005]"])
+def test_explain_prints_the_page_of_a_code(word, capsys):
+    assert run(["explain", word]) == 0
+
+    said = capsys.readouterr().out
+    assert said.startswith("PHX-C005: A key or section that does not exist\n")
+    assert all(f"\n{part}: " in said for part in ("Cause", "Cure"))
+
+
+def test_explain_lists_every_code_when_none_is_given(capsys):
+    assert run(["explain", "--json"]) == 0
+
+    assert set(json.loads(capsys.readouterr().out)["codes"]) == set(error_pages())
+    assert not for_programs()
+
+
+def test_explain_refuses_what_is_no_code(capsys):
+    assert run(["explain", "PHX-Z999"]) == 2
+
+    assert "no error has the code 'PHX-Z999'" in capsys.readouterr().err
+
+
+def test_the_code_of_a_message_leads_to_its_page(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run(["train", "absent.toml"])
+    (code,) = CODE.findall(capsys.readouterr().err)
+
+    assert run(["explain", code]) == 0
+
+    assert "cannot be read" in capsys.readouterr().out

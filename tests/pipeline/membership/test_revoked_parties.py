@@ -1,0 +1,191 @@
+"""A party with a revoked certificate is dropped between two steps without a verdict, and stays out."""
+
+import pytest
+
+from phalanx.errors import CertificateError, FrameError, OrderError, PeerRefusedError
+from phalanx.pipeline import Callers, GuardConfig, PipelineConfig
+from phalanx.pipeline.membership.members import Incarnations
+from phalanx.pipeline.protocol.messages import Ask
+from phalanx.security.crypto import Identity
+from phalanx.testing import MemoryCompany, tiny_run
+from phalanx.transport import Endpoint, MemoryNetwork, TransportConfig
+
+
+def company_run(stages=4, **pipeline):
+    pipeline = PipelineConfig(stages=stages, returns=3, step_timeout_s=30.0, **pipeline)
+    return tiny_run(pipeline=pipeline, guard=GuardConfig(step_audit_rate=0.0, owner_audit_rate=0.0))
+
+
+@pytest.fixture
+def company_of(tmp_path_factory, model_cache):
+    made = []
+
+    def make(run):
+        company = MemoryCompany(run, tmp_path_factory.mktemp("run"), cache=model_cache)
+        made.append(company.__enter__())
+        return company
+
+    yield make
+    for company in made:
+        company.__exit__(None, None, None)
+
+
+def roles(company):
+    return {*company.engine.holders.values(), *company.engine.shadows.values()}
+
+
+def test_its_stage_is_taken_over_at_the_next_step_and_no_bit_changes(company_of, honest_digest):
+    run = company_run()
+    company = company_of(run)
+    company.run(1)
+    assert company.engine.holders[1] == "worker-1"
+
+    entry = company.revoke("worker-1", "the laptop was stolen")
+    company.run(2)
+
+    (told,) = company.bodies("revoked")
+    assert (told["party"], told["reason"], told["step"]) == ("worker-1", "the laptop was stolen", 1)
+    assert told["message_key"] == entry.message_key == company.identity("worker-1").public.public_key.hex()
+    assert (company.lost, company.evicted, company.verdicts) == (["worker-1"], [], [])
+    assert [body["stage"] for body in company.bodies("takeover")] == [1]
+    assert "worker-1" not in roles(company)
+    assert not list(company.run_dir.glob("evidence/*"))
+    assert company.weights_digest() == honest_digest(run, 3)
+
+
+def test_it_does_not_come_back_in_the_same_session(company_of):
+    company = company_of(company_run())
+    company.revoke("worker-1")
+    company.run(1)
+    assert company.lost == ["worker-1"]
+
+    with pytest.raises(PeerRefusedError, match="worker-1 was shut out and does not come back"):
+        company.come_back("worker-1")
+
+
+def test_no_other_worker_talks_to_it_any_more(company_of):
+    company = company_of(company_run())
+    company.run(1)
+    company.revoke("worker-1")
+    company.run(1)
+    neighbour, certified = company.endpoint("worker-2"), "worker-1"
+
+    before = neighbour.refusals.get(certified, 0)
+    neighbour.handle(b"whatever it says", certified)
+
+    assert neighbour.refusals[certified] == before + 1
+    assert "is evicted" in str(neighbour.last_refusal(certified))
+    with pytest.raises(PeerRefusedError):
+        neighbour.send("worker-1", Ask.kind, {"epoch": 0, "step": 1})
+
+
+def test_one_that_is_lost_when_it_is_revoked_does_not_come_back(company_of, honest_digest):
+    run = company_run()
+    company = company_of(run)
+    company.kill("worker-1")
+    company.run(1)
+    assert company.lost == ["worker-1"]
+
+    company.revoke("worker-1")
+    company.run(1)
+
+    with pytest.raises(PeerRefusedError, match="shut out"):
+        company.come_back("worker-1")
+    assert [body["party"] for body in company.bodies("revoked")] == ["worker-1"]
+    assert company.lost == ["worker-1"]
+    assert company.weights_digest() == honest_digest(run, 2)
+
+
+def test_one_that_has_said_hello_and_has_no_role_yet_gets_none(company_of, honest_digest):
+    run = company_run(respawns=1)
+    company = company_of(run)
+    late = run.pipeline.late_workers[0]
+    company.join(late)
+    company.revoke(late)
+
+    company.run(6)
+
+    assert late not in roles(company)
+    assert [body for body in company.bodies("party_joined") if body["party"] == late] == []
+    assert company.weights_digest() == honest_digest(run, 6)
+
+
+def test_a_party_of_another_run_on_the_list_is_passed_over(company_of, tmp_path, monkeypatch):
+    company = company_of(company_run())
+    entry = company.revoke("worker-1").model_copy(update={"party": "stranger"})
+    monkeypatch.setattr(company.engine._failover._members, "revoked", lambda: {"stranger": entry})
+
+    company.run(1)
+
+    assert (company.bodies("revoked"), company.lost) == ([], [])
+
+
+def test_a_list_that_cannot_be_read_ends_the_run_and_does_not_pass_for_an_empty_one(company_of):
+    company = company_of(company_run())
+    company.run(1)
+    company.revoke("worker-1")
+    path = company.run_dir / "pki" / "revoked.json"
+    path.write_bytes(path.read_bytes()[:-3])
+
+    with pytest.raises(CertificateError, match="is no list of revocations, so nobody is let in"):
+        company.run(1)
+
+
+@pytest.fixture
+def door():
+    """An owner's endpoint that knows a worker which has not come, as one of `may_join`."""
+    peers = {"late": Identity.without_certificate("late").public}
+    owner = Identity.without_certificate("owner")
+    with Endpoint(owner, peers, "run-1", MemoryNetwork().wire("owner"), TransportConfig()) as endpoint:
+        yield endpoint
+
+
+def test_one_that_has_not_come_is_refused_though_it_does_not_say_that_it_begins(door):
+    incarnations = Incarnations(door, (), 3)
+
+    assert incarnations.bar("late") is None
+
+    door.handle(b"hello", "late")
+    assert "is evicted" in str(door.last_refusal("late"))
+    with pytest.raises(PeerRefusedError, match="does not come back"):
+        incarnations.name_of("late", True)
+
+
+def test_before_it_is_barred_its_frames_are_read(door):
+    door.handle(b"hello", "late")
+
+    assert isinstance(door.last_refusal("late"), FrameError | OrderError)
+
+
+def test_a_later_incarnation_that_has_a_name_and_has_not_spoken_is_refused_as_well(door):
+    incarnations = Incarnations(door, (), 3)
+    incarnations.came("late")
+    incarnations.ended("late", for_good=False)
+    assert incarnations.name_of("late", True) == "late.2"
+
+    incarnations.bar("late")
+
+    door.handle(b"hello", "late")
+    assert "is evicted" in str(door.last_refusal("late"))
+
+
+def test_who_calls_with_a_revoked_certificate_is_told_so_and_gets_no_name():
+    said = []
+    callers = Callers(lambda name, begins: name, ("alice", "bob"), said.append, lambda: {"alice"})
+
+    for begins in (True, False):
+        with pytest.raises(PeerRefusedError, match="the certificate of alice was revoked by the owner"):
+            callers.name_of("alice", begins)
+
+    assert callers.name_of("bob", True) == "bob"
+    assert len(said) == 2
+
+
+def test_nobody_who_calls_is_let_in_while_the_list_cannot_be_read():
+    def unreadable():
+        raise CertificateError("revoked.json: is damaged")
+
+    callers = Callers(lambda name, begins: name, ("alice",), lambda line: None, unreadable)
+
+    with pytest.raises(PeerRefusedError, match="cannot be read, so nobody is let in"):
+        callers.name_of("alice", True)
