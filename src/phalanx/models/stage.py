@@ -42,8 +42,9 @@ class StageModule(nn.Module):
         self.hub_config: Any = copy.deepcopy(whole.config)
         twins: dict[int, Any] = {id(part): AbsentPart() for part in _foreign_parts(whole, family, spec)}
         twins[id(whole.config)] = self.hub_config
+        _add_twins(whole, twins)
         for name, child in whole.named_children():
-            self.add_module(name, _twin(child, twins))
+            self.add_module(name, twins[id(child)])
         self.family = family
         self.spec = spec
         self.activation_checkpointing = activation_checkpointing
@@ -195,23 +196,28 @@ def _run_block(block: nn.Module, hidden: Tensor, context: dict[str, Any], past_k
     return result
 
 
-def _twin(module: nn.Module, twins: dict[int, Any]) -> nn.Module:
-    """Return a module with parameters, parts and hooks of its own; what `twins` names stands in for what it has.
+def _add_twins(whole: nn.Module, twins: dict[int, Any]) -> None:
+    """Give each module and parameter a twin with tables of its own, where `twins` has none for it yet.
 
-    As `copy.deepcopy`, which takes ten times as long: the dozen empty tables of every module are copied one by one.
+    As `copy.deepcopy`, which takes ten times as long: it copies the dozen empty tables of every module one by one.
     """
-    if id(module) in twins:
-        found: nn.Module = twins[id(module)]
-        return found
-    twin = twins[id(module)] = object.__new__(type(module))
-    for name, value in vars(module).items():
-        vars(twin)[name] = value.copy() if isinstance(value, dict | set) else twins.get(id(value), value)
-    for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-        if id(parameter) not in twins:
-            twins[id(parameter)] = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
-        twin._parameters[name] = twins[id(parameter)]
-    twin._modules.update({name: part and _twin(part, twins) for name, part in module._modules.items()})
-    return twin
+    made: list[tuple[nn.Module, nn.Module]] = []
+    waiting = list(whole.children())
+    while waiting:
+        module = waiting.pop()
+        if id(module) in twins:
+            continue
+        twin = twins[id(module)] = object.__new__(type(module))
+        for name, value in vars(module).items():
+            vars(twin)[name] = value.copy() if isinstance(value, dict | set) else twins.get(id(value), value)
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            if id(parameter) not in twins:
+                twins[id(parameter)] = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
+            twin._parameters[name] = twins[id(parameter)]
+        made.append((module, twin))
+        waiting += module.children()
+    for module, twin in made:
+        twin._modules.update({name: part and twins[id(part)] for name, part in module._modules.items()})
 
 
 def _foreign_parts(whole: nn.Module, family: Family, spec: StageSpec) -> Iterator[nn.Module]:
