@@ -16,7 +16,7 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: site help install demo test test-slow lint format bench clean
+.PHONY: release release-try site help install demo test test-slow lint format bench clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -58,6 +58,13 @@ test-slow: $(STAMP) ## the slow tests only
 site: $(STAMP) ## the documentation as a site, in site/
 	$(BIN)/pip install --quiet -c constraints.txt -e ".[site]"
 	$(BIN)/mkdocs build --quiet --strict
+
+release: $(STAMP) ## wheel, sdist, parts, digests, signature in dist/; KEY=the maintainers' SSH key
+	@test -n "$(KEY)" || { echo "error: say KEY=/path/to/ssh/key, or run make release-try" >&2; exit 2; }
+	$(BIN)/python scripts/release.py --out dist --key "$(KEY)"
+
+release-try: $(STAMP) ## the same with a throw-away key; keeps nothing
+	@out=$$(mktemp -d) && $(BIN)/python scripts/release.py --out "$$out" --try; status=$$?; rm -rf "$$out"; exit $$status
 
 format: $(STAMP) ## rewrite the sources as ruff wants them
 	$(BIN)/ruff check --fix .

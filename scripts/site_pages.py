@@ -5,6 +5,7 @@ none of them is written twice.
 """
 
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,20 @@ _PYTHON = """# Python
 
 A run is a call; the rest is in the run file.
 
-::: phalanx.train.entry.train
+::: phalanx.notebook.train
+
+::: phalanx.notebook.open_run
+
+::: phalanx.notebook.Run
 
 ::: phalanx.train.config.load_run
+
+::: phalanx.report.write_report
+
+## Errors
+
+::: phalanx.errors
+    options: { members: false, show_root_heading: false }
 
 ## Simulators for your own tests
 
@@ -34,6 +46,14 @@ A whole verified run in one process, with parties that lie or die on cue.
 ::: phalanx.testing.MemoryCompany
 
 ::: phalanx.testing.Actor
+
+::: phalanx.testing.tampering
+
+::: phalanx.testing.crash_at
+
+::: phalanx.testing.Stall
+
+::: phalanx.testing.tiny_run
 """
 
 
@@ -69,7 +89,7 @@ def _commands() -> str:
         lines += ["", f"## {' '.join(names)}", "", command.help or "", ""]
         rows = [_row(parameter) for parameter in command.params if parameter.name not in ("help", "version")]
         if rows:
-            lines += ["| | | default |", "|---|---|---|", *rows, ""]
+            lines += ["| argument | meaning | default |", "|---|---|---|", *rows, ""]
         for example in re.findall(r"Example: (.+)", command.epilog or ""):
             lines += ["```", example, "```"]
         own = re.search(r"Exit codes: .+", command.epilog or "")
@@ -100,8 +120,17 @@ def _cell(text: str) -> str:
 
 
 def _decisions(docs: Path) -> str:
-    lines = ["# Decisions", "", "One page each: what was chosen, against what, and why.", ""]
-    for path in sorted((docs / "adr").glob("[0-9]*.md")):
-        title = path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
-        lines.append(f"- [{title}]({path.name})")
+    """Return the page of decisions, by topic; those that no topic names yet stand at the end."""
+    paths = {int(path.name[:4]): path for path in sorted((docs / "adr").glob("[0-9]*.md"))}
+    topics = tomllib.loads((docs / "adr" / "topics.toml").read_text(encoding="utf-8"))
+    sorted_in = {number for numbers in topics.values() for number in numbers}
+    rest = [number for number in paths if number not in sorted_in]
+    lines = ["# Decisions", "", "One page each: what was chosen, against what, and why."]
+    for topic, numbers in (topics | ({"Newest": rest} if rest else {})).items():
+        lines += ["", f"## {topic}", ""]
+        lines += [f"- [{_title(paths[number])}]({paths[number].name})" for number in numbers]
     return "\n".join(lines) + "\n"
+
+
+def _title(path: Path) -> str:
+    return path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")

@@ -1,23 +1,36 @@
 """Phalanx: train language models on machines you do not have to trust.
 
     import phalanx
-    summary = phalanx.train(phalanx.load_run("run.toml"))
+    run = phalanx.train("run.toml")
+    run.metrics()
 
 Importing this package loads no torch; the first use of ``train`` does.
 """
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from phalanx.late_names import late_names
 
 if TYPE_CHECKING:
-    from phalanx.train import load_run, train
+    from phalanx.notebook import Run, open_run, train
+    from phalanx.train import load_run
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "load_run", "train"]
+__all__ = ["Run", "__version__", "load_run", "open_run", "train"]
 
 
-def __getattr__(name: str) -> Any:
-    if name in ("load_run", "train"):
-        import phalanx.train  # noqa: PLC0415 - torch is loaded only when training is asked for
+class TrainPackage(ModuleType):
+    """The type of ``phalanx.train``, which is a package and can be called all the same: ``phalanx.train(run)``."""
 
-        return getattr(phalanx.train, name)
-    raise AttributeError(f"module 'phalanx' has no attribute {name!r}")
+    @property
+    def __call__(self) -> "Callable[..., Run]":
+        """What a call of the package does."""
+        from phalanx.notebook import train as train_and_open  # noqa: PLC0415 - torch is loaded when it is asked for
+
+        return train_and_open
+
+
+if not TYPE_CHECKING:
+    __getattr__ = late_names(__name__, {"notebook": ("Run", "open_run", "train"), "train": ("load_run",)})

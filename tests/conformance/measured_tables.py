@@ -249,7 +249,34 @@ def slow_line(result: Result) -> Iterator[str]:
 
 
 BENCHMARKS, BUSY = "docs/benchmarks.md", "-cpu-2cores-busy.json"
+
+
+def presets(result: Result) -> Iterator[str]:
+    """What a preset costs, in the words of a user: no parts, no expectations."""
+    for row in result["rows"]:
+        if row["preset"] is not None:
+            found = (row["extra_compute"], row["extra_expected"], row["extra_memory"], row["extra_wall"])
+            more = f"{1 + row['extra_bytes']:.2f} times"
+            yield line(f"`{row['preset']}`", str(row["M"]), *(share(value, 0) for value in found), more)
+
+
+def seal_in_short(result: Result) -> Iterator[str]:
+    """What sealing or masking costs a step, beside the same split in plain text."""
+    rows = {(row["mode"], row["width"], row["layers"], row["wire"]): row for row in result["rows"]}
+    for (mode, *shape), row in rows.items():
+        if mode != "plaintext":
+            plain = rows["plaintext", *shape]
+            width, layers, wire = shape
+            more = row["bytes_per_step"] - plain["bytes_per_step"]
+            seconds = (f"{one['step_s']:.2f}\u00a0s" for one in (plain, row))
+            yield line(mode, f"{width}, {layers}, {wire}", *seconds, share(row["crypto_share"], 2), f"{more:,.0f}")
+
+
+COSTS = "docs/concepts/guard_costs.md"
 TABLES = (
+    Table(COSTS, "overhead-presets-cpu-2cores.json", presets),
+    Table(COSTS, "split-cpu-2cores-quick.json", seal_in_short),
+    Table(COSTS, f"masked{BUSY}", masked),
     Table(BENCHMARKS, f"appraisal{BUSY}", appraisal),
     Table(BENCHMARKS, f"masked{BUSY}", masked),
     Table(BENCHMARKS, "split-cpu-2cores-quick.json", split),

@@ -228,7 +228,7 @@ FIGURES = (
     ),
     Figures(
         "docs/benchmarks.md",
-        "detection-processes-partial-cpu-2cores-busy.json",
+        "detection-processes-cpu-2cores-busy.json",
         "{} of {} companies named their liar, {} ended with the bits of the undisturbed run",
         in_processes,
     ),

@@ -9,13 +9,14 @@ import torch
 from planned_models import PLANNED
 from safetensors import safe_open
 from tiny_models import ARCHITECTURES, Held, build_all, chain, some_ids, whole_model, without_dropout
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from phalanx.checkpoint.export import RunTokenizer, export_model
 from phalanx.data import ModelTokenizerConfig
 from phalanx.data.tokenizer import load_tokenizer
 from phalanx.errors import ModelError
 from phalanx.models import FAMILIES, LoraConfig, ModelConfig, ModelSource, open_model, parse_hub_config
+from phalanx.models.hub_files import with_older_keys
 from phalanx.models.scratch import write_random_model
 
 TEMPLATE = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<end>{% endfor %}"
@@ -145,6 +146,56 @@ def test_every_family_names_the_class_that_loads_it_and_is_read_by_transformers(
     assert AutoTokenizer.from_pretrained(tmp_path / "out", local_files_only=True).eos_token == "<end>"
     ids = some_ids()
     assert torch.equal(model.eval()(ids).logits, whole_model(source).eval()(ids).logits)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "linear", "factor": 2.0},
+        {"rope_type": "dynamic", "factor": 2.0},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16,
+        },
+    ],
+    ids=lambda rope: rope["rope_type"],
+)
+def test_older_programs_find_how_positions_are_rotated(rope):
+    given = CONFIG_MAPPING["llama"](rope_parameters={"rope_theta": 5e5, **rope})
+
+    written = with_older_keys(json.loads(given.to_json_string(use_diff=False)))
+
+    assert written["rope_theta"] == 5e5
+    assert written["rope_scaling"].items() >= rope.items()
+    assert CONFIG_MAPPING["llama"].from_dict(dict(written)).rope_parameters == given.rope_parameters
+    older = {key: value for key, value in written.items() if key != "rope_parameters"}
+    assert CONFIG_MAPPING["llama"].from_dict(older).rope_parameters == given.rope_parameters
+
+
+@pytest.mark.parametrize(
+    "name, key, value",
+    [
+        ("gpt2", "n_ctx", 24),
+        ("gpt_neox", "rotary_pct", 0.25),
+        ("gpt_neox", "rotary_emb_base", 10000),
+        ("cohere2", "rotary_pct", 1.0),
+        ("llama", "rope_theta", 10000.0),
+        ("phi", "partial_rotary_factor", 0.5),
+        ("gemma3_text", "rope_theta", 1e6),
+        ("gemma3_text", "rope_local_base_freq", 1e4),
+    ],
+)
+def test_an_exported_config_has_the_keys_that_older_programs_read(cache, tmp_path, name, key, value):
+    source = ModelSource(model_of(name, cache))
+    assert key not in source.hub_config_dict
+
+    export_model(trained_copy(source), source, tmp_path / "out", adapter=None)
+
+    assert json.loads((tmp_path / "out/config.json").read_text())[key] == value
 
 
 @pytest.mark.parametrize("name", sorted(ARCHITECTURE_NAMES))

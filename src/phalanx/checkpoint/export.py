@@ -17,7 +17,7 @@ from phalanx.data import Corpus, TokenizerConfig
 from phalanx.data.tokenizer import original_tokenizer
 from phalanx.errors import CheckpointError
 from phalanx.models import AdapterConfig, ModelSource, parameter_names
-from phalanx.models.hub_files import GENERATION, architecture_of, copy_tokenizer
+from phalanx.models.hub_files import GENERATION, architecture_of, copy_tokenizer, with_older_keys
 
 _WEIGHT = "weight/"
 _TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -105,7 +105,7 @@ def _write_model(
         raise CheckpointError(
             f"{target.parent}: {differing[:3]} differ from the model's parameters; give the run's own"
         )
-    config = {**source.hub_config_dict, "dtype": "float32"}
+    config = {**with_older_keys(source.hub_config_dict), "dtype": "float32"}
     # servers and converters tell the kind of model by it
     config["architectures"] = config.get("architectures") or [architecture_of(source.hub_config.model_type)]
     generation = source.directory / GENERATION

@@ -2,8 +2,9 @@
 
 import hashlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from transformers import AutoTokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -25,6 +26,8 @@ _COMPANIONS = (
     "merges.txt",
 )
 _TEMPLATES = "additional_chat_templates"
+_ROTARY_PCT = frozenset({"cohere2", "gpt_neox"})
+"""Families with another name for the share of a head that is rotated."""
 
 
 def tokenizer_companions(directory: Path) -> Iterator[Path]:
@@ -88,3 +91,31 @@ def save_tokenizer(directory: Path, target: Path) -> None:
 def architecture_of(model_type: str) -> str:
     """Return the name of transformers' class for a language model of the family, as config.json has it."""
     return str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type])
+
+
+def with_older_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Add to a config what transformers has renamed, under the names that other programs and older releases read.
+
+    transformers 4, llama.cpp and older servers look for ``rope_theta``, ``rope_scaling`` and ``n_ctx``. Some of them
+    take a default where such a key is missing, and then compute another model without a word.
+
+    Args:
+        config: The keys of a config.json as transformers 5 writes it; keys that it has stay as they are.
+    """
+    older: dict[str, Any] = {}
+    family = config["model_type"]
+    if family == "gpt2":
+        older["n_ctx"] = config["n_positions"]
+    rope = config.get("rope_parameters") or {}
+    if "full_attention" in rope:
+        older["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        rope = rope["full_attention"]
+    if "rope_theta" in rope:
+        older["rope_theta"] = rope["rope_theta"]
+        share = rope.get("partial_rotary_factor", 1.0)
+        older |= {"rotary_pct": share} if family in _ROTARY_PCT else {}
+        older |= {"rotary_emb_base": rope["rope_theta"]} if family == "gpt_neox" else {}
+        older |= {"partial_rotary_factor": share} if "partial_rotary_factor" in rope else {}
+        if rope.get("rope_type", "default") != "default":
+            older["rope_scaling"] = dict(rope)
+    return {**older, **config}

@@ -8,9 +8,9 @@ from typing import Any
 
 from phalanx.errors import InputError
 from phalanx.report.figures import amount, number
-from phalanx.report.markup import Attributes, Markup, element, join
+from phalanx.report.markup import Markup, element, join
 from phalanx.report.read import read_run
-from phalanx.report.svg import AxisScale, PlotFrame, Shape, axes, hover, legend, line, mark, picture, style_sheet, text
+from phalanx.report.svg import AxisScale, PlotFrame, Shape, axes, hover, legend, line, mark, picture, standalone, text
 
 # more signs than this hide the curve; then only the rug below it is drawn
 _MAX_MARKS = 40
@@ -233,16 +233,7 @@ def write_curve_svg(run_dirs: Mapping[str, Path], out: Path) -> Path:
     drawn = loss_chart(frame, curves, hovers=False)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(_standalone(frame, drawn or Markup("")), encoding="utf-8")
+        out.write_text(standalone(frame, drawn or Markup("")), encoding="utf-8")
     except OSError as exc:
         raise InputError(f"{out}: cannot be written ({exc.strerror}); free or allow it") from exc
     return out
-
-
-def _standalone(frame: PlotFrame, drawn: Markup) -> str:
-    # a card of its own, because the page around it may be light while the reader prefers dark
-    outer: Attributes = {"viewBox": f"0 0 {frame.width:.0f} {frame.height:.0f}", "width": frame.width}
-    card: Attributes = {"class": "paper", "width": frame.width, "height": frame.height, "rx": 10}
-    ground = element("g", {"class": "chart"}, element("rect", card))
-    root: Attributes = {"xmlns": "http://www.w3.org/2000/svg", **outer, "height": frame.height}
-    return element("svg", root, style_sheet("chart.css"), ground, drawn)

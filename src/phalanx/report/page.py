@@ -38,9 +38,18 @@ def write_report(run_dir: Path) -> Path:
         The page loads nothing from elsewhere and runs no script; text from files is escaped. What is missing
         is said on the page. It draws the audit log as it is, and says how many steps it proves.
     """
+    return write_page(run_dir / "report.html", report_page(run_dir))
+
+
+def report_page(run_dir: Path) -> str:
+    """Return the page of a run directory, as `write_report` writes it.
+
+    Raises:
+        InputError: There is no such directory.
+    """
     record = read_run(run_dir)
     record.proof = proven_steps(run_dir, record)
-    return write_page(run_dir / "report.html", render(record))
+    return render(record)
 
 
 def render(record: RunRecord) -> str:

@@ -85,6 +85,16 @@ def picture(frame: PlotFrame, label: str, *parts: str) -> Markup:
     return element("svg", {"xmlns": "http://www.w3.org/2000/svg", **attributes}, *parts)
 
 
+def standalone(frame: PlotFrame, *parts: str) -> str:
+    """Return a picture that is a file of its own, with its colours."""
+    # a card of its own, because the page around it may be light while the reader prefers dark
+    outer: Attributes = {"viewBox": f"0 0 {frame.width:.0f} {frame.height:.0f}", "width": frame.width}
+    card: Attributes = {"class": "paper", "width": frame.width, "height": frame.height, "rx": 10}
+    ground = element("g", {"class": "chart"}, element("rect", card))
+    root: Attributes = {"xmlns": "http://www.w3.org/2000/svg", **outer, "height": frame.height}
+    return element("svg", root, style_sheet("chart.css"), ground, *parts)
+
+
 def axes(frame: PlotFrame, x: AxisScale, y: AxisScale, x_label: str, y_label: str) -> Markup:
     """Return grid lines, tick labels and the names of both axes with their units."""
     (left, right), (floor, ceiling) = frame.x_range, frame.y_range

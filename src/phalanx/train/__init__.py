@@ -4,9 +4,7 @@ The config is there at once; what needs torch is imported at its first use.
 """
 
 import sys
-from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from phalanx.late_names import late_names
 from phalanx.train.config import RunConfig, TrainConfig, load_run
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
     from phalanx.train.records.check_record import CheckRecord
     from phalanx.train.records.past_run import PastRun
     from phalanx.train.records.peers import PeersView, look_at_peers
-    from phalanx.train.records.run_directory import ADDRESS_FILE, check_directory, default_directory, holds_run
+    from phalanx.train.records.run_directory import ADDRESS_FILE, check_directory, default_directory, holds_run, is_made
     from phalanx.train.setup.preflight import check_inputs
 
 __all__ = [
@@ -33,6 +31,7 @@ __all__ = [
     "describe",
     "follow",
     "holds_run",
+    "is_made",
     "load_run",
     "look_at_peers",
     "plays_rank",
@@ -51,27 +50,11 @@ if not TYPE_CHECKING:
             "records.check_record": ("CheckRecord",),
             "records.past_run": ("PastRun",),
             "records.peers": ("PeersView", "look_at_peers"),
-            "records.run_directory": ("ADDRESS_FILE", "check_directory", "default_directory", "holds_run"),
+            "records.run_directory": ("ADDRESS_FILE", "check_directory", "default_directory", "holds_run", "is_made"),
             "setup.preflight": ("check_inputs",),
         },
     )
 
 
-class _Callable(ModuleType):
-    """A module type that lets ``phalanx.train(run)`` work although ``phalanx.train`` is this package as well."""
-
-    def __call__(
-        self,
-        run: RunConfig,
-        run_dir: str | Path | None = None,
-        *,
-        resume: bool = False,
-        from_step: int | None = None,
-        from_run: str | Path | None = None,
-    ) -> dict[str, Any]:
-        from phalanx.train.entry import train as train_run  # noqa: PLC0415 - it needs torch, and a run file does not
-
-        return train_run(run, run_dir, resume=resume, from_step=from_step, from_run=from_run)
-
-
-sys.modules[__name__].__class__ = _Callable
+# a call of this package is a matter of a floor above it, which the package around it knows
+sys.modules[__name__].__class__ = sys.modules["phalanx"].TrainPackage

@@ -7,9 +7,18 @@ from pathlib import Path
 
 from phalanx.security.tee import TpmDevice, open_tpm
 
+_ACCEPTS = "00010000"
+"""Flag of a socket that listens (__SO_ACCEPTCON), in /proc/net/unix."""
+
 
 def missing_swtpm() -> bool:
     return shutil.which("swtpm") is None
+
+
+def listens(socket: Path) -> bool:
+    """Whether a process accepts connections there; the file is there a moment earlier, when it is only bound."""
+    lines = Path("/proc/net/unix").read_text(encoding="utf-8").splitlines()
+    return any(line.split()[3] == _ACCEPTS and line.endswith(f" {socket}") for line in lines[1:])
 
 
 class BareTpm:
@@ -65,7 +74,7 @@ class BareTpm:
             stderr=subprocess.DEVNULL,
         )  # fmt: skip
         limit = time.monotonic() + 60
-        while not socket.exists():
+        while not listens(socket):
             if process.poll() is not None or time.monotonic() > limit:
                 raise RuntimeError("swtpm did not start")
             time.sleep(0.005)

@@ -6,6 +6,7 @@ import subprocess
 import time
 from pathlib import Path
 
+from bare_tpm import listens
 from tcg import pcr_values
 
 from phalanx.security.tee import Binding, Enrolment, Evidence
@@ -130,7 +131,7 @@ class SoftwareTpm:
             env=self._environment,
         )  # fmt: skip
         limit = time.monotonic() + 60
-        while not socket.exists():
+        while not listens(socket):
             if process.poll() is not None or time.monotonic() > limit:
                 raise RuntimeError("swtpm did not start")
             time.sleep(0.01)

@@ -1,0 +1,148 @@
+"""A run in Python's hands: trained by one call, read as a mapping, shown as its report."""
+
+import html
+import importlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from phalanx.errors import ConfigError, InputError
+from phalanx.telemetry import read_metrics
+from phalanx.train import RunConfig, is_made, load_run
+
+if TYPE_CHECKING:
+    from phalanx.train.sessions.cluster import OpenWorkers
+
+_FRAME_HEIGHT = 640
+
+
+class Run(dict[str, Any]):
+    """A run directory, finished or not: a mapping of what ``summary.json`` holds, and empty while there is none.
+
+    A notebook shows it as its report, in a frame that runs no script and loads nothing.
+
+    Attributes:
+        directory: The run directory.
+    """
+
+    def __init__(self, directory: Path, summary: dict[str, Any]) -> None:
+        super().__init__(summary)
+        self.directory = directory
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What ``summary.json`` holds."""
+        return dict(self)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return ``metrics.jsonl`` as it is now, a row a step.
+
+        Raises:
+            InputError: It cannot be read.
+        """
+        path = self.directory / "metrics.jsonl"
+        return read_metrics(path) if path.exists() else []
+
+    def columns(self) -> dict[str, list[Any]]:
+        """Return the same figures by name, a value a step; None where a step has none."""
+        rows = self.metrics()
+        names = dict.fromkeys(name for row in rows for name in row)
+        return {name: [row.get(name) for row in rows] for name in names}
+
+    def frame(self) -> Any:
+        """Return the same figures as a frame of pandas.
+
+        Raises:
+            ConfigError: pandas is not installed.
+        """
+        try:
+            pandas = importlib.import_module("pandas")
+        except ImportError as exc:
+            raise ConfigError("frame() needs pandas; install it, or take metrics() or columns()") from exc
+        return pandas.DataFrame(self.columns())
+
+    def report(self) -> Path:
+        """Write ``report.html`` anew, and return its path.
+
+        Raises:
+            InputError: The directory is gone, or cannot be written to.
+        """
+        from phalanx.report import write_report  # noqa: PLC0415 - it loads torch
+
+        return write_report(self.directory)
+
+    def _repr_html_(self) -> str | None:
+        from phalanx.report import report_page  # noqa: PLC0415 - it loads torch
+
+        try:
+            page = report_page(self.directory)
+        except InputError:
+            return None
+        name = html.escape(self.directory.name)
+        return (
+            f'<iframe title="Report of {name}" srcdoc="{html.escape(page)}" sandbox width="100%" '
+            f'height="{_FRAME_HEIGHT}"></iframe>'
+        )
+
+
+def open_run(directory: str | Path) -> Run:
+    """Open a run directory, whether the run is finished, broken off or under way.
+
+    Raises:
+        InputError: There is no run, or its summary cannot be read.
+    """
+    path = Path(directory)
+    if not is_made(path):
+        raise InputError(f"{path}: is no run directory; expected one that `phalanx train` or phalanx.train has made")
+    file = path / "summary.json"
+    try:
+        summary = json.loads(file.read_bytes()) if file.exists() else {}
+    except (OSError, ValueError) as exc:
+        raise InputError(f"{file}: cannot be read ({exc}); a --resume writes it anew") from exc
+    if not isinstance(summary, dict):
+        raise InputError(f"{file}: found a {type(summary).__name__}, expected an object; a --resume writes it anew")
+    return Run(path, summary)
+
+
+def train(
+    run: RunConfig | str | Path,
+    run_dir: str | Path | None = None,
+    *,
+    resume: bool = False,
+    from_step: int | None = None,
+    from_run: str | Path | None = None,
+    console: Console | None = None,
+    open_workers: "OpenWorkers | None" = None,
+) -> Run:
+    """Train what a run file says, from a script, a notebook or a prompt; no main guard is needed.
+
+    Args:
+        run: A run file, or what `load_run` has read.
+        run_dir: Where everything goes; ``runs/NAME`` when left out.
+        resume: Go on from the last good checkpoint in `run_dir`; a run that is complete is left as it is.
+        from_step: With `resume`: give up the checkpoints of later steps and go on from that of this one.
+        from_run: Begin a new run where the one in this directory is.
+        console: Where progress is shown; standard output when left out.
+        open_workers: Starts local workers; for drills only, as `phalanx.lab.attacks.attackers_of` makes it.
+
+    Returns:
+        The run; a mapping of what ``summary.json`` holds. Ctrl-C, or the notebook's stop button, ends it with the
+        status "interrupted".
+
+    Raises:
+        PhalanxError: As the tree in `phalanx.errors` says.
+    """
+    from phalanx.train import train as train_run  # noqa: PLC0415 - torch is loaded when it is asked for
+
+    summary = train_run(
+        run if isinstance(run, RunConfig) else load_run(run),
+        run_dir,
+        resume=resume,
+        from_step=from_step,
+        from_run=from_run,
+        console=console,
+        open_workers=open_workers,
+    )
+    return Run(Path(summary["run_dir"]), summary)
