@@ -4,13 +4,15 @@ import os
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
 
 from phalanx.engine import check_device
 from phalanx.errors import ConfigError
-from phalanx.models import open_model
+from phalanx.models import ModelSource, open_model
 from phalanx.parallel.groups.rank_env import find_place
 from phalanx.pipeline import LocalWorkers
+from phalanx.train.batches.epochs import length_told, settle_steps
 from phalanx.train.config import RunConfig
 from phalanx.train.records.run_directory import RunDirectory, cache_beside, default_directory
 from phalanx.train.sessions.cluster import OpenWorkers
@@ -77,6 +79,10 @@ def train(
     with deterministic(run.train.threads), interruptible():
         # before the directory of the new run is made: a refusal leaves nothing behind
         console = console or Console()
+        given, run = run, settle_steps(run, cache_beside(_directory(run, run_dir)))
+        told = length_told(given, run)
+        if told is not None:
+            _say(console, told)
         origin = None if from_run is None else open_origin(run, Path(from_run), lambda text: _say(console, text))
         with RunDirectory(_directory(run, run_dir), run, resume=resume) as home:
             if home.begun_anew:
@@ -108,8 +114,9 @@ def follow(run: RunConfig, run_dir: str | Path | None = None) -> None:
     from phalanx.train.sessions.domain import play_rank  # noqa: PLC0415 - a pipeline has no use for it
 
     load_own_code(run)
+    cache = cache_beside(_directory(run, run_dir))
     with deterministic(run.train.threads):
-        play_rank(run, cache_beside(_directory(run, run_dir)) / "models")
+        play_rank(settle_steps(run, cache), cache / "models")
 
 
 def describe(run: RunConfig, run_dir: str | Path | None = None) -> RenderableType:
@@ -118,7 +125,14 @@ def describe(run: RunConfig, run_dir: str | Path | None = None) -> RenderableTyp
     check_device(run.train.device, "train.device")
     run = settle_tier(run)
     cache = cache_beside(_directory(run, run_dir))
+    given, run = run, settle_steps(run, cache)
     source = open_model(run.model, cache / "models", run.train.seed)
+    told = length_told(given, run)
+    page = _description(run, source)
+    return page if told is None else Group(page, Text(told))
+
+
+def _description(run: RunConfig, source: ModelSource) -> RenderableType:
     if run.split is not None:
         from phalanx.train.sessions.split import describe_split  # noqa: PLC0415 - other runs have no use for it
 

@@ -87,7 +87,7 @@ def _read(target: Path, names: list[str], port: int | None) -> "tuple[Path, str,
             f"with {', '.join(unknown) or 'its workers'}"
         )
     asks = (
-        f"serve or shadow some of {pipeline.stages} stages for {run.train.steps} steps; guard: {run.guard.mode}",
+        f"serve or shadow some of {pipeline.stages} stages for {run.train.length}; guard: {run.guard.mode}",
         "give memory and processor time; neither text nor a model is needed on this machine",
         "hand over with Ctrl-C or SIGTERM at any time",
     )
