@@ -11,7 +11,7 @@ from phalanx.train.config import RunConfig, load_run
 from phalanx.train.train_section import TrainConfig
 
 if TYPE_CHECKING:
-    from phalanx.train.entry import describe, follow, plays_rank, train
+    from phalanx.train.entry import describe, follow, join_terms, plays_rank, train
     from phalanx.train.loop import run_loop, step_inputs
     from phalanx.train.rate_finder import find_rate
     from phalanx.train.records.check_record import CheckRecord
@@ -35,6 +35,7 @@ __all__ = [
     "follow",
     "holds_run",
     "is_made",
+    "join_terms",
     "load_run",
     "look_at_peers",
     "plays_rank",
@@ -48,7 +49,7 @@ if not TYPE_CHECKING:
     __getattr__ = late_names(
         __name__,
         {
-            "entry": ("describe", "follow", "plays_rank", "train"),
+            "entry": ("describe", "follow", "join_terms", "plays_rank", "train"),
             "loop": ("run_loop", "step_inputs"),
             "rate_finder": ("find_rate",),
             "records.check_record": ("CheckRecord",),

@@ -14,7 +14,7 @@ from phalanx.errors import CheckpointError, CutLogError
 from phalanx.pipeline import Observe
 from phalanx.security.audit import AuditLog
 from phalanx.telemetry import CurveWriter, MetricsFile, ProgressDisplay, StepReading
-from phalanx.telemetry.progress import Kind
+from phalanx.telemetry.progress import Kind, ShownParties
 from phalanx.train.batches.scores import Scores, ValidationResult, validation_row
 from phalanx.train.records.ground_truth import GroundTruth
 
@@ -149,6 +149,10 @@ class RunRecorder:
         self._board = board
         self._progress = progress
         self._accuracy: float | None = None
+
+    def show(self, parties: ShownParties) -> None:
+        """Show the parties beside the progress from now on."""
+        self._progress.show(parties)
 
     def observe(self, kind: str, body: dict[str, object]) -> None:
         """Write an event to the audit log and say what a person wants to know."""

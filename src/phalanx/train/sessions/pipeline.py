@@ -10,6 +10,7 @@ from phalanx.errors import CheckpointError, NoHolderError
 from phalanx.models import open_model, weights_digest
 from phalanx.pipeline import AuditDraw, LocalWorkers, Observe, PipelineEngine, StageChecks, StepPlan
 from phalanx.telemetry import PEERS_FILE, PeersFile
+from phalanx.telemetry.parties import live_parties
 from phalanx.train.batches.samples import TextSampler
 from phalanx.train.records.audit_trail import step_noter
 from phalanx.train.records.history import UNDOINGS
@@ -125,7 +126,9 @@ class PipelineSetup:
         context = self._context
         library = StageLibrary(self.material.source, self._plan, None)
         if context.asks_workers:
-            _ = self._joined_workers
+            # no bar is there yet, which would show them
+            with live_parties(context.console, self._book.rows):
+                _ = self._joined_workers
             context.begin()
         context.adopt(savepoint, lambda origin: cut_anew(origin, library))
         context.accept_older(savepoint)
@@ -154,6 +157,8 @@ class PipelineSetup:
         """Give every party its role and wait until all copies are where they should be."""
         context, source, plan = self._context, self.material.source, self._plan
         run, home, recorder = context.run, context.home, opening.recorder
+        if self._workers:
+            recorder.show(self._book)
         draw = session_draw(home, run)
         self._note_opening(recorder, opening.start, draw)
         library = StageLibrary(source, plan, opening.checkpoint)
