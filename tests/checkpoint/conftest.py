@@ -1,7 +1,7 @@
 import pytest
 from made_shards import STATE, make_shard
 
-from phalanx.checkpoint import save_checkpoint
+from phalanx.checkpoint import Retention, save_checkpoint
 from phalanx.security.crypto import Identity
 
 
@@ -16,6 +16,6 @@ def save(tmp_path, owner):
 
     def save_step(step, keep=9, stages=3, state=STATE, directory=tmp_path):
         shards = (make_shard(stage, step) for stage in range(stages))
-        return save_checkpoint(directory, step, shards, state, sign=owner, keep=keep)
+        return save_checkpoint(directory, step, shards, state, sign=owner, retention=Retention(keep))
 
     return save_step

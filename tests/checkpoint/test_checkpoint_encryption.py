@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_shards import STATE, make_shard
 
-from phalanx.checkpoint import open_checkpoint, open_key, save_checkpoint, write_new_key
+from phalanx.checkpoint import Retention, open_checkpoint, open_key, save_checkpoint, write_new_key
 from phalanx.checkpoint.rotate import rotate_keys
 from phalanx.checkpoint.sealed import FilePlace, FileSealer
 from phalanx.errors import CertificateError, CheckpointError
@@ -40,7 +40,7 @@ def holder(key):
 def save_sealed(tmp_path, owner, holder):
     def save_step(step, state=STATE, key=holder):
         shards = (make_shard(stage, step) for stage in range(2))
-        return save_checkpoint(tmp_path / "sealed", step, shards, state, sign=owner, keep=9, key=key)
+        return save_checkpoint(tmp_path / "sealed", step, shards, state, sign=owner, retention=Retention(9), key=key)
 
     return save_step
 

@@ -6,7 +6,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from made_shards import STATE, make_shard
 
-from phalanx.checkpoint import latest_checkpoint, open_checkpoint, save_checkpoint
+from phalanx.checkpoint import Retention, latest_checkpoint, open_checkpoint, save_checkpoint
 from phalanx.security.crypto import Identity
 
 KEY = bytes(range(32))
@@ -22,7 +22,7 @@ def write_until_killed(directory, first, started):
     for step in range(first, first + 100_000):
         for _ in range(1 + step % 2):
             shards = (make_shard(stage, step) for stage in range(3))
-            save_checkpoint(Path(directory), step, shards, STATE, sign=owner, keep=2)
+            save_checkpoint(Path(directory), step, shards, STATE, sign=owner, retention=Retention(2))
         started.set()
 
 

@@ -11,7 +11,7 @@ pytest.importorskip("flask")
 
 import fsspec
 
-from phalanx.checkpoint import RemoteStore, open_checkpoint, open_key, save_checkpoint, write_new_key
+from phalanx.checkpoint import RemoteStore, Retention, open_checkpoint, open_key, save_checkpoint, write_new_key
 from phalanx.checkpoint import remote as remote_module
 from phalanx.errors import CheckpointError
 
@@ -66,7 +66,9 @@ def test_what_was_copied_out_comes_back_bit_for_bit(save, owner, store, tmp_path
 def test_an_encrypted_one_comes_back_with_its_wrapped_key(owner, store, tmp_path):
     write_new_key(tmp_path / "a.key")
     key = open_key(f"file:{tmp_path / 'a.key'}")
-    store.upload(save_checkpoint(tmp_path / "sealed", 7, [make_shard(0, 7)], STATE, sign=owner, keep=1, key=key))
+    store.upload(
+        save_checkpoint(tmp_path / "sealed", 7, [make_shard(0, 7)], STATE, sign=owner, retention=Retention(1), key=key)
+    )
 
     path = store.fetch(7, tmp_path / "elsewhere", owner.public)
 

@@ -10,7 +10,7 @@ import torch
 from made_shards import STATE, make_shard
 from pydantic import ValidationError
 
-from phalanx.checkpoint import CheckpointConfig, Shard, latest_checkpoint, open_checkpoint, save_checkpoint
+from phalanx.checkpoint import CheckpointConfig, Retention, Shard, latest_checkpoint, open_checkpoint, save_checkpoint
 from phalanx.checkpoint import save as save_module
 from phalanx.errors import CheckpointError
 
@@ -63,7 +63,7 @@ def test_what_was_saved_comes_back_bit_for_bit(save, owner):
 def test_any_tensor_keeps_its_bits(tmp_path, owner, tensor):
     shard = Shard(0, {"weight/a": tensor, "weight/tied": tensor}, num_steps=1)
 
-    path = save_checkpoint(tmp_path, 1, [shard], STATE, sign=owner, keep=1)
+    path = save_checkpoint(tmp_path, 1, [shard], STATE, sign=owner, retention=Retention(1))
 
     loaded = opened(path, owner).tensors(0)
     assert same_bits(loaded["weight/a"], tensor.detach())
@@ -82,7 +82,7 @@ def test_only_one_stage_is_in_memory_at_a_time(tmp_path, owner):
             yield shard
             del shard
 
-    save_checkpoint(tmp_path, 1, stages(), STATE, sign=owner, keep=1)
+    save_checkpoint(tmp_path, 1, stages(), STATE, sign=owner, retention=Retention(1))
 
     assert len(alive) == 4
 
@@ -143,7 +143,7 @@ def test_such_a_crash_and_then_a_save_that_fails_leave_the_old_one(save, tmp_pat
     save(10).rename(tmp_path / "step-00000010.replaced")
 
     with pytest.raises(InterruptedRun):
-        save_checkpoint(tmp_path, 11, fails_at_once(), STATE, sign=owner, keep=1)
+        save_checkpoint(tmp_path, 11, fails_at_once(), STATE, sign=owner, retention=Retention(1))
 
     assert opened(latest_checkpoint(tmp_path), owner).step == 10
 
@@ -190,7 +190,7 @@ def test_a_failure_of_the_source_passes_through_and_leaves_nothing(tmp_path, own
         raise InterruptedRun
 
     with pytest.raises(InterruptedRun):
-        save_checkpoint(tmp_path, 1, stages(), STATE, sign=owner, keep=1)
+        save_checkpoint(tmp_path, 1, stages(), STATE, sign=owner, retention=Retention(1))
 
     assert names(tmp_path) == []
 
@@ -232,7 +232,7 @@ def test_state_that_is_not_json_is_refused_by_name(save, tmp_path, state, found)
 
 def test_two_shards_of_one_stage_are_refused(tmp_path, owner):
     with pytest.raises(CheckpointError, match=r"stage-1.safetensors: stage 1 is negative or was given twice"):
-        save_checkpoint(tmp_path, 1, [make_shard(1), make_shard(1)], STATE, sign=owner, keep=1)
+        save_checkpoint(tmp_path, 1, [make_shard(1), make_shard(1)], STATE, sign=owner, retention=Retention(1))
 
 
 @pytest.mark.parametrize(("step", "keep"), [(-1, 1), (0, 0)])

@@ -94,7 +94,9 @@ MISTAKES = (
         "run.toml: optimizer.lr: found -1",
         "greater than 0",
     ),
-    of_run("missing key", FROM_SCRATCH.replace("steps = 6\n", ""), "run.toml: train.steps: missing; add it"),
+    of_run(
+        "missing key", FROM_SCRATCH.replace("steps = 6\n", ""), "run.toml: train: expected train.steps or train.epochs"
+    ),
     of_run(
         "typo in --set", FROM_SCRATCH, "train.stepps: unknown key; did you mean 'steps'?", more="--set train.stepps=4"
     ),

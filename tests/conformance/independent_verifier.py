@@ -354,6 +354,8 @@ def follow(lines, run_dir, owner_key, revealed, found):
             due = min(due, body["to"])
         elif kind == "fell_back":
             due = min(due, body["to_step"])
+        elif kind == "stopped_early":
+            session.opening = {**session.opening, "steps": body["step"]}
         elif kind == "run_completed":
             found.completed = True
             if session is not None and session.recorded and due != session.opening["steps"]:

@@ -10,7 +10,13 @@ from pydantic_core import PydanticUndefined
 
 from phalanx.checkpoint import CheckpointConfig
 from phalanx.data import BpeConfig, DataConfig
-from phalanx.data.config import FileTokenizerConfig, LabelledConfig, ModelTokenizerConfig, OwnTaskConfig
+from phalanx.data.config import (
+    FileTokenizerConfig,
+    LabelledConfig,
+    ModelTokenizerConfig,
+    OwnTaskConfig,
+    ValidationSetConfig,
+)
 from phalanx.data.sources import HtmlConfig, JsonlConfig, OwnSourceConfig, TextConfig
 from phalanx.models import LoraConfig, ModelConfig, PrefixConfig, SpfConfig
 from phalanx.optimizers import OptimizerConfig
@@ -23,6 +29,7 @@ from phalanx.split.masked import MaskedConfig, MaskedWorkerConfig
 from phalanx.telemetry.sinks import MlflowConfig, OwnSinkConfig, TrackioConfig, WandbConfig
 from phalanx.train import RunConfig, TrainConfig
 from phalanx.train.exclusions import EXCLUSIONS, value_exclusions
+from phalanx.train.train_section import EarlyStoppingConfig, SamplesConfig
 from phalanx.transport import TransportConfig
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
@@ -33,6 +40,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "model.adapter ptuning": PrefixConfig,
     "data": DataConfig,
     "data.labelled": LabelledConfig,
+    "data.validation": ValidationSetConfig,
     "data.labelled.task": OwnTaskConfig,
     "data.sources text": TextConfig,
     "data.sources jsonl": JsonlConfig,
@@ -42,6 +50,8 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "data.tokenizer model": ModelTokenizerConfig,
     "data.tokenizer file": FileTokenizerConfig,
     "train": TrainConfig,
+    "train.early_stopping": EarlyStoppingConfig,
+    "train.samples": SamplesConfig,
     "optimizer": OptimizerConfig,
     "parallel": ParallelConfig,
     "parallel.outer": OuterConfig,

@@ -85,7 +85,9 @@ def told_of(place):
     """What `phalanx peers --json` says of each party."""
     shown = place.start("peers", str(place.path / "run"), "--json")
     assert shown.wait() == 0, shown.text
-    return {row["name"]: row for row in json.loads(shown.text)["parties"]}
+    # the words for people are on stderr, which this process has in the same place
+    answer = json.loads(next(line for line in reversed(shown.text.splitlines()) if line.startswith("{")))
+    return {row["name"]: row for row in answer["parties"]}
 
 
 @pytest.mark.slow

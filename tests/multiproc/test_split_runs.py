@@ -150,3 +150,20 @@ def test_a_masked_run_trains_with_its_workers_in_processes_of_their_own(split, s
     assert masked["guard"] == "masked"
     assert masked["world"]["processes"] == (4 if second == "true" else 3)
     assert masked["loss_last"] == pytest.approx(sealed["loss_last"], rel=1e-2)
+
+
+def test_a_split_that_ends_early_measures_further_sets_and_releases_what_it_has_then(split):
+    (split.path / "plain.txt").write_text("The argument is evaluated and the result is returned. " * 60)
+    rules = (
+        "train.validate_every=1",
+        "train.early_stopping={patience=2,min_improvement=9.0,on='plain'}",
+        f'data.validation=[{{name="plain",sources=[{{kind="text",path="{split.path}/plain.txt"}}]}}]',
+    )
+
+    summary = split.finish(*rules)
+
+    assert (summary["status"], summary["steps"], summary["stopped_early"]["on"]) == ("completed", 3, "plain")
+    assert summary["validation_sets"]["plain"]["perplexity"] > 1
+    # the adapters are packed for the step that the enclave is at
+    assert summary["split"]["released"] is True
+    assert [kind for kind, _ in events(split, "stopped_early", "run_completed")] == ["stopped_early", "run_completed"]

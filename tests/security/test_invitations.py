@@ -233,7 +233,7 @@ def test_after_five_wrong_tokens_a_caller_waits_a_minute(owner, tmp_path):
         with pytest.raises(PeerRefusedError, match="is not valid here"):
             enrol(wrong, tmp_path / "mallory")
 
-    with pytest.raises(PeerRefusedError, match="too many wrong tokens"):
+    with pytest.raises(PeerRefusedError, match="too many tries in vain"):
         enrol(token, tmp_path / "alice")
     owner.seconds = 61.0
 

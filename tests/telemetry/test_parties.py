@@ -1,13 +1,14 @@
 """Rows of parties: the file that is renewed, and how a terminal shows them."""
 
+import io
 import json
 
 import pytest
 from rich.console import Console
 
 from phalanx.errors import InputError
-from phalanx.telemetry import PartiesStatus, PartyRow, PeersFile
-from phalanx.telemetry.parties import PERIOD_S, parties_lines, parties_table, read_peers, size_in_words
+from phalanx.telemetry import PartiesStatus, PartyRow, PeersFile, ProgressDisplay, StepReading
+from phalanx.telemetry.parties import PERIOD_S, live_parties, parties_lines, parties_table, read_peers, size_in_words
 
 NOW = 1_000_000
 
@@ -104,3 +105,53 @@ def test_neither_table_nor_lines_can_steer_a_terminal():
 )
 def test_sizes_are_said_in_words(size, words):
     assert size_in_words(size) == words
+
+
+class Shown:
+    def __init__(self, *rows):
+        self.parties, self.changed, self.asked = rows, list(rows), 0
+
+    def rows(self):
+        self.asked += 1
+        return self.parties
+
+    def news(self):
+        found, self.changed = self.changed, []
+        return found
+
+
+def test_on_a_terminal_the_parties_stand_above_the_bar_and_nothing_of_them_is_printed_into_the_scrollback():
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, width=120, color_system=None)
+
+    with ProgressDisplay(10, console=console) as display:
+        display.show(Shown(ALICE))
+        display.update(3, StepReading(1.0, 2.0))
+
+    drawn = text.getvalue()
+    assert "serving 1 2, shadowing 3" in drawn
+    assert drawn.rindex("party") < drawn.rindex("3/10")
+
+
+def test_where_there_is_no_terminal_a_party_is_told_of_when_it_changes():
+    text = io.StringIO()
+    shown = Shown(ALICE)
+    with ProgressDisplay(10, every=1, console=Console(file=text, width=200)) as display:
+        display.show(shown)
+        for step in (1, 2, 3):
+            display.update(step, StepReading(1.0, 2.0))
+
+    assert text.getvalue().count("alice  serving 1 2") == 1
+    assert shown.asked == 0
+
+
+def test_a_live_table_is_drawn_on_a_terminal_and_on_nothing_else():
+    for is_terminal in (True, False):
+        text = io.StringIO()
+        console = Console(file=text, force_terminal=is_terminal, width=120)
+
+        with live_parties(console, lambda: [ALICE]):
+            console.print("a line")
+
+        assert ("shadowing 3" in text.getvalue()) == is_terminal
+        assert "a line" in text.getvalue()

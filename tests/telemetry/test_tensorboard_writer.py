@@ -61,18 +61,27 @@ def test_telemetry_loads_neither_torch_nor_tensorboard():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def read_back(directory):
+def values_of(directory):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
         (file,) = directory.iterdir()
-        return [
-            (
-                value.tag,
-                event.step,
-                value.tensor.float_val[0] if value.tensor.float_val else value.simple_value,
-            )
-            for event in EventFileLoader(str(file)).Load()
-            for value in event.summary.value
-        ]
+        return [(event.step, value) for event in EventFileLoader(str(file)).Load() for value in event.summary.value]
+
+
+def read_back(directory):
+    return [
+        (value.tag, step, value.tensor.float_val[0] if value.tensor.float_val else value.simple_value)
+        for step, value in values_of(directory)
+    ]
+
+
+@has_tensorboard
+def test_a_text_can_be_read_back_and_is_quoted(tmp_path):
+    with TensorBoardWriter(tmp_path) as writer:
+        writer.text("samples/0", "one\n<two>", 3)
+
+    ((step, value),) = values_of(tmp_path)
+    assert (step, value.tag, value.metadata.plugin_data.plugin_name) == (3, "samples/0", "text")
+    assert value.tensor.string_val[0] == b"    one\n    <two>"

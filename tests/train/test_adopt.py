@@ -69,12 +69,12 @@ def test_a_run_that_was_to_be_longer_from_the_start_learns_the_same_where_the_ra
     assert longer["final_weights_digest"] == whole["final_weights_digest"]
 
 
-def test_resuming_with_other_keys_names_them_and_the_way_to_train_longer(make_run, trained_once):
+def test_resuming_with_other_keys_names_them_and_the_way_to_train_on(make_run, trained_once):
     with pytest.raises(ConfigError) as refusal:
-        train(make_run("train.steps=9", "train.validate_every=1"), trained_once[1], resume=True)
+        train(make_run("train.microbatches=2", "optimizer.warmup_steps=1"), trained_once[1], resume=True)
 
     said = str(refusal.value)
-    assert "train.steps (6 there, 9 here), train.validate_every (3 there, 1 here);" in said
+    assert "optimizer.warmup_steps (0 there, 1 here), train.microbatches (4 there, 2 here);" in said
     assert f"--from {trained_once[1]} with another --run-dir" in said
 
 

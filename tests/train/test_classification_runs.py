@@ -234,7 +234,7 @@ def test_scores_survive_a_checkpoint_and_stand_in_the_summary(make, tmp_path):
     again.load_json(json.loads(json.dumps(figures.to_json())))
 
     assert (again.scores_first, again.scores_last, again.validation_last) == (first, last, None)
-    assert again.first_validation == first
+    assert again.first_validation.own == first
     found = summarise(make(), again, RunningTotals(), GroundTruth(tmp_path / "attack.jsonl"))["classification"]
     assert (found["accuracy_first"], found["accuracy"], found["macro_f1"], found["loss"]) == (0.1, 0.5, 0.4, None)
     with pytest.raises(CheckpointError, match="scores"):

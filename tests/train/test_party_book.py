@@ -154,3 +154,13 @@ def test_what_earlier_sessions_decided_is_there_from_the_beginning():
 
     assert states(book) == {"alice": "waiting", "bob": "evicted", "dave": "revoked"}
     assert rows(book)["bob"].verdicts == ("step 3, stage 1: another result",)
+
+
+def test_news_are_told_once(book):
+    assert [row.name for row in book.news()] == ["alice", "bob", "carol"]
+    assert book.news() == []
+
+    at_work(book, {1: "alice"}, {})
+
+    assert [(row.name, row.in_words) for row in book.news()] == [("alice", "serving 1")]
+    assert book.news() == []

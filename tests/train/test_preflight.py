@@ -148,3 +148,10 @@ def test_a_guard_with_nobody_to_check_says_so(make_run, overrides, warned):
 
 def test_the_warning_is_shown_when_such_a_run_begins(trained_once):
     assert 'WARNING: guard.mode = "phalanx" checks nothing here' in trained_once[0]["shown"]
+
+
+def test_a_source_of_a_further_validation_set_is_looked_at_too(make_run, tmp_path):
+    missing = f'data.validation=[{{name="wiki",sources=[{{kind="text",path="{tmp_path}/none.txt"}}]}}]'
+
+    with pytest.raises(DataError, match=r'data\.validation "wiki"\.0: .*none\.txt'):
+        check_inputs(make_run(missing))

@@ -54,7 +54,7 @@ def test_a_start_without_a_finished_step_is_begun_anew_by_the_corrected_run_file
     first.close()
 
     with pytest.raises(ConfigError, match=r"has not finished a step.* without --resume, and it is begun anew"):
-        RunDirectory(first.path, make_run("train.steps=9"), resume=True)
+        RunDirectory(first.path, make_run("train.seed=9"), resume=True)
     again = RunDirectory(first.path, make_run("train.steps=9"), resume=False)
 
     assert again.begun_anew and not first.begun_anew
@@ -95,7 +95,7 @@ def test_a_run_with_a_step_a_checkpoint_or_a_decision_is_never_overwritten(make_
     with pytest.raises(ConfigError, match="holds a run already; add --resume"):
         RunDirectory(first.path, make_run("train.steps=9"), resume=False)
     with pytest.raises(ConfigError, match="holds another run"):
-        RunDirectory(first.path, make_run("train.steps=9"), resume=True)
+        RunDirectory(first.path, make_run("train.seed=9"), resume=True)
 
     assert {path: path.read_bytes() for path in first.path.rglob("*") if path.is_file()} == before
     assert holds_run(first.path)

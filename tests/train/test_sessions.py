@@ -1,94 +1,15 @@
 """One session for every engine: what it asks of an engine, and what it leaves behind whichever one runs the steps."""
 
-import contextlib
 import io
 import json
-from types import SimpleNamespace
 
 import pytest
-import torch
+from fake_engine import FakeEngine
 from rich.console import Console
 
-from phalanx.checkpoint import Shard
-from phalanx.data import Batch
-from phalanx.engine import StepResult
 from phalanx.errors import NoHolderError, TrainingError
 from phalanx.train.records.run_directory import RunDirectory
-from phalanx.train.saving.saver import PlainSaver
-from phalanx.train.sessions.factory import RunMaterial
 from phalanx.train.sessions.session import Session
-
-
-class CountingLoader:
-    """Gives batches of one number, which is where it is."""
-
-    def __init__(self):
-        self.number = 0
-
-    def next(self):
-        self.number += 1
-        ids = torch.full((8, 16), self.number)
-        return Batch(ids, ids, tuple(range(8)))
-
-    def state(self):
-        return {"number": self.number}
-
-    def load_state(self, state):
-        self.number = state["number"]
-
-
-class FakeEngine:
-    """An engine without a model: factory, setup and running engine in one; fails as told."""
-
-    def __init__(self, failures=()):
-        self.failures = dict(failures)
-        self.asked = []
-        self.seen = []
-        self.engine = self.trained = self
-
-    @contextlib.contextmanager
-    def prepare(self, context):
-        self.context = context
-        self.material = RunMaterial(
-            SimpleNamespace(), SimpleNamespace(num_validation_sequences=0, validation_batch=None), CountingLoader()
-        )
-        yield self
-        self.asked.append("sent home")
-
-    def recover(self, savepoint):
-        self.asked.append("recover")
-
-    @contextlib.contextmanager
-    def open(self, opening):
-        self.asked.append(f"open at {opening.start}")
-        self.opening = opening
-        self.context.opening(opening.recorder, opening.start, {"kind_of_engine": "fake"})
-        self.saver = PlainSaver(
-            lambda: iter([Shard(0, {"weight/x": torch.zeros(2)}, len(self.seen))]),
-            opening.savepoint,
-            self.context.observer(opening.recorder),
-        )
-        yield self
-
-    def step(self, step, inputs):
-        if step in self.failures:
-            raise self.failures.pop(step)
-        self.seen.append((step, int(inputs.ids[0][0, 0])))
-        return StepResult(step, 2.0, inputs.num_targets, 1.0, {}, {}, inputs.digest(), None)
-
-    def measure(self, batches):
-        return 3.0
-
-    def settle(self):
-        self.asked.append("settle")
-
-    def go_back(self, reason):
-        opening = self.opening
-        return opening.savepoint.rewind(opening.savepoint.open(), opening.metrics)
-
-    def finish(self):
-        self.context.figures.final_weights_digest = "00" * 32
-        self.opening.recorder.observe("run_completed", {"final_weights_digest": "00" * 32})
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from phalanx.checkpoint.certified import CertifiedCheckpoints
+from phalanx.checkpoint.certified import BestCheckpoint, CertifiedCheckpoints
 from phalanx.checkpoint.config import CheckpointConfig
 from phalanx.checkpoint.keys import KeyHolder, open_key, write_new_key
 from phalanx.checkpoint.manifest import (
@@ -12,7 +12,7 @@ from phalanx.checkpoint.manifest import (
     step_directory,
     step_of,
 )
-from phalanx.checkpoint.retention import drop_checkpoints_after
+from phalanx.checkpoint.retention import Retention, drop_checkpoints_after
 from phalanx.late_names import late_names
 
 if TYPE_CHECKING:
@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     from phalanx.checkpoint.shard import Shard
 
 __all__ = [
+    "BestCheckpoint",
     "CertifiedCheckpoints",
     "Checkpoint",
     "CheckpointConfig",
     "KeyHolder",
     "RemoteStore",
+    "Retention",
     "Shard",
     "drop_checkpoints_after",
     "latest_checkpoint",

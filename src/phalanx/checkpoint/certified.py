@@ -1,10 +1,42 @@
 """Certified checkpoints, by the signed audit log: it finds an older one in the place of a newer one."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from phalanx.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class BestCheckpoint:
+    """The checkpoint with the best validation of those that a run has kept for it.
+
+    Attributes:
+        step: Finished steps.
+        on: Name of the validation set.
+        loss: On that set, in nats.
+    """
+
+    step: int
+    on: str
+    loss: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON data."""
+        return asdict(self)
+
+    @classmethod
+    def of_json(cls, body: Mapping[str, Any]) -> "BestCheckpoint":
+        """Read it from an event.
+
+        Raises:
+            KeyError: It lacks what such an event has, or its loss is no finite number.
+        """
+        step, on, loss = body["step"], body["on"], body["loss"]
+        if type(step) is not int or not isinstance(on, str) or type(loss) is not float or not math.isfinite(loss):
+            raise KeyError("best")
+        return cls(step, on, loss)
 
 
 @dataclass
@@ -13,9 +45,11 @@ class CertifiedCheckpoints:
 
     Attributes:
         saved: Digest of the signed manifest of every checkpoint that is on disk according to the log, by step.
+        best: The one of these with the best validation; None where the run keeps none for that.
     """
 
     saved: dict[int, str] = field(default_factory=dict)
+    best: BestCheckpoint | None = None
     _announced: set[int] = field(default_factory=set)
 
     def take(self, kind: str, body: Mapping[str, Any]) -> None:
@@ -29,6 +63,9 @@ class CertifiedCheckpoints:
         elif kind == "checkpoint_saved":
             kept = {**self.saved, body["step"]: body["manifest"]}
             self.saved = {step: kept[step] for step in body["kept"] if step in kept}
+            told = body.get("best")
+            self.best = None if told is None else BestCheckpoint.of_json(told)
+            self._drop_best()
         elif kind == "rolled_back":
             self._forget_after(body["to"])
         elif kind == "older_accepted":
@@ -60,15 +97,28 @@ class CertifiedCheckpoints:
             ).about(code="PHX-I053")
         if step is None:
             return
-        if step in self.saved and manifest != self.saved[step]:
-            raise CheckpointError(
-                f"{where}: swapped: the manifest of step {step} has digest {manifest!s:.12}..., the audit log says "
-                f"{self.saved[step]:.12}...; an earlier writing of this step was put in its place"
-            ).about(code="PHX-I053")
+        self.check_writing(step, manifest, where)
         if newest is not None and step > newest and step not in self._announced:
             raise CheckpointError(
                 f"{where}: foreign: the audit log knows of no checkpoint of step {step}; remove it"
             ).about(code="PHX-I053")
 
+    def check_writing(self, step: int, manifest: str | None, where: str) -> None:
+        """Compare one checkpoint with what the log says of its step, where it says anything.
+
+        Raises:
+            CheckpointError: It is of another writing of its step.
+        """
+        if step in self.saved and manifest != self.saved[step]:
+            raise CheckpointError(
+                f"{where}: swapped: the manifest of step {step} has digest {manifest!s:.12}..., the audit log says "
+                f"{self.saved[step]:.12}...; an earlier writing of this step was put in its place"
+            ).about(code="PHX-I053")
+
     def _forget_after(self, step: int) -> None:
         self.saved = {saved: manifest for saved, manifest in self.saved.items() if saved <= step}
+        self._drop_best()
+
+    def _drop_best(self) -> None:
+        if self.best is not None and self.best.step not in self.saved:
+            self.best = None

@@ -18,6 +18,8 @@ class CheckpointConfig(StrictModel):
         every: Steps between two checkpoints; 0 saves only at the end of the run.
         keep: Checkpoints that are kept, newest first; at least 1.
         keep_every: Checkpoints of steps that are multiples of this stay for good; 0 keeps none for good.
+        best: Name of a validation set, "validation" being the held-out share: the checkpoint with the lowest loss on it
+            is kept as well, whatever its age.
         encrypt: Everything but the manifest is written under AES-256-GCM.
         key: Where the key is, never the key: ``file:PATH``, ``env:NAME`` or ``command:PROGRAM ARGUMENT ...``.
         asynchronous: Collecting and writing go on beside the training.
@@ -29,6 +31,7 @@ class CheckpointConfig(StrictModel):
     every: int = Field(default=50, ge=0)
     keep: int = Field(default=2, ge=1)
     keep_every: int = Field(default=0, ge=0)
+    best: str | None = None
     encrypt: bool = False
     key: str | None = None
     asynchronous: bool = False

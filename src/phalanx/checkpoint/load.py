@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import stat
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def open_checkpoint(
     peer: Peer,
     *,
     run: str | None,
-    config_digest: str | None,
+    config_digest: str | Collection[str] | None,
     at_least_step: int = 0,
     key: KeyHolder | None = None,
 ) -> "Checkpoint":
@@ -46,7 +47,7 @@ def open_checkpoint(
         path: Its directory.
         peer: The party that must have signed it.
         run: The run that it must belong to; None accepts any.
-        config_digest: The config that it must have been made with; None accepts any.
+        config_digest: The config that it must have been made with, or those of which it must be one; None accepts any.
         at_least_step: The oldest step to accept: a signature does not tell old from new.
         key: Unwraps the data key of an encrypted checkpoint.
 
@@ -187,16 +188,20 @@ def _sealer(path: Path, manifest: CheckpointManifest, key: KeyHolder | None) -> 
     return sealer
 
 
-def _check_belonging(path: Path, manifest: CheckpointManifest, run: str | None, config_digest: str | None) -> None:
+def _check_belonging(
+    path: Path, manifest: CheckpointManifest, run: str | None, config_digest: str | Collection[str] | None
+) -> None:
     where = path / MANIFEST_FILE
     if run is not None and manifest.run != run:
         raise CheckpointError(f"{where}: foreign: it is of run {manifest.run!r:.80}, expected {run!r:.80}").about(
             code="PHX-I053"
         )
-    if config_digest is not None and manifest.config_digest != config_digest:
+    known = {config_digest} if isinstance(config_digest, str) else set(config_digest or ())
+    if config_digest is not None and manifest.config_digest not in known:
+        expected = " or ".join(f"{one:.12}..." for one in sorted(known)) or "none"
         raise CheckpointError(
-            f"{where}: foreign: config digest {manifest.config_digest:.12}..., expected "
-            f"{config_digest:.12}...; resume with the run file that it was made with"
+            f"{where}: foreign: config digest {manifest.config_digest:.12}..., expected {expected}; resume with the "
+            "run file that it was made with"
         ).about(code="PHX-I053")
     named = step_of(path.name)
     if named is not None and named != manifest.step:

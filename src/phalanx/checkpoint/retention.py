@@ -20,10 +20,12 @@ class Retention:
     Attributes:
         keep: Newest ones, at least 1.
         keep_every: Multiples of this step stay for good; 0 keeps none for good.
+        best: This one stays whatever its age; None for none.
     """
 
     keep: int
     keep_every: int = 0
+    best: int | None = None
 
     def kept(self, steps: Iterable[int], newest: int) -> set[int]:
         """Return the steps to keep; `newest`, which has just been written, is always among them.
@@ -32,7 +34,7 @@ class Retention:
         """
         present = sorted((step for step in steps if step <= newest), reverse=True)
         for_good = {step for step in present if self.keep_every and step and step % self.keep_every == 0}
-        return {newest, *present[: self.keep], *for_good}
+        return {newest, *present[: self.keep], *for_good, *(step for step in present if step == self.best)}
 
 
 def prune(directory: Path, newest: int, retention: Retention) -> None:

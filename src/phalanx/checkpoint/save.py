@@ -43,8 +43,7 @@ def save_checkpoint(
     state: Mapping[str, Any],
     *,
     sign: Identity,
-    keep: int,
-    keep_every: int = 0,
+    retention: Retention,
     key: KeyHolder | None = None,
     log_head: LogHead | None = None,
 ) -> Path:
@@ -52,7 +51,7 @@ def save_checkpoint(
 
     Everything is written to a directory beside, forced to disk, and renamed in one go. One process writes
     to `directory` at a time. Checkpoints of later steps, which a run that went back has left behind, are
-    removed with those beyond `keep`; the new one never is.
+    removed with those that are not kept; the new one never is.
 
     Args:
         directory: Where the checkpoints of the run are; made when missing.
@@ -60,8 +59,7 @@ def save_checkpoint(
         shards: One per stage, in any order; taken one at a time and let go of before the next.
         state: JSON data with the texts ``run`` and ``config_digest``, and whatever else a resumed run needs.
         sign: Signs the manifest of the checkpoint.
-        keep: Checkpoints to keep, at least 1.
-        keep_every: Checkpoints of steps that are multiples of this stay for good; 0 keeps none for good.
+        retention: Which checkpoints stay; it keeps at least 1.
         key: Encrypts everything but the manifest; None writes in the clear.
         log_head: Where the audit log ends on this disk; None where there is none.
 
@@ -72,8 +70,10 @@ def save_checkpoint(
         CheckpointError: Disk full, no permission, two shards of a stage, `state` is not JSON data, or `key` cannot
             wrap. The last good checkpoint stays.
     """
-    if step < 0 or keep < 1:
-        raise CheckpointError(f"{directory}: step is {step} and keep {keep}; expected step >= 0 and keep >= 1")
+    if step < 0 or retention.keep < 1:
+        raise CheckpointError(
+            f"{directory}: step is {step} and keep {retention.keep}; expected step >= 0 and keep >= 1"
+        )
     encoded_state = _encode_state(state)
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ def save_checkpoint(
         raise CheckpointError(
             f"{directory}: step {step} cannot be saved ({exc.strerror or exc}); earlier checkpoints are untouched"
         ) from exc
-    prune(directory, step, Retention(keep, keep_every))
+    prune(directory, step, retention)
     return final
 
 

@@ -15,6 +15,7 @@ from phalanx.cli.enclave import enclave_app
 from phalanx.cli.explain import explain
 from phalanx.cli.init import init
 from phalanx.cli.launch import launch
+from phalanx.cli.lr import lr
 from phalanx.cli.models.checkpoint import checkpoint_app
 from phalanx.cli.models.model import model_app
 from phalanx.cli.parties.invite import invite
@@ -80,6 +81,7 @@ app.command(
     "Example: phalanx launch run.toml --engine ray --address auto --resume\n\n"
     "Example: phalanx launch run.toml --party alice --owner owner.example.org:7070"
 )(launch)
+app.command(epilog="Example: phalanx lr run.toml --to 0.1 --steps 100 --out rates.svg")(lr)
 app.command(epilog=PLAN_EXAMPLES)(plan)
 app.command(epilog="Example: phalanx report runs/first")(report)
 app.command(epilog="Example: phalanx bench pipeline --quick --json --out pipeline.json")(bench)

@@ -28,6 +28,7 @@ def calibrate(
 
     # a mistake in the file is said before torch is imported
     run = load_run(run_file, overrides_of(sets, unsets))
+    run.require_steps("phalanx calibrate")
     from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
     from phalanx.lab.calibrate import calibrate as measure
 

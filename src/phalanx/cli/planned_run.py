@@ -31,6 +31,7 @@ def from_run(
     from phalanx.train import load_run
 
     run = load_run(run_file, overrides)
+    run.require_steps("phalanx plan")
     parallel, shape = run.parallel, _shape(run.model)
     recipe = Recipe(
         sequences=run.train.batch_size,

@@ -17,6 +17,8 @@ SUMMARY = (
     "loss_first",
     "loss_last",
     "validation_perplexity",
+    "ended_early",
+    "best_checkpoint",
     "accuracy",
     "macro_f1",
     "tfidf_accuracy",
@@ -62,6 +64,15 @@ def summary_of(run_dir: Path) -> dict[str, Any]:
 
 def say_summary(summary: Mapping[str, Any]) -> None:
     """Print what a user wants to know of ``summary.json`` on stdout."""
-    known = {**summary, **summary.get("classification", {})}
+    known = {**summary, **summary.get("classification", {}), **_ends(summary)}
     measured = {name for name, value in known.items() if value is not None or name not in _OF_A_DRILL}
     say_figures({name: known[name] for name in SUMMARY if name in measured})
+
+
+def _ends(summary: Mapping[str, Any]) -> dict[str, str]:
+    """An early end and the best checkpoint in words; nothing where the run has neither."""
+    stopped, best = summary.get("stopped_early"), summary.get("best_checkpoint")
+    words = {} if stopped is None else {"ended_early": f"after step {stopped['step']}, by {stopped['on']}"}
+    if best is not None:
+        words["best_checkpoint"] = f"step {best['step']}, loss {best['loss']:.4g} on {best['on']}"
+    return words

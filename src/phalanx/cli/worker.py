@@ -12,7 +12,7 @@ from phalanx.child import PARENT, die_with_parent
 from phalanx.cli.answers.answer import Answer
 
 if TYPE_CHECKING:
-    from phalanx.pipeline import Say, WorkerConfig, WorkerOutcome
+    from phalanx.pipeline import Narration, WorkerConfig, WorkerOutcome
 
 
 def worker(
@@ -48,11 +48,18 @@ def serve_once(config: "WorkerConfig", file: Path) -> "WorkerOutcome | None":
     Returns:
         How it ended; None of a rank that follows another.
     """
-    from phalanx.pipeline import run_worker
+    from rich.console import Console
+
+    from phalanx.pipeline import Narration, run_worker
+    from phalanx.telemetry.parties import live_parties
 
     # a worker that another process has started has no reader but that process, which looks at its last line
-    say = None if PARENT in os.environ else _say
-    return run_worker(config, say=say) if config.parallel.world == 1 else _serve_together(config, file, say)
+    has_reader = PARENT not in os.environ
+    story = Narration(_say if has_reader else None)
+    if config.parallel.world > 1:
+        return _serve_together(config, file, story)
+    with live_parties(Console(), lambda: [story.row()]) if has_reader else contextlib.nullcontext():
+        return run_worker(config, story=story)
 
 
 def _say(line: str) -> None:
@@ -61,7 +68,7 @@ def _say(line: str) -> None:
         typer.echo(line)
 
 
-def _serve_together(config: "WorkerConfig", file: Path, say: "Say | None") -> "WorkerOutcome | None":
+def _serve_together(config: "WorkerConfig", file: Path, story: "Narration") -> "WorkerOutcome | None":
     from phalanx.parallel import find_place
     from phalanx.pipeline import run_worker
     from phalanx.stage_group import follow, open_group
@@ -71,7 +78,7 @@ def _serve_together(config: "WorkerConfig", file: Path, say: "Say | None") -> "W
         follow(config, place)
         return None
     with open_group(config, file) as group:
-        return run_worker(config, group.wrap, say=say)
+        return run_worker(config, group.wrap, story=story)
 
 
 def masked_worker(

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from phalanx.data.manifest import CorpusManifest
     from phalanx.data.preparation import prepare
     from phalanx.data.unigram import unigram_perplexity
+    from phalanx.data.validation_sets import prepare_validation_sets
 
 __all__ = [
     "IGNORE",
@@ -43,6 +44,7 @@ __all__ = [
     "TokenizerConfig",
     "open_corpus",
     "prepare",
+    "prepare_validation_sets",
     "unigram_perplexity",
     "validation_batches",
 ]
@@ -58,5 +60,6 @@ if not TYPE_CHECKING:
             "manifest": ("CorpusManifest",),
             "preparation": ("prepare",),
             "unigram": ("unigram_perplexity",),
+            "validation_sets": ("prepare_validation_sets",),
         },
     )

@@ -140,6 +140,24 @@ class LabelledConfig(StrictModel):
         return self.task if isinstance(self.task, str) else OWN_TASK
 
 
+HELD_OUT = "validation"
+"""The name of the run's own held-out share among its validation sets."""
+
+
+class ValidationSetConfig(StrictModel):
+    """One more validation set: text that is measured by name, and never trained on by this run.
+
+    Attributes:
+        name: In metrics, summary, report and TensorBoard.
+        sources: All their documents belong to the set; nothing compares them with the training text.
+        max_sequences: At most so many sequences are used, spread evenly.
+    """
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9_-]{0,39}$")
+    sources: tuple[SourceConfig, ...] = Field(min_length=1)
+    max_sequences: int = Field(default=64, ge=1)
+
+
 class DataConfig(StrictModel):
     """Sources, tokenizer and the shape of the packed sequences; or labelled texts, one a row, in place of sources.
 
@@ -151,6 +169,7 @@ class DataConfig(StrictModel):
         validation_share: Share of the documents that is held out, drawn by content and seed.
         max_documents: Stop after so many different documents, over all sources.
         max_validation_sequences: At most so many held-out sequences are used, spread evenly.
+        validation: Further validation sets, with sources of their own.
     """
 
     sources: tuple[SourceConfig, ...] = ()
@@ -160,14 +179,28 @@ class DataConfig(StrictModel):
     validation_share: float = Field(default=0.05, ge=0.0, le=0.5, allow_inf_nan=False)
     max_documents: int | None = Field(default=None, ge=1)
     max_validation_sequences: int = Field(default=64, ge=1)
+    validation: tuple[ValidationSetConfig, ...] = ()
+
+    @property
+    def validation_names(self) -> tuple[str, ...]:
+        """Names of all validation sets, the held-out share first where there is one."""
+        own = (HELD_OUT,) if self.labelled is not None or self.validation_share else ()
+        return (*own, *(one.name for one in self.validation))
 
     @model_validator(mode="after")
     def _check_origin(self) -> Self:
         if bool(self.sources) == (self.labelled is not None):
             raise ValueError("expected either sources or labelled; give one of them")
+        names = [one.name for one in self.validation]
+        twice = [name for name in names if names.count(name) > 1 or name == HELD_OUT]
+        if twice:
+            raise ValueError(
+                f'validation: the name "{twice[0]}" is taken, "{HELD_OUT}" being that of the held-out share; choose '
+                "another one"
+            )
         if self.labelled is None:
             return self
-        for name in ("validation_share", "max_documents", "max_validation_sequences"):
+        for name in ("validation_share", "max_documents", "max_validation_sequences", "validation"):
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} is for sources; labelled texts have labelled.test_texts: leave it out")
         return self

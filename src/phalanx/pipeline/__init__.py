@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from phalanx.pipeline.tolerance.numeric_class import NumericClass, local_numeric_class, settle_numerics
     from phalanx.pipeline.verify.draw import AuditDraw, fresh_nonce
     from phalanx.pipeline.worker.kept_states import fetch_kept
-    from phalanx.pipeline.worker.narration import Say, WorkerOutcome, keep_serving
+    from phalanx.pipeline.worker.narration import Narration, Say, WorkerOutcome, keep_serving
     from phalanx.pipeline.worker.process import Worker, requested_file, run_worker
 
 __all__ = [
@@ -63,6 +63,7 @@ __all__ = [
     "LocalWorkers",
     "LogHeadExchange",
     "Members",
+    "Narration",
     "NoteChecks",
     "NumericClass",
     "Observe",
@@ -144,7 +145,7 @@ if not TYPE_CHECKING:
             "tolerance.numeric_class": ("NumericClass", "local_numeric_class", "settle_numerics"),
             "verify.draw": ("AuditDraw", "fresh_nonce"),
             "worker.kept_states": ("fetch_kept",),
-            "worker.narration": ("Say", "WorkerOutcome", "keep_serving"),
+            "worker.narration": ("Narration", "Say", "WorkerOutcome", "keep_serving"),
             "worker.process": ("Worker", "requested_file", "run_worker"),
         },
     )

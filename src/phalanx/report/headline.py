@@ -54,6 +54,24 @@ def tiles(record: RunRecord) -> list[tuple[str, str, str]]:
     ]
 
 
+def ends(record: RunRecord) -> list[str]:
+    """Return sentences about an early end and about the best checkpoint; none where the run has neither."""
+    found, stopped, best = [], record.summary.get("stopped_early"), record.summary.get("best_checkpoint")
+    if isinstance(stopped, dict):
+        row = {key: count(stopped.get(key)) for key in ("step", "best_step", "validations_without_improvement")}
+        found.append(
+            f"The run ended early after step {row['step']}: {row['validations_without_improvement']} validations in a "
+            f"row on {words(stopped.get('on'), 40)} brought nothing; the best was after step {row['best_step']}."
+        )
+    if isinstance(best, dict):
+        doubt = " It holds steps that are in doubt." if best.get("in_doubt") is True else ""
+        found.append(
+            f"The best checkpoint is that of step {count(best.get('step'))}, with a loss of {amount(best.get('loss'))} "
+            f"on {words(best.get('on'), 40)}.{doubt}"
+        )
+    return found
+
+
 def split_facts(record: RunRecord) -> dict[str, Any]:
     """Return what the summary says of a split: mode, tier and what that is worth; empty for other runs."""
     found = record.summary.get("split")

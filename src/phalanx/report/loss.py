@@ -1,13 +1,14 @@
 """The loss of one or several runs over their steps, with the attacked steps marked."""
 
+import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from phalanx.errors import InputError
-from phalanx.report.figures import amount, number
+from phalanx.report.figures import amount, number, words
 from phalanx.report.markup import Markup, element, join
 from phalanx.report.read import read_run
 from phalanx.report.svg import AxisScale, PlotFrame, Shape, axes, hover, legend, line, mark, picture, standalone, text
@@ -16,6 +17,9 @@ from phalanx.report.svg import AxisScale, PlotFrame, Shape, axes, hover, legend,
 _MAX_MARKS = 40
 _MAX_BANDS = 240
 _SMOOTH_FROM = 60
+# without the colours of the training and of attacks
+_SET_COLOURS = (1, 2, 3, 4, 6)
+_MOST_SETS = 6
 
 Point = tuple[float, float | None]
 
@@ -31,6 +35,7 @@ class Curve:
         validation: Validation loss by step; drawn when the curve is the only one.
         attacked: Steps that were attacked, and whether each was repaired before it was used.
         per: What a loss is of: a token, or a text.
+        named: Loss on each further validation set by step; drawn when the curve is the only one.
     """
 
     label: str
@@ -39,6 +44,13 @@ class Curve:
     validation: list[Point]
     attacked: dict[float, bool]
     per: str = "token"
+    named: Mapping[str, list[Point]] = field(default_factory=dict)
+
+    @property
+    def held_out(self) -> dict[str, list[Point]]:
+        """Every validation curve by the name that the legend shows."""
+        own = {"validation": self.validation} if self.validation else {}
+        return {**own, **self.named}
 
 
 def curve_of(rows: Iterable[dict[str, Any]], label: str, colour: int = 0) -> Curve:
@@ -46,6 +58,7 @@ def curve_of(rows: Iterable[dict[str, Any]], label: str, colour: int = 0) -> Cur
     loss: list[Point] = []
     validation: list[Point] = []
     attacked: dict[float, bool] = {}
+    named: dict[str, list[Point]] = {}
     per = "token"
     for row in rows:
         step = number(row.get("step"))
@@ -59,9 +72,20 @@ def curve_of(rows: Iterable[dict[str, Any]], label: str, colour: int = 0) -> Cur
             # of a classification
             validation.append((step, held_out))
             per = "text"
+        for name, found in _named(row):
+            named.setdefault(name, []).append((step, found))
         if row.get("attacked") is True or row.get("repaired") is True:
             attacked[step] = row.get("repaired") is True
-    return Curve(label, colour, loss, validation, attacked, per)
+    shown = dict(itertools.islice(named.items(), _MOST_SETS))
+    return Curve(label, colour, loss, validation, attacked, per, shown)
+
+
+def _named(row: dict[str, Any]) -> Iterator[tuple[str, float | None]]:
+    """Yield the losses of a row on further validation sets."""
+    sets = row.get("validation_sets")
+    for name, figures in sets.items() if isinstance(sets, dict) else ():
+        if isinstance(figures, dict):
+            yield words(name, 40), number(figures.get("loss"))
 
 
 def loss_chart(
@@ -75,7 +99,7 @@ def loss_chart(
         levels: Named losses to compare with, drawn as dashed lines.
         hovers: Show the figures of a step under the pointer.
     """
-    single = curves[0].validation if len(curves) == 1 else []
+    single = [point for one in curves[0].held_out.values() for point in one] if len(curves) == 1 else []
     points = [point for curve in curves for point in curve.loss] + single
     shown = [value for _, value in points if value is not None]
     steps = [step for curve in curves for step, _ in curve.loss]
@@ -132,8 +156,16 @@ def _training(x: AxisScale, y: AxisScale, curve: Curve, *, wide: bool) -> Markup
 
 
 def _validation(x: AxisScale, y: AxisScale, curve: Curve) -> Markup:
-    dots = [mark("dot", x(at), y(value), "k1 f1") for at, value in curve.validation if value is not None]
-    return join([line(curve.validation, x, y, "held k1"), *dots])
+    parts = []
+    for colour, points in zip(_held_out_colours(curve), curve.held_out.values(), strict=True):
+        parts.append(line(points, x, y, f"held {colour}"))
+        parts += [mark("dot", x(at), y(value), f"{colour} f{colour[1:]}") for at, value in points if value is not None]
+    return join(parts)
+
+
+def _held_out_colours(curve: Curve) -> list[str]:
+    """The colours of a curve's validation sets, which leave out that of the training."""
+    return [f"k{_SET_COLOURS[number % len(_SET_COLOURS)]}" for number in range(len(curve.held_out))]
 
 
 def _attacks(frame: PlotFrame, x: AxisScale, y: AxisScale, curve: Curve, row: int) -> Markup:
@@ -169,8 +201,9 @@ def _legend_items(curves: Sequence[Curve]) -> list[tuple[Shape, str, str]]:
     items: list[tuple[Shape, str, str]] = [("line", f"k{curve.colour}", curve.label) for curve in curves]
     if len(curves) > 1:
         items[0] = ("line", f"wide k{curves[0].colour}", curves[0].label)
-    elif curves[0].validation:
-        items.append(("dot", "k1 f1", "validation"))
+    else:
+        sets = zip(_held_out_colours(curves[0]), curves[0].held_out, strict=True)
+        items += [("dot", f"{colour} f{colour[1:]}", name) for colour, name in sets]
     signs = {repaired for curve in curves for repaired in curve.attacked.values()}
     for repaired in sorted(signs, reverse=True):
         shape, css = _sign(repaired)
@@ -181,7 +214,9 @@ def _legend_items(curves: Sequence[Curve]) -> list[tuple[Shape, str, str]]:
 def _hovers(frame: PlotFrame, x: AxisScale, curves: Sequence[Curve]) -> Markup:
     steps = sorted({step for curve in curves for step, _ in curve.loss})
     stride = max(1, math.ceil(len(steps) / _MAX_BANDS))
-    losses = [(curve, dict(curve.loss), dict(curve.validation)) for curve in curves]
+    losses = [
+        (curve, dict(curve.loss), {name: dict(points) for name, points in curve.held_out.items()}) for curve in curves
+    ]
     parts = []
     for index in range(0, len(steps), stride):
         step = steps[index]
@@ -190,8 +225,7 @@ def _hovers(frame: PlotFrame, x: AxisScale, curves: Sequence[Curve]) -> Markup:
             if step in loss:
                 value = loss[step]
                 lines.append(f"{curve.label}: {'no finite value' if value is None else amount(value)}")
-            if step in validation:
-                lines.append(f"validation: {amount(validation[step])}")
+            lines += [f"{name}: {amount(found[step])}" for name, found in validation.items() if step in found]
             if step in curve.attacked:
                 lines.append("attacked, repaired" if curve.attacked[step] else "attacked, not repaired")
         following = steps[min(index + stride, len(steps) - 1)]

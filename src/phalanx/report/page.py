@@ -7,18 +7,19 @@ from typing import Any
 from phalanx.report.bars import Bar, bins, name_bars, step_bars
 from phalanx.report.checks import checks_section, num_in_doubt, proven_steps
 from phalanx.report.figures import amount, count, duration, number, plural, size, words
-from phalanx.report.headline import STATUS_WORDS, headline, status, tiles
+from phalanx.report.headline import STATUS_WORDS, ends, headline, status, tiles
 from phalanx.report.loss import curve_of, loss_chart
 from phalanx.report.markup import Markup, element
 from phalanx.report.read import Row, RunRecord, read_run
 from phalanx.report.shell import section, shell, write_page
 from phalanx.report.svg import PlotFrame, Shape
-from phalanx.report.tables import cost_table, stage_table, table
+from phalanx.report.tables import cost_table, stage_table, table, validation_table
 from phalanx.report.timeline import timeline
 from phalanx.report.verdicts import verdict_list
 
 _NUM_COLOURS = 6
 _MAX_LINKS = 20
+_MAX_SAMPLES = 8
 _CLAIMED = " (claimed)"
 
 
@@ -58,6 +59,7 @@ def render(record: RunRecord) -> str:
         _top(record),
         _notes(record),
         _loss(record),
+        _samples(record),
         section(
             "Verdicts",
             "Who was found guilty of what; open one to see what it rests on.",
@@ -105,7 +107,20 @@ def _loss(record: RunRecord) -> Markup | None:
     drawn = loss_chart(PlotFrame(height=340.0), [curve_of(record.metrics, "training")], levels)
     if drawn is None:
         return _absent("Loss", "No finite loss was recorded.")
-    return section("Loss", "Attacked steps are marked; a repaired step used the exact gradient.", drawn)
+    sets = validation_table(record)
+    remark = " ".join(["Attacked steps are marked; a repaired step used the exact gradient.", *ends(record)])
+    return section("Loss", remark, drawn, "" if sets is None else sets)
+
+
+def _samples(record: RunRecord) -> Markup | None:
+    """The latest texts that the model wrote."""
+    found = [row for row in record.metrics if isinstance(row.get("samples"), list)]
+    if not found:
+        return None
+    texts = [one for one in found[-1]["samples"][:_MAX_SAMPLES] if isinstance(one, dict)]
+    rows = [[words(one.get("prompt"), 1000), words(one.get("text"), 4000)] for one in texts]
+    remark = f"After step {count(found[-1]['step'] + 1)}; metrics.jsonl has those of every validation."
+    return section("Texts of the model", remark, table(["Prompt", "Continuation"], rows))
 
 
 def _audits(record: RunRecord) -> Markup | None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from phalanx.report.figures import count, duration, number, words
+from phalanx.report.figures import amount, count, duration, number, words
 from phalanx.report.markup import Markup, element
 from phalanx.report.read import RunRecord
 
@@ -12,6 +12,13 @@ _MAX_PHASES = 16
 _SHORT = 16
 _LONG = 60
 _WHOLE = ("process", "hashing", "signing", "wait")
+_MAX_SETS = 64
+_VALIDATION = {
+    "loss_first": "Loss before training",
+    "loss": "Loss after",
+    "perplexity_first": "Perplexity before",
+    "perplexity": "Perplexity after",
+}
 _NAMES = {"hashing": "hashing of the links", "signing": "signing of the links", "process": "the whole process"}
 
 
@@ -59,6 +66,17 @@ def cost_table(record: RunRecord) -> Markup | None:
         for phase in (*ranked[:_MAX_PHASES], *_NAMES)
     ]
     return table(["CPU time", *parties], rows, "figures")
+
+
+def validation_table(record: RunRecord) -> Markup | None:
+    """Return a row for each further validation set, before and after; None where there is none."""
+    sets = record.summary.get("validation_sets")
+    rows = [
+        [words(name, 40), *(amount(found.get(key)) for key in _VALIDATION)]
+        for name, found in list(sets.items() if isinstance(sets, dict) else ())[:_MAX_SETS]
+        if isinstance(found, dict)
+    ]
+    return table(["Validation set", *_VALIDATION.values()], rows, "figures") if rows else None
 
 
 def _seconds(value: Any) -> str:

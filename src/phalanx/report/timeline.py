@@ -89,6 +89,9 @@ _SENTENCES = {
     "checkpoint_failed": "of step {step}: {reason}",
     "checkpoint_not_copied": "of step {step} is on this disk only: {reason}",
     "journal_failed": "a killed owner would go on from its last checkpoint: {reason}",
+    "stopped_early": "after step {step}: {validations_without_improvement} validations on {on} brought nothing, the "
+    "best was after step {best_step}",
+    "config_changed": "from step {step} on the run file has other values: {keys}",
     "older_accepted": "the run goes on from step {step}, because its user said so",
     "fault": "{party} about {about}: {reason}",
     "refused": "a message of {party}: {reason}",

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
+from rich.console import Console
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
@@ -174,6 +176,14 @@ def parties_table(rows: Sequence[PartyRow], now: float | None = None) -> Table:
     for cells in _cells(rows, now):
         table.add_row(*map(Text, cells))
     return table
+
+
+def live_parties(console: Console, rows: Callable[[], Sequence[PartyRow]]) -> contextlib.AbstractContextManager[object]:
+    """Show rows below what is printed, redrawn once a second; on what is no terminal show nothing."""
+    if not console.is_terminal:
+        return contextlib.nullcontext()
+    rate = 1 / PERIOD_S
+    return Live(console=console, get_renderable=lambda: parties_table(rows()), refresh_per_second=rate, transient=True)
 
 
 def parties_lines(rows: Sequence[PartyRow], now: float | None = None) -> list[str]:

@@ -2,17 +2,18 @@
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Protocol, Self
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
 from phalanx.config import printable
+from phalanx.telemetry.parties import PERIOD_S, PartyRow, parties_lines, parties_table
 
 Kind = Literal["info", "alarm", "verdict", "eviction", "takeover", "note"]
 _MOST_CHARACTERS = 2000
@@ -56,6 +57,29 @@ class StepReading:
         return "  ".join(parts)
 
 
+class ShownParties(Protocol):
+    """The parties of a run, as far as a terminal shows them."""
+
+    def rows(self) -> Sequence[PartyRow]:
+        """Every party as it is now; called from another thread, once a second."""
+        ...
+
+    def news(self) -> Sequence[PartyRow]:
+        """The parties with another state, or other stages, than when this was last asked."""
+        ...
+
+
+class _Bar(RichProgress):
+    """A progress bar below a table of the parties, where there are any."""
+
+    parties: ShownParties | None = None
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        if self.parties is not None:
+            yield parties_table(self.parties.rows())
+        yield from super().get_renderables()
+
+
 class ProgressDisplay:
     """The display of step, loss, tokens/s, audits, alarms and time left while a run goes on.
 
@@ -83,16 +107,25 @@ class ProgressDisplay:
         self._clock = clock
         # the first step of a session waits for processes and first kernels: the pace is taken from its end on
         self._marks: deque[tuple[int, float]] = deque(maxlen=_WINDOW + 1)
+        self._parties: ShownParties | None = None
         self._task: TaskID | None = None
-        self._bar: RichProgress | None = None
+        self._bar: _Bar | None = None
         if self._console.is_terminal:
-            self._bar = RichProgress(
+            self._bar = _Bar(
                 BarColumn(bar_width=24),
                 MofNCompleteColumn(),
                 TextColumn("{task.fields[reading]}", markup=False),
                 TextColumn("[dim]{task.fields[left]}"),
                 console=self._console,
+                # a thread of its own draws it, beside the step
+                refresh_per_second=1 / PERIOD_S,
             )
+
+    def show(self, parties: ShownParties) -> None:
+        """Show parties from now on: above a terminal's bar, else in plain lines when they change."""
+        self._parties = parties
+        if self._bar is not None:
+            self._bar.parties = parties
 
     def __enter__(self) -> Self:
         if self._bar is not None:
@@ -113,6 +146,8 @@ class ProgressDisplay:
             self._bar.update(self._task, completed=step, reading=str(reading), left=left)
         elif step % self._every == 0 or step in (self._start + 1, self._total):
             self._console.print(Text(f"step {step}/{self._total}  {reading}  {left}"), soft_wrap=True)
+            for line in parties_lines(self._parties.news()) if self._parties is not None else ():
+                self._console.print(Text(f"  {line}"), soft_wrap=True)
 
     def message(self, text: str, kind: Kind = "info") -> None:
         """Print one message above the bar, in the colour of its kind.

@@ -12,6 +12,8 @@ from typing import Any
 from phalanx.closing import Closeable
 
 logger = logging.getLogger(__name__)
+_STRING = 7
+"""Of ``DataType`` in TensorFlow's protocol: bytes."""
 
 
 class TensorBoardWriter(Closeable):
@@ -52,6 +54,19 @@ class TensorBoardWriter(Closeable):
         ]
         if points:
             self._writer.add_event(event.Event(wall_time=time.time(), step=step, summary=summary.Summary(value=points)))
+
+    def text(self, name: str, value: str, step: int) -> None:
+        """Add one text at `step`; TensorBoard shows it as Markdown, so it is quoted as code."""
+        if self._writer is None or self._protos is None:
+            return
+        event, summary = self._protos
+        indented = "\n".join(f"    {line}" for line in value.splitlines())
+        found = summary.Summary.Value(tag=name)
+        found.metadata.plugin_data.plugin_name = "text"
+        found.tensor.dtype = _STRING
+        found.tensor.string_val.append(indented.encode("utf-8", "replace"))
+        found.tensor.tensor_shape.dim.add(size=1)
+        self._writer.add_event(event.Event(wall_time=time.time(), step=step, summary=summary.Summary(value=[found])))
 
     def close(self) -> None:
         """Flush and close the event file; closing twice is fine."""

@@ -142,6 +142,10 @@ class CurveWriter(Closeable):
         for sink in self._sinks:
             sink.send(values, step)
 
+    def text(self, name: str, value: str, step: int) -> None:
+        """Add one text to TensorBoard; trackers get figures alone."""
+        self._board.text(name, value, step)
+
     def close(self) -> None:
         """End all sinks at once, each within its time."""
         self._board.close()

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from phalanx.checkpoint import Shard, latest_checkpoint, open_checkpoint, save_checkpoint
+from phalanx.checkpoint import Retention, Shard, latest_checkpoint, open_checkpoint, save_checkpoint
 from phalanx.config import digest
 from phalanx.engine import StepResult, Verdict
 from phalanx.errors import CheckpointError, ConfigError, PhalanxError
@@ -163,7 +163,9 @@ class MemoryCompany:
         """Write a checkpoint, as a run does every `checkpoint.every` steps."""
         shards = (Shard(copy.spec.index, copy.optimizer.state(), copy.step) for copy in self.engine.copies("state"))
         state = {"run": self._home.run_id, "config_digest": digest(self.run_config), "step": self._next_step}
-        save_checkpoint(self._home.checkpoints, self._next_step, shards, state, sign=self._home.owner, keep=2)
+        save_checkpoint(
+            self._home.checkpoints, self._next_step, shards, state, sign=self._home.owner, retention=Retention(2)
+        )
 
     def fall_back(self) -> int:
         """Go on after a `NoHolderError`: the parties that are left begin again from the last checkpoint.

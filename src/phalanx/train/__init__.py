@@ -7,11 +7,13 @@ import sys
 from typing import TYPE_CHECKING
 
 from phalanx.late_names import late_names
-from phalanx.train.config import RunConfig, TrainConfig, load_run
+from phalanx.train.config import RunConfig, load_run
+from phalanx.train.train_section import TrainConfig
 
 if TYPE_CHECKING:
-    from phalanx.train.entry import describe, follow, plays_rank, train
+    from phalanx.train.entry import describe, follow, join_terms, plays_rank, train
     from phalanx.train.loop import run_loop, step_inputs
+    from phalanx.train.rate_finder import find_rate
     from phalanx.train.records.check_record import CheckRecord
     from phalanx.train.records.past_run import PastRun
     from phalanx.train.records.peers import PeersView, look_at_peers
@@ -29,9 +31,11 @@ __all__ = [
     "check_inputs",
     "default_directory",
     "describe",
+    "find_rate",
     "follow",
     "holds_run",
     "is_made",
+    "join_terms",
     "load_run",
     "look_at_peers",
     "plays_rank",
@@ -45,8 +49,9 @@ if not TYPE_CHECKING:
     __getattr__ = late_names(
         __name__,
         {
-            "entry": ("describe", "follow", "plays_rank", "train"),
+            "entry": ("describe", "follow", "join_terms", "plays_rank", "train"),
             "loop": ("run_loop", "step_inputs"),
+            "rate_finder": ("find_rate",),
             "records.check_record": ("CheckRecord",),
             "records.past_run": ("PastRun",),
             "records.peers": ("PeersView", "look_at_peers"),

@@ -3,15 +3,21 @@
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Self
 
-from pydantic import Field, PrivateAttr, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import (
+    PrivateAttr,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from phalanx.checkpoint import CheckpointConfig
-from phalanx.config import StrictModel, load_config, one_of, own_references, pin_own_code, printable
+from phalanx.config import StrictModel, load_config, own_references, pin_own_code, printable
 from phalanx.data import DataConfig
+from phalanx.errors import ConfigError
 from phalanx.models import ModelConfig
-from phalanx.objectives import OBJECTIVES
 from phalanx.optimizers import OptimizerConfig
 from phalanx.parallel import ParallelConfig
 from phalanx.parallel.deepspeed import DeepSpeedConfig
@@ -19,43 +25,12 @@ from phalanx.pipeline.config import AttackConfig, GuardConfig, PipelineConfig
 from phalanx.split import ENCLAVE, SplitConfig
 from phalanx.telemetry.sinks import SinkConfig
 from phalanx.train.exclusions import contradiction, excluded_by, refused_value
+from phalanx.train.train_section import TrainConfig
 
 _FEWEST_JOINED = 3
 """Stages of the pipeline of an enclave, which has the first and the last one itself."""
 _THIRD_PARTY = 3
 """Workers at least, for one of them to be neither a stage's holder nor its shadow."""
-
-
-class TrainConfig(StrictModel):
-    """The length of the training, its batches, its objective and its seed."""
-
-    steps: int = Field(ge=1)
-    seed: int = Field(default=0, ge=0, lt=2**32)
-    batch_size: int = Field(ge=1)
-    """Sequences a step."""
-    microbatches: int = Field(default=8, ge=1)
-    """Equal parts of a batch, run one behind the other: pipelining and gradient accumulation at once."""
-    max_failed_batches: int = Field(default=3, ge=0)
-    """How many batches in a row may be given up because their loss or gradient is NaN or infinite; one more ends the
-    run. Before one is, the owner itself redoes every stage: no stage can have a batch given up by lying."""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """What matrix products are computed in while training; weights, moments and messages are in fp32 either way."""
-    objective: Annotated[str, one_of(OBJECTIVES, or_own=True)] = "causal_lm"
-    """What is learned: the next token; or the class of a text of `data.labelled`. Not all engines learn all of them."""
-    validate_every: int = Field(default=0, ge=0)
-    """Steps between validations; 0 validates before the first step and after the last one only."""
-    device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
-    threads: int = Field(default=1, ge=1)
-    """Threads of tensor kernels in each process."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.batch_size % self.microbatches:
-            raise ValueError(
-                f"batch_size = {self.batch_size} cannot be cut into microbatches = {self.microbatches} equal parts; "
-                "make one a multiple of the other"
-            )
-        return self
 
 
 class RunConfig(StrictModel):
@@ -119,6 +94,25 @@ class RunConfig(StrictModel):
                     f"{name} = {number} is no multiple of parallel.outer.every = {every}, and islands differ "
                     f"between two outer steps; make it {nearest}"
                 )
+
+    @model_validator(mode="after")
+    def _check_validation_names(self) -> Self:
+        judges = {"checkpoint.best": self.checkpoint.best}
+        if self.train.early_stopping is not None:
+            judges["train.early_stopping.on"] = self.train.early_stopping.on
+        known = self.data.validation_names
+        for key, name in judges.items():
+            if name is not None and name not in known:
+                raise ValueError(
+                    f'{key} = "{name}" is no validation set of [data]; expected one of {", ".join(known) or "none"}: '
+                    "name one, or hold text out"
+                )
+        if self.checkpoint.best is not None and not self.train.validate_every:
+            raise ValueError(
+                "checkpoint.best keeps the best of several validations, and train.validate_every = 0 has one at the "
+                "end only; set validate_every"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_objective(self) -> Self:
@@ -197,7 +191,7 @@ class RunConfig(StrictModel):
                 'checkpoint.journal = true needs train.device = "cpu", nothing encrypted, no recovery = "skip_layer", '
                 "and with remote_workers a guard: without one it is not known what they should have kept; leave it out"
             )
-        if self.optimizer.warmup_steps >= self.train.steps and self.optimizer.warmup_steps:
+        if self.train.steps and self.optimizer.warmup_steps >= self.train.steps:
             raise ValueError(
                 f"optimizer.warmup_steps = {self.optimizer.warmup_steps} leaves nothing of "
                 f"train.steps = {self.train.steps}; lower it"
@@ -261,6 +255,34 @@ class RunConfig(StrictModel):
             ranks = sum(self.pipeline.layout_of(name).world for name in self.pipeline.workers)
             return {"processes": 1 + ranks, "stages": self.pipeline.stages}
         return self.parallel.figures
+
+    def of_length(self, steps: int) -> "RunConfig":
+        """Return the same run with so many steps in the place of its epochs, checked anew.
+
+        Raises:
+            ConfigError: So many do not fit the rest.
+        """
+        try:
+            train = TrainConfig.model_validate({**self.train.model_dump(), "epochs": None, "steps": steps})
+            return self.with_sections({"train": train})
+        except ValidationError as exc:
+            said = "; ".join(error["msg"].removeprefix("Value error, ") for error in exc.errors())
+            raise ConfigError(f"train.epochs = {self.train.epochs:g} comes to train.steps = {steps}: {said}") from exc
+
+    def require_steps(self, reader: str) -> None:
+        """Return where the run file gives its length in steps.
+
+        Args:
+            reader: What needs to know it without the data, for the message.
+
+        Raises:
+            ConfigError: It gives epochs, which only the data can be counted for.
+        """
+        if self.train.epochs is not None:
+            raise ConfigError(
+                f"train.epochs = {self.train.epochs:g}: {reader} does not count the training text; `phalanx train "
+                "RUN.toml --dry-run` does: give --unset train.epochs --set train.steps=N"
+            )
 
     @property
     def name(self) -> str:

@@ -4,13 +4,18 @@ import os
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
 
 from phalanx.engine import check_device
 from phalanx.errors import ConfigError
-from phalanx.models import open_model
+from phalanx.models import ModelSource, open_model
 from phalanx.parallel.groups.rank_env import find_place
 from phalanx.pipeline import LocalWorkers
+from phalanx.pipeline.assignment.stage_memory import NUMBER_BYTES, boundary_bytes
+from phalanx.security.invite import JoinTerms
+from phalanx.telemetry.parties import size_in_words
+from phalanx.train.batches.epochs import length_told, settle_steps
 from phalanx.train.config import RunConfig
 from phalanx.train.records.run_directory import RunDirectory, cache_beside, default_directory
 from phalanx.train.sessions.cluster import OpenWorkers
@@ -19,7 +24,7 @@ from phalanx.train.sessions.continue_from import open_origin
 from phalanx.train.sessions.factory import EngineFactory
 from phalanx.train.sessions.pipeline import PipelineFactory
 from phalanx.train.sessions.session import Session
-from phalanx.train.setup.layout import describe_stages
+from phalanx.train.setup.layout import WORKER_BYTES, describe_stages, estimate_stages, make_plan
 from phalanx.train.setup.preflight import check_inputs, load_own_code
 from phalanx.train.setup.process import deterministic, interruptible
 from phalanx.train.setup.tiers import settle_tier
@@ -77,6 +82,10 @@ def train(
     with deterministic(run.train.threads), interruptible():
         # before the directory of the new run is made: a refusal leaves nothing behind
         console = console or Console()
+        given, run = run, settle_steps(run, cache_beside(_directory(run, run_dir)))
+        told = length_told(given, run)
+        if told is not None:
+            _say(console, told)
         origin = None if from_run is None else open_origin(run, Path(from_run), lambda text: _say(console, text))
         with RunDirectory(_directory(run, run_dir), run, resume=resume) as home:
             if home.begun_anew:
@@ -108,8 +117,9 @@ def follow(run: RunConfig, run_dir: str | Path | None = None) -> None:
     from phalanx.train.sessions.domain import play_rank  # noqa: PLC0415 - a pipeline has no use for it
 
     load_own_code(run)
+    cache = cache_beside(_directory(run, run_dir))
     with deterministic(run.train.threads):
-        play_rank(run, cache_beside(_directory(run, run_dir)) / "models")
+        play_rank(settle_steps(run, cache), cache / "models")
 
 
 def describe(run: RunConfig, run_dir: str | Path | None = None) -> RenderableType:
@@ -118,7 +128,14 @@ def describe(run: RunConfig, run_dir: str | Path | None = None) -> RenderableTyp
     check_device(run.train.device, "train.device")
     run = settle_tier(run)
     cache = cache_beside(_directory(run, run_dir))
+    given, run = run, settle_steps(run, cache)
     source = open_model(run.model, cache / "models", run.train.seed)
+    told = length_told(given, run)
+    page = _description(run, source)
+    return page if told is None else Group(page, Text(told))
+
+
+def _description(run: RunConfig, source: ModelSource) -> RenderableType:
     if run.split is not None:
         from phalanx.train.sessions.split import describe_split  # noqa: PLC0415 - other runs have no use for it
 
@@ -128,6 +145,34 @@ def describe(run: RunConfig, run_dir: str | Path | None = None) -> RenderableTyp
     from phalanx.train.sessions.domain import describe_domain  # noqa: PLC0415 - a pipeline has no use for it
 
     return describe_domain(run, source)
+
+
+def join_terms(run: RunConfig) -> JoinTerms:
+    """What a machine that joins a run is asked to do; the model is opened for its shapes.
+
+    Raises:
+        ModelError: The model cannot be opened.
+        ConfigError: Run file and model do not fit.
+    """
+    check_inputs(run)
+    cache = cache_beside(_directory(run, None))
+    source = open_model(run.model, cache / "models", run.train.seed)
+    plan, rows = make_plan(run, source), estimate_stages(run, source)
+    middle = rows[1:-1]
+    served = max((row.memory_bytes for row in middle), default=0)
+    shadowed = max((row.shadow_bytes for row in middle), default=0)
+    gradient = NUMBER_BYTES * max((row.trainable for row in middle), default=0) if run.guard.sends_gradient else 0
+    asks = (
+        f"serve or shadow some of {run.pipeline.stages} stages of a {source.hub_config.model_type} with "
+        f"{source.num_layers} layers, for {run.train.length}; guard: {run.guard.mode}",
+        f"give memory: up to {size_in_words(served)} for a stage that you serve and {size_in_words(shadowed)} for one "
+        f"that you shadow, beside about {size_in_words(WORKER_BYTES)} for the process",
+        f"send and receive about {size_in_words(2 * boundary_bytes(plan) + gradient)} a step and stage",
+        "see hidden states of the text between two layers, their gradients, and the weights of your stages: parts of "
+        "the text can be rebuilt from them; neither text nor a model is needed on this machine",
+        "hand over with Ctrl-C or SIGTERM at any time",
+    )
+    return JoinTerms(run.pipeline.transport.port, asks, (served + WORKER_BYTES) // 2**20 + 1)
 
 
 def _factory_of(run: RunConfig, open_workers: OpenWorkers, ranks: int | None) -> EngineFactory:

@@ -181,6 +181,9 @@ VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
         "an enclave numbers its states and has one that is not settled yet",
         only=(False,),
     ),
+    ValueExclusion("parallel", "train.samples", "ranks answer with losses, and no logits leave them", only=(None,)),
+    ValueExclusion("split", "train.samples", "an enclave answers with losses, and a text would leave it", only=(None,)),
+    ValueExclusion("split", "checkpoint.best", "an enclave opens no state but its newest", only=(None,)),
     ValueExclusion(
         "split",
         "split.mode",

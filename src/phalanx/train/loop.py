@@ -8,8 +8,8 @@ from typing import Any, Protocol
 from phalanx.data import Batch
 from phalanx.engine import Engine, StepInputs, StepResult
 from phalanx.errors import FailedBatchError
-from phalanx.train.batches.scores import Validation
-from phalanx.train.config import TrainConfig
+from phalanx.train.batches.scores import ValidationResult
+from phalanx.train.train_section import TrainConfig
 
 
 class Loader(Protocol):
@@ -43,18 +43,22 @@ class Hooks(Protocol):
         """Record that a batch was given up, with its number in the step, from 1; the next one takes its place."""
         ...
 
-    def validate(self, num_steps: int) -> Validation | None:
+    def validate(self, num_steps: int) -> ValidationResult | None:
         """Validate the model on held-out text, or return None when it is not time for it."""
         ...
 
     def stepped(
-        self, result: StepResult, *, tokens: int, wall_s: float, lr: float, validation: Validation | None
+        self, result: StepResult, *, tokens: int, wall_s: float, lr: float, validation: ValidationResult | None
     ) -> None:
         """Record the step."""
         ...
 
     def save(self, num_steps: int) -> None:
         """Save a checkpoint when it is time for it."""
+        ...
+
+    def is_over(self, num_steps: int) -> bool:
+        """Whether the training ends here, whatever steps are left."""
         ...
 
 
@@ -97,6 +101,8 @@ def run_loop(
         tokens = batch.input_ids.numel()
         hooks.stepped(result, tokens=tokens, wall_s=wall_s, lr=learning_rate(step), validation=validation)
         hooks.save(step + 1)
+        if hooks.is_over(step + 1):
+            break
 
 
 def step_inputs(batch: Batch, num_microbatches: int) -> StepInputs:

@@ -1,5 +1,7 @@
 """What a worker says of itself, and how it comes back to an owner that was gone."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from phalanx.errors import PeerLostError, PeerRefusedError
@@ -70,3 +72,20 @@ def test_an_owner_that_refuses_is_not_asked_again():
 
     with pytest.raises(PeerRefusedError):
         keep_serving(serve, lambda line: None, pytest.fail)
+
+
+def test_the_row_of_a_worker_says_what_it_does_and_what_crossed_its_links():
+    story = Narration()
+    assert (story.row().state, story.row().bytes_from) == ("waiting", 0)
+
+    story.connected("owner:7070", "alice", "run-1")
+    story.watch_links(SimpleNamespace(bytes_sent={"owner": 3, "bob": 4}, bytes_received={"owner": 5}))
+    story.has_roles([2], [1, 3], 7)
+    for step in (7, 8, 9, 9):
+        story.at_step(step)
+
+    row = story.row()
+    assert (row.name, row.in_words, row.since_step, row.steps) == ("alice", "serving 2, shadowing 1 3", 7, 2)
+    assert (row.bytes_from, row.bytes_to) == (7, 5)
+    story.has_roles([], [], 10)
+    assert story.row().in_words == "connected"

@@ -12,18 +12,19 @@ checkpoint_app = typer.Typer(no_args_is_help=True, help="Verify and export check
 
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run directory, finished or not.")]
 Step = Annotated[int | None, typer.Option("--step", metavar="STEP", help="Which one; left out, the newest.")]
+Best = Annotated[bool, typer.Option("--best", help="The one with the best validation; see checkpoint.best.")]
 Certificate = Annotated[
     Path | None, typer.Option("--certificate", metavar="FILE", help="The owner's certificate, kept by you.")
 ]
 
 
 @checkpoint_app.command(epilog="Example: phalanx checkpoint verify runs/first --certificate pinned/owner.pem")
-def verify(run_dir: RunDir, step: Step = None, certificate: Certificate = None) -> Answer:
+def verify(run_dir: RunDir, step: Step = None, best: Best = False, certificate: Certificate = None) -> Answer:
     """Check signature, every byte and the audit log's word for one checkpoint; name what is wrong."""
     from phalanx.train import PastRun
 
     past = PastRun(run_dir, certificate)
-    found = past.open(step)
+    found = past.open(step, best=best)
     tensors = [found.tensors(stage) for stage in found.stages]
     known = ", and the one that the audit log knows" if step is None else ""
     figures = {
@@ -45,6 +46,7 @@ def export(
     run_dir: RunDir,
     out: Annotated[Path, typer.Argument(metavar="DIR", help="New directory, in the hub's layout.")],
     step: Step = None,
+    best: Best = False,
     merge: Annotated[bool, typer.Option("--merge", help="Add an adapter to the model's own weights.")] = False,
     certificate: Certificate = None,
 ) -> Answer:
@@ -59,7 +61,7 @@ def export(
     config, cache = past.config, cache_beside(run_dir)
     source = open_model(config.model, cache / "models", config.train.seed)
     corpus = prepare(config.data, cache / "data", config.train.seed, source.tokenizer_path)
-    found = past.open(step)
+    found = past.open(step, best=best)
     tokenizer = RunTokenizer.of(config.data.tokenizer, source, corpus)
     export_model(found, source, out, adapter=config.model.adapter, merge=merge, tokenizer=tokenizer)
     typer.echo(f"{out}: weights of step {found.step}")

@@ -76,7 +76,7 @@ def _read(target: Path, names: list[str], port: int | None) -> "tuple[Path, str,
 
     if target.is_dir():
         return target, "0.0.0.0", JoinTerms(port or _PORT)  # noqa: S104 - other machines are to reach it
-    from phalanx.train.config import load_run
+    from phalanx.train import join_terms, load_run
 
     run = load_run(target)
     pipeline = run.pipeline
@@ -86,9 +86,4 @@ def _read(target: Path, names: list[str], port: int | None) -> "tuple[Path, str,
             f"{target}: needs pipeline.pki, a fixed pipeline.transport.port and pipeline.remote_workers or may_join "
             f"with {', '.join(unknown) or 'its workers'}"
         )
-    asks = (
-        f"serve or shadow some of {pipeline.stages} stages for {run.train.steps} steps; guard: {run.guard.mode}",
-        "give memory and processor time; neither text nor a model is needed on this machine",
-        "hand over with Ctrl-C or SIGTERM at any time",
-    )
-    return Path(pipeline.pki), pipeline.transport.bind, JoinTerms(pipeline.transport.port, asks)
+    return Path(pipeline.pki), pipeline.transport.bind, join_terms(run)

@@ -13,6 +13,7 @@ from phalanx.cli.answers.answer import Answer
 
 if TYPE_CHECKING:
     from phalanx.pipeline import WorkerOutcome
+    from phalanx.security.invite import JoinAnswer, JoinToken
 
 _LOOKS_S = 60
 
@@ -28,7 +29,7 @@ def join(
 ) -> Answer:
     """Make keys here, have them certified, and serve until the run is complete; again whenever the owner is back."""
     from phalanx.security.crypto import load_identity
-    from phalanx.security.invite import JoinToken, enrol
+    from phalanx.security.invite import JoinToken
 
     token = JoinToken.parse(line)
     home = directory or Path(token.name)
@@ -36,17 +37,34 @@ def join(
     if file.exists() and load_identity(home).name == token.name:
         typer.echo(f"{home}: has keys, certificate and worker file already")
     else:
-        told = enrol(token, home)
-        typer.echo(f"certified as {token.name}; the keys are in {home} and stay there")
-        if told.skew_s:
-            typer.echo(f"this machine's clock is {told.skew_s:+d} s from the owner's")
-        for asked in told.asks:
-            typer.echo(f"you are asked to: {asked}")
+        told = _enrol(token, home, advertise, port)
         file.write_text(_worker_file(home, told.owner, advertise or told.own_host, port), encoding="utf-8")
         typer.echo(f"{file}: settings such as threads, device and memory_mib go there")
     outcome = _serve(file) if serve else None
     ended = "not served" if not serve else "left" if outcome is None else outcome.name.lower()
     return Answer({"name": token.name, "directory": home, "worker_file": file, "status": ended})
+
+
+def _enrol(token: "JoinToken", home: Path, advertise: str | None, port: int) -> "JoinAnswer":
+    """Look at this machine, be knocked at and certified, and say what the owner asks for."""
+    from phalanx.pipeline.processes.own_memory import own_rooms
+    from phalanx.pipeline.processes.own_speed import own_gflops
+    from phalanx.security.invite import JoinOffer, OpenDoor, enrol
+
+    free_mib = min((size // 2**20 for size in own_rooms("").values()), default=None)
+    gflops = own_gflops()
+    bind = "::" if token.address.startswith("[") else "0.0.0.0"  # noqa: S104 - the owner is to reach it
+    with OpenDoor(bind, port, token.secret) as door:
+        told = enrol(token, home, JoinOffer(door.port, advertise, free_mib, gflops))
+    typer.echo(f"certified as {token.name}; the keys are in {home} and stay there")
+    typer.echo(f"the owner has reached this machine; clocks differ by {abs(told.skew_s)} s")
+    free = "unknown" if free_mib is None else f"{free_mib:,} MiB"
+    typer.echo(f"this machine: {free} free for stages, {gflops:,} GFLOP/s; the owner was told so")
+    for asked in told.asks:
+        typer.echo(f"you are asked to: {asked}")
+    if free_mib is not None and told.needs_mib > free_mib:
+        typer.echo(f"too little memory: a stage takes up to {told.needs_mib:,} MiB; you will get what fits, or nothing")
+    return told
 
 
 def _worker_file(home: Path, owner: str, host: str, port: int) -> str:

@@ -7,6 +7,8 @@ from enum import Enum
 
 from phalanx.config import printable
 from phalanx.errors import PeerLostError
+from phalanx.telemetry import PartyRow
+from phalanx.transport import Endpoint
 
 Say = Callable[[str], None]
 _SECONDS_BETWEEN_STEPS = 15.0
@@ -34,6 +36,20 @@ class Narration:
         self._roles = ""
         self._step = -1
         self._next_s = 0.0
+        self._row = PartyRow(name="this worker", state="waiting")
+        self._endpoint: Endpoint | None = None
+
+    def row(self) -> PartyRow:
+        """This worker as its terminal shows it; may be called from any thread."""
+        endpoint = self._endpoint
+        if endpoint is None:
+            return self._row
+        sent, received = sum(endpoint.bytes_sent.values()), sum(endpoint.bytes_received.values())
+        return self._row.model_copy(update={"bytes_from": sent, "bytes_to": received})
+
+    def watch_links(self, endpoint: Endpoint) -> None:
+        """Count from now on what crosses this worker's links."""
+        self._endpoint = endpoint
 
     def looking(self, owner: str, address: str) -> None:
         """This worker begins to look for its owner."""
@@ -41,6 +57,7 @@ class Narration:
 
     def connected(self, owner: str, name: str, run: str) -> None:
         """The owner has answered."""
+        self._row = PartyRow(name=name, state="connected")
         self._tell(f"connected to the owner at {owner} as {name}, run {run[:32]}; waiting to be admitted")
 
     def admitted(self, num_stages: int) -> None:
@@ -56,6 +73,9 @@ class Narration:
         )
         if roles != self._roles:
             self._roles = roles
+            state = "serving" if serves else "shadowing" if shadows else "connected"
+            stages = {"serves": tuple(sorted(serves)), "shadows": tuple(sorted(shadows))}
+            self._row = self._row.model_copy(update={"state": state, "since_step": step, **stages})
             self._tell(f"from step {step} on this worker {roles or 'waits: it has no stage'}")
 
     def at_step(self, step: int) -> None:
@@ -63,6 +83,7 @@ class Narration:
         if step == self._step:
             return
         first, self._step = self._step < 0, step
+        self._row = self._row.model_copy(update={"steps": self._row.steps + (not first)})
         if first or self._clock() >= self._next_s:
             self._next_s = self._clock() + _SECONDS_BETWEEN_STEPS
             self._tell(f"step {step} begins")

@@ -29,7 +29,7 @@ from phalanx.pipeline.stage.battery import run_battery
 from phalanx.pipeline.stage.stage_copy import WrapCopy, unwrapped
 from phalanx.pipeline.tolerance.numeric_class import local_numeric_class, settle_numerics
 from phalanx.pipeline.worker.kept_states import send_kept
-from phalanx.pipeline.worker.narration import Narration, Say, WorkerOutcome
+from phalanx.pipeline.worker.narration import Narration, WorkerOutcome
 from phalanx.pipeline.worker.party import Party
 from phalanx.security.crypto import Identity, Peer, certified_name, load_identity, peer_from_certificate
 from phalanx.telemetry import PhaseTimer
@@ -48,7 +48,7 @@ def run_worker(
     open_endpoint: OpenEndpoint = Endpoint,
     *,
     wrap_copy: WrapCopy = unwrapped,
-    say: Say | None = None,
+    story: Narration | None = None,
 ) -> WorkerOutcome:
     """Serve until the owner ends the run or is gone.
 
@@ -57,7 +57,7 @@ def run_worker(
         kernels: Puts what computes in the place of a plain copy, such as a group of ranks; its class is measured.
         open_endpoint: Opens this worker's end of its links; another than the default is for drills only.
         wrap_copy: Puts an attacker in the place of each copy that has a role; for drills only.
-        say: Takes a line for each turn of events.
+        story: Is told each turn of events.
 
     Returns:
         How it ended, where that was well.
@@ -78,7 +78,7 @@ def run_worker(
         if config.advertise is not None:
             address = f"{config.advertise}:{address.rpartition(':')[2]}"
         patience_s = config.join_timeout_s
-        story = Narration(say)
+        story = Narration() if story is None else story
         story.looking(config.owner, address)
         met = describe(identity, config.owner_name, config.owner, address, config.transport, patience_s, begins=True)
         # a process that comes back is another party, with the same certificate
@@ -88,6 +88,7 @@ def run_worker(
             endpoint.add_peer(met.peer, config.owner)
             worker = Worker(config, identity, endpoint, wrap_copy, kernels)
             worker.story = story
+            story.watch_links(endpoint)
             with _leaving_on_signals(worker.leave):
                 return worker.run(address)
     finally:

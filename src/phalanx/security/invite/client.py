@@ -6,7 +6,7 @@ import ssl
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from phalanx.config import printable
 from phalanx.errors import CertificateError, FrameError, PeerGoneError, PeerLostError, PeerRefusedError
@@ -37,15 +37,41 @@ class JoinAnswer:
         asks: What it will be asked to do, in lines for people; claims of the owner.
         own_host: The address of this machine on the way to the owner.
         skew_s: Seconds that this machine's clock is ahead of the owner's.
+        needs_mib: Memory that the largest stage takes; 0 where the owner does not say.
     """
 
     owner: str
     asks: tuple[str, ...]
     own_host: str
     skew_s: int
+    needs_mib: int = 0
 
 
-def enrol(token: JoinToken, home: Path) -> JoinAnswer:
+@dataclass(frozen=True)
+class JoinOffer:
+    """What an invited machine says of itself; to the owner all but the address is a claim for people.
+
+    Attributes:
+        port: Where it will be reached, and where an `OpenDoor` answers now.
+        advertise: The name or address beside it; None for the one by which it reaches the owner.
+        free_mib: Memory that it can give to stages; None where it does not know.
+        gflops: What its processor did on a stage's kernels, in billions of operations a second.
+    """
+
+    port: int
+    advertise: str | None = None
+    free_mib: int | None = None
+    gflops: int | None = None
+
+    def said(self, own_host: str) -> dict[str, str | int]:
+        """Return it as part of the question."""
+        host = self.advertise or own_host
+        claims = {"free_mib": self.free_mib, "gflops": self.gflops}
+        known = {name: value for name, value in claims.items() if value is not None}
+        return {"reach": f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}", **known}
+
+
+def enrol(token: JoinToken, home: Path, offer: JoinOffer | None = None) -> JoinAnswer:
     """Make keys in a directory, or take those that are there, and have them certified.
 
     The first connection checks no certificate and asks for the authority's, which the fingerprint in the token proves;
@@ -54,6 +80,7 @@ def enrol(token: JoinToken, home: Path) -> JoinAnswer:
     Args:
         token: The invitation.
         home: Directory of the keys; gets ``certificate.pem`` and ``authority.pem`` beside them.
+        offer: Where this machine will be reached, which the owner tries first; left out, it does not.
 
     Raises:
         PeerGoneError: Nothing listens at the address.
@@ -74,7 +101,7 @@ def enrol(token: JoinToken, home: Path) -> JoinAnswer:
         _check_owner(connection, authority, token.address)
         own_host = str(connection.getsockname()[0])
         question = {"name": token.name, "secret": token.secret, "request": request.decode("ascii")}
-        answer = _ask(connection, question)
+        answer = _ask(connection, question | ({} if offer is None else offer.said(own_host)))
     if "refused" in answer:
         raise PeerRefusedError(f"the owner at {token.address} refuses: {printable(text(answer, 'refused'))}")
     certificate = text(answer, "certificate").encode()
@@ -89,8 +116,11 @@ def enrol(token: JoinToken, home: Path) -> JoinAnswer:
 
 
 def _terms(answer: dict[str, Any], token: JoinToken, own_host: str) -> JoinAnswer:
-    port, owners_time, asks = answer.get("port"), answer.get("time"), answer.get("asks")
-    if type(port) is not int or not 1 <= port <= 65535 or type(owners_time) is not int or not isinstance(asks, list):
+    port, needs_mib = answer.get("port"), answer.get("needs_mib", 0)
+    owners_time, asks = answer.get("time"), answer.get("asks")
+    if not (_is_number(port) and _is_number(owners_time) and _is_number(needs_mib)) or not isinstance(asks, list):
+        raise FrameError(f"{token.address}: its answer is malformed")
+    if not 1 <= port <= 65535:
         raise FrameError(f"{token.address}: its answer is malformed")
     skew_s = int(steady_now().timestamp()) - owners_time
     if abs(skew_s) > _MOST_SKEW_S:
@@ -100,7 +130,11 @@ def _terms(answer: dict[str, Any], token: JoinToken, own_host: str) -> JoinAnswe
         )
     lines = tuple(printable(line) for line in asks[:_MOST_ASKS] if isinstance(line, str))
     host = token.address.rpartition(":")[0]
-    return JoinAnswer(f"{host}:{port}", lines, own_host, skew_s)
+    return JoinAnswer(f"{host}:{port}", lines, own_host, skew_s, needs_mib)
+
+
+def _is_number(value: object) -> TypeGuard[int]:
+    return type(value) is int
 
 
 def _connect(address: str, authority: bytes | None, party: str | None) -> ssl.SSLSocket:

@@ -121,17 +121,8 @@ class Invitations:
             PeerRefusedError: Wrong, used, expired or taken back.
             CertificateError: The request is not what it should be; the invitation stays open.
         """
-        check_party_name(name)
         with self._locked():
-            entry = self._read(name)
-            kept = _NO_SUCH if entry is None else entry.secret_digest
-            is_right = hmac.compare_digest(kept, secret_digest(secret))
-            if entry is None or not is_right:
-                raise PeerRefusedError("this token is not valid here: it is wrong, or a newer one has replaced it")
-            if entry.taken_back:
-                raise PeerRefusedError(f"the token of {name} was taken back by the owner")
-            if self._is_over(entry):
-                raise PeerRefusedError(f"the token of {name} has expired; ask for a new one")
+            entry = self._valid(name, secret)
             keys = digest_hex(read_request(request, f"request of {name}").peer.public_key)
             if entry.used_by not in (None, keys):
                 raise PeerRefusedError(
@@ -141,6 +132,28 @@ class Invitations:
             home = sign_request(self._directory, request, name=name, where=f"request of {name}")
             self._write(name, entry.model_copy(update={"used_by": keys}))
             return home
+
+    def check(self, name: str, secret: str) -> None:
+        """Return where a secret is that of an invitation which still counts, whether its keys are made or not.
+
+        Raises:
+            PeerRefusedError: As `admit`.
+        """
+        with self._locked():
+            self._valid(name, secret)
+
+    def _valid(self, name: str, secret: str) -> _Entry:
+        check_party_name(name)
+        entry = self._read(name)
+        kept = _NO_SUCH if entry is None else entry.secret_digest
+        is_right = hmac.compare_digest(kept, secret_digest(secret))
+        if entry is None or not is_right:
+            raise PeerRefusedError("this token is not valid here: it is wrong, or a newer one has replaced it")
+        if entry.taken_back:
+            raise PeerRefusedError(f"the token of {name} was taken back by the owner")
+        if self._is_over(entry):
+            raise PeerRefusedError(f"the token of {name} has expired; ask for a new one")
+        return entry
 
     def _is_open(self, entry: _Entry) -> bool:
         return not (entry.used_by or entry.taken_back or self._is_over(entry))

@@ -13,8 +13,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from phalanx.config import printable
-from phalanx.errors import CertificateError, FrameError, PeerRefusedError, PhalanxError, TransportError
+from phalanx.errors import CertificateError, ConfigError, FrameError, PeerRefusedError, PhalanxError, TransportError
 from phalanx.security.crypto import load_authority, load_identity, read_public, steady_now
+from phalanx.security.invite.knock import knock
 from phalanx.security.invite.line import EXCHANGE_S, receive_line, send_line, server_context, text
 from phalanx.security.invite.register import Invitations
 
@@ -22,6 +23,7 @@ _MOST_AT_ONCE = 16
 _MOST_AT_ONCE_EACH = 2
 _WRONG_TRIES, _WRONG_WINDOW_S = 5, 60.0
 _MOST_ADDRESSES = 4096
+_MOST_CLAIMED = 10**9
 _LOOK_S = 0.2
 
 
@@ -32,10 +34,12 @@ class JoinTerms:
     Attributes:
         port: Where the owner listens during the run.
         asks: What the machine is asked to do, in lines for people.
+        needs_mib: Memory of the largest stage with all that the guard asks of it; 0 where that is not known.
     """
 
     port: int
     asks: tuple[str, ...] = ()
+    needs_mib: int = 0
 
 
 class EnrolmentServer:
@@ -53,8 +57,8 @@ class EnrolmentServer:
 
     Guarantees:
         TLS 1.3. Nothing but the authority's certificate is told without the secret of an invitation. A caller gets ten
-        seconds, 16 KiB and two connections at once, and after five wrong tokens a minute's pause. No bytes from
-        outside end the server.
+        seconds, 16 KiB and two connections at once, and after five wrong tokens a minute's pause. The owner knocks only
+        where the secret of an invitation was shown. No bytes from outside end the server.
     """
 
     def __init__(
@@ -163,32 +167,53 @@ class EnrolmentServer:
             name, secret = text(question, "name", 63), text(question, "secret", 64)
             request = text(question, "request").encode()
             self._check_rate(host)
+            self._invitations.check(name, secret)
+            self._knock(question, secret)
             home = self._invitations.admit(name, secret, request)
-        except (PeerRefusedError, CertificateError, FrameError) as exc:
+        except (PeerRefusedError, CertificateError, FrameError, ConfigError) as exc:
             if isinstance(exc, PeerRefusedError):
                 self._count_wrong(host)
             self._say(printable(f"a caller at {host} is refused: {exc}"))
             return {"refused": str(exc)}
-        self._say(f"{name} has made its keys at {host} and is certified")
+        self._say(f"{name} has made its keys at {host} and is certified{_claims(question)}")
         return {
             "certificate": read_public(home / "certificate.pem").decode("ascii"),
             "time": int(steady_now().timestamp()),
             "port": self._terms.port,
             "asks": list(self._terms.asks),
+            "needs_mib": self._terms.needs_mib,
         }
+
+    def _knock(self, question: dict[str, Any], secret: str) -> None:
+        if "reach" not in question:
+            return
+        refusal = knock(text(question, "reach", 300), secret)
+        if refusal is not None:
+            raise PeerRefusedError(refusal)
 
     def _check_rate(self, host: str) -> None:
         with self._lock:
             tries = self._wrong.get(host, ())
             recent = sum(moment > self._clock() - _WRONG_WINDOW_S for moment in tries)
         if recent >= _WRONG_TRIES:
-            raise FrameError("too many wrong tokens; wait a minute")
+            raise FrameError("too many tries in vain; wait a minute")
 
     def _count_wrong(self, host: str) -> None:
         with self._lock:
             if len(self._wrong) >= _MOST_ADDRESSES:
                 self._wrong.clear()
             self._wrong.setdefault(host, deque(maxlen=_WRONG_TRIES)).append(self._clock())
+
+
+def _claims(question: dict[str, Any]) -> str:
+    """Return what a caller says of its machine, for people; a claim, on which nothing rests."""
+    words = (("free_mib", "{:,} MiB free for stages"), ("gflops", "{:,} GFLOP/s on one stage's kernels"))
+    said = [text.format(question[key]) for key, text in words if _is_count(question.get(key))]
+    return f"; it says that it has {' and '.join(said)}" if said else ""
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < _MOST_CLAIMED
 
 
 def _cut(connection: socket.socket) -> None:

@@ -1,13 +1,16 @@
 """Scores of a model on held-out rows: perplexity of text, or how often a class was found."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from phalanx.data.config import HELD_OUT
 from phalanx.data.tasks import majority_share, tfidf_predictions
 from phalanx.errors import CheckpointError, DataError
 from phalanx.objectives import Confusion
 from phalanx.train.batches.labelled import LabelledTexts
+from phalanx.train.batches.samples import TextSample
 
 _FEWEST = 2
 """Classes that a logistic regression can tell apart."""
@@ -42,6 +45,60 @@ Validation = float | Scores
 """Perplexity of held-out text, or the scores of a classifier."""
 
 
+@dataclass(frozen=True)
+class ValidationResult:
+    """The result of one validation: of the held-out share, and of each further set by name.
+
+    Attributes:
+        own: Of the held-out share; None where nothing is held out.
+        named: Perplexity of each further set.
+        samples: Texts that the model wrote.
+    """
+
+    own: Validation | None
+    named: Mapping[str, float] = field(default_factory=dict)
+    samples: tuple[TextSample, ...] = ()
+
+    def loss(self, name: str) -> float:
+        """Return the mean loss on one set, in nats a token or a text; infinity where it is no finite number.
+
+        Raises:
+            DataError: There is no such set.
+        """
+        value: Validation | None = self.own if name == HELD_OUT else self.named.get(name)
+        if value is None:
+            raise DataError(f'validation set "{name}": is not measured; there are {", ".join(self.names) or "none"}')
+        found = value.loss if isinstance(value, Scores) else loss_of(value)
+        return found if math.isfinite(found) else math.inf
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the sets that were measured."""
+        return (*((HELD_OUT,) if self.own is not None else ()), *self.named)
+
+    def row(self) -> dict[str, Any]:
+        """The columns of a step's line in the metrics."""
+        named = {name: {"loss": loss_of(value), "perplexity": value} for name, value in self.named.items()}
+        samples = [asdict(one) for one in self.samples]
+        more = {"validation_sets": named, "samples": samples}
+        return {**validation_row(self.own), **{name: found for name, found in more.items() if found}}
+
+    def points(self) -> dict[str, float]:
+        """The points of TensorBoard's curves by tag."""
+        own = {name.replace("_", "/", 1): one for name, one in validation_row(self.own).items() if one is not None}
+        named = {f"validation/{name}/perplexity": value for name, value in self.named.items()}
+        return {**own, **named, **{f"validation/{name}/loss": loss_of(value) for name, value in self.named.items()}}
+
+    def __str__(self) -> str:
+        parts = [] if self.own is None else [say_validation(self.own)]
+        return ", ".join([*parts, *(f"{name} perplexity {value:.1f}" for name, value in self.named.items())])
+
+
+def loss_of(perplexity: float) -> float:
+    """Return the loss in nats that a perplexity stands for; not a number where it is none."""
+    return math.log(perplexity) if perplexity > 0 else math.nan
+
+
 def say_validation(value: Validation) -> str:
     """Describe a validation for a person."""
     if isinstance(value, Scores):
@@ -68,6 +125,17 @@ def read_scores(saved: object) -> Scores:
             f"checkpoint: scores {saved!r:.80}, expected numbers {', '.join(known)}; use an older one"
         )
     return Scores(**saved)
+
+
+def read_named(saved: object) -> dict[str, float]:
+    """Read what a checkpoint has of further validation sets; null is an infinity.
+
+    Raises:
+        CheckpointError: It is malformed.
+    """
+    if not isinstance(saved, dict) or not all(one is None or type(one) is float for one in saved.values()):
+        raise CheckpointError(f"checkpoint: validation sets {saved!r:.80}, expected perplexities; use an older one")
+    return {str(name): math.inf if value is None else value for name, value in saved.items()}
 
 
 def describe_texts(texts: LabelledTexts, task: str, seed: int) -> dict[str, Any]:

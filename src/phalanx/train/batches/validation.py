@@ -1,7 +1,7 @@
 """Held-out perplexity, computed by the trusted owner alone from the weights that it has collected."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -10,32 +10,46 @@ from phalanx.data import Batch
 from phalanx.models import StageModule
 from phalanx.objectives import causal_lm
 
+_MOST_NATS = 700
+"""Of a mean loss; the exponential of more is no double."""
+
 
 @torch.no_grad()
-def perplexity(stages: Iterable[StageModule], batches: Iterable[Batch]) -> float:
-    """Perplexity of a chain of stages.
+def perplexities(stages: Iterable[StageModule], sets: Sequence[Iterable[Batch]]) -> list[float]:
+    """Perplexity of a chain of stages on each of several sets.
 
     Args:
-        stages: All stages in order; each is used once for all batches and can then be dropped.
-        batches: Validation batches.
+        stages: All stages in order; each is used once for all batches of all sets and can then be dropped.
+        sets: Validation batches of each set.
 
     Returns:
-        ``exp`` of the mean loss over all target tokens, in nats; infinity when it overflows.
+        ``exp`` of the mean loss over all target tokens of a set, in nats; infinity when it overflows.
     """
-    kept = list(batches)
-    tensors: list[Tensor] = [batch.input_ids for batch in kept]
-    total, count = 0.0, 0
+    kept = [(number, batch) for number, batches in enumerate(sets) for batch in batches]
+    tensors: list[Tensor] = [batch.input_ids for _, batch in kept]
+    totals, counts = [0.0] * len(sets), [0] * len(sets)
     for stage in stages:
         was_training = stage.training
         stage.eval()
         device = next(stage.parameters()).device
-        for n, batch in enumerate(kept):
+        for n, (number, batch) in enumerate(kept):
             y = stage(tensors[n].to(device))
             tensors[n] = y
             if stage.spec.is_last:
                 # logits are large: reduced at once, one batch at a time
                 loss, targets = causal_lm(y, batch.labels.to(device))
-                total, count = total + float(loss), count + targets
+                totals[number] += float(loss)
+                counts[number] += targets
                 tensors[n] = batch.input_ids
         stage.train(was_training)
-    return math.exp(total / count) if count and total / count < 700 else math.inf
+    return [perplexity_of(total, count) for total, count in zip(totals, counts, strict=True)]
+
+
+def perplexity(stages: Iterable[StageModule], batches: Iterable[Batch]) -> float:
+    """Perplexity of a chain of stages on one set; see `perplexities`."""
+    return perplexities(stages, [batches])[0]
+
+
+def perplexity_of(total_loss: float, count: int) -> float:
+    """Perplexity of so many tokens with such a loss in all; infinity when it overflows, or of none."""
+    return math.exp(total_loss / count) if count and total_loss / count < _MOST_NATS else math.inf

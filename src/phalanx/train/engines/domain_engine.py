@@ -1,7 +1,6 @@
 """The loop's Engine over the ranks of one domain."""
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -11,6 +10,7 @@ from phalanx.checkpoint import Checkpoint, Shard
 from phalanx.data import IGNORE, Batch
 from phalanx.engine import StepInputs, StepResult
 from phalanx.parallel import Controller, stand_in
+from phalanx.train.batches.validation import perplexity_of
 
 _WEIGHT = "weight/"
 
@@ -54,8 +54,11 @@ class DomainEngine:
     def settle(self) -> None:
         """Nothing of a finished step is under way."""
 
-    def measure(self, batches: Iterator[Batch]) -> float:
-        """Perplexity on held-out batches; infinity when it overflows."""
+    def measure(self, sets: Sequence[Iterable[Batch]]) -> list[float]:
+        """Perplexity on the held-out batches of each set; infinity when it overflows."""
+        return [self._perplexity(batches) for batches in sets]
+
+    def _perplexity(self, batches: Iterable[Batch]) -> float:
         total, count = 0.0, 0
         for batch in batches:
             # rows that no target is taken from, so that every copy has as many
@@ -64,7 +67,7 @@ class DomainEngine:
             labels = functional.pad(batch.labels, (0, 0, 0, missing), value=IGNORE)
             loss, targets = self._lead.evaluate(ids, labels)
             total, count = total + loss, count + targets
-        return math.exp(total / count) if count and total / count < 700 else math.inf
+        return perplexity_of(total, count)
 
     def shards(self) -> Iterator[Shard]:
         """The whole state, one stage at a time."""

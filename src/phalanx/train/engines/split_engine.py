@@ -1,10 +1,9 @@
 """The loop's Engine over clients and an enclave."""
 
 import itertools
-import math
 import statistics
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from phalanx.errors import CheckpointError
 from phalanx.split import SplitDriver
 from phalanx.split.channel.costs import Costs
 from phalanx.train.batches.scores import Scores, Validation
+from phalanx.train.batches.validation import perplexity_of
 from phalanx.transport.tensors import tensor_buffers
 
 Rows = tuple[Tensor, Tensor]
@@ -85,8 +85,16 @@ class SplitEngine:
     def settle(self) -> None:
         """Nothing of a finished step is under way."""
 
-    def measure(self, batches: Iterator[Batch]) -> Validation:
-        """Perplexity on held-out batches, infinity when it overflows; of a classification its scores."""
+    @property
+    def num_steps(self) -> int:
+        """Finished steps."""
+        return self._num_steps
+
+    def measure(self, sets: Sequence[Iterable[Batch]]) -> list[Validation]:
+        """Perplexity on the held-out batches of each set, infinity when it overflows; of a classification scores."""
+        return [self._measure(batches) for batches in sets]
+
+    def _measure(self, batches: Iterable[Batch]) -> Validation:
         kept = list(batches)
         parts, senders = [(one.input_ids, one.labels) for one in kept], list[str]()
         if self._holders:
@@ -95,7 +103,7 @@ class SplitEngine:
         if self._num_classes:
             true = [int(label) for one in kept for label in one.labels[one.labels != IGNORE]]
             return Scores.of(total, answers, true, self._num_classes)
-        return math.exp(total / count) if count and total / count < 700 else math.inf
+        return perplexity_of(total, count)
 
     def _by_holder(self, parts: Sequence[Rows]) -> tuple[list[Rows], list[str]]:
         """Cut held-out rows anew, so that no part has rows of two clients; return the parts and the client of each."""

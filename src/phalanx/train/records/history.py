@@ -24,6 +24,7 @@ class RunHistory:
         adopted: Whether the run began where another one was.
         certified: What it says about checkpoints.
         undone_at: How many events there were when steps were undone for the last time; 0 when none were.
+        configs: Digests of the run files of all sessions: a resumed one may have changed some keys.
         committed: Digests of audit keys that sessions have drawn with.
         revealed: Those of them with a key that the log tells; no session must draw with them again.
     """
@@ -36,6 +37,7 @@ class RunHistory:
     adopted: bool = False
     certified: CertifiedCheckpoints = field(default_factory=CertifiedCheckpoints)
     undone_at: int = 0
+    configs: set[str] = field(default_factory=set)
     committed: set[str] = field(default_factory=set)
     revealed: set[str] = field(default_factory=set)
 
@@ -52,6 +54,9 @@ class RunHistory:
 
 KEY_REVEALED = "audit_key_revealed"
 """Kind of the event that ends the secrecy of an audit key."""
+
+CONFIG_CHANGED = "config_changed"
+"""Kind of the event that a resumed run writes when its run file has other values than before."""
 
 UNDOINGS = ("rolled_back", "fell_back", "older_accepted")
 _DECISIONS = (
@@ -98,6 +103,10 @@ def _take(history: RunHistory, kind: str, body: dict[str, Any]) -> None:
         history.decisions.append((kind, body))
     if kind == "evicted" or (kind == "verdict" and body.get("excludes", True)):
         history.convicted.add(certified_name(body["party"]))
+    if kind in ("run_started", "run_resumed") and isinstance(body.get("config_digest"), str):
+        history.configs.add(body["config_digest"])
+    if kind == CONFIG_CHANGED:
+        history.configs |= {str(body["from"]), str(body["to"])}
     if kind == "revoked":
         history.revoked.add(certified_name(body["party"]))
     if kind in ("run_started", "run_resumed") and body.get("audit_key_commitment") is not None:

@@ -150,7 +150,7 @@ def read_entry(directory: Path, peer: Peer) -> Entry | None:
         raise CheckpointError(f"{path}: altered, or not signed by {peer.name!r}: {type(exc).__name__}") from exc
 
 
-def newer_entry(home: RunDirectory, config_digest: str, history: RunHistory, log: AuditLog) -> Entry | None:
+def newer_entry(home: RunDirectory, history: RunHistory, log: AuditLog) -> Entry | None:
     """Return the owner's note after its newest checkpoint; None when there is nothing newer.
 
     Raises:
@@ -160,7 +160,7 @@ def newer_entry(home: RunDirectory, config_digest: str, history: RunHistory, log
     entry = read_entry(home.journal, home.owner.public)
     if entry is None or entry.step <= (history.certified.newest or 0):
         return None
-    if (entry.run, entry.config_digest) != (home.run_id, config_digest):
+    if entry.run != home.run_id or entry.config_digest not in history.configs:
         raise CheckpointError(f"{home.journal / _FILE}: foreign: of another run or another config")
     if entry.num_events < history.undone_at:
         raise CheckpointError(f"{home.journal / _FILE}: of steps that were undone since")

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,6 +73,7 @@ class PartyBook:
         self._endpoint: Endpoint | None = None
         self._incarnations: Incarnations | None = None
         self._engine: PipelineEngine | None = None
+        self._told: dict[str, str] = {}
         now = int(clock())
         self._parties = {name: _Party("waiting", now) for name in parties}
         self._parties |= {name: _Party("certified", now) for name in late}
@@ -130,6 +131,16 @@ class PartyBook:
             rows = tuple(_row(name, party, sent.get(name, 0)) for name, party in self._parties.items())
             now = int(self._clock())
             return PartiesStatus(run=self._run, step=self._step or 0, steps=self._total, written=now, parties=rows)
+
+    def rows(self) -> Sequence[PartyRow]:
+        """Return the rows alone."""
+        return self.status().parties
+
+    def news(self) -> Sequence[PartyRow]:
+        """Return the rows with another state, or other stages, than when this was last asked."""
+        found = [row for row in self.rows() if self._told.get(row.name) != row.in_words]
+        self._told |= {row.name: row.in_words for row in found}
+        return found
 
     def _look(self) -> None:
         now = int(self._clock())

@@ -13,7 +13,7 @@ from phalanx.checkpoint import (
     step_of,
 )
 from phalanx.config import digest
-from phalanx.errors import CheckpointError
+from phalanx.errors import CheckpointError, ConfigError
 from phalanx.security.audit import KnownHead, verify_log
 from phalanx.security.crypto import Peer, certificate_facts, read_public
 from phalanx.train.config import load_run
@@ -53,7 +53,7 @@ class PastRun:
         self.config = load_run(path / "config.toml")
         self.owner = _owner(certificate or owner_certificate(path))
         history = read_history(path / LOG_FILE, self.owner, self.run_id)
-        self._certified = history.certified
+        self._certified, self._configs = history.certified, history.configs
         self.final_weights_digest = history.final_weights_digest
         self.verdicts = [body for kind, body in history.decisions if kind == "verdict"]
 
@@ -66,16 +66,34 @@ class PastRun:
         where = self.config.checkpoint.key
         return None if where is None else open_key(where)
 
-    def open(self, step: int | None = None) -> Checkpoint:
+    @property
+    def best_step(self) -> int:
+        """The step of the checkpoint with the best validation, by the signed log.
+
+        Raises:
+            CheckpointError: The run keeps none for that, or has none yet.
+        """
+        wanted, best = self.config.checkpoint.best, self._certified.best
+        if best is None:
+            why = "the run file has no checkpoint.best" if wanted is None else "none is kept yet, or it was undone"
+            raise CheckpointError(f"{self.checkpoints}: there is no best checkpoint: {why}; choose one with --step")
+        return best.step
+
+    def open(self, step: int | None = None, *, best: bool = False) -> Checkpoint:
         """Open and verify a checkpoint.
 
         Args:
             step: Of the one that is wanted; left out, the newest, which must be the one that the log knows.
+            best: The one with the best validation is wanted.
 
         Raises:
+            ConfigError: Two are wanted at once.
             CheckpointError: There is none, or it is damaged, foreign, rolled back or of another config.
             AuditLogError: The newest one knows lines that the log does not have.
         """
+        if best and step is not None:
+            raise ConfigError("--best and --step name two checkpoints; leave one of them out")
+        step = self.best_step if best else step
         if step is None:
             path = latest_checkpoint(self.checkpoints)
             found = None if path is None else step_of(path.name)
@@ -84,8 +102,16 @@ class PastRun:
             path = self.checkpoints / step_directory(step)
         if path is None or not path.is_dir():
             raise CheckpointError(f"{path or self.checkpoints}: there is no checkpoint")
-        expected = digest(self.config)
-        checkpoint = open_checkpoint(path, self.owner, run=self.run_id, config_digest=expected, key=self.key())
+        if step is not None:
+            self._certified.check_writing(step, manifest_digest(path), str(self.checkpoints))
+        config = digest(self.config)
+        configs = self._configs or {config}
+        if config not in configs:
+            raise CheckpointError(
+                f"{self.path / 'config.toml'}: has config digest {config:.12}..., and no session of the run had that; "
+                "put back the one that was there"
+            )
+        checkpoint = open_checkpoint(path, self.owner, run=self.run_id, config_digest=configs, key=self.key())
         if step is None and checkpoint.log_head is not None:
             known = (KnownHead(checkpoint.log_head, str(path)),)
             verify_log(self.path / LOG_FILE, self.owner, run=self.run_id, known=known)

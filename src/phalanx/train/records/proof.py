@@ -182,6 +182,8 @@ class _Order:
             self._begin(line)
         elif line.kind in ("rolled_back", "fell_back") and self._next is not None:
             self._next = min(self._next, body["to" if line.kind == "rolled_back" else "to_step"])
+        elif line.kind == "stopped_early":
+            self._total = body["step"]
         elif line.kind == "step":
             if body["step"] != self._next:
                 raise AuditLogError(

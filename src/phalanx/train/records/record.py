@@ -14,8 +14,8 @@ from phalanx.errors import CheckpointError, CutLogError
 from phalanx.pipeline import Observe
 from phalanx.security.audit import AuditLog
 from phalanx.telemetry import CurveWriter, MetricsFile, ProgressDisplay, StepReading
-from phalanx.telemetry.progress import Kind
-from phalanx.train.batches.scores import Scores, Validation, say_validation, validation_row
+from phalanx.telemetry.progress import Kind, ShownParties
+from phalanx.train.batches.scores import Scores, ValidationResult, validation_row
 from phalanx.train.records.ground_truth import GroundTruth
 
 _MOST_CHARACTERS = 2000
@@ -44,6 +44,11 @@ _SAID: dict[str, tuple[Kind, str]] = {
     "lost": ("eviction", "{party} is gone"),
     "left": ("note", "{party} has handed over and left"),
     "batch_skipped": ("alarm", "step {step}: batch {number} is given up, the next one takes its place: {reason}"),
+    "stopped_early": (
+        "note",
+        "ended early after step {step}: {validations_without_improvement} validations in a row brought nothing; the "
+        "best was after step {best_step}",
+    ),
     "fell_back": ("eviction", "nobody can serve a stage: back from step {from_step} to the checkpoint of {to_step}"),
     "checkpoint_failed": ("alarm", "no checkpoint of step {step}, training goes on: {reason}"),
     "journal_failed": ("alarm", "no journal any more, training goes on: {reason}"),
@@ -146,6 +151,10 @@ class RunRecorder:
         self._progress = progress
         self._accuracy: float | None = None
 
+    def show(self, parties: ShownParties) -> None:
+        """Show the parties beside the progress from now on."""
+        self._progress.show(parties)
+
     def observe(self, kind: str, body: dict[str, object]) -> None:
         """Write an event to the audit log and say what a person wants to know."""
         self.log.append(kind, body)
@@ -155,13 +164,15 @@ class RunRecorder:
         if said is not None:
             self._progress.message(said[1], said[0])
 
-    def validated(self, value: Validation, num_steps: int) -> None:
+    def validated(self, value: ValidationResult, num_steps: int) -> None:
         """A validation after so many finished steps ended."""
-        row = validation_row(value)
-        self._board.scalars({name.replace("_", "/", 1): one for name, one in row.items() if one is not None}, num_steps)
+        self._board.scalars(value.points(), num_steps)
+        for number, sample in enumerate(value.samples):
+            self._board.text(f"samples/{number}", f"{sample.prompt}{sample.text}", num_steps)
+            self._progress.message(f"  {sample.prompt!r} -> {sample.text!r}", "note")
 
     def stepped(
-        self, result: StepResult, *, tokens: int, wall_s: float, lr: float, validation: Validation | None
+        self, result: StepResult, *, tokens: int, wall_s: float, lr: float, validation: ValidationResult | None
     ) -> None:
         """A step was applied; `validation` is what was measured after it, where it was."""
         self.truth.refresh()
@@ -186,7 +197,7 @@ class RunRecorder:
                 "repaired": guard.attempts > 1 and not guard.skipped,
                 "restarts": guard.restarts,
                 "skipped": bool(guard.skipped),
-                **validation_row(validation),
+                **(validation_row(None) if validation is None else validation.row()),
                 "phases": result.phases,
                 "bytes": result.bytes_by_link,
                 "bytes_claimed": list(result.claimed_links),
@@ -195,9 +206,9 @@ class RunRecorder:
         self._board.scalars({"train/loss": result.loss, "train/lr": lr, "train/tokens_per_s": rate}, result.step)
         self._progress.update(result.step + 1, self._reading(result, rate, validation))
         if validation is not None and result.step > 0:
-            self._progress.message(f"step {result.step + 1}: {say_validation(validation)}")
+            self._progress.message(f"step {result.step + 1}: {validation}")
 
-    def _reading(self, result: StepResult, rate: float, validation: Validation | None) -> StepReading:
-        if isinstance(validation, Scores):
-            self._accuracy = validation.accuracy
+    def _reading(self, result: StepResult, rate: float, validation: ValidationResult | None) -> StepReading:
+        if validation is not None and isinstance(validation.own, Scores):
+            self._accuracy = validation.own.accuracy
         return StepReading(result.loss, rate, self.totals.audits, self.totals.alarms, self._accuracy)

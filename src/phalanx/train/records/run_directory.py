@@ -5,7 +5,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,10 @@ from phalanx.errors import CheckpointError, ConfigError
 from phalanx.pipeline.config import OWNER
 from phalanx.security.crypto import Identity, create_authority, issue, load_identity
 from phalanx.train.config import RunConfig, load_run
+from phalanx.train.records.run_changes import RunChanges, changes_between
 from phalanx.train.records.unstarted import claim, free, is_unstarted
 
 _RECORD, _SUMMARY, _BEGUN = "run.json", "summary.json", ".begun"
-_SHOWN_KEYS = 4
 ADDRESS_FILE = "address"
 ATTACK_LOG = "attack.jsonl"
 """Where attackers of a drill write what they did."""
@@ -61,14 +61,6 @@ def holds_run(run_dir: Path) -> bool:
 def is_made(run_dir: Path) -> bool:
     """Whether a run's directory is there, with its keys, whatever the run has done."""
     return (run_dir / _RECORD).exists()
-
-
-def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _flat(inner, f"{name}.{key}".removeprefix("."))
-    else:
-        yield name, value
 
 
 def run_name(run_dir: Path) -> str:
@@ -126,6 +118,7 @@ class RunDirectory(Closeable):
         run_id: Random name of the run, the same after a resume.
         owner: The owner's identity.
         begun_anew: Whether an earlier start was here that had not finished a step.
+        changes: What a resumed run changes of its run file, until `keep_changes`; None where nothing.
     """
 
     def __init__(self, path: Path, run: RunConfig, *, resume: bool, parties: Sequence[str] | None = None) -> None:
@@ -140,8 +133,8 @@ class RunDirectory(Closeable):
             parties: Names that get keys beside the owner's; those of the run file when left out.
 
         Raises:
-            ConfigError: It holds a run already and `resume` is false, or another run than this one; or another
-                process begins one there.
+            ConfigError: It holds a run already and `resume` is false, or another run than this one with other
+                differences than a resumed run may have; or another process begins one there.
             CheckpointError: There is nothing to resume.
             CertificateError: Its identities are unusable.
         """
@@ -150,6 +143,7 @@ class RunDirectory(Closeable):
         self._parties = run.workers if parties is None else tuple(parties)
         self._claim: int | None = None
         self.begun_anew = False
+        self.changes: RunChanges | None = None
         record = path / _RECORD
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self.close)
@@ -303,8 +297,7 @@ class RunDirectory(Closeable):
     def _create(self, record: Path) -> str:
         begun = self.path / _BEGUN
         begun.touch()
-        text = f"# digest {digest(self._run)}\n{dump_toml(self._run)}"
-        (self.path / "config.toml").write_text(text, encoding="utf-8")
+        self._write_config()
         if self._run.pipeline.pki is None:
             # a crash in the middle leaves no record, so what it made is made anew
             shutil.rmtree(self.pki, ignore_errors=True)
@@ -313,9 +306,7 @@ class RunDirectory(Closeable):
                 issue(self.pki, name)
         self._keep_code()
         run_id = secrets.token_hex(16)
-        temporary = self.path / f".{_RECORD}.tmp"
-        temporary.write_text(json.dumps({"run": run_id, "config_digest": digest(self._run)}), encoding="utf-8")
-        temporary.rename(record)
+        self._write_record(record, run_id)
         begun.unlink()
         return run_id
 
@@ -343,16 +334,30 @@ class RunDirectory(Closeable):
                 f"begin a new run where this one is: --from {self.path} with another --run-dir"
             )
 
-    def _what_differs(self) -> str:
-        """Name keys that the run there has with other values."""
+    def keep_changes(self) -> None:
+        """Make the run file that this run is resumed with the one of its directory.
+
+        Raises:
+            CheckpointError: The disk refuses.
+        """
         try:
-            there = load_run(self.path / "config.toml")
-        except ConfigError:
-            return ""
-        theirs, mine = (dict(_flat(run.model_dump(mode="json"))) for run in (there, self._run))
-        other = [key for key in sorted(theirs.keys() | mine.keys()) if theirs.get(key) != mine.get(key)]
-        shown = ", ".join(f"{key} ({theirs.get(key)!r} there, {mine.get(key)!r} here)" for key in other[:_SHOWN_KEYS])
-        return f": {shown}{', ...' if len(other) > _SHOWN_KEYS else ''}"
+            self._write_config()
+            self._write_record(self.path / _RECORD, self.run_id)
+        except OSError as exc:
+            raise CheckpointError(f"{self.path}: cannot be written ({exc.strerror}); free or allow it") from exc
+        self.changes = None
+
+    def _write_config(self) -> None:
+        text, path = f"# digest {digest(self._run)}\n{dump_toml(self._run)}", self.path / "config.toml"
+        if not path.exists() or path.read_text(encoding="utf-8", errors="replace") != text:
+            temporary = self.path / ".config.toml.tmp"
+            temporary.write_text(text, encoding="utf-8")
+            temporary.rename(path)
+
+    def _write_record(self, record: Path, run_id: str) -> None:
+        temporary = self.path / f".{_RECORD}.tmp"
+        temporary.write_text(json.dumps({"run": run_id, "config_digest": digest(self._run)}), encoding="utf-8")
+        temporary.rename(record)
 
     def _check_record(self, record: Path) -> str:
         try:
@@ -360,17 +365,26 @@ class RunDirectory(Closeable):
             run_id, config_digest = str(known["run"]), known["config_digest"]
         except (ValueError, KeyError, TypeError) as exc:
             raise CheckpointError(f"{record}: is damaged; start a new run in another directory") from exc
-        if config_digest != digest(self._run):
-            if is_unstarted(self.path):
-                raise ConfigError(
-                    f"{self.path}: the run in it has not finished a step, so there is nothing to resume; start it "
-                    "without --resume, and it is begun anew with this run file"
-                ).about(code="PHX-C014", file=str(self.path), do="start it without --resume")
-            self._check_code()
+        if config_digest == digest(self._run):
+            # a crash may have come between the two files of `keep_changes`
+            self._write_config()
+            return run_id
+        if is_unstarted(self.path):
+            raise ConfigError(
+                f"{self.path}: the run in it has not finished a step, so there is nothing to resume; start it "
+                "without --resume, and it is begun anew with this run file"
+            ).about(code="PHX-C014", file=str(self.path), do="start it without --resume")
+        self._check_code()
+        self.changes = changes_between(self._config_there(config_digest), self._run, str(self.path))
+        return run_id
+
+    def _config_there(self, config_digest: str) -> RunConfig:
+        """The run as its directory has it, which is the one that its record names or one that was being put there."""
+        path = self.path / "config.toml"
+        try:
+            return load_run(path)
+        except ConfigError as exc:
             raise ConfigError(
                 f"{self.path}: holds another run (config digest {config_digest[:12]}..., this run file has "
-                f"{digest(self._run)[:12]}...){self._what_differs()}; resume with the very run file, see "
-                f"{self.path / 'config.toml'}, or begin a new run where this one is: --from {self.path} with another "
-                "--run-dir"
-            ).about(code="PHX-C016", file=str(self.path))
-        return run_id
+                f"{digest(self._run)[:12]}...), and what differs cannot be told: {exc}; resume with the very run file"
+            ).about(code="PHX-C016", file=str(self.path)) from exc

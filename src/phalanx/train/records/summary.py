@@ -4,13 +4,22 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from phalanx.checkpoint import BestCheckpoint
 from phalanx.config import digest
 from phalanx.errors import CheckpointError
 from phalanx.pipeline import weaker
-from phalanx.train.batches.scores import Scores, Validation, read_scores
+from phalanx.train.batches.scores import (
+    Scores,
+    Validation,
+    ValidationResult,
+    loss_of,
+    read_named,
+    read_scores,
+)
 from phalanx.train.config import RunConfig
 from phalanx.train.records.check_record import CheckRecord
 from phalanx.train.records.drifts import Drifts
+from phalanx.train.records.early_stopping import StoppingRecord
 from phalanx.train.records.ground_truth import GroundTruth
 from phalanx.train.records.record import RunningTotals
 from phalanx.train.records.trust import trust_figures
@@ -46,6 +55,15 @@ class Figures:
     signed_log_head: dict[str, Any] | None = None
     scores_first: Scores | None = None
     scores_last: Scores | None = None
+    named_first: dict[str, float] = field(default_factory=dict)
+    """Perplexity of further validation sets by name, of the untouched model."""
+    named_last: dict[str, float] = field(default_factory=dict)
+    stopping: StoppingRecord = field(default_factory=StoppingRecord)
+    """What an early end is decided by; empty where the run file has none."""
+    candidate: BestCheckpoint | None = None
+    """What the latest validation says of a checkpoint of its step, where the run file keeps the best one."""
+    best: BestCheckpoint | None = None
+    """The checkpoint with the best validation among those that are there."""
     texts: dict[str, Any] | None = None
     """Of a classification: the task, its texts and what one knows without a model; None of any other run."""
     split: dict[str, Any] | None = None
@@ -59,20 +77,23 @@ class Figures:
 
     _SAVED = ("validation_first", "validation_last")
     _SCORES = ("scores_first", "scores_last")
+    _NAMED = ("named_first", "named_last")
 
     @property
-    def first_validation(self) -> Validation | None:
+    def first_validation(self) -> ValidationResult:
         """Of the untouched model."""
-        return self.validation_first if self.scores_first is None else self.scores_first
+        own = self.validation_first if self.scores_first is None else self.scores_first
+        return ValidationResult(own, self.named_first)
 
-    def validated(self, value: Validation, *, first: bool = False) -> None:
+    def validated(self, value: Validation | ValidationResult, *, first: bool = False) -> None:
         """Note what held-out text says."""
-        if isinstance(value, Scores):
-            self.scores_first, self.scores_last = (value, self.scores_last) if first else (self.scores_first, value)
-        elif first:
-            self.validation_first = value
-        else:
-            self.validation_last = value
+        found = value if isinstance(value, ValidationResult) else ValidationResult(value)
+        which = "first" if first else "last"
+        if isinstance(found.own, Scores):
+            setattr(self, f"scores_{which}", found.own)
+        elif found.own is not None:
+            setattr(self, f"validation_{which}", found.own)
+        setattr(self, f"named_{which}", dict(found.named))
 
     def observe(self, kind: str, body: dict[str, Any]) -> None:
         """Count what the guard decided."""
@@ -89,6 +110,8 @@ class Figures:
             self.takeovers += 1
         elif kind == "rolled_back":
             self.steps_redone += body["step"] - body["to"]
+            # a model that held what is undone was measured after these
+            self.stopping.forget_from(body["to"] + 1)
         elif kind == "step_restarted":
             # further attempts at a step are in its metrics
             self.steps_restarted += body["attempt"] == 1
@@ -103,7 +126,9 @@ class Figures:
         """Return what a resumed run must know and the audit log does not tell; an infinity is null."""
         scores = {key: asdict(found) for key in self._SCORES if (found := getattr(self, key)) is not None}
         known = {key: _finite(getattr(self, key)) for key in self._SAVED}
-        return {**known, **scores, "checks": self.checks.to_json()}
+        named = {key: _all_finite(found) for key in self._NAMED if (found := getattr(self, key))}
+        stopping = {"stopping": self.stopping.to_json()} if self.stopping.losses else {}
+        return {**known, **scores, **named, **stopping, "checks": self.checks.to_json()}
 
     def load_json(self, saved: dict[str, Any]) -> None:
         """Take over what an earlier session knew.
@@ -112,7 +137,7 @@ class Figures:
             CheckpointError: They are not those of this version.
         """
         scores = {key: saved[key] for key in self._SCORES if key in saved}
-        if set(saved) - set(scores) != {*self._SAVED, "checks"}:
+        if set(saved) - {*scores, *self._NAMED, "stopping"} != {*self._SAVED, "checks"}:
             raise CheckpointError(
                 f"checkpoint: figures {sorted(saved)}, expected {sorted((*self._SAVED, 'checks'))}; use an older one"
             )
@@ -121,6 +146,9 @@ class Figures:
             setattr(self, key, saved[key])
         for key, value in scores.items():
             setattr(self, key, read_scores(value))
+        for key in self._NAMED:
+            setattr(self, key, read_named(saved.get(key, {})))
+        self.stopping = StoppingRecord.of_json(saved["stopping"]) if "stopping" in saved else StoppingRecord()
 
 
 def summarise(run: RunConfig, figures: Figures, totals: RunningTotals, truth: GroundTruth) -> dict[str, Any]:
@@ -141,6 +169,8 @@ def summarise(run: RunConfig, figures: Figures, totals: RunningTotals, truth: Gr
         "unigram_perplexity": _finite(figures.unigram_perplexity),
         "validation_perplexity_first": _finite(figures.validation_first),
         "validation_perplexity": _finite(figures.validation_last),
+        **({"validation_sets": _named(figures)} if run.data.validation else {}),
+        **_ends(run, figures),
         "tokens_per_s": totals.tokens / totals.wall_s if totals.wall_s else None,
         "wall_s": figures.wall_s,
         "world": figures.world or run.world,
@@ -184,6 +214,32 @@ def _classification(figures: Figures) -> dict[str, Any]:
     return found
 
 
+def _named(figures: Figures) -> dict[str, dict[str, float | None]]:
+    """The first and the last figures of each further validation set."""
+    found: dict[str, dict[str, float | None]] = {}
+    for suffix, values in (("_first", figures.named_first), ("", figures.named_last)):
+        for name, value in values.items():
+            pair = {f"perplexity{suffix}": _finite(value), f"loss{suffix}": _finite(loss_of(value))}
+            found.setdefault(name, {}).update(pair)
+    return found
+
+
+def _ends(run: RunConfig, figures: Figures) -> dict[str, Any]:
+    """What a run with such settings says of its early end and of its best checkpoint; null where there is none."""
+    rule, found = run.train.early_stopping, dict[str, Any]()
+    if rule is not None:
+        found["stopped_early"] = figures.stopping.facts(rule) if figures.stopping.is_over(rule) else None
+    if run.checkpoint.best is not None:
+        found["best_checkpoint"] = None if figures.best is None else _best(figures.best, figures)
+    return found
+
+
+def _best(best: BestCheckpoint, figures: Figures) -> dict[str, Any]:
+    first = min((doubt.steps[0][0] for doubt in figures.checks.doubts()), default=None)
+    # its model has all steps before its number
+    return {**best.to_json(), "in_doubt": first is not None and first < best.step}
+
+
 def _guarded(run: RunConfig) -> bool | None:
     return run.guard.enabled if run.has_stages else None
 
@@ -196,6 +252,10 @@ def _guard(run: RunConfig) -> str:
     if run.split is not None:
         return run.split.mode
     return "off" if run.parallel is not None else run.guard.mode
+
+
+def _all_finite(values: dict[str, float]) -> dict[str, float | None]:
+    return {name: _finite(value) for name, value in values.items()}
 
 
 def _finite(value: float | None) -> float | None:

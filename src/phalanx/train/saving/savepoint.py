@@ -1,5 +1,6 @@
 """The savepoint of a run: what a checkpoint holds beside the tensors, written and read in one place."""
 
+import math
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -7,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.checkpoint import (
-    CertifiedCheckpoints,
+    BestCheckpoint,
     Checkpoint,
     KeyHolder,
     RemoteStore,
+    Retention,
     Shard,
     drop_checkpoints_after,
     latest_checkpoint,
@@ -29,6 +31,7 @@ from phalanx.security.audit import AuditLog, LogHead
 from phalanx.telemetry import MetricsFile
 from phalanx.train.config import RunConfig
 from phalanx.train.loop import Loader
+from phalanx.train.records.history import RunHistory
 from phalanx.train.records.record import RunningTotals
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.records.summary import Figures
@@ -44,6 +47,7 @@ class SavedCheckpoint:
         kept: Steps of all checkpoints that are on this disk now.
         write_s: Seconds of writing; of copying to a remote store as well, where there is one.
         remote_failure: Why it is not in the remote store; None where it is, or where there is none.
+        best: The best one of those that are kept; None where the run keeps none for that.
     """
 
     step: int
@@ -51,10 +55,12 @@ class SavedCheckpoint:
     kept: tuple[int, ...]
     write_s: float
     remote_failure: str | None = None
+    best: BestCheckpoint | None = None
 
     def body(self) -> dict[str, Any]:
         """The body of the event `checkpoint_saved`."""
-        return {"step": self.step, "manifest": self.manifest, "kept": list(self.kept), "write_s": self.write_s}
+        best = {} if self.best is None else {"best": self.best.to_json()}
+        return {"step": self.step, "manifest": self.manifest, "kept": list(self.kept), "write_s": self.write_s, **best}
 
 
 class Savepoint:
@@ -62,7 +68,7 @@ class Savepoint:
 
     Args:
         source: The model; its files are part of what an adapter's checkpoint needs.
-        certified: What the audit log says about checkpoints.
+        history: What the audit log says about checkpoints, and about the run files of earlier sessions.
         log: The audit log; every manifest has its head; None where there is none.
 
     Raises:
@@ -78,16 +84,17 @@ class Savepoint:
         totals: RunningTotals,
         *,
         source: ModelSource,
-        certified: CertifiedCheckpoints,
+        history: RunHistory,
         log: AuditLog | None = None,
     ) -> None:
         self._run = run
         self._config_digest = digest(run)
+        self._configs = {self._config_digest, *history.configs}
         self._home = home
         self._loader = loader
         self._figures = figures
         self._totals = totals
-        self._certified = certified
+        self._certified = history.certified
         self._log = log
         settings = run.checkpoint
         self._key: KeyHolder | None = None if settings.key is None else open_key(settings.key)
@@ -115,22 +122,40 @@ class Savepoint:
         Raises:
             CheckpointError: It cannot be written; earlier ones are untouched.
         """
-        started = time.perf_counter()
-        settings = self._run.checkpoint
+        started, better = time.perf_counter(), self.better(num_steps)
         path = save_checkpoint(
             self._home.checkpoints,
             num_steps,
             shards,
             state,
             sign=self._home.owner,
-            keep=1 if alone else settings.keep,
-            keep_every=0 if alone else settings.keep_every,
+            retention=self._retention(alone=alone),
             key=self._key,
             log_head=self._durable_log_head(),
         )
         manifest, kept = manifest_digest(path), tuple(sorted(list_checkpoints(self._home.checkpoints)))
         failure = self._copy_out(path, kept)
-        return SavedCheckpoint(num_steps, manifest, kept, time.perf_counter() - started, failure)
+        best = self._best if better is None else better
+        return SavedCheckpoint(num_steps, manifest, kept, time.perf_counter() - started, failure, best)
+
+    def better(self, num_steps: int) -> BestCheckpoint | None:
+        """Return what a checkpoint of this step would be the best one by; None where it would not, or none is kept."""
+        found, best = self._figures.candidate, self._best
+        if found is None or found.step != num_steps or not math.isfinite(found.loss):
+            return None
+        return found if best is None or found.loss < best.loss else None
+
+    @property
+    def _best(self) -> BestCheckpoint | None:
+        """The best one so far by the set that the run file names; one by another set is kept no longer."""
+        best = self._certified.best
+        return best if best is not None and best.on == self._run.checkpoint.best else None
+
+    def _retention(self, *, alone: bool) -> Retention:
+        # what a rollback undoes was dropped from the best one already: see `CertifiedCheckpoints`
+        best, settings = self._best, self._run.checkpoint
+        kept = None if best is None else best.step
+        return Retention(1, 0, kept) if alone else Retention(settings.keep, settings.keep_every, kept)
 
     def forget_after(self, step: int) -> None:
         """Remove checkpoints of later steps: they hold what a rollback undoes."""
@@ -196,7 +221,7 @@ class Savepoint:
             path,
             self._home.owner.public,
             run=self._home.run_id,
-            config_digest=self._config_digest,
+            config_digest=self._configs,
             key=self._key,
         )
         head = checkpoint.log_head

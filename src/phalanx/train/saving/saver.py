@@ -39,6 +39,10 @@ class PlainSaver:
     def opened(self, step: int) -> None:
         """A step is about to begin, and its batch is not drawn yet."""
 
+    def improves(self, num_steps: int) -> bool:
+        """Whether a checkpoint after so many steps would be the best one, and is to be kept."""
+        return self._savepoint.better(num_steps) is not None
+
     def poll(self) -> None:
         """Bring what is under way further; called once a step."""
 

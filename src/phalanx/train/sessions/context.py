@@ -1,6 +1,6 @@
 """One session of a run: its log, what earlier sessions have decided, its figures, and what is left on the disk."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,14 +8,15 @@ from rich.console import Console
 
 from phalanx.checkpoint import Checkpoint, Shard
 from phalanx.config import digest, printable
-from phalanx.data import Corpus, prepare, unigram_perplexity
+from phalanx.data import Corpus, prepare, prepare_validation_sets, unigram_perplexity
+from phalanx.data.loader import HeldOut
 from phalanx.errors import CheckpointError, ConfigError
 from phalanx.models import ModelSource
 from phalanx.pipeline import OWNER, Observe
 from phalanx.security.audit import AuditLog
 from phalanx.train.config import RunConfig
 from phalanx.train.records.audit_trail import retire_key
-from phalanx.train.records.history import RunHistory
+from phalanx.train.records.history import CONFIG_CHANGED, RunHistory
 from phalanx.train.records.record import RunningTotals, RunRecorder
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.records.summary import Figures
@@ -86,6 +87,32 @@ class SessionContext:
         self.log.append(kind, body)
         self.history.certified.take(kind, body)
 
+    def keep_changes(self, step: int) -> None:
+        """Log and tell what this session changes of the run file, then make it the one of the run directory.
+
+        The log comes first: a crash in between leaves a directory that says less than the log, never more.
+
+        Args:
+            step: The next one, from which the changes hold.
+        """
+        changes = self.home.changes
+        if changes is None:
+            return
+        rates = changes.rates(self.run, step)
+        body = {
+            "from": digest(changes.before),
+            "to": digest(self.run),
+            "keys": {key: list(pair) for key, pair in changes.keys.items()},
+            "step": step,
+            **({} if rates is None else {"learning_rate": list(rates)}),
+        }
+        self.tell(CONFIG_CHANGED, body)
+        self.log.sync()
+        self.home.keep_changes()
+        self.say(changes.told(self.run, step))
+        if self.run.pipeline.remote_workers:
+            self.say(f"a worker that pins run_digest needs the new one: {digest(self.run)}")
+
     def corpus(self, source: ModelSource) -> Corpus:
         """Prepare the text of the run.
 
@@ -97,8 +124,18 @@ class SessionContext:
         self.console.print("preparing text")
         corpus = prepare(run.data, self.home.cache / "data", run.train.seed, source.tokenizer_path, self._say)
         check_vocabulary(corpus.vocab_size, source)
-        self.figures.unigram_perplexity = unigram_perplexity(corpus)
+        if corpus.num_validation_sequences or not run.data.validation:
+            self.figures.unigram_perplexity = unigram_perplexity(corpus)
         return corpus
+
+    def validation_sets(self, source: ModelSource, corpus: Corpus) -> Mapping[str, HeldOut]:
+        """Prepare the further validation sets of the run.
+
+        Raises:
+            DataError: The text of one cannot be had.
+        """
+        where = self.home.cache / "data"
+        return prepare_validation_sets(self.run.data, corpus, where, source.tokenizer_path, self._say)
 
     def adopt(self, savepoint: Savepoint, cut: Callable[[Checkpoint], Iterable[Shard]]) -> None:
         """Write the first checkpoint of a run that goes on where another one is.

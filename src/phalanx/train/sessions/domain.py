@@ -139,7 +139,8 @@ class DomainFactory:
         context.figures.world = parallel.figures
         corpus = context.corpus(source)
         loader = BatchLoader(corpus, run.train.batch_size, run.train.seed)
-        yield DomainSetup(context, parallel, place, RunMaterial(source, corpus, loader))
+        material = RunMaterial(source, corpus, loader, context.validation_sets(source, corpus))
+        yield DomainSetup(context, parallel, place, material)
 
 
 class DomainSetup:

@@ -1,15 +1,18 @@
 """The interface between a session and an engine: it is prepared, finds its state, runs, and is finished."""
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from phalanx.checkpoint import Checkpoint
+from phalanx.data.config import HELD_OUT
 from phalanx.data.loader import HeldOut
 from phalanx.engine import Engine
 from phalanx.errors import NoHolderError
 from phalanx.models import ModelSource
 from phalanx.telemetry import MetricsFile
+from phalanx.train.batches.samples import TextSampler
 from phalanx.train.loop import Loader
 from phalanx.train.records.record import RunRecorder
 from phalanx.train.saving.savepoint import Savepoint
@@ -26,11 +29,21 @@ class RunMaterial:
         source: The model.
         corpus: Held-out rows.
         loader: Training batches.
+        named: Further validation sets by name.
+        sampler: Has the model write texts; None where the run file asks for none.
     """
 
     source: ModelSource
     corpus: HeldOut
     loader: Loader
+    named: Mapping[str, HeldOut] = field(default_factory=dict)
+    sampler: TextSampler | None = None
+
+    @property
+    def validation_sets(self) -> Mapping[str, HeldOut]:
+        """All that the model is measured on by name; without further sets, the held-out rows must be there."""
+        own = {HELD_OUT: self.corpus} if self.corpus.num_validation_sequences or not self.named else {}
+        return {**own, **self.named}
 
 
 @dataclass(frozen=True)

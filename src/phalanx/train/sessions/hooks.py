@@ -1,15 +1,18 @@
 """The hooks around the steps of a run: validation and checkpoints, when it is time for them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
+from phalanx.checkpoint import BestCheckpoint
 from phalanx.data import Batch, validation_batches
+from phalanx.data.config import HELD_OUT
 from phalanx.data.loader import HeldOut
 from phalanx.engine import UNGUARDED, StepResult
 from phalanx.errors import FailedBatchError
 from phalanx.pipeline import PipelineEngine
-from phalanx.train.batches.scores import Validation, say_validation
-from phalanx.train.batches.validation import perplexity
+from phalanx.train.batches.samples import TextSample, TextSampler
+from phalanx.train.batches.scores import Validation, ValidationResult
+from phalanx.train.batches.validation import perplexities
 from phalanx.train.config import RunConfig
 from phalanx.train.records.record import RunRecorder
 from phalanx.train.records.summary import Figures
@@ -21,8 +24,8 @@ _VALIDATION_BATCH = 8
 class TrainedModel(Protocol):
     """The trained model, as far as it is measured and saved."""
 
-    def measure(self, batches: Iterator[Batch]) -> Validation:
-        """Measure it on held-out batches."""
+    def measure(self, sets: Sequence[Iterable[Batch]]) -> Sequence[Validation]:
+        """Measure it on the held-out batches of each set."""
         ...
 
     def settle(self) -> None:
@@ -31,14 +34,31 @@ class TrainedModel(Protocol):
 
 
 class StagesInTurn:
-    """A pipeline's stages, measured by the owner alone, one behind the other."""
+    """A pipeline's stages, measured by the owner alone, one behind the other.
 
-    def __init__(self, engine: PipelineEngine) -> None:
+    Args:
+        engine: Has the stages.
+        sampler: Has the model write texts; None where the run file asks for none.
+    """
+
+    def __init__(self, engine: PipelineEngine, sampler: TextSampler | None = None) -> None:
         self._engine = engine
+        self._sampler = sampler
 
-    def measure(self, batches: Iterator[Batch]) -> float:
-        """Perplexity on held-out batches."""
-        return perplexity((copy.module for copy in self._engine.copies("weights")), batches)
+    def measure(self, sets: Sequence[Iterable[Batch]]) -> list[float]:
+        """Perplexity on the held-out batches of each set.
+
+        Guarantees:
+            The weights are those that holder and shadow have signed after the last verified step, and the owner alone
+            computes with them: no figure is another party's word.
+        """
+        return perplexities((copy.module for copy in self._engine.copies("weights")), sets)
+
+    def samples(self) -> tuple[TextSample, ...]:
+        """Texts of the model as it is, which needs the weights of all stages at once in this process."""
+        if self._sampler is None:
+            return ()
+        return tuple(self._sampler.texts([copy.module for copy in self._engine.copies("weights")]))
 
     def settle(self) -> None:
         """Wait for verdicts that are behind."""
@@ -52,14 +72,14 @@ class RunHooks:
         self,
         run: RunConfig,
         trained: TrainedModel,
-        corpus: HeldOut,
+        sets: Mapping[str, HeldOut],
         recorder: RunRecorder,
         saver: PlainSaver,
         figures: Figures,
     ) -> None:
         self._run = run
         self._trained = trained
-        self._corpus = corpus
+        self._sets = sets
         self._recorder = recorder
         self._saver = saver
         self._figures = figures
@@ -73,7 +93,7 @@ class RunHooks:
         """Measure the untouched model."""
         value = self._measure(0)
         self._figures.validated(value, first=True)
-        say(f"untouched model: {say_validation(value)}")
+        say(f"untouched model: {value}")
 
     def skipped(self, step: int, number: int, reason: FailedBatchError) -> None:
         """A batch was given up."""
@@ -81,18 +101,20 @@ class RunHooks:
         self._figures.observe("batch_skipped", body)
         self._recorder.observe("batch_skipped", body)
 
-    def validate(self, num_steps: int) -> Validation | None:
+    def validate(self, num_steps: int) -> ValidationResult | None:
         """Validate after so many finished steps, when it is time for it."""
         every = self._run.train.validate_every
-        if num_steps == self._run.train.steps or (every and num_steps % every == 0):
+        is_regular = bool(every) and num_steps % every == 0
+        if is_regular or num_steps == self._run.train.steps:
             value = self._measure(num_steps)
             self._figures.validated(value)
+            self._judge(value, num_steps, is_regular=is_regular)
             return value
         # the first line has the untouched model's, so that a curve has its beginning
         return self._figures.first_validation if num_steps == 1 else None
 
     def stepped(
-        self, result: StepResult, *, tokens: int, wall_s: float, lr: float, validation: Validation | None
+        self, result: StepResult, *, tokens: int, wall_s: float, lr: float, validation: ValidationResult | None
     ) -> None:
         """A step was applied."""
         self._went_back = self._went_back or (result.guard or UNGUARDED).steps_redone > 0
@@ -102,10 +124,12 @@ class RunHooks:
         """Save a checkpoint, or begin to, when it is time for it."""
         saver, every = self._saver, self._run.checkpoint.every
         saver.poll()
-        last = num_steps == self._run.train.steps
-        if not (self._went_back or last or saver.is_overdue or (every and num_steps % every == 0)):
+        last = self.is_over(num_steps)
+        # the best one is not given up for what comes after it
+        at_once = last or self._went_back or saver.is_overdue or saver.improves(num_steps)
+        if not (at_once or (every and num_steps % every == 0)):
             return
-        beside = self._run.checkpoint.asynchronous and not (last or self._went_back or saver.is_overdue)
+        beside = self._run.checkpoint.asynchronous and not at_once
         if not beside or self._run.guard.commit_lag:
             # what the log says before it is what the checkpoint's figures have counted
             self._trained.settle()
@@ -118,7 +142,35 @@ class RunHooks:
             # after a rollback no older one stays: it may hold what was undone
             self._went_back = False
 
-    def _measure(self, num_steps: int) -> Validation:
-        value = self._trained.measure(validation_batches(self._corpus, _VALIDATION_BATCH))
-        self._recorder.validated(value, num_steps)
-        return value
+    def is_over(self, num_steps: int) -> bool:
+        """Whether the run ends after so many steps: its last one, or one where validation brings nothing any more."""
+        train = self._run.train
+        return num_steps >= train.steps or self._figures.stopping.is_over(train.early_stopping)
+
+    def end(self) -> None:
+        """Say why the run ends before its last step, where it does."""
+        rule = self._run.train.early_stopping
+        if rule is not None and self._figures.stopping.is_over(rule):
+            self._recorder.observe("stopped_early", self._figures.stopping.facts(rule))
+
+    def _measure(self, num_steps: int) -> ValidationResult:
+        batches = [validation_batches(one, _VALIDATION_BATCH) for one in self._sets.values()]
+        found = dict(zip(self._sets, self._trained.measure(batches), strict=True))
+        own = found.pop(HELD_OUT, None)
+        named = {name: value for name, value in found.items() if isinstance(value, float)}
+        # other engines are refused `train.samples` by the run file
+        samples = self._trained.samples() if isinstance(self._trained, StagesInTurn) else ()
+        result = ValidationResult(own, named, samples)
+        self._recorder.validated(result, num_steps)
+        return result
+
+    def _judge(self, value: ValidationResult, num_steps: int, *, is_regular: bool) -> None:
+        """Take what early end and best checkpoint are decided by.
+
+        A validation at the last step alone counts for no early end: a longer run would not have had it.
+        """
+        rule, best = self._run.train.early_stopping, self._run.checkpoint.best
+        if rule is not None and is_regular:
+            self._figures.stopping.add(num_steps, value.loss(rule.on), rule.on)
+        if best is not None:
+            self._figures.candidate = BestCheckpoint(num_steps, best, value.loss(best))

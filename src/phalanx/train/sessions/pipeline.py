@@ -5,12 +5,13 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from phalanx.config import digest
 from phalanx.data import BatchLoader
 from phalanx.errors import CheckpointError, NoHolderError
 from phalanx.models import open_model, weights_digest
 from phalanx.pipeline import AuditDraw, LocalWorkers, Observe, PipelineEngine, StageChecks, StepPlan
 from phalanx.telemetry import PEERS_FILE, PeersFile
+from phalanx.telemetry.parties import live_parties
+from phalanx.train.batches.samples import TextSampler
 from phalanx.train.records.audit_trail import step_noter
 from phalanx.train.records.history import UNDOINGS
 from phalanx.train.records.journal import Journal, collect, discard, newer_entry
@@ -58,7 +59,9 @@ class PipelineFactory:
         plan = make_plan(run, source)
         loader = BatchLoader(corpus, run.train.batch_size, run.train.seed)
         with contextlib.ExitStack() as stack:
-            yield PipelineSetup(context, plan, RunMaterial(source, corpus, loader), self._open_workers, stack)
+            sampler = TextSampler.of(run, corpus)
+            material = RunMaterial(source, corpus, loader, context.validation_sets(source, corpus), sampler)
+            yield PipelineSetup(context, plan, material, self._open_workers, stack)
 
 
 class PipelineSetup:
@@ -123,7 +126,9 @@ class PipelineSetup:
         context = self._context
         library = StageLibrary(self.material.source, self._plan, None)
         if context.asks_workers:
-            _ = self._joined_workers
+            # no bar is there yet, which would show them
+            with live_parties(context.console, self._book.rows):
+                _ = self._joined_workers
             context.begin()
         context.adopt(savepoint, lambda origin: cut_anew(origin, library))
         context.accept_older(savepoint)
@@ -134,7 +139,7 @@ class PipelineSetup:
         context, home = self._context, self._context.home
         try:
             known = context.beginning.from_step is None
-            entry = newer_entry(home, digest(context.run), context.history, context.log) if known else None
+            entry = newer_entry(home, context.history, context.log) if known else None
             if entry is not None:
                 # as with any checkpoint: the log must not be behind it
                 context.tell("checkpoint", {"step": entry.step})
@@ -152,6 +157,8 @@ class PipelineSetup:
         """Give every party its role and wait until all copies are where they should be."""
         context, source, plan = self._context, self.material.source, self._plan
         run, home, recorder = context.run, context.home, opening.recorder
+        if self._workers:
+            recorder.show(self._book)
         draw = session_draw(home, run)
         self._note_opening(recorder, opening.start, draw)
         library = StageLibrary(source, plan, opening.checkpoint)
@@ -181,7 +188,8 @@ class PipelineSetup:
             saver = events.saver = Saver(engine, opening.savepoint, events.observe, journal)
             stack.callback(saver.close)
             fallback = Fallback(source, plan, opening.savepoint, saver, opening.metrics, events.observe)
-            yield RunningPipeline(engine, saver, fallback, context, recorder)
+            trained = StagesInTurn(engine, self.material.sampler)
+            yield RunningPipeline(engine, trained, saver, fallback, context, recorder)
             if journal is not None:
                 journal.remove()
 
@@ -246,13 +254,14 @@ class RunningPipeline:
     def __init__(
         self,
         engine: PipelineEngine,
+        trained: StagesInTurn,
         saver: Saver,
         fallback: Fallback,
         context: SessionContext,
         recorder: RunRecorder,
     ) -> None:
         self.engine = engine
-        self.trained = StagesInTurn(engine)
+        self.trained = trained
         self.saver = saver
         self._fallback = fallback
         self._context = context

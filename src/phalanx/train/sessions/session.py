@@ -64,7 +64,7 @@ class Session:
         with open_log(home) as log:
             history = read_history(home.path / LOG_FILE, home.owner.public, home.run_id)
             finished = home.read_summary() if resume and beginning.from_step is None else None
-            if finished is not None and history.is_told_by(finished):
+            if finished is not None and history.is_told_by(finished) and home.changes is None:
                 self._console.print(f"{home.path}: is complete, all {finished['steps']} steps are done")
                 return finished
             run, figures = self._run_file, Figures(checks=CheckRecord(self._run_file.guard))
@@ -103,6 +103,7 @@ class Session:
     def _leave_summary(self, context: SessionContext) -> dict[str, Any]:
         figures, log, history = context.figures, context.log, context.history
         figures.checkpoints = tuple(sorted(history.certified.saved))
+        figures.best = history.certified.best
         self._truth.refresh()
         if figures.status != "completed":
             # on a full disk the log cannot grow, and the error that stopped the run is already on its way
@@ -135,13 +136,14 @@ class Session:
                 figures,
                 totals,
                 source=material.source,
-                certified=context.history.certified,
+                history=context.history,
                 log=context.log,
             )
             setup.recover(savepoint)
             checkpoint = savepoint.open() if context.goes_on else None
             metrics = MetricsFile(home.path / "metrics.jsonl")
             start = savepoint.rewind(checkpoint, metrics)
+            context.keep_changes(start)
             if context.goes_on:
                 figures.resumed_from = start
             figures.wall_s = totals.wall_s
@@ -151,14 +153,16 @@ class Session:
             progress = stack.enter_context(ProgressDisplay(run.train.steps, start, console=self._console))
             recorder = RunRecorder(metrics, context.log, board, progress, self._truth, totals)
             running = stack.enter_context(setup.open(EngineStart(start, checkpoint, savepoint, metrics, recorder)))
-            hooks = RunHooks(run, running.trained, material.corpus, recorder, running.saver, figures)
+            hooks = RunHooks(run, running.trained, material.validation_sets, recorder, running.saver, figures)
             last, step = run.train.steps, start
             while True:
                 if step == 0:
                     hooks.begin(self._console.print)
-                steps = range(step, last)
+                # where it ended early there is no step left, whatever the run file says
+                steps = range(step, step if hooks.is_over(step) else last)
                 try:
                     run_loop(running.engine, material.loader, steps, run.train, rate_of(run.optimizer, last), hooks)
+                    hooks.end()
                     running.finish()
                 except NoHolderError as exc:
                     # as often as a stage is left without a holder

@@ -89,7 +89,8 @@ class SplitFactory:
         sizes = (run.train.batch_size, run.train.microbatches, run.train.seed)
         drawn_from = corpus if isinstance(corpus, Corpus) else corpus.clients
         loader = ClientLoader(drawn_from, split.client_names, *sizes)
-        yield SplitSetup(context, RunMaterial(source, corpus, loader), labelled, self._open_workers)
+        named = context.validation_sets(source, corpus) if isinstance(corpus, Corpus) else {}
+        yield SplitSetup(context, RunMaterial(source, corpus, loader, named), labelled, self._open_workers)
 
 
 class SplitSetup:
@@ -184,12 +185,12 @@ class RunningSplit:
 
     def _release(self) -> None:
         """Have the adapters out where the policy lets them go; a refusal is an outcome, no failure."""
-        run, summary = self._context.run, self._facts
-        if split_of(run).release is None:
+        summary = self._facts
+        if split_of(self._context.run).release is None:
             summary["released"] = False
             return
         try:
-            permitted, tensors = self._lead.release(run.train.steps)
+            permitted, tensors = self._lead.release(self.engine.num_steps)
         except ReleaseRefusedError as exc:
             summary["released"] = False
             self._recorder.observe("release_refused", {"reason": exc.reason, "detail": exc.detail[:500]})

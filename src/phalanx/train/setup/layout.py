@@ -20,7 +20,7 @@ from phalanx.train.config import RunConfig
 from phalanx.train.setup.guard_outlook import guarded_by_nobody, outlook, outlook_rows, price_note
 
 # measured on CPU with torch 2.13: interpreter, libraries, transport buffers and what malloc keeps
-_WORKER_BYTES = 600 * 2**20
+WORKER_BYTES = 600 * 2**20
 _OWNER_BYTES = 750 * 2**20
 
 
@@ -191,7 +191,7 @@ def memory_by_party(rows: Sequence[StageEstimate]) -> dict[str, int]:
     for row in rows:
         for name in (row.holder, row.shadow):
             if name is not None:
-                totals.setdefault(name, _OWNER_BYTES if name == OWNER else _WORKER_BYTES)
+                totals.setdefault(name, _OWNER_BYTES if name == OWNER else WORKER_BYTES)
         totals[row.holder] += row.memory_bytes
         if row.shadow is not None:
             totals[row.shadow] += row.shadow_bytes

@@ -1,6 +1,6 @@
 """A look at everything that a run reads, before torch is imported and before anything is written."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -77,13 +77,17 @@ def _check_data(data: DataConfig) -> None:
     if own is not None:
         for train, test in zip(own.train, own.test, strict=True):
             load_own(train, test, Columns(own.text, own.label, own.classes))
-    for number, source in enumerate(data.sources):
+    _look_at_all(data.sources, "data.sources")
+    for one in data.validation:
+        _look_at_all(one.sources, f'data.validation "{one.name}"')
+
+
+def _look_at_all(sources: Sequence[SourceSettings], where: str) -> None:
+    for number, source in enumerate(sources):
         try:
             _look_at(source)
         except DataError as exc:
-            raise DataError(f"data.sources.{number}: {exc}").about(
-                **{**exc.facts, "key": f"data.sources.{number}"}
-            ) from exc
+            raise DataError(f"{where}.{number}: {exc}").about(**{**exc.facts, "key": f"{where}.{number}"}) from exc
 
 
 def _look_at(source: SourceSettings) -> None:

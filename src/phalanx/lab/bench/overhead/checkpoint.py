@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from phalanx.checkpoint import CertifiedCheckpoints, CheckpointConfig, list_checkpoints
+from phalanx.checkpoint import CheckpointConfig, list_checkpoints
 from phalanx.data import BatchLoader, prepare
 from phalanx.errors import TrainingError
 from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
@@ -19,6 +19,7 @@ from phalanx.lab.bench.measure.workloads import scratch_run
 from phalanx.models import open_model
 from phalanx.pipeline import PipelineEngine, settle_numerics
 from phalanx.train import RunConfig, step_inputs
+from phalanx.train.records.history import RunHistory
 from phalanx.train.records.record import RunningTotals
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.records.summary import Figures
@@ -162,9 +163,7 @@ def _session(workload: CheckpointWorkload, directory: Path) -> Iterator[_Session
     loader = BatchLoader(corpus, run.train.batch_size, run.train.seed)
     home, plan = RunDirectory(directory / "run", run, resume=False), make_plan(run, source)
     library = StageLibrary(source, plan, None)
-    savepoint = Savepoint(
-        run, home, loader, Figures(), RunningTotals(), source=source, certified=CertifiedCheckpoints()
-    )
+    savepoint = Savepoint(run, home, loader, Figures(), RunningTotals(), source=source, history=RunHistory())
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(company(run, home, plan, library, lambda kind, body: None))
         engine.start(0, library.digests() if run.guard.enabled else {}, timeout_s=run.pipeline.step_timeout_s)

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from phalanx.checkpoint import Shard, open_checkpoint, save_checkpoint
+from phalanx.checkpoint import Retention, Shard, open_checkpoint, save_checkpoint
 from phalanx.engine import StepInputs, StepResult
 from phalanx.errors import NoHolderError, TrainingError
 from phalanx.lab.bench.measure.process_clock import process_tree
@@ -64,7 +64,7 @@ class Loss:
     def _save(self, step: int) -> Path:
         state = {"run": self.home.run_id, "config_digest": self.plan.run_digest, "step": step}
         shards = (Shard(copy.spec.index, copy.optimizer.state(), copy.step) for copy in self.engine.copies("state"))
-        return save_checkpoint(self.home.checkpoints, step, shards, state, sign=self.home.owner, keep=1)
+        return save_checkpoint(self.home.checkpoints, step, shards, state, sign=self.home.owner, retention=Retention(1))
 
 
 def _pid_of(name: str) -> int:

@@ -1,0 +1,61 @@
+"""``phalanx lr``: a short run with a rising learning rate, and the rate that follows."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from phalanx.cli.answers.answer import Answer
+from phalanx.cli.console import say_rows
+from phalanx.cli.forking import one_blas_thread
+from phalanx.cli.options import Sets, Unsets, overrides_of
+
+_SHOWN = 20
+"""Rows of the table at most; the picture and --json have every step."""
+
+
+def lr(
+    run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file.")],
+    sets: Sets = None,
+    unsets: Unsets = None,
+    to: Annotated[
+        float | None, typer.Option("--to", metavar="RATE", help="The highest rate; else ten times optimizer.lr.")
+    ] = None,
+    steps: Annotated[int, typer.Option("--steps", metavar="N", min=10, max=10_000, help="How many steps.")] = 100,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the picture goes.")] = Path("lr.svg"),
+) -> Answer:
+    """Find a learning rate: train some steps while it rises, and look where the loss is lowest.
+
+    The steps are trained in a directory of their own, which is removed: no run directory is touched.
+    """
+    from phalanx.train import check_inputs, load_run
+
+    # a mistake is said before torch is imported
+    run = load_run(run_file, tuple(overrides_of(sets, unsets)))
+    check_inputs(run)
+    with one_blas_thread():
+        from rich.console import Console
+
+        from phalanx.report import write_rate_svg
+        from phalanx.train import find_rate
+
+    advice = find_rate(run, to, steps, Console(stderr=True))
+    stride = -(-len(advice.readings) // _SHOWN) or 1
+    say_rows(
+        [
+            {
+                "step": str(one.step + 1),
+                "learning rate": f"{one.lr:.3g}",
+                "loss": "-" if one.loss is None else f"{one.loss:.4f}",
+                "smoothed": "-" if one.smoothed is None else f"{one.smoothed:.4f}",
+            }
+            for one in advice.readings[::stride]
+        ]
+    )
+    typer.echo(advice.in_words())
+    found = advice.to_json()
+    if advice.suggested is not None:
+        rates = [(one.lr, one.loss, one.smoothed) for one in advice.readings]
+        found["picture"] = write_rate_svg(rates, advice.suggested, out)
+        typer.echo(f"picture: {out}")
+    return Answer(found)

@@ -1,0 +1,76 @@
+"""Further validation sets of a run: text with sources of its own, packed with the run's tokenizer."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from phalanx.data.batch import Batch
+from phalanx.data.config import BpeConfig, DataConfig, FileTokenizerConfig
+from phalanx.data.corpus import Corpus
+from phalanx.data.loader import HeldOut
+from phalanx.data.preparation import prepare
+from phalanx.data.spool import Progress
+from phalanx.errors import DataError
+
+_SEED = 0
+"""Of a draw that leaves nothing out: a set is the same for every seed of a run."""
+
+
+class ValidationSet:
+    """A corpus of which every sequence is held out.
+
+    Args:
+        corpus: Prepared without a validation share.
+        most: So many sequences at most are used, spread evenly.
+    """
+
+    def __init__(self, corpus: Corpus, most: int) -> None:
+        self._corpus = corpus
+        self._used = min(corpus.num_train_sequences, most)
+
+    @property
+    def num_validation_sequences(self) -> int:
+        """Sequences that are used; at least 1."""
+        return self._used
+
+    def validation_batch(self, indices: Sequence[int]) -> Batch:
+        """Sequences by number."""
+        have = self._corpus.num_train_sequences
+        return self._corpus.train_batch([index * have // self._used for index in indices])
+
+
+def prepare_validation_sets(
+    config: DataConfig,
+    corpus: Corpus,
+    cache_dir: Path,
+    tokenizer_path: Path | None = None,
+    progress: Progress | None = None,
+) -> Mapping[str, HeldOut]:
+    """Read and pack every further validation set of a run, or open the results of an earlier call.
+
+    Args:
+        config: Names the sets.
+        corpus: The run's own text; its vocabulary is used where the run trains one.
+        cache_dir: As for `prepare`.
+        tokenizer_path: The model's, for a tokenizer of kind "model".
+        progress: As for `prepare`.
+
+    Raises:
+        DataError: Names the set; a source is missing, malformed or too short.
+    """
+    own = config.tokenizer
+    tokenizer = FileTokenizerConfig(path=corpus.tokenizer_path) if isinstance(own, BpeConfig) else own
+    found: dict[str, HeldOut] = {}
+    for one in config.validation:
+        wanted = DataConfig(
+            sources=one.sources,
+            tokenizer=tokenizer,
+            sequence_length=config.sequence_length,
+            validation_share=0.0,
+        )
+        try:
+            found[one.name] = ValidationSet(
+                prepare(wanted, cache_dir, _SEED, tokenizer_path, progress), one.max_sequences
+            )
+        except DataError as exc:
+            raise DataError(f'data.validation "{one.name}": {exc}') from exc
+    return found

@@ -1,0 +1,117 @@
+"""The knock: before a machine is certified the owner connects to where it wants to be reached, and it answers.
+
+The owner sends 32 random bytes in hex, the machine the HMAC of them under the secret of its token, a line each.
+"""
+
+import contextlib
+import hashlib
+import hmac
+import secrets
+import socket
+import threading
+import time
+from types import TracebackType
+from typing import Self
+
+from phalanx.errors import FrameError, PeerLostError, TransportError
+from phalanx.security.crypto import in_domain
+from phalanx.security.invite.line import receive_line, send_line, text
+from phalanx.security.invite.token import split_address
+
+_KNOCK_S = 3.0
+_LOOK_S = 0.2
+_NONCE_BYTES = 32
+
+
+class OpenDoor:
+    """The port at which a machine will be reached, open for knocks while it asks to be certified.
+
+    Args:
+        bind: Address to listen on.
+        port: The port; 0 takes any free one.
+        secret: Of the token.
+
+    Attributes:
+        port: Where it listens.
+
+    Raises:
+        TransportError: The port cannot be listened on.
+    """
+
+    def __init__(self, bind: str, port: int, secret: str) -> None:
+        self._secret = secret
+        family = socket.AF_INET6 if ":" in bind else socket.AF_INET
+        try:
+            self._listener = socket.create_server((bind, port), family=family)
+        except OSError as exc:
+            raise TransportError(
+                f"{bind}:{port}: cannot listen ({exc.strerror}); is the port taken? --port names another"
+            ) from exc
+        self._listener.settimeout(_LOOK_S)
+        self.port = int(self._listener.getsockname()[1])
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._answer_all, name="open-door", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closed.set()
+        self._thread.join()
+        self._listener.close()
+
+    def _answer_all(self) -> None:
+        while not self._closed.is_set():
+            # another that knocks gets an answer that proves nothing to it, and may not keep the door
+            with contextlib.suppress(OSError, TransportError):
+                connection, _ = self._listener.accept()
+                with connection:
+                    nonce = text(receive_line(connection, time.monotonic() + _KNOCK_S), "knock", 2 * _NONCE_BYTES)
+                    send_line(connection, {"answer": _answer_to(nonce, self._secret)})
+
+
+def knock(address: str, secret: str) -> str | None:
+    """Connect to where a machine wants to be reached, and see that the one with the secret answers.
+
+    Args:
+        address: ``host:port`` that the machine named.
+        secret: Of its token.
+
+    Returns:
+        None when it answers; else what the machine is to be told, which does not tell what else listens there.
+
+    Raises:
+        ConfigError: The address is malformed.
+    """
+    nonce, place = secrets.token_hex(_NONCE_BYTES), split_address(address)
+    deadline = time.monotonic() + _KNOCK_S
+    try:
+        with socket.create_connection(place, timeout=_KNOCK_S) as connection:
+            send_line(connection, {"knock": nonce})
+            answer = text(receive_line(connection, deadline), "answer", 64)
+        if hmac.compare_digest(answer, _answer_to(nonce, secret)):
+            return None
+    except (OSError, PeerLostError, FrameError):
+        pass
+    return (
+        f"{address} cannot be reached: the owner tried it from {_own_address(*place)} and within {_KNOCK_S:.0f} s no "
+        "machine with this token answered. Let TCP connections to that port through firewall and router, or name where "
+        "others reach this machine with --advertise HOST and --port N; the token is still good"
+    )
+
+
+def _own_address(host: str, port: int) -> str:
+    """Return the address from which this machine goes there, found without sending anything."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as route:
+            route.connect((host, port))
+            return str(route.getsockname()[0])
+    except OSError:
+        return "an unknown address"
+
+
+def _answer_to(nonce: str, secret: str) -> str:
+    return hmac.new(secret.encode(), in_domain("knock/1", nonce.encode()), hashlib.sha256).hexdigest()

@@ -1,0 +1,56 @@
+"""The length of a run in steps, where the run file gives passes over the data."""
+
+import math
+from fractions import Fraction
+from pathlib import Path
+
+from phalanx.data import prepare
+from phalanx.models import open_model
+from phalanx.train.batches.labelled import prepare_labelled
+from phalanx.train.config import RunConfig
+
+
+def settle_steps(run: RunConfig, cache: Path) -> RunConfig:
+    """Return the run with the steps that its epochs come to on the data that is here; any other run as it is.
+
+    The last step's batch is full: it goes on with the next pass, as any batch at the end of a pass does.
+
+    Args:
+        run: The run.
+        cache: Where prepared text and models are kept; the text is prepared here if it is not there yet.
+
+    Raises:
+        ConfigError: So many steps do not fit the rest of the run file.
+        DataError: The text cannot be had.
+        ModelError: The model cannot be read; the count needs its tokenizer.
+    """
+    epochs = run.train.epochs
+    if epochs is None:
+        return run
+    # as it is written: three times a third is one
+    samples = Fraction(repr(epochs)) * num_sequences(run, cache)
+    return run.of_length(max(1, math.ceil(samples / run.train.batch_size)))
+
+
+def num_sequences(run: RunConfig, cache: Path) -> int:
+    """Return how many training sequences a run has; of labelled texts, those of all clients together.
+
+    Raises:
+        ConfigError: They are with remote clients, and not here to be counted.
+        DataError: The text cannot be had.
+    """
+    source = open_model(run.model, cache / "models", run.train.seed)
+    labelled = run.data.labelled
+    if labelled is None or run.split is None:
+        return prepare(run.data, cache / "data", run.train.seed, source.tokenizer_path).num_train_sequences
+    if labelled.own is not None and not labelled.own.train:
+        run.require_steps("an owner of remote clients")
+    texts = prepare_labelled(run.data, run.split.client_names, run.train.seed, source.tokenizer_path)
+    return sum(one.num_train_sequences for one in texts.clients.values())
+
+
+def length_told(before: RunConfig, after: RunConfig) -> str | None:
+    """Say what the epochs of a run file come to; None where it gives steps."""
+    if before.train.epochs is None:
+        return None
+    return f"{before.train.epochs:g} epochs of this data are {after.train.steps} steps"

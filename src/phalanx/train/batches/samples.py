@@ -1,0 +1,133 @@
+"""Texts that the trained model writes, so that a person sees what it has learned."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tokenizers
+import torch
+from torch import Tensor
+
+from phalanx.data import Corpus
+from phalanx.errors import ConfigError
+from phalanx.models import StageModule
+from phalanx.train.config import RunConfig
+from phalanx.train.train_section import SamplesConfig
+
+_MOST_CHARACTERS = 4000
+
+
+@dataclass(frozen=True)
+class TextSample:
+    """One text of the model.
+
+    Attributes:
+        prompt: Its beginning, as the run file has it.
+        text: What the model went on with.
+    """
+
+    prompt: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """The rule by which a text is continued.
+
+    Attributes:
+        tokens: At most so many are written.
+        context: So many of the last tokens are looked at for the next one.
+        vocab_size: Tokens that there are a text for; the model may have more.
+        eos_id: Ends a text.
+        temperature: Of the draw; 0 takes the likeliest token.
+        seed: Of the draw.
+    """
+
+    tokens: int
+    context: int
+    vocab_size: int
+    eos_id: int
+    temperature: float = 0.0
+    seed: int = 0
+
+
+@torch.no_grad()
+def continued(stages: Sequence[StageModule], prompt: Sequence[int], rule: Continuation) -> list[int]:
+    """Return the tokens that follow a prompt.
+
+    The whole context goes through all stages for every token: slow, and without a second way to run a stage.
+
+    Args:
+        stages: All stages in order.
+        prompt: Token ids, at least one.
+        rule: How to go on.
+
+    Returns:
+        At most so many tokens as the rule says; fewer where the end of text comes, or a logit is no finite number.
+    """
+    were_training = [stage.training for stage in stages]
+    draw = torch.Generator().manual_seed(rule.seed)
+    ids = list(prompt)
+    try:
+        for stage in stages:
+            stage.eval()
+        while len(ids) < len(prompt) + rule.tokens:
+            found = _next_token(_logits(stages, ids[-rule.context :])[: rule.vocab_size], rule.temperature, draw)
+            if found is None or found == rule.eos_id:
+                break
+            ids.append(found)
+    finally:
+        for stage, was_training in zip(stages, were_training, strict=True):
+            stage.train(was_training)
+    return ids[len(prompt) :]
+
+
+def _logits(stages: Sequence[StageModule], ids: Sequence[int]) -> Tensor:
+    """The logits of the token after these, ``[vocabulary]``."""
+    x = torch.tensor([ids], dtype=torch.int64)
+    for stage in stages:
+        x = stage(x.to(next(stage.parameters()).device))
+    return x[0, -1].to("cpu", torch.float32)
+
+
+def _next_token(logits: Tensor, temperature: float, draw: torch.Generator) -> int | None:
+    if not bool(torch.isfinite(logits).all()):
+        return None
+    if temperature == 0.0:
+        return int(logits.argmax())
+    return int(torch.multinomial(torch.softmax(logits / temperature, 0), 1, generator=draw))
+
+
+class TextSampler:
+    """A sampler that has the model continue the prompts of a run file.
+
+    Args:
+        config: The prompts, and how they are continued.
+        tokenizer: Path of the run's ``tokenizer.json``.
+        rule: How to go on.
+
+    Raises:
+        ConfigError: A prompt has no token.
+    """
+
+    def __init__(self, config: SamplesConfig, tokenizer: Path, rule: Continuation) -> None:
+        self._backend = tokenizers.Tokenizer.from_file(str(tokenizer))
+        self._rule = rule
+        self._prompts = {text: self._backend.encode(text, add_special_tokens=False).ids for text in config.prompts}
+        for text, ids in self._prompts.items():
+            if not ids:
+                raise ConfigError(f"train.samples.prompts: {text[:40]!r} has no token; give words")
+
+    @classmethod
+    def of(cls, run: RunConfig, corpus: Corpus) -> "TextSampler | None":
+        """Return the sampler that a run file asks for; None where it asks for none."""
+        config = run.train.samples
+        if config is None:
+            return None
+        sizes = (config.tokens, run.data.sequence_length, corpus.vocab_size, corpus.eos_id)
+        return cls(config, corpus.tokenizer_path, Continuation(*sizes, config.temperature, run.train.seed))
+
+    def texts(self, stages: Sequence[StageModule]) -> list[TextSample]:
+        """Continue every prompt; the same model and rule write the same texts."""
+        found = [(text, continued(stages, ids, self._rule)) for text, ids in self._prompts.items()]
+        return [TextSample(text, self._backend.decode(ids)[:_MOST_CHARACTERS]) for text, ids in found]

@@ -1,0 +1,166 @@
+"""The learning-rate finder: a short run of its own with a rising rate, and what its losses say.
+
+Source: Smith 2017 (learning rate range test), with its linear rise.
+"""
+
+import math
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from phalanx.checkpoint import CheckpointConfig
+from phalanx.errors import ConfigError, TrainingError
+from phalanx.optimizers import OptimizerConfig
+from phalanx.telemetry import read_metrics
+from phalanx.train.config import RunConfig
+from phalanx.train.entry import train
+from phalanx.train.train_section import TrainConfig
+
+_SMOOTHED = 0.9
+"""Share of the running mean that each step leaves."""
+_DIVERGED = 1.5
+"""A smoothed loss so many times the lowest one before it ends what is looked at."""
+_BELOW = 3.0
+"""The suggestion is so many times below the rate with the lowest smoothed loss."""
+
+
+@dataclass(frozen=True)
+class RateReading:
+    """One step of the finder.
+
+    Attributes:
+        step: Its number.
+        lr: Its learning rate.
+        loss: Training loss, nats; None where it is no finite number.
+        smoothed: Running mean of the losses so far, without the bias of its beginning.
+    """
+
+    step: int
+    lr: float
+    loss: float | None
+    smoothed: float | None
+
+
+@dataclass(frozen=True)
+class RateAdvice:
+    """What the finder says.
+
+    Attributes:
+        readings: Every step.
+        lowest_at: Rate of the lowest smoothed loss before the losses rose for good; None without a finite loss.
+        suggested: A rate to begin with; None where there is none.
+        has_end: Whether the losses rose, or the run broke off: only then a rate is known that is too high.
+    """
+
+    readings: tuple[RateReading, ...]
+    lowest_at: float | None
+    suggested: float | None
+    has_end: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON data."""
+        return asdict(self)
+
+    def in_words(self) -> str:
+        """Say it in one sentence."""
+        if self.suggested is None:
+            return "no rate is suggested: there was no finite loss; begin lower with --to"
+        if not self.has_end:
+            return (
+                f"the loss fell up to the highest rate, {self.readings[-1].lr:.3g}: a higher one may do as well; look "
+                f"again with a larger --to. Until then optimizer.lr = {self.suggested:.2g}"
+            )
+        return (
+            f"the loss was lowest at {self.lowest_at:.3g} and then rose: begin with optimizer.lr = {self.suggested:.2g}"
+        )
+
+
+def find_rate(run: RunConfig, highest: float | None, steps: int, console: Console) -> RateAdvice:
+    """Train with a rate that rises step by step, and look at the losses.
+
+    The run has a directory of its own, which is removed; no other one is looked at or touched.
+
+    Args:
+        run: The run file.
+        highest: Rate of the last step; ten times the run file's where left out. The first has a share of 1 / `steps`.
+        steps: How many.
+        console: Where the run shows itself.
+
+    Raises:
+        ConfigError: The run has remote workers, or its sections do not go with so short a run.
+        PhalanxError: As `train`, but for a loss that is no number, which is an answer.
+    """
+    if run.pipeline.remote_workers:
+        raise ConfigError(
+            "pipeline.remote_workers: they wait for the run itself; look for a rate with local workers: --unset "
+            "pipeline.remote_workers --unset pipeline.pki"
+        )
+    short = rising(run, run.optimizer.lr * 10 if highest is None else highest, steps)
+    home = Path("runs")
+    home.mkdir(exist_ok=True)
+    # beside the runs, so that prepared text and models are shared with them
+    directory = Path(tempfile.mkdtemp(prefix=".learning-rate-", dir=home))
+    broke_off = False
+    try:
+        train(short, directory / "run", console=console)
+    except TrainingError:
+        broke_off = True
+    try:
+        path = directory / "run" / "metrics.jsonl"
+        return advice_of(read_metrics(path) if path.exists() else [], broke_off=broke_off)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def rising(run: RunConfig, highest: float, steps: int) -> RunConfig:
+    """Return the short run: a linear rise up to the highest rate, and no validation or checkpoint on the way.
+
+    Raises:
+        ConfigError: The sections do not go with so short a run.
+    """
+    # a warm-up of the whole run is the rise; one step more, for a warm-up may not take all
+    changes: dict[str, Any] = {"steps": steps + 1, "epochs": None, "validate_every": 0, "max_failed_batches": 0}
+    train_section = {**run.train.model_dump(), **changes, "early_stopping": None, "samples": None}
+    optimizer = {**run.optimizer.model_dump(), "lr": highest, "warmup_steps": steps, "schedule": "constant"}
+    optimizer["decay_share"] = OptimizerConfig.model_fields["decay_share"].default
+    sections = {
+        "train": TrainConfig.model_validate(train_section),
+        "optimizer": OptimizerConfig.model_validate(optimizer),
+        "checkpoint": CheckpointConfig(every=0, journal=False),
+        "tracking": (),
+    }
+    try:
+        return run.with_sections(sections)
+    except ValueError as exc:
+        raise ConfigError(f"the learning-rate finder trains {steps + 1} steps of this run, and {exc}") from exc
+
+
+def advice_of(rows: Sequence[dict[str, Any]], *, broke_off: bool = False) -> RateAdvice:
+    """Return what the lines of the metrics say.
+
+    Args:
+        rows: One a step.
+        broke_off: Whether the run ended because a loss was no number.
+    """
+    readings, mean, lowest, lowest_at, has_end = list[RateReading](), 0.0, math.inf, None, broke_off
+    for number, row in enumerate(rows, start=1):
+        loss = row["loss"] if isinstance(row["loss"], float) and math.isfinite(row["loss"]) else None
+        if loss is None:
+            has_end = True
+            readings.append(RateReading(row["step"], row["lr"], None, None))
+            break
+        mean = _SMOOTHED * mean + (1 - _SMOOTHED) * loss
+        smoothed = mean / (1 - _SMOOTHED**number)
+        readings.append(RateReading(row["step"], row["lr"], loss, smoothed))
+        if smoothed < lowest:
+            lowest, lowest_at = smoothed, row["lr"]
+        elif smoothed > _DIVERGED * lowest:
+            has_end = True
+            break
+    has_end = has_end or (lowest_at is not None and lowest_at < 0.9 * readings[-1].lr)
+    return RateAdvice(tuple(readings), lowest_at, None if lowest_at is None else lowest_at / _BELOW, has_end)

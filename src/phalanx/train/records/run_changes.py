@@ -1,0 +1,127 @@
+"""What a resumed run may change of its run file; everything else is refused by name."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from phalanx.errors import ConfigError
+from phalanx.optimizers import learning_rate
+from phalanx.train.config import RunConfig
+
+_SHOWN_KEYS = 4
+
+CHANGEABLE: Mapping[str, str] = MappingProxyType(
+    {
+        "train.steps": "only more: steps that are done stay, later ones follow the schedule of the new length",
+        "train.validate_every": "validation changes no weight",
+        "train.early_stopping": "the validations so far are kept, and the new rule is applied to those on its set",
+        "train.samples": "a text that the model writes changes no weight",
+        "checkpoint.every": "when a state is written changes no state",
+        "checkpoint.keep": "older checkpoints are removed after the next one",
+        "checkpoint.keep_every": "older checkpoints are removed after the next one",
+        "checkpoint.best": "the best one is that of the validations from here on, where the set is another one",
+        "checkpoint.asynchronous": "a checkpoint has the bits of its own step either way",
+        "tracking": "trackers are told of the run and change nothing of it",
+    }
+)
+"""The keys, or sections, that ``--resume`` may change, each with what that means."""
+
+
+@dataclass(frozen=True)
+class RunChanges:
+    """The changes between the run file of a run directory and the one that it is resumed with.
+
+    Attributes:
+        before: The run as its directory has it.
+        keys: What differs, as (there, here), by key.
+    """
+
+    before: RunConfig
+    keys: Mapping[str, tuple[Any, Any]]
+
+    @property
+    def steps(self) -> tuple[int, int] | None:
+        """How many steps there were to be and are to be now; None where as many."""
+        return self.keys.get("train.steps")
+
+    def rates(self, run: RunConfig, step: int) -> tuple[float, float] | None:
+        """The learning rate of a step by the old and by the new length; None where the length is the same.
+
+        Args:
+            run: The run as it is resumed.
+            step: The next one.
+        """
+        if self.steps is None:
+            return None
+        was, now = self.steps
+        return learning_rate(run.optimizer, step, was), learning_rate(run.optimizer, step, now)
+
+    def told(self, run: RunConfig, step: int) -> str:
+        """Say what the changes mean from a step on."""
+        lines = [f"{key}: {_shown(there)} -> {_shown(here)}" for key, (there, here) in self.keys.items()]
+        rates = self.rates(run, step)
+        if rates is not None:
+            lines.append(
+                f"Steps before {step} stay as they were trained. From step {step} on the learning rate follows the "
+                f"schedule of {run.train.steps} steps: {rates[1]:.3g}, where the old length had {rates[0]:.3g}"
+            )
+        return "; ".join(lines)
+
+
+def changes_between(before: RunConfig, now: RunConfig, where: str) -> RunChanges:
+    """Return what differs between two run files, all of which a resumed run may change.
+
+    Args:
+        before: As the run directory has it.
+        now: As the run is to be resumed.
+        where: The run directory, for messages.
+
+    Raises:
+        ConfigError: Names what may not change, with both values and what to do.
+    """
+    there, here = (dict(_flat(run.model_dump(mode="json"))) for run in (before, now))
+    keys = {key: (there.get(key), here.get(key)) for key in sorted(there.keys() | here.keys())}
+    keys = {key: pair for key, pair in keys.items() if pair[0] != pair[1]}
+    refused = [key for key in keys if _changeable(key) is None]
+    instead = f"or begin a new run where this one is: --from {where} with another --run-dir"
+    if refused:
+        shown = ", ".join(f"{key} ({keys[key][0]!r} there, {keys[key][1]!r} here)" for key in refused[:_SHOWN_KEYS])
+        raise ConfigError(
+            f"{where}: holds another run: {shown}{', ...' if len(refused) > _SHOWN_KEYS else ''}; --resume may change "
+            f"{', '.join(CHANGEABLE)} alone: take the values of {where}/config.toml, {instead}"
+        ).about(
+            code="PHX-C016",
+            file=where,
+            key=refused[0],
+            found=str(keys[refused[0]][1]),
+            expected=str(keys[refused[0]][0]),
+            do=f"take the values of {where}/config.toml",
+        )
+    if keys and now.split is not None:
+        raise ConfigError(
+            f"{where}: holds another run: {', '.join(keys)} differ, and an enclave's evidence and sealed states are "
+            f"bound to every key of its run file: take the values of {where}/config.toml, or begin a new run"
+        ).about(code="PHX-C016", file=where, key=next(iter(keys)))
+    if now.train.steps < before.train.steps:
+        raise ConfigError(
+            f"{where}: train.steps: found {now.train.steps}, expected {before.train.steps} or more: a run is not made "
+            f"shorter, for its learning rate went by its length; take {before.train.steps}, {instead}"
+        ).about(code="PHX-C016", file=where, key="train.steps")
+    return RunChanges(before, keys)
+
+
+def _changeable(key: str) -> str | None:
+    return next((name for name in CHANGEABLE if key == name or key.startswith(f"{name}.")), None)
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _flat(inner, f"{name}.{key}".removeprefix("."))
+    else:
+        yield name, value
+
+
+def _shown(value: Any) -> str:
+    return "left out" if value is None else str(value)

@@ -1,0 +1,83 @@
+"""The section ``[train]`` of a run file: how long, in which batches, towards what, and when to look and to end."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from phalanx.config import StrictModel, one_of
+from phalanx.data.config import HELD_OUT
+from phalanx.objectives import OBJECTIVES
+
+
+class EarlyStoppingConfig(StrictModel):
+    """When a run ends before its last step: after so many validations in a row that brought nothing."""
+
+    patience: int = Field(ge=1)
+    """Validations in a row without an improvement, after which the run ends."""
+    min_improvement: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+    """By how many nats the validation loss must fall below the best one so far to count as an improvement."""
+    on: str = HELD_OUT
+    """Name of the validation set that decides; left out, the held-out share."""
+
+
+class SamplesConfig(StrictModel):
+    """Texts that the model writes after each validation, for a person to read."""
+
+    prompts: tuple[Annotated[str, Field(min_length=1, max_length=1000)], ...] = Field(min_length=1, max_length=8)
+    """The beginnings of the texts."""
+    tokens: int = Field(default=32, ge=1, le=256)
+    """At most so many tokens are written for each prompt."""
+    temperature: float = Field(default=0.0, ge=0.0, le=10.0, allow_inf_nan=False)
+    """Of the draw of each token, with the run's seed; 0 takes the likeliest one."""
+
+
+class TrainConfig(StrictModel):
+    """The length of the training, its batches, its objective and its seed."""
+
+    steps: int = Field(default=0, ge=0)
+    """Optimizer steps; 0, which is left out, where `epochs` says how long the training is."""
+    epochs: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
+    """Passes over the training sequences, in place of `steps`."""
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    batch_size: int = Field(ge=1)
+    """Sequences a step."""
+    microbatches: int = Field(default=8, ge=1)
+    """Equal parts of a batch, run one behind the other: pipelining and gradient accumulation at once."""
+    max_failed_batches: int = Field(default=3, ge=0)
+    """How many batches in a row may be given up because their loss or gradient is NaN or infinite; one more ends the
+    run. Before one is, the owner itself redoes every stage: no stage can have a batch given up by lying."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """What matrix products are computed in while training; weights, moments and messages are in fp32 either way."""
+    objective: Annotated[str, one_of(OBJECTIVES, or_own=True)] = "causal_lm"
+    """What is learned: the next token; or the class of a text of `data.labelled`. Not all engines learn all of them."""
+    validate_every: int = Field(default=0, ge=0)
+    """Steps between validations; 0 validates before the first step and after the last one only."""
+    early_stopping: EarlyStoppingConfig | None = None
+    """Ends the run when validation brings nothing any more."""
+    samples: SamplesConfig | None = None
+    """Texts that the model writes at each validation."""
+    device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
+    threads: int = Field(default=1, ge=1)
+    """Threads of tensor kernels in each process."""
+
+    @property
+    def length(self) -> str:
+        """How long the training is, in words."""
+        return f"{self.steps} steps" if self.epochs is None else f"{self.epochs:g} passes over the text"
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if bool(self.steps) == (self.epochs is not None):
+            found = "both" if self.steps else "neither"
+            raise ValueError(f"expected train.steps or train.epochs, found {found}; give one of them, at least 1 step")
+        if self.early_stopping is not None and not self.validate_every:
+            raise ValueError(
+                "early_stopping decides after a validation, and validate_every = 0 has none before the last step; set "
+                "validate_every"
+            )
+        if self.batch_size % self.microbatches:
+            raise ValueError(
+                f"batch_size = {self.batch_size} cannot be cut into microbatches = {self.microbatches} equal parts; "
+                "make one a multiple of the other"
+            )
+        return self

@@ -1,0 +1,98 @@
+"""An engine without a model, for sessions that are told what every validation says."""
+
+import contextlib
+from types import SimpleNamespace
+
+import torch
+
+from phalanx.checkpoint import Shard
+from phalanx.data import Batch
+from phalanx.engine import StepResult
+from phalanx.train.saving.saver import PlainSaver
+from phalanx.train.sessions.factory import RunMaterial
+
+
+class CountingLoader:
+    """Gives batches of one number, which is where it is."""
+
+    def __init__(self):
+        self.number = 0
+
+    def next(self):
+        self.number += 1
+        ids = torch.full((8, 16), self.number)
+        return Batch(ids, ids, tuple(range(8)))
+
+    def state(self):
+        return {"number": self.number}
+
+    def load_state(self, state):
+        self.number = state["number"]
+
+
+class FakeEngine:
+    """An engine without a model: factory, setup and running engine in one; fails and measures as told.
+
+    Its held-out perplexity after so many steps is what `perplexities` has for that number, else 3.
+    """
+
+    def __init__(self, failures=(), perplexities=(), named=()):
+        self.failures = dict(failures)
+        self.perplexities = dict(perplexities)
+        self.named = tuple(named)
+        self.start = 0
+        self.asked = []
+        self.seen = []
+        self.engine = self.trained = self
+
+    @contextlib.contextmanager
+    def prepare(self, context):
+        self.context = context
+        self.material = RunMaterial(
+            SimpleNamespace(),
+            SimpleNamespace(num_validation_sequences=1, validation_batch=None),
+            CountingLoader(),
+            {name: SimpleNamespace(num_validation_sequences=0, validation_batch=None) for name in self.named},
+        )
+        yield self
+        self.asked.append("sent home")
+
+    def recover(self, savepoint):
+        self.asked.append("recover")
+
+    @contextlib.contextmanager
+    def open(self, opening):
+        self.asked.append(f"open at {opening.start}")
+        self.opening = opening
+        self.start = opening.start
+        self.context.opening(opening.recorder, opening.start, {"kind_of_engine": "fake"})
+        self.saver = PlainSaver(
+            lambda: iter([Shard(0, {"weight/x": torch.zeros(2)}, len(self.seen))]),
+            opening.savepoint,
+            self.context.observer(opening.recorder),
+        )
+        yield self
+
+    def step(self, step, inputs):
+        if step in self.failures:
+            raise self.failures.pop(step)
+        self.seen.append((step, int(inputs.ids[0][0, 0])))
+        return StepResult(step, 2.0, inputs.num_targets, 1.0, {}, {}, inputs.digest(), None)
+
+    @property
+    def num_steps(self):
+        return self.seen[-1][0] + 1 if self.seen else self.start
+
+    def measure(self, sets):
+        return [self.perplexities.get(self.num_steps, 3.0) + number for number, _ in enumerate(sets)]
+
+    def settle(self):
+        self.asked.append("settle")
+
+    def go_back(self, reason):
+        opening = self.opening
+        return opening.savepoint.rewind(opening.savepoint.open(), opening.metrics)
+
+    def finish(self):
+        self.context.figures.final_weights_digest = "00" * 32
+        self.opening.recorder.observe("run_completed", {"final_weights_digest": "00" * 32})
