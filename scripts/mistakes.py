@@ -38,7 +38,7 @@ def made(mistake: Mistake) -> tuple[str, float]:
     """One row, and its CPU time."""
     with tempfile.TemporaryDirectory() as name:
         home = Path(name)
-        mistake.lay(home)
+        taken = mistake.lay(home)
         before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
         result = subprocess.run(  # noqa: S603 - our own interpreter and our own command
             [sys.executable, "-m", "phalanx", *mistake.command.split()],
@@ -48,6 +48,8 @@ def made(mistake: Mistake) -> tuple[str, float]:
             text=True,
             check=False,
         )
+        if taken is not None:
+            taken.close()
         wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     words = re.sub(r"\s+", " ", re.sub(r"[│╭╮╰╯─]", " ", result.stderr)).strip().replace("|", "\\|")

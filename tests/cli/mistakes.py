@@ -1,9 +1,13 @@
 """The mistakes that users make most, each as a command line in a directory of its own: a test and a page read them."""
 
 import json
+import socket
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from phalanx.security.crypto import create_authority, issue
 from tiny_run_file import tiny_run_file
 
 TWO_STAGES = "[pipeline]\nstages = 2\n"
@@ -24,6 +28,7 @@ class Mistake:
         code: The exit code.
         words: What the message must hold: where, what was found, what is expected, what to do.
         files: What lies in the directory, by name; text or bytes, None for a directory.
+        made: What else is there: keys, or a port that is taken; it returns what must stay open meanwhile.
     """
 
     name: str
@@ -31,9 +36,10 @@ class Mistake:
     code: int
     words: tuple[str, ...]
     files: dict[str, str | bytes | None]
+    made: Callable[[Path], socket.socket | None] = lambda home: None
 
-    def lay(self, home: Path) -> None:
-        """Write the files."""
+    def lay(self, home: Path) -> socket.socket | None:
+        """Write the files; what is returned is to be closed afterwards."""
         for name, content in self.files.items():
             path = home / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,6 +47,7 @@ class Mistake:
                 path.mkdir(exist_ok=True)
             else:
                 path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return self.made(home)
 
 
 def of_run(name: str, text: str, *words: str, code: int = 2, more: str = "", **files: str | bytes | None) -> Mistake:
@@ -64,6 +71,41 @@ def of_worker(name: str, text: str, *words: str, code: int = 2) -> Mistake:
     return Mistake(name, "worker worker.toml", code, words, {"worker.toml": text})
 
 
+def of_keys(name: str, text: str, made: Callable[[Path], socket.socket | None], *words: str, code: int) -> Mistake:
+    """A mistake of ``phalanx worker worker.toml`` with keys."""
+    return Mistake(name, "worker worker.toml", code, words, {"worker.toml": text}, made)
+
+
+def with_keys(home: Path) -> None:
+    """Make an authority and a worker's keys."""
+    create_authority(home / "keys")
+    issue(home / "keys", "alice")
+
+
+def with_a_foreign_authority(home: Path) -> None:
+    """Lay the certificate of another authority beside a worker's keys."""
+    with_keys(home)
+    create_authority(home / "others")
+    (home / "keys" / "alice" / "authority.pem").write_bytes((home / "others" / "authority.pem").read_bytes())
+
+
+def with_an_expired_certificate(home: Path) -> None:
+    """Make a worker's keys of two years ago."""
+    before = datetime.now(UTC) - timedelta(days=730)
+    create_authority(home / "keys", 1000, before)
+    issue(home / "keys", "alice", days=30, now=before)
+
+
+def with_a_taken_port(home: Path) -> socket.socket:
+    """Listen where the worker is told to."""
+    with_keys(home)
+    taken = socket.create_server(("127.0.0.1", 0))
+    file = home / "worker.toml"
+    file.write_text(file.read_text() + f"[transport]\nport = {taken.getsockname()[1]}\n")
+    return taken
+
+
+OF_ALICE = "identity = 'keys/alice'\nowner = 'head:7070'\n"
 CONFIG = json.dumps(GPT2)
 MISTAKES = (
     # the run file
@@ -215,6 +257,27 @@ MISTAKES = (
         code=3,
     ),
     of_run(
+        "a file that is no tokenizer",
+        FROM_SCRATCH.replace('kind = "bpe", vocab_size = 300', 'kind = "file", path = "tok.json"'),
+        "tok.json: is not a tokenizer.json",
+        "save it again from its model",
+        code=3,
+        tok_dot_json="{}",
+    ),
+    of_run(
+        "a tokenizer of another model",
+        FROM_SCRATCH.replace("vocab_size = 300 }", "vocab_size = 400 }"),
+        "data.tokenizer has 400 tokens, the model 300",
+        "lower it in data.tokenizer",
+    ),
+    of_run(
+        "[split.masked] where nothing is masked",
+        FROM_SCRATCH[: FROM_SCRATCH.index("[pipeline]")] + "[split]\ncut = 2\nallow_insecure_sim = true\n"
+        "[split.masked]\npads = 'aes'\n",
+        '[split.masked] is for mode = "masked"',
+        "remove it",
+    ),
+    of_run(
         "a vocabulary too large for the text",
         OWN_TEXT,
         "data.tokenizer.vocab_size=300: the training text supports",
@@ -326,7 +389,47 @@ MISTAKES = (
         'device = "cuda": torch ',
         'set device = "cpu"',
     ),
+    of_keys(
+        "a certificate of another authority",
+        OF_ALICE,
+        with_a_foreign_authority,
+        "keys/alice/certificate.pem: not signed by",
+        "let that authority issue one",
+        code=5,
+    ),
+    of_keys(
+        "an expired certificate",
+        OF_ALICE,
+        with_an_expired_certificate,
+        "expired at",
+        "have a new one made with phalanx pki sign, or issue",
+        code=5,
+    ),
+    of_keys(
+        "a port that is taken",
+        OF_ALICE,
+        with_a_taken_port,
+        "127.0.0.1:",
+        "cannot listen (Address already in use)",
+        "change transport.port",
+        code=4,
+    ),
     # other verbs
+    Mistake(
+        "a full disk",
+        "init /dev/full --kind scratch --force",
+        3,
+        ("/dev/full: cannot be written (No space left on device)", "free space, or give another path"),
+        {},
+    ),
+    Mistake(
+        "a token that was not copied whole",
+        "join phx1-AAAA",
+        2,
+        ("token: is cut or altered", "copy the whole line again"),
+        {},
+    ),
+    Mistake("a command without its argument", "train", 2, ("Missing argument 'RUN.toml'",), {}),
     Mistake("a verb that is none", "trian run.toml", 2, ("No such command 'trian'", "train"), {}),
     Mistake("a report of no run", "report old", 3, ("old", "run directory"), {}),
     Mistake("a report of an empty directory", "report old", 3, ("old: holds no run", "run directory"), {"old": None}),

@@ -1,11 +1,12 @@
 """`phalanx init` and `phalanx doctor`: what a new user types first."""
 
 import json
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from phalanx.cli.outcome import run
-from phalanx.launch.machine_check import CHECKS, check_machine
+from phalanx.launch.machine_check import CHECKS, _disk, _identity, check_machine
 from phalanx.security.crypto import create_authority, issue
 from phalanx.train import load_run
 
@@ -68,6 +69,36 @@ def test_doctor_knows_a_good_identity(tmp_path, capsys):
 
     assert run(["doctor", "--run-dir", str(tmp_path), "--identity", str(tmp_path / "pki" / "alice")]) == 0
     assert "alice: keys and certificate belong together" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("days", "state"), [(13, "notice"), (15, "good")])
+def test_doctor_warns_of_a_certificate_that_expires_soon(tmp_path, days, state):
+    create_authority(tmp_path / "pki")
+    issue(tmp_path / "pki", "alice", days=days)
+
+    found = _identity(tmp_path / "pki" / "alice")
+
+    assert found.state == state
+    assert "valid until " in found.found
+    assert ("before it expires" in found.advice) is (state == "notice")
+
+
+def test_doctor_names_the_page_of_what_is_wrong_with_a_certificate(tmp_path):
+    create_authority(tmp_path / "pki", 1000, datetime.now(UTC) - timedelta(days=700))
+    issue(tmp_path / "pki", "alice", days=9, now=datetime.now(UTC) - timedelta(days=700))
+
+    found = _identity(tmp_path / "pki" / "alice")
+
+    assert (found.state, found.advice) == ("bad", "phalanx explain PHX-V013")
+
+
+def test_a_place_inside_a_file_is_no_place_for_runs(tmp_path):
+    (tmp_path / "file").touch()
+
+    (found,) = _disk(tmp_path / "file" / "runs")
+
+    assert found.state == "bad"
+    assert found.found.endswith("file is a file")
 
 
 @pytest.mark.parametrize("command", ["init", "doctor"])

@@ -176,3 +176,31 @@ main()
     assert result.returncode == 1
     assert json.loads(result.stdout)["error"]["exit_code"] == 1
     assert "RuntimeError: a bug" in result.stderr
+
+
+def test_a_process_that_is_forked_meanwhile_answers_nothing():
+    code = """
+import os
+from phalanx.cli.answers.answer import Answer, json_alone, say_object
+from phalanx.cli.answers.ending import exit_code_of
+
+def forking():
+    worker = os.fork()
+    if not worker:
+        os._exit(exit_code_of(lambda: Answer({"who": "worker"}, 7)))
+    return Answer({"who": "owner", "worker": os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])})
+
+with json_alone():
+    exit_code_of(forking)
+"""
+
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert [json.loads(line) for line in result.stdout.splitlines()] == [{"who": "owner", "worker": 7}]

@@ -1,9 +1,13 @@
 """What a split cannot be is said before anything starts, with what to do about it."""
 
+import json
+import tomllib
+
 import pytest
 from pydantic import ValidationError
 from split_scene import LAYERS, SEQ, split_config
 
+from phalanx.config import digest, dump_toml
 from phalanx.errors import ConfigError
 from phalanx.security.seal import ReleasePolicy
 from phalanx.split import SplitConfig
@@ -17,6 +21,8 @@ from phalanx.transport import TransportConfig
     [
         ({"mode": "plaintext"}, ["plaintext", "insecure = true", 'mode = "sealed"']),
         ({"allow_insecure_sim": True, "masked": MaskedConfig(rows=7)}, ["split.masked", "remove it"]),
+        ({"allow_insecure_sim": True, "masked": MaskedConfig()}, ["split.masked", "remove it"]),
+        ({"allow_insecure_sim": True, "masked": MaskedConfig(pads="aes", reserve=2)}, ["split.masked", "remove it"]),
         ({"insecure": True, "allow_insecure_sim": True}, ["insecure = true", "leave it out"]),
         ({}, ['tier = "sim"', "NOT SECURE", "allow_insecure_sim = true"]),
         ({"tier": "tpm", "allow_insecure_sim": True}, ["allow_insecure_sim", "tpm"]),
@@ -59,3 +65,20 @@ def test_what_shows_only_with_the_model_or_the_machine_is_named_too(source, spli
 def test_a_split_that_can_work_is_let_through(source):
     check_split(split_config(), source, seq=SEQ, objective="causal_lm")
     check_split(split_config("plaintext"), source, seq=SEQ, objective="causal_lm")
+
+
+@pytest.mark.parametrize("mode", ["sealed", "masked"])
+def test_a_resolved_file_has_the_masking_only_where_there_is_one_and_the_digest_always(mode):
+    split = SplitConfig(cut=2, mode=mode, allow_insecure_sim=True)
+
+    again = SplitConfig.model_validate_json(json.dumps(tomllib.loads(dump_toml(split))))
+
+    assert ("masked" in tomllib.loads(dump_toml(split))) is (mode == "masked")
+    assert "masked" in split.model_dump(mode="json")
+    assert (again, digest(again)) == (split, digest(split))
+
+
+def test_the_resolved_file_of_an_earlier_version_is_read():
+    earlier = {"cut": 2, "allow_insecure_sim": True, "masked": MaskedConfig().model_dump(exclude_none=True)}
+
+    assert SplitConfig.model_validate_json(json.dumps(earlier)) == SplitConfig(cut=2, allow_insecure_sim=True)

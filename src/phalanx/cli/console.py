@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from phalanx.cli.answers.answer import for_programs
+from phalanx.cli.files import write_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -57,9 +58,8 @@ def say_page(page: "RenderableType") -> None:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write one JSON object, folders included."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    """Write one JSON object; as `write_text`."""
+    write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
 def _as_text(value: Any) -> str:

@@ -9,8 +9,9 @@ import typer
 from phalanx.cli.answers.answer import Answer
 from phalanx.cli.enclave_attest import ATTEST_EXAMPLES, attest
 from phalanx.cli.enclave_enrol import ENROL_EXAMPLES, enrol
-from phalanx.cli.enclave_pack import pack, read_file
+from phalanx.cli.enclave_pack import pack
 from phalanx.cli.enclave_serve import own, serve
+from phalanx.cli.files import read_file
 from phalanx.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.answers.answer import Answer
-from phalanx.cli.enclave_pack import read_endorsements, read_file, write_file
+from phalanx.cli.enclave_pack import read_endorsements
+from phalanx.cli.files import read_file, write_file
 from phalanx.errors import ConfigError
 
 ATTEST_EXAMPLES = (

@@ -7,7 +7,7 @@ import typer
 
 from phalanx.cli.answers.answer import Answer
 from phalanx.cli.enclave_attest import read_numbers
-from phalanx.cli.enclave_pack import read_file, write_file
+from phalanx.cli.files import read_file, write_text
 from phalanx.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def enrol(
         else:
             name = parse_public(attester.ak_public).name.hex()
         evidence = attester.evidence(Binding(bytes(32), bytes(32), bytes(32)))
-    write_file(out, _policy(name, evidence, certified=root is not None).encode())
+    write_text(out, _policy(name, evidence, certified=root is not None))
     typer.echo(f"{out}: key {name[:20]}... and {len(read_numbers(pcrs))} PCRs; take it to every client")
     if root is None:
         typer.echo("UNSAFE: nothing shows that this key lives in a TPM that its host cannot read or turn back")

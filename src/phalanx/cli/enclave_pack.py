@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.answers.answer import Answer
+from phalanx.cli.files import read_file, write_file
 from phalanx.errors import ConfigError, InputError
 
 
@@ -56,27 +57,3 @@ def read_endorsements(add: list[str] | None) -> dict[str, bytes]:
             code="PHX-C002", key="--add", expected="NAME=FILE"
         )
     return {name: read_file(Path(path)) for name, _, path in pairs}
-
-
-def write_file(path: Path, data: bytes) -> None:
-    """Write a file whole.
-
-    Raises:
-        InputError: It cannot be written.
-    """
-    try:
-        path.write_bytes(data)
-    except OSError as exc:
-        raise InputError(f"{path}: cannot be written ({exc.strerror})") from exc
-
-
-def read_file(path: Path) -> bytes:
-    """Read a file whole.
-
-    Raises:
-        InputError: It cannot be read.
-    """
-    try:
-        return path.read_bytes()
-    except OSError as exc:
-        raise InputError(f"{path}: cannot be read ({exc.strerror})") from exc

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.answers.answer import Answer
+from phalanx.cli.files import write_text
 
 
 def init(
@@ -55,8 +56,7 @@ def init(
         model = Path(typer.prompt("The model's directory"))
     names = [name for name in (part.strip() for part in workers.split(",")) if name]
     text = text_of(kind, Answers(tuple(data or ()), model, names, ranks, task)).replace("THIS_FILE", str(run_file))
-    run_file.parent.mkdir(parents=True, exist_ok=True)
-    run_file.write_text(text, encoding="utf-8")
+    write_text(run_file, text)
     load_run(run_file)
     typer.echo(f"wrote {run_file}")
     following = _next(kind, run_file, names)

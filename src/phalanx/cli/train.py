@@ -42,6 +42,7 @@ def train(
     """Train a model across stages that check each other, then write the report."""
     from phalanx.train import check_directory, check_inputs, default_directory, load_run
     from phalanx.train.records.run_directory import run_name
+    from phalanx.transport.port import check_port
 
     # a mistake is said before torch is imported
     overrides = tuple(overrides_of(sets, unsets))
@@ -49,6 +50,8 @@ def train(
     check_inputs(run)
     if run.parallel is None and not dry_run:
         check_directory(default_directory(run) if run_dir is None else run_dir, resume=resume)
+        if run.pipeline.remote_workers:
+            check_port(run.pipeline.transport, "pipeline.transport")
     if from_run is not None:
         run_name(from_run)
     if {PARENT, "TORCHELASTIC_RUN_ID"} & set(os.environ):

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
@@ -25,6 +26,7 @@ State = Literal["good", "notice", "bad"]
 
 _GIB = 2**30
 _TESTED = ((3, 11), (3, 12))
+_SOON = timedelta(days=14)
 _FEW_CORES, _LITTLE_MEMORY_GIB, _LITTLE_DISK_GIB = 4, 4, 5
 _REPETITIONS = 10
 _SLOW_RATIO = 4.0
@@ -125,8 +127,9 @@ def _memory(_: Path) -> list[MachineFact]:
 
 def _disk(directory: Path) -> list[MachineFact]:
     there = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
-    if not os.access(there, os.W_OK):
-        return [MachineFact("disk", "bad", f"{there} cannot be written", "choose another place with --run-dir")]
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        why = "cannot be written" if there.is_dir() else "is a file"
+        return [MachineFact("disk", "bad", f"{there} {why}", "choose another place with --run-dir")]
     free = shutil.disk_usage(there).free / _GIB
     is_little = free < _LITTLE_DISK_GIB
     advice = "a checkpoint takes 12 bytes for each trained number; lower checkpoint.keep" if is_little else ""
@@ -216,13 +219,22 @@ def _trusted_hardware(_: Path) -> list[MachineFact]:
 
 
 def _identity(directory: Path) -> MachineFact:
-    from phalanx.security.crypto import load_identity  # noqa: PLC0415 - wanted only with certificates
+    from phalanx.security.crypto import (  # noqa: PLC0415 - wanted only with certificates
+        certificate_facts,
+        load_identity,
+        steady_now,
+    )
 
+    about = f"identity {directory}"
     try:
         identity = load_identity(directory)
+        end = certificate_facts(identity.certificate_pem, about).not_after
     except PhalanxError as exc:
-        return MachineFact(f"identity {directory}", "bad", str(exc), "issue it anew, or copy it as its owner")
-    return MachineFact(f"identity {directory}", "good", f"{identity.name}: keys and certificate belong together")
+        return MachineFact(about, "bad", str(exc), f"phalanx explain {exc.facts['code']}")
+    found = f"{identity.name}: keys and certificate belong together, valid until {end.isoformat()}"
+    if end - steady_now() > _SOON:
+        return MachineFact(about, "good", found)
+    return MachineFact(about, "notice", found, "have a new one made with phalanx pki sign, or issue, before it expires")
 
 
 CHECKS: Mapping[str, Callable[[Path], list[MachineFact]]] = MappingProxyType(

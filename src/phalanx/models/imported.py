@@ -1,5 +1,7 @@
 """A directory of the hub made into one that can be trained: safetensors, a tokenizer.json, every shape looked at."""
 
+import importlib.util
+import re
 import shutil
 import stat
 import tempfile
@@ -9,13 +11,15 @@ from phalanx.errors import CheckpointError, ModelError
 from phalanx.models.build import parameter_shapes
 from phalanx.models.directory import TOKENIZER
 from phalanx.models.family import HEAD_WEIGHT
+from phalanx.models.gguf_reader import SUFFIX
 from phalanx.models.hub_files import GENERATION, tokenizer_companions
 from phalanx.models.source import ModelSource, read_hub_config
-from phalanx.models.unpickle import REFUSAL, WEIGHTS, pickled_files
+from phalanx.models.unpickle import GGUF, REFUSAL, WEIGHTS, pickled_files
 from phalanx.models.unpickle import TOKENIZER as MAKE_TOKENIZER
 from phalanx.security.isolation import Measure, Program, Sandbox, start_isolated
 
 _MODULE = "phalanx.models.unpickle"
+_PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$", re.ASCII)
 _CLOSE_S, _MOST_S = 60.0, 3700.0
 # nothing in a public model is secret
 _NOT_NEEDED = (Measure.SECRET_MEMORY, Measure.NO_SWAP)
@@ -25,10 +29,10 @@ def import_model(source: Path, out: Path, *, makes_tokenizer: bool = True) -> No
     """Write a new directory with a model's config, weights as safetensors, tokenizer and generation defaults.
 
     Pickled weights are read in a child process that reaches no network, program or file beside the directory, with
-    torch's own reader of plain tensors; so are tokenizer files that are no tokenizer.json.
+    torch's own reader of plain tensors; so are tokenizer files that are no tokenizer.json, and GGUF files.
 
     Args:
-        source: A directory in the hub's layout, pickled weights allowed.
+        source: A directory in the hub's layout, pickled weights allowed, or a GGUF file.
         out: New directory; it appears in one go, after every shape was compared with the config's.
         makes_tokenizer: Make a tokenizer.json where there is none and other files say how.
 
@@ -41,7 +45,10 @@ def import_model(source: Path, out: Path, *, makes_tokenizer: bool = True) -> No
         raise CheckpointError(f"{out}: exists already and is not overwritten; choose another place").about(
             code="PHX-I056", file=str(out), do="choose another place"
         )
-    read_hub_config(source)
+    if source.suffix == SUFFIX:
+        _check_gguf(source)
+    else:
+        read_hub_config(source)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         spare = Path(tempfile.mkdtemp(prefix=".importing-", dir=out.parent))
@@ -70,7 +77,25 @@ def check_shapes(source: ModelSource) -> None:
         source.check_tied()
 
 
+def _check_gguf(source: Path) -> None:
+    """Refuse what cannot be read at all, before a child is started for it."""
+    part = _PART.search(source.name)
+    said, do = "", ""
+    if not source.is_file():
+        said, do = "is no file", "give the path of a .gguf file"
+    elif part is not None and int(part[1]) > 1:
+        said, do = f"is one of {int(part[1])} parts", "join them with llama.cpp's gguf-split --merge"
+    elif not all(map(importlib.util.find_spec, ("gguf", "accelerate"))):
+        said, do = "needs the packages gguf and accelerate", "install phalanx-train[gguf]"
+    if said:
+        raise ModelError(f"{source}: {said}; {do}").about(code="PHX-I038", file=str(source), found=said, do=do)
+
+
 def _fill(source: Path, target: Path, makes_tokenizer: bool) -> None:
+    if source.suffix == SUFFIX:
+        _run_confined(source, target, [GGUF])
+        _open_to_all(target)
+        return
     ready = sorted(source.glob("*.safetensors")) + sorted(source.glob("*.safetensors.index.json"))
     wanted = [] if ready else [WEIGHTS]
     if wanted and not pickled_files(source):
@@ -87,6 +112,10 @@ def _fill(source: Path, target: Path, makes_tokenizer: bool) -> None:
         if path.is_file() and not place.exists():
             place.parent.mkdir(exist_ok=True)
             shutil.copyfile(path, place)
+    _open_to_all(target)
+
+
+def _open_to_all(target: Path) -> None:
     for path in target.rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)
 
@@ -94,7 +123,10 @@ def _fill(source: Path, target: Path, makes_tokenizer: bool) -> None:
 def _run_confined(source: Path, target: Path, wanted: list[str]) -> None:
     """Have the child fill a directory of its own, and take plain files with known names from it."""
     # the links of a hub cache lead to another directory
-    places = {str(path.resolve().parent) for path in source.iterdir()} | {str(source.resolve())}
+    inside = source.iterdir() if source.is_dir() else [source]
+    places = {str(path.resolve().parent) for path in inside} | {
+        str(source.resolve() if source.is_dir() else source.parent.resolve())
+    }
     with tempfile.TemporaryDirectory(prefix=".reading-", dir=target.parent) as made:
         program = Program(_MODULE, (str(source.resolve()), str(Path(made).resolve()), *wanted))
         sandbox = Sandbox(tuple(sorted(places)), (str(Path(made).resolve()),), _NOT_NEEDED)
@@ -112,9 +144,12 @@ def _take(made: Path, source: Path, target: Path, code: int) -> None:
     said = made / REFUSAL
     if code or said in files:
         reason = said.read_text(encoding="utf-8", errors="replace")[:2000] if said in files else f"exit code {code}"
-        raise ModelError(f"{source}: cannot be converted: {reason}")
+        refused = ModelError(f"{source}: cannot be converted: {reason}")
+        raise refused.about(code="PHX-I038", file=str(source)) if source.suffix == SUFFIX else refused
     weights = {path for path in files if path.name.endswith((".safetensors", ".safetensors.index.json"))}
     known = weights | {made / TOKENIZER, *tokenizer_companions(made)}
+    if source.suffix == SUFFIX:
+        known |= {made / "config.json", made / GENERATION}
     for path in files:
         if path in known:
             place = target / path.relative_to(made)

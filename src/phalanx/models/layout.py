@@ -81,6 +81,19 @@ def check_length(sequence_length: int, longest: int | None) -> None:
         ).about(code="PHX-C011", key="data.sequence_length", found=str(sequence_length), expected=f"at most {longest}")
 
 
+def check_vocabulary(num_tokens: int, num_embeddings: int) -> None:
+    """Refuse a tokenizer with more tokens than a model has embeddings.
+
+    Raises:
+        ConfigError: It has more.
+    """
+    if num_tokens > num_embeddings:
+        raise ConfigError(
+            f"data.tokenizer has {num_tokens} tokens, the model {num_embeddings}; "
+            "raise vocab_size in model.architecture or lower it in data.tokenizer"
+        ).about(code="PHX-C022", key="data.tokenizer", found=str(num_tokens), expected=f"at most {num_embeddings}")
+
+
 def partition(
     num_layers: int,
     num_stages: int,

@@ -1,4 +1,4 @@
-"""Pickled weights and old tokenizers read in a sandbox: ``python -m phalanx.models.unpickle DIRECTORY OUT WHAT...``.
+"""Pickles, old tokenizers and GGUF files read in a sandbox: ``python -m phalanx.models.unpickle SOURCE OUT WHAT...``.
 
 The child's side of `phalanx.models.imported`. It writes safetensors and tokenizer files to OUT, or says there why not.
 """
@@ -15,11 +15,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from phalanx.errors import ModelError
+from phalanx.models.gguf_reader import MOST_GROWTH, rewrite_gguf
 from phalanx.models.hub_files import save_tokenizer
 
 SINGLE, INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 REFUSAL = "refusal.txt"
-WEIGHTS, TOKENIZER = "weights", "tokenizer"
+WEIGHTS, TOKENIZER, GGUF = "weights", "tokenizer", "gguf"
 _SPARE_BYTES, _ADDRESSES = 64 << 20, 64 << 30
 _MOST_S = 3600
 
@@ -46,9 +47,10 @@ def pickled_files(directory: Path) -> list[Path]:
 
 def main(source: Path, out: Path, wanted: tuple[str, ...]) -> int:
     """Do what is wanted, and return an exit code."""
-    acts: dict[str, Callable[[Path, Path], None]] = {WEIGHTS: _rewrite, TOKENIZER: save_tokenizer}
+    acts: dict[str, Callable[[Path, Path], None]] = {WEIGHTS: _rewrite, TOKENIZER: save_tokenizer, GGUF: rewrite_gguf}
+    files = [path for path in source.iterdir() if path.is_file()] if source.is_dir() else [source]
     try:
-        _limit(sum(path.stat().st_size for path in source.iterdir() if path.is_file()))
+        _limit(sum(path.stat().st_size for path in files), MOST_GROWTH if GGUF in wanted else 2)
         for what in wanted:
             acts[what](source, out)
     except Exception as exc:  # noqa: BLE001 - whatever it is, the starter tells it
@@ -57,12 +59,12 @@ def main(source: Path, out: Path, wanted: tuple[str, ...]) -> int:
     return 0
 
 
-def _limit(size: int) -> None:
-    """Bound time, memory and what can be written, by the size of the files."""
+def _limit(size: int, growth: int) -> None:
+    """Bound time, memory and what can be written, by the size of the files and by how much that may grow."""
     bounds = {
         resource.RLIMIT_CPU: _MOST_S,
-        resource.RLIMIT_AS: _ADDRESSES + 4 * size,
-        resource.RLIMIT_FSIZE: 2 * size + _SPARE_BYTES,
+        resource.RLIMIT_AS: _ADDRESSES + 2 * growth * size,
+        resource.RLIMIT_FSIZE: growth * size + _SPARE_BYTES,
         resource.RLIMIT_CORE: 0,
     }
     for which, most in bounds.items():

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, SerializationInfo, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from phalanx.config import StrictModel
 from phalanx.security.crypto import LOCAL_HOSTS
@@ -81,7 +81,7 @@ class SplitConfig(StrictModel):
                 f'transport.bind = "{self.transport.bind}": a simulated enclave listens on this machine only; '
                 "leave it out"
             )
-        if self.mode != "masked" and self.masked != MaskedConfig():
+        if self.mode != "masked" and "masked" in self.model_fields_set and not self._repeats_every_default:
             raise ValueError(f'[split.masked] is for mode = "masked", the mode is "{self.mode}"; remove it')
         if self.release is not None and self.release.min_clients > self.clients:
             raise ValueError(
@@ -90,11 +90,24 @@ class SplitConfig(StrictModel):
             )
         return self
 
+    @property
+    def _repeats_every_default(self) -> bool:
+        """Whether ``[split.masked]`` is as earlier versions wrote it into the resolved file of every split."""
+        return (
+            self.masked == MaskedConfig()
+            and self.masked.model_fields_set >= MaskedConfig().model_dump(exclude_none=True).keys()
+        )
+
     @model_serializer(mode="wrap")
-    def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what is not acknowledged: the digest of a split without workers is that of the version before."""
-        key = "workers_see_hidden_states"
-        return {name: value for name, value in write(self).items() if name != key or value}
+    def _as_before(self, write: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+        """Leave out what is not acknowledged: the digest of a split without workers is that of the version before.
+
+        A file, which has no nulls, leaves out [split.masked] as well where nothing is masked; the digest knows it.
+        """
+        left_out = set() if self.workers_see_hidden_states else {"workers_see_hidden_states"}
+        if info.exclude_none and self.mode != "masked":
+            left_out.add("masked")
+        return {name: value for name, value in write(self).items() if name not in left_out}
 
     @property
     def masked_workers(self) -> tuple[str, ...]:

@@ -11,9 +11,9 @@ from phalanx.testing import MemoryCompany, tiny_run
 from phalanx.transport import Endpoint, MemoryNetwork, TransportConfig
 
 
-def company_run(stages=4, **pipeline):
-    pipeline = PipelineConfig(stages=stages, returns=3, step_timeout_s=30.0, **pipeline)
-    return tiny_run(pipeline=pipeline, guard=GuardConfig(step_audit_rate=0.0, owner_audit_rate=0.0))
+def company_run(stages=4, respawns=0, **guard):
+    pipeline = PipelineConfig(stages=stages, respawns=respawns, returns=3, step_timeout_s=30.0)
+    return tiny_run(pipeline=pipeline, guard=GuardConfig(step_audit_rate=0.0, owner_audit_rate=0.0, **guard))
 
 
 @pytest.fixture
@@ -51,6 +51,20 @@ def test_its_stage_is_taken_over_at_the_next_step_and_no_bit_changes(company_of,
     assert "worker-1" not in roles(company)
     assert not list(company.run_dir.glob("evidence/*"))
     assert company.weights_digest() == honest_digest(run, 3)
+
+
+@pytest.mark.parametrize("guard", [{"commit_lag": 1}, {"keep_steps": 2}, {"shadow": "snapshot"}], ids=str)
+def test_so_it_is_where_steps_may_be_undone(company_of, honest_digest, guard):
+    run = company_run(**guard)
+    company = company_of(run)
+    company.run(2)
+    company.revoke("worker-1")
+
+    company.run(2)
+
+    assert (company.lost, company.verdicts) == (["worker-1"], [])
+    assert "worker-1" not in roles(company)
+    assert company.weights_digest() == honest_digest(run, 4)
 
 
 def test_it_does_not_come_back_in_the_same_session(company_of):

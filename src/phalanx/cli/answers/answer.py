@@ -32,36 +32,36 @@ class Answer:
     error: PhalanxError | None = None
 
 
-@dataclass
-class _Programs:
-    lines: TextIO | None = None
+_STDOUT: dict[int, TextIO] = {}
+"""Where stdout is, by the process that was asked; a worker that is forked meanwhile was not."""
 
 
-_PROGRAMS = _Programs()
+def _lines() -> TextIO | None:
+    return _STDOUT.get(os.getpid())
 
 
 def for_programs() -> bool:
     """Whether the command that runs was asked for JSON."""
-    return _PROGRAMS.lines is not None
+    return _lines() is not None
 
 
 def say_object(value: Mapping[str, Any]) -> None:
-    """Print one JSON object as a line on stdout; for people, print nothing."""
-    if _PROGRAMS.lines is not None:
-        _PROGRAMS.lines.write(json.dumps(_strict(value), allow_nan=False) + "\n")
-        _PROGRAMS.lines.flush()
+    """Print one JSON object as a line on stdout; for people, and in a forked process, print nothing."""
+    lines = _lines()
+    if lines is not None:
+        lines.write(json.dumps(_strict(value), allow_nan=False) + "\n")
+        lines.flush()
 
 
 @contextlib.contextmanager
 def json_alone() -> Iterator[None]:
     """Within it stdout is kept for `say_object`; all other output goes to stderr, that of child processes too."""
-    with contextlib.ExitStack() as stack:
-        _PROGRAMS.lines = stack.enter_context(_stdout())
-        stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+    with _stdout() as lines, contextlib.redirect_stdout(sys.stderr):
+        _STDOUT[os.getpid()] = lines
         try:
             yield
         finally:
-            _PROGRAMS.lines = None
+            del _STDOUT[os.getpid()]
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ model_app = typer.Typer(
 )
 
 Source = Annotated[Path, typer.Argument(metavar="DIR", help="A directory in the hub's layout.")]
+Foreign = Annotated[Path, typer.Argument(metavar="DIR|FILE.gguf", help="A directory of the hub, or a GGUF file.")]
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="New directory.")]
 
 
@@ -28,12 +29,16 @@ def inspect(directory: Source) -> Answer:
     return Answer(found)
 
 
-@model_app.command("import", epilog="Example: phalanx model import downloads/opt-125m models/opt-125m")
-def import_(directory: Source, out: Out) -> Answer:
+@model_app.command(
+    "import",
+    epilog="Example: phalanx model import downloads/opt-125m models/opt-125m\n\n"
+    "Example: phalanx model import downloads/tiny.Q8_0.gguf models/tiny",
+)
+def import_(directory: Foreign, out: Out) -> Answer:
     """Copy a model so that a run can train it: safetensors, a tokenizer.json, every shape compared with the config.
 
-    Pickled weights and other tokenizer files are read in a sandbox without network. GGUF files are not read: give the
-    hub's own directory.
+    Pickled weights, other tokenizer files and GGUF files are read in a sandbox without network. Of a GGUF file the
+    numbers that were quantised become the float32 that they stand for, which is not what they were made of.
     """
     from phalanx.models.imported import import_model
 
@@ -43,7 +48,7 @@ def import_(directory: Source, out: Out) -> Answer:
 
 
 @model_app.command(epilog="Example: phalanx model convert downloads/old-model models/old-model")
-def convert(directory: Source, out: Out) -> Answer:
+def convert(directory: Foreign, out: Out) -> Answer:
     """Make safetensors of pickled weights, in a sandbox without network; tokenizer files are copied as they are.
 
     GGUF is not written: the gguf package has names and blocks, but the rules by family are those of llama.cpp's own

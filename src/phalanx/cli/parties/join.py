@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from phalanx.cli.answers.answer import Answer
+from phalanx.cli.files import write_text
 
 if TYPE_CHECKING:
     from phalanx.pipeline import WorkerOutcome
@@ -38,7 +39,7 @@ def join(
         typer.echo(f"{home}: has keys, certificate and worker file already")
     else:
         told = _enrol(token, home, advertise, port)
-        file.write_text(_worker_file(home, told.owner, advertise or told.own_host, port), encoding="utf-8")
+        write_text(file, _worker_file(home, told.owner, advertise or told.own_host, port))
         typer.echo(f"{file}: settings such as threads, device and memory_mib go there")
     outcome = _serve(file) if serve else None
     ended = "not served" if not serve else "left" if outcome is None else outcome.name.lower()

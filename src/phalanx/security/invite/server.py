@@ -91,7 +91,9 @@ class EnrolmentServer:
         try:
             listener = socket.create_server((bind, port), family=family)
         except OSError as exc:
-            raise TransportError(f"{bind}:{port}: cannot listen ({exc.strerror}); is the port taken?") from exc
+            raise TransportError(f"{bind}:{port}: cannot listen ({exc.strerror}); is the port taken?").about(
+                code="PHX-T002", key="--port", found=f"{bind}:{port}", do="end what listens there, or choose another"
+            ) from exc
         listener.settimeout(_LOOK_S)
         self._listener, self.port = listener, listener.getsockname()[1]
         threading.Thread(target=self._accept, args=(listener,), name="enrolment", daemon=True).start()

@@ -10,8 +10,9 @@ from phalanx.checkpoint import Checkpoint, Shard
 from phalanx.config import digest, printable
 from phalanx.data import Corpus, prepare, prepare_validation_sets, unigram_perplexity
 from phalanx.data.loader import HeldOut
-from phalanx.errors import CheckpointError, ConfigError
+from phalanx.errors import CheckpointError
 from phalanx.models import ModelSource
+from phalanx.models.layout import check_vocabulary
 from phalanx.pipeline import OWNER, Observe
 from phalanx.security.audit import AuditLog
 from phalanx.train.config import RunConfig
@@ -123,7 +124,7 @@ class SessionContext:
         run = self.run
         self.console.print("preparing text")
         corpus = prepare(run.data, self.home.cache / "data", run.train.seed, source.tokenizer_path, self._say)
-        check_vocabulary(corpus.vocab_size, source)
+        check_vocabulary(corpus.vocab_size, source.vocab_size)
         if corpus.num_validation_sequences or not run.data.validation:
             self.figures.unigram_perplexity = unigram_perplexity(corpus)
         return corpus
@@ -196,16 +197,3 @@ class SessionContext:
     def _say(self, phase: str, documents: int) -> None:
         if documents:
             self.console.print(f"  {phase}: {documents} documents", style="dim")
-
-
-def check_vocabulary(vocab_size: int, source: ModelSource) -> None:
-    """Return where a model has an embedding for every token.
-
-    Raises:
-        ConfigError: It has not.
-    """
-    if vocab_size > source.vocab_size:
-        raise ConfigError(
-            f"data.tokenizer has {vocab_size} tokens, the model {source.vocab_size}; "
-            "raise vocab_size in model.architecture or lower it in data.tokenizer"
-        ).about(code="PHX-C022", key="data.tokenizer", found=str(vocab_size), expected=f"at most {source.vocab_size}")

@@ -14,6 +14,7 @@ from phalanx.config import dump_toml
 from phalanx.data import Corpus
 from phalanx.errors import NoHolderError, ReleaseRefusedError
 from phalanx.models import ModelSource, open_model, stage_table
+from phalanx.models.layout import check_vocabulary
 from phalanx.pipeline import LocalWorkers, Observe
 from phalanx.split import SplitConfig, SplitDriver, cut_model
 from phalanx.split.check import check_split
@@ -28,7 +29,7 @@ from phalanx.train.records.unstarted import MIDDLE
 from phalanx.train.saving.savepoint import Savepoint
 from phalanx.train.saving.saver import PlainSaver
 from phalanx.train.sessions.cluster import OpenWorkers
-from phalanx.train.sessions.context import SessionContext, check_vocabulary
+from phalanx.train.sessions.context import SessionContext
 from phalanx.train.sessions.factory import EngineStart, RunMaterial
 from phalanx.train.sessions.middle_stages import WORKERS_SEE, middle_directory, middle_stages, noting, recall
 from phalanx.train.sessions.split_cluster import enclave_of, split_company, split_of
@@ -217,7 +218,7 @@ def _labelled(context: SessionContext, source: ModelSource) -> LabelledTexts | N
     context.console.print(f"preparing {wanted.name}", markup=False)
     seed = run.train.seed
     texts = prepare_labelled(run.data, split_of(run).client_names, seed, source.tokenizer_path)
-    check_vocabulary(texts.vocab_size, source)
+    check_vocabulary(texts.vocab_size, source.vocab_size)
     context.figures.texts = describe_texts(texts, wanted.name, seed)
     return texts
 

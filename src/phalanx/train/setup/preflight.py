@@ -5,18 +5,20 @@ from itertools import islice
 from typing import Any
 
 from phalanx.config import open_own_code, own_references
-from phalanx.data import DataConfig, ModelTokenizerConfig
+from phalanx.data import DataConfig, FileTokenizerConfig, ModelTokenizerConfig
 from phalanx.data.sources import SourceSettings, no_text, open_source
 from phalanx.data.tasks import Columns, load_own
+from phalanx.data.tokenizer import load_tokenizer
 from phalanx.engine import check_build
 from phalanx.errors import DataError
 from phalanx.models.directory import check_model, describe
-from phalanx.models.layout import check_length, check_stages
+from phalanx.models.layout import check_length, check_stages, check_vocabulary
 from phalanx.objectives import objective_of
 from phalanx.telemetry.sinks import check_sinks
 from phalanx.train.config import RunConfig
 
 _POSITIONS, _LAYERS = ("max_position_embeddings", "n_positions"), ("num_hidden_layers", "n_layer")
+_EMBEDDINGS = ("vocab_size",)
 """What families call them in config.json."""
 _FIRST_DOCUMENTS = 20
 _MOST_BYTES = 1 << 24
@@ -37,6 +39,7 @@ def check_inputs(run: RunConfig) -> None:
     load_own_code(run)
     check_model(run.model, needs_tokenizer=isinstance(run.data.tokenizer, ModelTokenizerConfig))
     _check_sizes(run)
+    _check_tokenizer(run)
     _check_data(run.data)
 
 
@@ -49,6 +52,27 @@ def _check_sizes(run: RunConfig) -> None:
     check_length(run.data.sequence_length, longest)
     if layers is not None and run.split is None:
         check_stages(run.pipeline.stages, layers)
+
+
+def _check_tokenizer(run: RunConfig) -> None:
+    """Read a tokenizer's file; compare its tokens, or those that one trained here will have, with the embeddings."""
+    wanted, described = run.data.tokenizer, describe(run.model)
+    if isinstance(wanted, ModelTokenizerConfig):
+        return
+    if isinstance(wanted, FileTokenizerConfig):
+        if not wanted.path.is_file():
+            raise DataError(f"data.tokenizer.path: {wanted.path}: is no file; give the path of a tokenizer.json").about(
+                code="PHX-I016",
+                file=str(wanted.path),
+                key="data.tokenizer.path",
+                do="give the path of a tokenizer.json",
+            )
+        num_tokens = load_tokenizer(wanted, None).vocab_size
+    else:
+        num_tokens = wanted.vocab_size
+    embedded = None if described is None else _first_number(described, _EMBEDDINGS)
+    if embedded is not None:
+        check_vocabulary(num_tokens, embedded)
 
 
 def _first_number(described: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
@@ -68,11 +92,6 @@ def load_own_code(run: RunConfig) -> None:
 
 
 def _check_data(data: DataConfig) -> None:
-    path = getattr(data.tokenizer, "path", None)
-    if path is not None and not path.is_file():
-        raise DataError(f"data.tokenizer.path: {path}: is no file; give the path of a tokenizer.json").about(
-            code="PHX-I016", file=str(path), key="data.tokenizer.path", do="give the path of a tokenizer.json"
-        )
     own = None if data.labelled is None else data.labelled.own
     if own is not None:
         for train, test in zip(own.train, own.test, strict=True):

@@ -1,0 +1,42 @@
+"""Files that a command reads and writes whole: a full disk or a missing folder is said, never shown as a traceback."""
+
+import errno
+from pathlib import Path
+
+from phalanx.errors import DiskError, InputError
+
+_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file whole, its folder included.
+
+    Raises:
+        DiskError: The disk is full, read-only or broken.
+        InputError: It cannot be written for another reason.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    except OSError as exc:
+        is_disk = exc.errno in _DISK
+        kind = DiskError if is_disk else InputError
+        do = "free space, or give another path" if is_disk else "give another path, or allow writing there"
+        raise kind(f"{path}: cannot be written ({exc.strerror}); {do}").about(file=str(path), do=do) from exc
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text as UTF-8; as `write_file`."""
+    write_file(path, text.encode("utf-8"))
+
+
+def read_file(path: Path) -> bytes:
+    """Read a file whole.
+
+    Raises:
+        InputError: It cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as exc:
+        raise InputError(f"{path}: cannot be read ({exc.strerror})").about(file=str(path)) from exc

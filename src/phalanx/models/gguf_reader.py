@@ -1,0 +1,51 @@
+"""A GGUF file made into the hub's layout; the sandbox of `phalanx.models.unpickle` runs it on files of others."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from phalanx.errors import ModelError
+from phalanx.models.hub_files import GENERATION, architecture_of
+from phalanx.models.quiet import quiet_transformers
+
+SUFFIX = ".gguf"
+MOST_GROWTH = 24
+"""Bytes of float32 for a byte of the most compressed kind that llama.cpp has, and some more for names."""
+
+
+def rewrite_gguf(source: Path, out: Path) -> None:
+    """Write the model and the tokenizer of a GGUF file as config.json, safetensors and tokenizer.json.
+
+    Numbers that were quantised are written as the float32 that they stand for, which is not what they were made of.
+
+    Raises:
+        ModelError: transformers reads no model of it.
+    """
+    try:
+        with quiet_transformers():
+            here = {"gguf_file": source.name, "local_files_only": True, "trust_remote_code": False}
+            model = AutoModelForCausalLM.from_pretrained(source.parent, dtype=torch.float32, **here)
+            tokenizer = AutoTokenizer.from_pretrained(source.parent, **here)
+            tokenizer.save_pretrained(out)
+    except Exception as exc:  # transformers raises whatever its parsers do
+        raise ModelError(f"{source.name}: transformers reads no model of it: {exc}") from exc
+    config: dict[str, Any] = model.config.to_dict()
+    # it would say that the weights are still in the file's form
+    config.pop("quantization_config", None)
+    config |= {"architectures": [architecture_of(config["model_type"])], "dtype": "float32"}
+    (out / "config.json").write_text(json.dumps(config, indent=1, sort_keys=True), encoding="utf-8")
+    if model.generation_config is not None:
+        (out / GENERATION).write_text(model.generation_config.to_json_string(), encoding="utf-8")
+    save_file(_own(model), out / "model.safetensors", {"format": "pt"})
+
+
+def _own(model: Any) -> dict[str, torch.Tensor]:
+    """Each parameter once, with memory of its own; a tied head is its embedding."""
+    return {
+        name: parameter.detach().clone(memory_format=torch.contiguous_format)
+        for name, parameter in model.named_parameters(remove_duplicate=True)
+    }

@@ -1,0 +1,180 @@
+"""A GGUF file becomes a directory of the hub with the same numbers; it is read where it can do no harm."""
+
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from phalanx.cli import run as command_line
+from phalanx.models import ModelConfig, open_model
+from phalanx.models.imported import import_model
+from phalanx.train.setup.tiers import cannot_confine
+
+LACKING = cannot_confine()
+confined = pytest.mark.skipif(LACKING is not None, reason=f"no program can be confined here: {LACKING}")
+SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 64}
+HEADS, KV_HEADS = 4, 2
+NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+def whole() -> LlamaForCausalLM:
+    torch.manual_seed(3)
+    heads = {"num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "max_position_embeddings": 64}
+    return LlamaForCausalLM(LlamaConfig(**SIZES, **heads, tie_word_embeddings=False)).eval()
+
+
+def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of queries or keys in the order of llama.cpp, where rotary pairs lie side by side."""
+    head_dim = rows.shape[0] // heads
+    return rows.reshape(heads, 2, head_dim // 2, -1).swapaxes(1, 2).reshape(rows.shape)
+
+
+def write_gguf(path: Path, model: LlamaForCausalLM, kind: gguf.GGMLQuantizationType) -> None:
+    """Write a model as llama.cpp's own converter does."""
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_context_length(64)
+    writer.add_embedding_length(SIZES["hidden_size"])
+    writer.add_block_count(SIZES["num_hidden_layers"])
+    writer.add_feed_forward_length(SIZES["intermediate_size"])
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_dimension_count(SIZES["hidden_size"] // HEADS)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(SIZES["vocab_size"])
+    pieces = ["<unk>", "<s>", "</s>", "AB", *(chr(33 + number) for number in range(SIZES["vocab_size"] - 4))]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(pieces)
+    writer.add_token_merges(["A B"])
+    writer.add_token_types([3, 3, 3, *[1] * (len(pieces) - 3)])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    weights = {name: value.detach().numpy() for name, value in model.state_dict().items()}
+    plain = gguf.GGMLQuantizationType.F32
+
+    def add(name: str, values: np.ndarray) -> None:
+        used = plain if values.ndim == 1 else kind
+        writer.add_tensor(name, gguf.quants.quantize(values, used), raw_dtype=used)
+
+    add("token_embd.weight", weights["model.embed_tokens.weight"])
+    add("output_norm.weight", weights["model.norm.weight"])
+    add("output.weight", weights["lm_head.weight"])
+    for layer in range(SIZES["num_hidden_layers"]):
+        for theirs, ours in NAMES.items():
+            values = weights[f"model.layers.{layer}.{ours}.weight"]
+            if theirs in ("attn_q", "attn_k"):
+                values = interleaved(values, HEADS if theirs == "attn_q" else KV_HEADS)
+            add(f"blk.{layer}.{theirs}.weight", values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory):
+    """A model, and what its GGUF file of plain numbers was made into."""
+    if LACKING is not None:
+        pytest.skip(f"no program can be confined here: {LACKING}")
+    home = tmp_path_factory.mktemp("gguf")
+    model = whole()
+    write_gguf(home / "tiny.gguf", model, gguf.GGMLQuantizationType.F32)
+    import_model(home / "tiny.gguf", home / "out")
+    return model, home / "out"
+
+
+def test_every_weight_of_a_gguf_file_comes_back_bit_for_bit(imported):
+    model, out = imported
+
+    found = load_file(out / "model.safetensors")
+
+    expected = model.state_dict()
+    assert set(found) == set(expected)
+    assert [name for name, value in expected.items() if not torch.equal(found[name], value)] == []
+
+
+def test_transformers_loads_what_was_made_and_computes_the_same(imported):
+    model, out = imported
+    ids = torch.arange(24).reshape(2, 12)
+
+    again = AutoModelForCausalLM.from_pretrained(out).eval()
+
+    with torch.no_grad():
+        assert torch.equal(again(ids).logits, model(ids).logits)
+    config = json.loads((out / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert "quantization_config" not in config
+
+
+def test_a_run_can_open_what_was_made(imported, tmp_path):
+    _, out = imported
+
+    source = open_model(ModelConfig(path=str(out)), tmp_path, 0)
+
+    assert (source.num_layers, source.vocab_size) == (2, 64)
+    assert AutoTokenizer.from_pretrained(out).eos_token == "</s>"
+
+
+@confined
+def test_quantised_weights_become_the_numbers_that_they_stand_for(tmp_path):
+    model = whole()
+    write_gguf(tmp_path / "small.gguf", model, gguf.GGMLQuantizationType.Q8_0)
+
+    import_model(tmp_path / "small.gguf", tmp_path / "out")
+
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    told = gguf.quants.dequantize(
+        gguf.quants.quantize(model.state_dict()[name].numpy(), gguf.GGMLQuantizationType.Q8_0),
+        gguf.GGMLQuantizationType.Q8_0,
+    )
+    assert torch.equal(found[name], torch.from_numpy(told))
+    assert not torch.equal(found[name], model.state_dict()[name])
+
+
+@confined
+@pytest.mark.parametrize("damage", ["cut", "counts", "magic"])
+def test_a_damaged_gguf_file_is_refused_and_leaves_nothing(tmp_path, damage, capsys):
+    write_gguf(tmp_path / "tiny.gguf", whole(), gguf.GGMLQuantizationType.F32)
+    data = bytearray((tmp_path / "tiny.gguf").read_bytes())
+    if damage == "cut":
+        del data[len(data) // 2 :]
+    elif damage == "counts":
+        # the number of tensors, which a careless reader would make room for
+        data[8:16] = (2**62).to_bytes(8, "little")
+    else:
+        data[:4] = b"GGML"
+    (tmp_path / "tiny.gguf").write_bytes(data)
+
+    code = command_line(["model", "import", str(tmp_path / "tiny.gguf"), str(tmp_path / "out")])
+
+    said = capsys.readouterr().err
+    assert code == 3
+    assert "[PHX-I038]" in said
+    assert "Traceback" not in said
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.gguf"]
+
+
+def test_a_part_of_a_divided_gguf_file_is_refused(tmp_path, capsys):
+    (tmp_path / "big-00001-of-00003.gguf").write_bytes(b"GGUF")
+
+    code = command_line(["model", "import", str(tmp_path / "big-00001-of-00003.gguf"), str(tmp_path / "out")])
+
+    assert code == 3
+    assert "is one of 3 parts; join them with llama.cpp's gguf-split --merge" in capsys.readouterr().err
