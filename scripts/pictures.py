@@ -34,7 +34,7 @@ PLAN = [
     "4096",
 ]
 _OVER = re.compile(r"\r|\x1b\[2K")
-_BESIDE = re.compile(r"^Script (?:started|done) on .*\n?|\x1b\[\?25[lh]|\x1b\[\d*A|\0|\^@", re.MULTILINE)
+_BESIDE = re.compile(r"^Script (?:started|done) on .*\n?|\x1b\[\?25[lh]|\x1b\[\d*A|\x1b\[49m|\0|\^@", re.MULTILINE)
 _TERMINAL = """<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <style>body {{ margin: 0; background: #11161e }}
 pre {{ margin: 0; padding: 14px; color: #e6eaf0; white-space: pre-wrap; overflow-wrap: anywhere;
@@ -81,7 +81,8 @@ def photograph(pages: dict[str, Path]) -> int:
 
 def terminal(printed: str) -> str:
     """Return a page that shows what a terminal did at the end: what was written over is left out."""
-    written = _BESIDE.sub("", printed).replace("\r\n", "\n")
+    # the terminal's own colour is none to rich: nothing is set any more
+    written = _BESIDE.sub("", printed).replace("\r\n", "\n").replace("\x1b[39m", "\x1b[0m")
     lines = [_OVER.split(line)[-1] for line in written.split("\n")]
     console = Console(record=True, width=400, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     console.print(Text.from_ansi("\n".join(lines).strip("\n")), soft_wrap=True)
