@@ -4,7 +4,12 @@ import json
 
 import pytest
 
+from phalanx.cli import run as command_line
 from phalanx.errors import ConfigError, TrainingError
+from phalanx.models import FAMILIES
+from phalanx.models.families import ADOPTED
+from phalanx.pipeline.worker.worker_file import load_worker
+from phalanx.planner.model.families import FAMILIES as FACTS
 from phalanx.train import load_run
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.sessions import hooks
@@ -155,3 +160,56 @@ def test_a_metrics_sink_hears_of_a_run_and_changes_no_bit_of_it(run_file, quietl
     assert [step for step, names in points if "train/loss" in names] == [0, 1, 2, 3, 4, 5]
     assert [step for step, names in points if "validation/perplexity" in names] == [0, 3, 6]
     assert (tmp_path / "run" / "tracking" / "0-own" / "sink.log").exists()
+
+
+FAMILY = """
+from phalanx.planner.model.families import SlicingRule
+from phalanx.planner.model.families.planned import PlannedFamily
+
+cwm = PlannedFamily(SlicingRule(windows="layers"), defaults={"head_dim": 128})
+"""
+CWM = (
+    '{model_type="cwm",hidden_size=16,intermediate_size=24,num_hidden_layers=4,num_attention_heads=4,head_dim=4,'
+    "num_key_value_heads=2,vocab_size=300,max_position_embeddings=32,sliding_window=4,bos_token_id=0,eos_token_id=0,"
+    "tie_word_embeddings=false}"
+)
+
+
+@pytest.fixture
+def cwm(run_file):
+    """Reads a run file of a model of no family of the package."""
+    run_file.with_name("mine.py").write_text(FAMILY)
+    overrides = [f"model={{from_scratch=true,family='mine.py:cwm',architecture={CWM}}}", "train.steps=2"]
+    yield lambda *more: load_run(run_file, [*overrides, *more])
+    for name in ADOPTED:
+        del FAMILIES[name], FACTS[name]
+    ADOPTED.clear()
+
+
+def test_workers_of_this_machine_run_a_family_of_the_users_own_under_the_guard(cwm, quietly, tmp_path):
+    guard = ["guard.audit_rate=1.0", "guard.owner_audit_rate=0.0", "pipeline.spares=1"]
+    summary = quietly(cwm("pipeline.stages=3", *guard), tmp_path / "run")
+
+    alone = quietly(cwm(), tmp_path / "alone")
+    assert (summary["status"], summary["evicted"]) == ("completed", [])
+    assert summary["audits"] > 0
+    assert summary["final_weights_digest"] == alone["final_weights_digest"]
+    worker = load_worker(tmp_path / "run" / "workers" / "worker-1.toml")
+    assert ([one.kind for one in worker.code], worker.code_home) == (cwm().own_code, str(tmp_path))
+
+
+def test_a_family_for_another_model_is_refused(cwm, quietly, tmp_path):
+    run = cwm("model.architecture.model_type='llama'")
+
+    with pytest.raises(ConfigError, match=r"model\.family is for model_type 'cwm', the model's is 'llama'"):
+        quietly(run, tmp_path / "run")
+
+
+def test_an_export_runs_the_runs_own_code_only_when_it_is_told_to(cwm, quietly, tmp_path):
+    quietly(cwm(), tmp_path / "run")
+    command = ["checkpoint", "export", str(tmp_path / "run"), str(tmp_path / "out")]
+
+    assert command_line(command) == 2
+    assert not (tmp_path / "out").exists()
+    assert command_line([*command, "--own-code"]) == 0
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "cwm"

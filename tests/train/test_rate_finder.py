@@ -77,7 +77,16 @@ def test_the_losses_are_those_of_the_engine_and_every_other_directory_stays_as_i
     assert all(one.loss is not None for one in advice.readings)
     assert advice.suggested is not None
     assert (tmp_path / "runs" / "tiny" / "config.toml").read_text() == "a run that trains"
-    assert sorted(path.name for path in (tmp_path / "runs").iterdir() if path.name != ".cache") == ["tiny"]
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["tiny"]
+
+
+def test_prepared_text_is_shared_with_the_runs_and_the_steps_directory_is_removed(make_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PHALANX_CACHE")
+
+    find_rate(make_run(), 0.3, 10, Console(file=io.StringIO()))
+
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [".cache"]
 
 
 def test_remote_workers_are_not_kept_waiting(make_run):

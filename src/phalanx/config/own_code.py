@@ -110,6 +110,12 @@ def open_own_code(kind: str, home: Path) -> None:
     _OPENED[key] = _Opened(getattr(module, reference.name), source)
 
 
+def code_key(kind: str) -> tuple[str, str]:
+    """Return what two references to the same code have in common, wherever it lies: the object and the digest."""
+    reference = parse_reference(kind)
+    return reference.name, reference.digest
+
+
 def is_opened(kind: str) -> bool:
     """Whether this process has run the source of a reference, from wherever its own file named it."""
     reference = parse_reference(kind)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         trained_shapes,
     )
     from phalanx.models.digest import weights_digest
-    from phalanx.models.families import FAMILIES, parse_hub_config
+    from phalanx.models.families import FAMILIES, adopt_family, parse_hub_config
     from phalanx.models.family import CAUSAL, AttentionPattern, Family
     from phalanx.models.source import ModelSource, open_model
     from phalanx.models.spf import add_spf
@@ -49,6 +49,7 @@ __all__ = [
     "StageRow",
     "StageSpec",
     "add_spf",
+    "adopt_family",
     "build_empty_stage",
     "build_stage",
     "estimate_costs",
@@ -79,7 +80,7 @@ if not TYPE_CHECKING:
                 "trained_shapes",
             ),
             "digest": ("weights_digest",),
-            "families": ("FAMILIES", "parse_hub_config"),
+            "families": ("FAMILIES", "adopt_family", "parse_hub_config"),
             "family": ("CAUSAL", "AttentionPattern", "Family"),
             "source": ("ModelSource", "open_model"),
             "spf": ("add_spf",),

@@ -1,10 +1,19 @@
 """The configuration of a model and its adapters; imports no torch."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    Discriminator,
+    Field,
+    SerializerFunctionWrapHandler,
+    Tag,
+    model_serializer,
+    model_validator,
+)
 
 from phalanx.config import StrictModel
+from phalanx.config.strict import check_reference
 from phalanx.errors import ConfigError
 from phalanx.planner import Adapter
 
@@ -93,6 +102,7 @@ class ModelConfig(StrictModel):
         activation_checkpointing: Recompute each block in the backward pass instead of keeping
             its activations.
         attention: Kernel; a family without ``sdpa`` (bloom, gemma2) uses ``eager``.
+        family: Code of the user's own that cuts the model into stages, where no family here does.
         layers: Use the first so many blocks alone, with embedding, last norm and head; all when left out.
     """
 
@@ -103,7 +113,13 @@ class ModelConfig(StrictModel):
     adapter: AdapterConfig | None = None
     activation_checkpointing: bool = False
     attention: Attention = "sdpa"
+    family: Annotated[str, AfterValidator(check_reference)] | None = None
     layers: int | None = Field(default=None, ge=1)
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave the family out where there is none: the digests of other runs stay as they were."""
+        return {name: value for name, value in write(self).items() if (name, value) != ("family", None)}
 
     @model_validator(mode="after")
     def _check_origin(self) -> "ModelConfig":

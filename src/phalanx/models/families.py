@@ -8,7 +8,8 @@ from typing import Any
 from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING
 
-from phalanx.errors import ModelError
+from phalanx.config import lacks, resolve, users_traceback
+from phalanx.errors import ConfigError, ModelError
 from phalanx.models.bloom import Bloom
 from phalanx.models.family import Family
 from phalanx.models.gpt2 import Gpt2
@@ -17,10 +18,19 @@ from phalanx.models.opt import Opt
 from phalanx.models.planned import FamilyByPlan
 from phalanx.models.quiet import quiet_transformers
 from phalanx.planner.model.families import FAMILIES as FACTS
+from phalanx.planner.model.families import FamilyFacts
+from phalanx.planner.model.families.planned import PlannedFamily
 
 FAMILIES: dict[str, Family] = {family.model_type: family for family in (Bloom(), Gpt2(), Llama(), Opt())} | {
     model_type: FamilyByPlan(model_type) for model_type, facts in FACTS.items() if facts.slicing is not None
 }
+
+ADOPTED: set[str] = set()
+"""Families in the tables that are the user's own."""
+_EXPECTED = (
+    "a PlannedFamily that is called as its model_type, or a class that inherits from phalanx.models.Family with "
+    "model_type and facts"
+)
 
 # what transformers and torch raise over a config that they cannot read or build
 TRANSFORMERS_REFUSALS = (
@@ -36,6 +46,54 @@ TRANSFORMERS_REFUSALS = (
 
 # where a config was once loaded from is private
 _LOCAL_KEYS = ("_name_or_path", "_model_name_or_path")
+
+
+def adopt_family(kind: str) -> Family:
+    """Put a family of the user's own, which this process has loaded, beside those of the tables.
+
+    Args:
+        kind: A reference, as `model.family` or a worker's own file has it.
+
+    Raises:
+        ConfigError: It was not loaded here, is no family, or is called as one that is there.
+    """
+    found, facts = resolve(kind, {}, _own_family)
+    name = found if isinstance(found, str) else found.model_type
+    if name in FAMILIES and name not in ADOPTED:
+        raise lacks(
+            kind.partition("@")[0], f"a family for model_type {name!r}", "one for a model_type that has no family here"
+        )
+    ADOPTED.add(name)
+    FACTS[name] = facts
+    FAMILIES[name] = FamilyByPlan(name) if isinstance(found, str) else found
+    return FAMILIES[name]
+
+
+def _own_family(kind: str, found: Any) -> tuple[Family | str, FamilyFacts]:
+    """Make a family of what a reference names.
+
+    Returns:
+        The family, or the model_type of one that is cut by transformers' plan; and what is known of it without torch.
+
+    Raises:
+        ConfigError: It is no family.
+    """
+    if isinstance(found, PlannedFamily):
+        return kind.rpartition(":")[2], found.facts
+    if not (isinstance(found, type) and issubclass(found, Family)):
+        raise lacks(kind, f"a {type(found).__name__}", _EXPECTED)
+    missing = [name for name in ("model_type", "prefix", "trunk", "facts") if getattr(found, name, None) is None]
+    if found.facts is Family.facts:
+        missing.append("facts")
+    if missing:
+        raise lacks(kind, f"a family without {' and '.join(missing)}", _EXPECTED)
+    try:
+        made = found()
+        facts = made.facts
+    except Exception as exc:
+        # whatever the user's code raises
+        raise ConfigError(f"{kind}: cannot be made:\n{users_traceback(exc)}") from exc
+    return made, facts
 
 
 def family_of(model_type: object, where: str) -> Family:

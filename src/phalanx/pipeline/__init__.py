@@ -6,7 +6,7 @@ The configs are there at once; what needs torch is imported at its first use.
 from typing import TYPE_CHECKING
 
 from phalanx.late_names import late_names
-from phalanx.pipeline.config import OWNER, AttackConfig, GuardConfig, PipelineConfig, WorkerConfig
+from phalanx.pipeline.config import OWNER, AttackConfig, GuardConfig, PipelineConfig, WorkerCode, WorkerConfig
 from phalanx.pipeline.party_layout import NOT_FOR_PARTIES, PartyLayout
 from phalanx.pipeline.presets import PRESETS, REMOVED_SHADOWS, Preset
 
@@ -83,6 +83,7 @@ __all__ = [
     "StepRecord",
     "WideRunner",
     "Worker",
+    "WorkerCode",
     "WorkerConfig",
     "WorkerOutcome",
     "WrapCopy",

@@ -2,9 +2,10 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from phalanx.config import StrictModel, one_of
+from phalanx.config.strict import check_reference
 from phalanx.pipeline.party_layout import PartyLayout
 from phalanx.pipeline.presets import PRESETS, Preset, settled
 from phalanx.planner.schedules import verifiable_schedules
@@ -319,6 +320,12 @@ _ATTACK_KEYS = {"attack", "attack_log"}
 _OLD_TP = "tensor_parallel"
 
 
+class WorkerCode(StrictModel):
+    """Code that a worker's own file names."""
+
+    kind: Annotated[str, AfterValidator(check_reference)]
+
+
 class WorkerConfig(StrictModel):
     """The config of one worker process: its identity, and where its owner listens."""
 
@@ -341,9 +348,19 @@ class WorkerConfig(StrictModel):
     """Memory that this worker gives to stages; left out, most of what is available on its machine when it joins."""
     journal: str | None = None
     """Directory in which the last states of this worker's stages are kept (`checkpoint.journal`)."""
+    code: Annotated[tuple[WorkerCode, ...], Field(strict=False)] = ()
+    """Model families that this worker runs although they are not in the package; no owner can have any loaded."""
+    code_home: str | None = None
+    """Directory of the files of `code`; left out, that of this file."""
     log_heads: str | None = None
     """Directory for the newest head of each run's audit log; left out, `log_heads` in the directory of `identity`."""
     transport: TransportConfig = TransportConfig()
+
+    @model_validator(mode="after")
+    def _check_code(self) -> "WorkerConfig":
+        if self.code and self.parallel.world > 1:
+            raise ValueError("code is for a worker of one process: it is not tried with ranks; leave parallel out")
+        return self
 
     @field_validator("owner")
     @classmethod

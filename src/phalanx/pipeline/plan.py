@@ -5,9 +5,10 @@ from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import ValidationError, model_serializer
+from pydantic import AfterValidator, ValidationError, model_serializer
 
 from phalanx.config import StrictModel, canonical_json, one_of
+from phalanx.config.strict import check_reference
 from phalanx.errors import FrameError
 from phalanx.models import Attention, LoraConfig
 from phalanx.objectives import OBJECTIVES
@@ -51,11 +52,14 @@ class StepPlan(StrictModel):
     optimizer: OptimizerConfig
     guard: GuardConfig
     objective: Annotated[str, one_of(OBJECTIVES, or_own=True)] = DEFAULT_OBJECTIVE
+    family: Annotated[str, AfterValidator(check_reference)] | None = None
+    """Code of the owner's own that cuts the model; a party has it from a file of its own, or has no part in the run."""
 
     @model_serializer(mode="wrap")
     def _as_before(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-        """Leave the usual objective out: parties of the version before know no such key."""
-        return {name: value for name, value in write(self).items() if (name, value) != ("objective", DEFAULT_OBJECTIVE)}
+        """Leave out what is usual and what parties of an earlier version do not know."""
+        usual = (("objective", DEFAULT_OBJECTIVE), ("family", None))
+        return {name: value for name, value in write(self).items() if (name, value) not in usual}
 
     @property
     def hidden_shape(self) -> tuple[int, int, int]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from phalanx.train.records.past_run import PastRun
     from phalanx.train.records.peers import PeersView, look_at_peers
     from phalanx.train.records.run_directory import ADDRESS_FILE, check_directory, default_directory, holds_run, is_made
-    from phalanx.train.setup.preflight import check_inputs
+    from phalanx.train.setup.preflight import check_inputs, load_past_code
 
 __all__ = [
     "ADDRESS_FILE",
@@ -36,6 +36,7 @@ __all__ = [
     "holds_run",
     "is_made",
     "join_terms",
+    "load_past_code",
     "load_run",
     "look_at_peers",
     "plays_rank",
@@ -56,7 +57,7 @@ if not TYPE_CHECKING:
             "records.past_run": ("PastRun",),
             "records.peers": ("PeersView", "look_at_peers"),
             "records.run_directory": ("ADDRESS_FILE", "check_directory", "default_directory", "holds_run", "is_made"),
-            "setup.preflight": ("check_inputs",),
+            "setup.preflight": ("check_inputs", "load_past_code"),
         },
     )
 

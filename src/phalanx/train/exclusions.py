@@ -117,6 +117,7 @@ _CHOSEN = "which heads and rows are trained follows from the model's weights, an
 _VIRTUAL = "nothing shows yet that stages with virtual tokens are audited and taken over bit for bit"
 _SET_LORA, _SET_ADAMW, _SET_BF16 = 'set kind = "lora"', 'take "adamw"', 'take "bf16" or "fp32"'
 _LOSS_SCALE = "its loss scale depends on every stage, and an audit would have to know it"
+_EVIDENCE = "an enclave runs the code that its evidence names, and no other"
 _HERE = "client, enclave and workers of a run are processes of this machine"
 
 
@@ -239,9 +240,9 @@ def value_exclusions() -> Iterator[ValueExclusion]:
     yield ValueExclusion(
         "deepspeed", key, f"it learns {WHOLE_MODEL_OBJECTIVE} alone", "leave [deepspeed] out", own=True
     )
-    yield ValueExclusion(
-        "split", key, "an enclave runs the code that its evidence names, and no other", "take [pipeline]", own=True
-    )
+    yield ValueExclusion("split", key, _EVIDENCE, "take [pipeline]", own=True)
+    yield ValueExclusion("parallel", "model.family", _NOT_TRIED, "take [pipeline]", only=(None,))
+    yield ValueExclusion("split", "model.family", _EVIDENCE, "take [pipeline]", only=(None,))
     yield from VALUE_EXCLUSIONS
 
 

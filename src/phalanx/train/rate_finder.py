@@ -72,8 +72,8 @@ class RateAdvice:
             return "no rate is suggested: there was no finite loss; begin lower with --to"
         if not self.has_end:
             return (
-                f"the loss fell up to the highest rate, {self.readings[-1].lr:.3g}: a higher one may do as well; look "
-                f"again with a larger --to. Until then optimizer.lr = {self.suggested:.2g}"
+                f"the smoothed loss was lowest at the highest rate, {self.readings[-1].lr:.3g}: a higher one may do as "
+                f"well; look again with a larger --to. Until then optimizer.lr = {self.suggested:.2g}"
             )
         return (
             f"the loss was lowest at {self.lowest_at:.3g} and then rose: begin with optimizer.lr = {self.suggested:.2g}"
@@ -107,11 +107,11 @@ def find_rate(run: RunConfig, highest: float | None, steps: int, console: Consol
     directory = Path(tempfile.mkdtemp(prefix=".learning-rate-", dir=home))
     broke_off = False
     try:
-        train(short, directory / "run", console=console)
+        train(short, directory, console=console)
     except TrainingError:
         broke_off = True
     try:
-        path = directory / "run" / "metrics.jsonl"
+        path = directory / "metrics.jsonl"
         return advice_of(read_metrics(path) if path.exists() else [], broke_off=broke_off)
     finally:
         shutil.rmtree(directory, ignore_errors=True)

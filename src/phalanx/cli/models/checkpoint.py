@@ -13,9 +13,7 @@ checkpoint_app = typer.Typer(no_args_is_help=True, help="Verify and export check
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run directory, finished or not.")]
 Step = Annotated[int | None, typer.Option("--step", metavar="STEP", help="Which one; left out, the newest.")]
 Best = Annotated[bool, typer.Option("--best", help="The one with the best validation; see checkpoint.best.")]
-Certificate = Annotated[
-    Path | None, typer.Option("--certificate", metavar="FILE", help="The owner's certificate, kept by you.")
-]
+Certificate = Annotated[Path | None, typer.Option("--certificate", metavar="FILE", help="The owner's, kept by you.")]
 
 
 @checkpoint_app.command(epilog="Example: phalanx checkpoint verify runs/first --certificate pinned/owner.pem")
@@ -45,20 +43,22 @@ def verify(run_dir: RunDir, step: Step = None, best: Best = False, certificate: 
 def export(
     run_dir: RunDir,
     out: Annotated[Path, typer.Argument(metavar="DIR", help="New directory, in the hub's layout.")],
+    *,
     step: Step = None,
     best: Best = False,
     merge: Annotated[bool, typer.Option("--merge", help="Add an adapter to the model's own weights.")] = False,
     certificate: Certificate = None,
+    own_code: Annotated[bool, typer.Option("--own-code", help="Run the code in RUN_DIR/code: read it.")] = False,
 ) -> Answer:
     """Write the model, or the adapter, of a verified checkpoint so that transformers and peft load it."""
     from phalanx.checkpoint.export import RunTokenizer, export_model
     from phalanx.data import prepare
     from phalanx.models import open_model
-    from phalanx.train import PastRun
+    from phalanx.train import PastRun, load_past_code
     from phalanx.train.records.run_directory import cache_beside
 
     past = PastRun(run_dir, certificate)
-    config, cache = past.config, cache_beside(run_dir)
+    config, cache = load_past_code(past.config, run_dir, allowed=own_code), cache_beside(run_dir)
     source = open_model(config.model, cache / "models", config.train.seed)
     corpus = prepare(config.data, cache / "data", config.train.seed, source.tokenizer_path)
     found = past.open(step, best=best)

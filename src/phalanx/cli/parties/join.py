@@ -81,10 +81,10 @@ def _worker_file(home: Path, owner: str, host: str, port: int) -> str:
 
 def _serve(file: Path) -> "WorkerOutcome | None":
     from phalanx.cli.worker import serve_once
-    from phalanx.config import load_config
-    from phalanx.pipeline import WorkerConfig, keep_serving
+    from phalanx.pipeline import keep_serving
+    from phalanx.pipeline.worker.worker_file import load_worker
 
-    config = load_config(file, WorkerConfig)
+    config = load_worker(file)
     if config.parallel.world > 1:
         return serve_once(config, file)
     # while it serves, the worker itself takes the first signal as the wish to hand over

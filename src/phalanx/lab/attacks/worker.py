@@ -18,6 +18,7 @@ from phalanx.lab.attacks.start import AttackPlan
 from phalanx.lab.attacks.table import actor, load_attack, make_attack
 from phalanx.parallel import find_place
 from phalanx.pipeline import AttackConfig, WorkerConfig, WrapCopy, run_worker, unwrapped
+from phalanx.pipeline.worker.worker_file import load_worker
 from phalanx.stage_group import follow, honest_share, open_group
 from phalanx.testing import RewritingEndpoint, WorkerCrash
 
@@ -61,7 +62,7 @@ def _run(arguments: Sequence[str]) -> None:
         raise ConfigError("usage: python -m phalanx.lab.attacks.worker ATTACK.toml WORKER.toml")
     attack_file, worker_file = map(Path, arguments)
     plan = load_config(attack_file, AttackPlan, prepare=pin_own_code)
-    config = load_config(worker_file, WorkerConfig)
+    config = load_worker(worker_file)
     load_attack(_attack_of(plan, config)[1], attack_file.parent if plan.home is None else Path(plan.home))
     if config.parallel.world == 1:
         run_attacker(plan, config)

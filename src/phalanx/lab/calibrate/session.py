@@ -20,6 +20,7 @@ from phalanx.pipeline import StepPlan, local_numeric_class
 from phalanx.train import RunConfig, step_inputs
 from phalanx.train.records.run_directory import cache_beside
 from phalanx.train.setup.layout import make_plan
+from phalanx.train.setup.preflight import load_own_code
 from phalanx.train.setup.process import deterministic
 from phalanx.train.setup.stage_source import StageLibrary
 
@@ -47,6 +48,7 @@ def calibrate(run: RunConfig, *, quick: bool = False, console: Console | None = 
     """
     console = console or Console(stderr=True)
     cache = cache_beside(Path("runs") / run.name)
+    load_own_code(run)
     with deterministic(run.train.threads):
         source = open_model(run.model, cache / "models", run.train.seed)
         plan = make_plan(run, source)

@@ -30,6 +30,7 @@ from phalanx.pipeline.stage.stage_copy import WrapCopy, unwrapped
 from phalanx.pipeline.tolerance.numeric_class import local_numeric_class, settle_numerics
 from phalanx.pipeline.worker.kept_states import send_kept
 from phalanx.pipeline.worker.narration import Narration, WorkerOutcome
+from phalanx.pipeline.worker.own_code import check_code, load_code
 from phalanx.pipeline.worker.party import Party
 from phalanx.security.crypto import Identity, Peer, certified_name, load_identity, peer_from_certificate
 from phalanx.telemetry import PhaseTimer
@@ -71,6 +72,7 @@ def run_worker(
     check_device(config.device, "device")
     settle_numerics(config.threads)
     keep_freed_memory()
+    load_code(config)
     identity = load_identity(Path(config.identity))
     wire = GrpcWire(identity, config.transport)
     try:
@@ -254,6 +256,7 @@ class Worker:
             raise ConfigError(
                 f"run_digest: the owner runs {plan.run_digest}, pinned is {pinned}; ask the owner or change the pin"
             ).about(code="PHX-C017", key="run_digest", found=str(plan.run_digest), expected=str(pinned))
+        check_code(plan, self._config)
         if self._party is None:
             plan = self._plan = plan.model_copy(update={"device": self._config.device})
             name = self._identity.name

@@ -2,11 +2,23 @@
 
 from pathlib import Path
 
-from phalanx.config import load_config
+from phalanx.config import load_config, pin_own_code
 from phalanx.engine import check_build
 from phalanx.pipeline.config import WorkerConfig
 from phalanx.security.crypto import load_identity
 from phalanx.transport.port import check_port
+
+
+def load_worker(path: Path) -> WorkerConfig:
+    """Read a worker file; code that it names is pinned as it is now, and not run.
+
+    Raises:
+        ConfigError: A key is wrong, or code cannot be had.
+    """
+    config = load_config(path, WorkerConfig, prepare=pin_own_code)
+    if not config.code or config.code_home is not None:
+        return config
+    return config.model_copy(update={"code_home": str(path.parent.resolve())})
 
 
 def read_worker(path: Path) -> WorkerConfig:
@@ -17,7 +29,7 @@ def read_worker(path: Path) -> WorkerConfig:
         CertificateError: The worker's identity is unusable.
         TransportError: Where it would listen another process does.
     """
-    config = load_config(path, WorkerConfig)
+    config = load_worker(path)
     check_build(config.device, "device")
     load_identity(Path(config.identity))
     check_port(config.transport, "transport")

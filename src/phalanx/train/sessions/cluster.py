@@ -27,6 +27,7 @@ from phalanx.pipeline import (
     PipelineEngine,
     StepPlan,
     StepRecord,
+    WorkerCode,
     WorkerConfig,
     fetch_kept,
     fresh_nonce,
@@ -326,6 +327,8 @@ def worker_config(run: RunConfig, home: RunDirectory, name: str, owner: str) -> 
         device=run.train.device,
         parallel=run.pipeline.layout_of(name),
         journal=str(home.journal.resolve()) if run.journals else None,
+        code=() if run.model.family is None else (WorkerCode(kind=run.model.family),),
+        code_home=None if run.model.family is None else str(run.home.resolve()),
         # the port of the run file is the owner's
         transport=run.pipeline.transport.model_copy(update={"port": 0}),
     )

@@ -50,6 +50,7 @@ def make_plan(run: RunConfig, source: ModelSource) -> StepPlan:
     """
     check_length(run.data.sequence_length, getattr(source.hub_config, "max_position_embeddings", None))
     return StepPlan(
+        family=run.model.family,
         run_digest=digest(run),
         hub_config=source.hub_config_dict,
         hidden_size=source.hidden_size,

@@ -2,15 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
-from phalanx.config import open_own_code, own_references
+from phalanx.config import KEPT_CODE, open_own_code, own_references
 from phalanx.data import DataConfig, FileTokenizerConfig, ModelTokenizerConfig
 from phalanx.data.sources import SourceSettings, no_text, open_source
 from phalanx.data.tasks import Columns, load_own
 from phalanx.data.tokenizer import load_tokenizer
 from phalanx.engine import check_build
-from phalanx.errors import DataError
+from phalanx.errors import ConfigError, DataError
+from phalanx.models import ModelConfig
 from phalanx.models.directory import check_model, describe
 from phalanx.models.layout import check_length, check_stages, check_vocabulary
 from phalanx.objectives import objective_of
@@ -88,7 +90,36 @@ def load_own_code(run: RunConfig) -> None:
     for kind in own_references(run.model_dump(mode="json", exclude={"attack"})):
         open_own_code(kind, run.home)
     objective_of(run.train.objective)
+    _check_own_family(run.model)
     check_sinks(run.tracking)
+
+
+def load_past_code(run: RunConfig, run_dir: Path, *, allowed: bool) -> RunConfig:
+    """Return a past run, with its user's own code loaded where this was asked for: it may be another user's.
+
+    Raises:
+        ConfigError: There is such code and it was not asked for; or as `load_own_code`.
+    """
+    if run.own_code and not allowed:
+        raise ConfigError(
+            f"{run_dir}: the run has code of its own ({', '.join(run.own_code)}); read it in {run_dir / KEPT_CODE}, "
+            "then add --own-code"
+        )
+    load_own_code(run)
+    return run
+
+
+def _check_own_family(model: ModelConfig) -> None:
+    if model.family is None:
+        return
+    from phalanx.models import adopt_family  # noqa: PLC0415 - it loads torch, and few runs have one
+
+    family, described = adopt_family(model.family), describe(model) or {}
+    if described.get("model_type") != family.model_type:
+        raise ConfigError(
+            f"model.family is for model_type {family.model_type!r}, the model's is {described.get('model_type')!r}; "
+            "take the model of that type, or leave it out"
+        )
 
 
 def _check_data(data: DataConfig) -> None:
