@@ -22,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "phalanx"
 NOT_OF_A_STEP = ("testing", "lab")
-JUDGES = ("verify", "evidence")
+JUDGES = {"a verdict is being found": "verify", "its evidence is judged again, offline judge included": "evidence"}
 Graph = dict[str, set[str]]
 
 
@@ -137,7 +137,7 @@ class Trace:
     def __init__(self) -> None:
         self.is_on = False
         self.files: set[str] = set()
-        self.deepest = 0
+        self.deepest = dict.fromkeys(JUDGES, 0)
         self._known: dict[CodeType, str] = {}
 
     def file_of(self, code: CodeType) -> str:
@@ -153,20 +153,24 @@ class Trace:
         """Take note of one call."""
         if self.is_on and event == "call" and self.file_of(frame.f_code):
             self.files.add(self.file_of(frame.f_code))
-            self.deepest = max(self.deepest, self.depth(frame))
+            depth, rooms = self.depth(frame)
+            for what, room in JUDGES.items():
+                # what the owner's judges call in the offline judge's room is the offline judge's
+                if room in rooms and (room == "evidence" or "evidence" not in rooms):
+                    self.deepest[what] = max(self.deepest[what], depth)
 
-    def depth(self, frame: FrameType | None) -> int:
-        """Our named functions on the stack, the engine's step the first; 0 where no judge is among them."""
-        found, judges = 0, False
+    def depth(self, frame: FrameType | None) -> tuple[int, set[str]]:
+        """Our named functions on the stack, the engine's step the first, and the rooms of the judges among them."""
+        found, rooms = 0, set[str]()
         while frame is not None:
             file = self.file_of(frame.f_code)
             if file and not frame.f_code.co_name.startswith("<"):
                 found += 1
-                judges |= any(judge in Path(file).parts for judge in JUDGES)
+                rooms |= {*Path(file).parts} & {*JUDGES.values()}
             if file.endswith("owner/engine.py") and frame.f_code.co_name == "step":
-                return found if judges else 0
+                return found, rooms
             frame = frame.f_back
-        return 0
+        return 0, set()
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -193,7 +197,7 @@ def traced_rows() -> dict[str, int]:
         way = way_to_the_step(Path(name))
     return {
         "files that one honest guarded step runs through, owner and workers": len(honest.files),
-        "our frames in the deepest stack while a verdict is being found": liar.deepest,
+        **{f"our frames in the deepest stack while {what}": depth for what, depth in liar.deepest.items()},
         "calls from the verb `train` to the loop that calls `engine.step`": len(way),
         "files that these are in": len(set(way)),
     }

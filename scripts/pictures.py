@@ -1,10 +1,12 @@
 """Photographs for the documentation: a run's report, a plan, and terminals, each at 1280 and at 390 pixels.
 
-``python scripts/pictures.py RUN_DIR [--terminal NAME=FILE ...]`` writes them into ``docs/images``. RUN_DIR is a
+``python scripts/pictures.py [RUN_DIR] [--terminal NAME=FILE ...]`` writes them into ``docs/images``. RUN_DIR is a
 finished run of ``examples/quickstart.toml``, FILE what a command printed, colours included, as ``script`` keeps it.
 """
 
 import argparse
+import io
+import re
 import shutil
 import subprocess
 import sys
@@ -31,6 +33,8 @@ PLAN = [
     "--sequence-length",
     "4096",
 ]
+_OVER = re.compile(r"\r|\x1b\[2K")
+_BESIDE = re.compile(r"^Script (?:started|done) on .*\n?|\x1b\[\?25[lh]|\x1b\[\d*A|\x1b\[49m|\0|\^@", re.MULTILINE)
 _TERMINAL = """<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <style>body {{ margin: 0; background: #11161e }}
 pre {{ margin: 0; padding: 14px; color: #e6eaf0; white-space: pre-wrap; overflow-wrap: anywhere;
@@ -40,20 +44,24 @@ font: 13px/1.45 "DejaVu Sans Mono", monospace }}</style><pre>{code}</pre>"""
 def main() -> int:
     """Take every picture, and say what is wrong on a page."""
     wanted = argparse.ArgumentParser(description=__doc__)
-    wanted.add_argument("run_dir", type=Path)
+    wanted.add_argument("run_dir", type=Path, nargs="?", help="left out: terminals alone")
     wanted.add_argument("--terminal", action="append", default=[], metavar="NAME=FILE")
     given = wanted.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        pages = {"report": given.run_dir / "report.html", "plan": Path(folder, "plan.html")}
-        commands = (["report", str(given.run_dir)], ["plan", *PLAN, "--html", str(pages["plan"])])
-        for command in commands:
-            subprocess.run(  # noqa: S603 - ours
-                [sys.executable, "-m", "phalanx", *command], check=True, stdout=subprocess.DEVNULL
-            )
+        pages = {} if given.run_dir is None else written(given.run_dir, Path(folder))
         for name, _, file in (pair.partition("=") for pair in given.terminal):
             pages[name] = Path(folder, f"{name}.html")
-            pages[name].write_text(terminal(Path(file).read_text(encoding="utf-8")), encoding="utf-8")
+            pages[name].write_text(terminal(Path(file).read_bytes().decode()), encoding="utf-8")
         return photograph(pages)
+
+
+def written(run_dir: Path, folder: Path) -> dict[str, Path]:
+    """Write the report of a run and the page of a plan anew, and return where they are."""
+    pages = {"report": run_dir / "report.html", "plan": folder / "plan.html"}
+    for command in (["report", str(run_dir)], ["plan", *PLAN, "--html", str(pages["plan"])]):
+        program = [sys.executable, "-m", "phalanx", *command]
+        subprocess.run(program, check=True, stdout=subprocess.DEVNULL)  # noqa: S603 - ours
+    return pages
 
 
 def photograph(pages: dict[str, Path]) -> int:
@@ -62,7 +70,7 @@ def photograph(pages: dict[str, Path]) -> int:
     with Browser() as browser:
         for name, page in pages.items():
             for suffix, (width, height) in SCREENS.items():
-                found = browser.show(page, width)
+                found = browser.show(page, width, height=200)
                 to = IMAGES / f"{name}{suffix}.png"
                 browser.photograph(to, most_px=height)
                 compress(to)
@@ -72,10 +80,12 @@ def photograph(pages: dict[str, Path]) -> int:
 
 
 def terminal(printed: str) -> str:
-    """Return a page that shows what a terminal did; a line that was written over is left out."""
-    lines = [line.rsplit("\r", 1)[-1] for line in printed.replace("\r\n", "\n").split("\n")]
-    console = Console(record=True, width=400, file=sys.stderr, quiet=True)
-    console.print(Text.from_ansi("\n".join(lines)), soft_wrap=True)
+    """Return a page that shows what a terminal did at the end: what was written over is left out."""
+    # the terminal's own colour is none to rich: nothing is set any more
+    written = _BESIDE.sub("", printed).replace("\r\n", "\n").replace("\x1b[39m", "\x1b[0m")
+    lines = [_OVER.split(line)[-1] for line in written.split("\n")]
+    console = Console(record=True, width=400, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+    console.print(Text.from_ansi("\n".join(lines).strip("\n")), soft_wrap=True)
     return console.export_html(inline_styles=True, code_format=_TERMINAL)
 
 

@@ -62,3 +62,9 @@ def test_ordinary_text_is_left_as_it_is():
 
 def test_long_text_is_cut():
     assert printable("x" * 10**6) == "x" * 500
+
+
+def test_several_parties_are_named_as_words():
+    said = in_words("awaiting", {"address": "127.0.0.1:7070", "parties": ["alice", "bob"]})
+
+    assert said == ("note", "listening on 127.0.0.1:7070; waiting for alice, bob")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         trained_shapes,
     )
     from phalanx.models.digest import weights_digest
-    from phalanx.models.families import FAMILIES, adopt_family, parse_hub_config
+    from phalanx.models.families import FAMILIES, adopt_family, parse_hub_config, shared_hub_config
     from phalanx.models.family import CAUSAL, AttentionPattern, Family
     from phalanx.models.source import ModelSource, open_model
     from phalanx.models.spf import add_spf
@@ -58,6 +58,7 @@ __all__ = [
     "parameter_shapes",
     "parse_hub_config",
     "partition",
+    "shared_hub_config",
     "stage_table",
     "tie",
     "trained_shapes",
@@ -80,7 +81,7 @@ if not TYPE_CHECKING:
                 "trained_shapes",
             ),
             "digest": ("weights_digest",),
-            "families": ("FAMILIES", "adopt_family", "parse_hub_config"),
+            "families": ("FAMILIES", "adopt_family", "parse_hub_config", "shared_hub_config"),
             "family": ("CAUSAL", "AttentionPattern", "Family"),
             "source": ("ModelSource", "open_model"),
             "spf": ("add_spf",),

@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM
 from phalanx.errors import ModelError
 from phalanx.models.adapters import draw_adapter, inject_adapter, is_adapter
 from phalanx.models.config import AdapterConfig, Attention, SpfConfig
-from phalanx.models.families import TRANSFORMERS_REFUSALS, family_of, parse_hub_config
+from phalanx.models.families import TRANSFORMERS_REFUSALS, family_of, shared_hub_config
 from phalanx.models.family import HEAD, HEAD_WEIGHT, Family
 from phalanx.models.layout import StageSpec
-from phalanx.models.quiet import quiet_transformers
+from phalanx.models.quiet import one_at_a_time, quiet_transformers
 from phalanx.models.source import ModelSource
 from phalanx.models.spf import choose_rows
 from phalanx.models.stage import StageModule
@@ -88,7 +88,7 @@ def build_empty_stage(
     """
     if isinstance(adapter, SpfConfig):
         raise ModelError("model.adapter: spf chooses rows by the model's weights, and a stage without any has none")
-    hub_config = parse_hub_config(hub_config_dict, "model config")
+    hub_config = shared_hub_config(hub_config_dict)
     stage = meta_stage(hub_config, spec, adapter, attention, activation_checkpointing)
     _materialise(stage, device)
     for parameter in stage.parameters():
@@ -116,9 +116,11 @@ def meta_stage(
             f"stage {spec.index} of {spec.num_stages} ends at layer {spec.end_layer}; the model has "
             f"{hub_config.num_hidden_layers} layers, which the last stage alone must reach"
         )
-    with quiet_transformers():
-        stage = _skeleton(hub_config, family, spec, attention, activation_checkpointing)
-        if adapter is not None:
+    with one_at_a_time():
+        whole = _whole_model(hub_config, family, attention)
+        stage = StageModule(whole, family, spec, activation_checkpointing=activation_checkpointing)
+    if adapter is not None:
+        with quiet_transformers():
             inject_adapter(stage, adapter)
     return stage
 
@@ -169,25 +171,34 @@ class _Undrawn(TorchFunctionMode):
         return func(*args, **named)
 
 
-def _skeleton(
-    hub_config: Any, family: Family, spec: StageSpec, attention: Attention, activation_checkpointing: bool
-) -> StageModule:
-    try:
-        with _Undrawn(), torch.device("meta"):
-            skeleton = AutoModelForCausalLM.from_config(
-                copy.deepcopy(hub_config),
-                attn_implementation=family.attention(attention),
-                dtype=torch.float32,
-                trust_remote_code=False,
-            )
-    except TRANSFORMERS_REFUSALS as exc:
-        raise ModelError(f"model config: {family.model_type} cannot be built from it: {exc}") from exc
-    return StageModule(skeleton, family, spec, activation_checkpointing=activation_checkpointing)
+_MODELS: dict[tuple[str, str], Any] = {}
+_MOST_MODELS = 4
+
+
+def _whole_model(hub_config: Any, family: Family, attention: Attention) -> Any:
+    """Build a whole model on the meta device, or return the one that was built from an equal config before.
+
+    transformers builds no layer alone, and a party builds stages again and again: its copies, a measurement of its
+    class, and a copy more whenever roles change. A stage copies its own parts, so the model itself stays as it is.
+    """
+    key = (hub_config.to_json_string(use_diff=False), family.attention(attention))
+    if key not in _MODELS:
+        try:
+            with quiet_transformers(), _Undrawn(), torch.device("meta"):
+                model = AutoModelForCausalLM.from_config(
+                    copy.deepcopy(hub_config), attn_implementation=key[1], dtype=torch.float32, trust_remote_code=False
+                )
+        except TRANSFORMERS_REFUSALS as exc:
+            raise ModelError(f"model config: {family.model_type} cannot be built from it: {exc}") from exc
+        if len(_MODELS) == _MOST_MODELS:
+            del _MODELS[next(iter(_MODELS))]
+        _MODELS[key] = model
+    return _MODELS[key]
 
 
 def _materialise(stage: StageModule, device: str) -> None:
     """Give every parameter memory on `device`; a parameter that occurs twice stays one."""
-    with quiet_transformers():
+    with one_at_a_time():
         _give_memory(stage, device)
 
 

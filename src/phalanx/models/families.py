@@ -3,12 +3,13 @@
 import dataclasses
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING
 
-from phalanx.config import lacks, resolve, users_traceback
+from phalanx.config import canonical_json, lacks, resolve, users_traceback
 from phalanx.errors import ConfigError, ModelError
 from phalanx.models.bloom import Bloom
 from phalanx.models.family import Family
@@ -151,6 +152,20 @@ def parse_hub_config(data: Mapping[str, Any], where: str, refuse_unknown: bool =
         raise ModelError(f"{where}: is refused by transformers: {exc}") from exc
     _check(config, family, where)
     return config
+
+
+def shared_hub_config(data: Mapping[str, Any]) -> Any:
+    """Return the config of equal keys that was parsed before; it is read, and never changed.
+
+    Raises:
+        ModelError: As `parse_hub_config`.
+    """
+    return _parsed_once(canonical_json(dict(data)))
+
+
+@lru_cache(maxsize=16)
+def _parsed_once(data: bytes) -> Any:
+    return parse_hub_config(json.loads(data), "model config")
 
 
 def hub_config_dict(hub_config: Any) -> dict[str, Any]:

@@ -2,18 +2,23 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from transformers.utils import logging as hub_logging
 
 # both patch torch itself while they build and load: two threads that overlap can leave the patch of one in place
-_ONE_AT_A_TIME = threading.RLock()
+_LOCK = threading.RLock()
+
+
+def one_at_a_time() -> AbstractContextManager[object]:
+    """Keep other threads out, for what must not meet a patch of torch but prints nothing."""
+    return _LOCK
 
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
     """Keep other threads out, let only errors through, hide progress bars; all is as before afterwards."""
-    with _ONE_AT_A_TIME, _quiet():
+    with _LOCK, _quiet():
         yield
 
 

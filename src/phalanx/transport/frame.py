@@ -98,7 +98,31 @@ class SignedHeader:
         Raises:
             FrameError: It is malformed.
         """
-        return _parse_header(self.header_bytes)
+        if len(self.header_bytes) > MAX_HEADER_BYTES:
+            raise FrameError(f"header: has {len(self.header_bytes)} bytes, at most {MAX_HEADER_BYTES} are allowed")
+        try:
+            values = parse_canonical(self.header_bytes)
+        except ValueError as exc:
+            raise FrameError(f"header: {exc}") from exc
+        if values.keys() != _TYPES.keys():
+            raise FrameError(f"header: its keys are not exactly {', '.join(_TYPES)}")
+        for name, kind in _TYPES.items():
+            # type() and not isinstance(): true is no number here
+            if type(values[name]) is not kind:
+                raise FrameError(f"header: {name} is a {type(values[name]).__name__}, expected {kind.__name__}")
+        fields = HeaderFields(**values)
+        if _RUN.fullmatch(fields.run) is None or _KIND.fullmatch(fields.kind) is None:
+            raise FrameError("header: run or kind is malformed; expected 1 to 128 and 1 to 64 plain ASCII characters")
+        try:
+            check_session_name(fields.sender)
+            check_session_name(fields.receiver)
+        except CertificateError as exc:
+            raise FrameError(f"header: {exc}") from exc
+        if fields.sequence < 0 or fields.payload_size < 0:
+            raise FrameError("header: sequence or payload_size is negative")
+        if not (DIGEST_PATTERN.fullmatch(fields.previous) and DIGEST_PATTERN.fullmatch(fields.payload_digest)):
+            raise FrameError("header: previous or payload_digest is not 64 lowercase hex characters")
+        return fields
 
     @cached_property
     def digest(self) -> str:
@@ -231,34 +255,6 @@ def check_payload(frame: Frame) -> None:
     """
     if digest_hex(frame.payload) != frame.header.fields.payload_digest:
         raise FrameError("frame: its bytes do not match the signed digest; the link is to be relayed")
-
-
-def _parse_header(header_bytes: bytes) -> HeaderFields:
-    if len(header_bytes) > MAX_HEADER_BYTES:
-        raise FrameError(f"header: has {len(header_bytes)} bytes, at most {MAX_HEADER_BYTES} are allowed")
-    try:
-        values = parse_canonical(header_bytes)
-    except ValueError as exc:
-        raise FrameError(f"header: {exc}") from exc
-    if values.keys() != _TYPES.keys():
-        raise FrameError(f"header: its keys are not exactly {', '.join(_TYPES)}")
-    for name, kind in _TYPES.items():
-        # type() and not isinstance(): true is no number here
-        if type(values[name]) is not kind:
-            raise FrameError(f"header: {name} is a {type(values[name]).__name__}, expected {kind.__name__}")
-    fields = HeaderFields(**values)
-    if _RUN.fullmatch(fields.run) is None or _KIND.fullmatch(fields.kind) is None:
-        raise FrameError("header: run or kind is malformed; expected 1 to 128 and 1 to 64 plain ASCII characters")
-    try:
-        check_session_name(fields.sender)
-        check_session_name(fields.receiver)
-    except CertificateError as exc:
-        raise FrameError(f"header: {exc}") from exc
-    if fields.sequence < 0 or fields.payload_size < 0:
-        raise FrameError("header: sequence or payload_size is negative")
-    if not (DIGEST_PATTERN.fullmatch(fields.previous) and DIGEST_PATTERN.fullmatch(fields.payload_digest)):
-        raise FrameError("header: previous or payload_digest is not 64 lowercase hex characters")
-    return fields
 
 
 _MOST_SHOWN = 3

@@ -18,17 +18,18 @@ class Step:
 
     def __init__(self, model_cache, *, owner_rate=0.0, **guard):
         self.world = make_world(model_cache, **guard)
-        self.facts, self.posted = self.world.facts, []
+        self.facts = self.world.facts
         self.world.whole_step()
         self.facts.agreed[2] = self.world.state
         draw = AuditDraw(b"k" * 32, b"n" * 32, 1.0, owner_rate=owner_rate)
-        self.coordinator = Coordinator(self.facts, self._post, draw)
+        self.coordinator = Coordinator(self.facts, draw)
         self.ledger = self.facts.ledger
         self.ledger.audits_drawn = True
         self.ledger.gradients_agreed = {STAGE, OTHER}
 
-    def _post(self, party, message, payload):
-        self.posted.append((party, message))
+    @property
+    def posted(self):
+        return self.world.sent
 
     def decided(self, *, may_lag=True):
         return self.coordinator.decided(may_lag=may_lag)

@@ -2,10 +2,9 @@
 
 import json
 from functools import lru_cache
-from typing import Any
 
 from phalanx.config import canonical_json
-from phalanx.models import FAMILIES, LoraConfig, StageRow, StageSpec, parse_hub_config, stage_table
+from phalanx.models import FAMILIES, LoraConfig, StageRow, StageSpec, shared_hub_config, stage_table
 from phalanx.pipeline.assignment.memory import Footprint
 from phalanx.pipeline.config import GuardConfig
 from phalanx.pipeline.plan import StepPlan
@@ -40,7 +39,7 @@ def footprints(plan: StepPlan) -> tuple[Footprint, ...]:
 
 def activation_bytes(plan: StepPlan, stage: int) -> int:
     """Bytes that one microbatch keeps between its forward and its backward pass through a stage."""
-    config, spec = _config(canonical_json(plan.hub_config)), stage_spec(plan, stage)
+    config, spec = shared_hub_config(plan.hub_config), stage_spec(plan, stage)
     tokens = plan.microbatch_size * plan.sequence_length
     block = _PER_BLOCK * tokens * plan.hidden_size
     if FAMILIES[config.model_type].attention(plan.attention) == "eager":
@@ -102,10 +101,5 @@ def boundary_bytes(plan: StepPlan, kept_steps: int = 0) -> int:
 
 @lru_cache(maxsize=256)
 def _counted(hub_config: bytes, spec: StageSpec, adapter: LoraConfig | None) -> StageRow:
-    (row,) = stage_table(_config(hub_config), (spec,), adapter)
+    (row,) = stage_table(shared_hub_config(json.loads(hub_config)), (spec,), adapter)
     return row
-
-
-@lru_cache(maxsize=16)
-def _config(hub_config: bytes) -> Any:
-    return parse_hub_config(json.loads(hub_config), "model config")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from phalanx.errors import ModelError
-from phalanx.models import parse_hub_config, stage_table
+from phalanx.models import shared_hub_config, stage_table
 from phalanx.pipeline.evidence.checked import CheckedEvidence
 from phalanx.pipeline.evidence.files import STAGE_PREFIX
 from phalanx.pipeline.protocol.messages import Ready, StateDigest, UpdateReport, WeightsHeld
@@ -96,7 +96,7 @@ def _rebuild(checked: CheckedEvidence, weights: Mapping[str, Tensor]) -> StageCo
     spec = stage_spec(plan, stage)
     try:
         # counted before it is built: a plan must not claim memory that its weights do not fill
-        (row,) = stage_table(parse_hub_config(plan.hub_config, "model config"), (spec,), plan.adapter)
+        (row,) = stage_table(shared_hub_config(plan.hub_config), (spec,), plan.adapter)
         found = sum(tensor.numel() for tensor in weights.values())
         if row.parameters != found:
             raise checked.refuse(f"holds {found} weights, its plan has {row.parameters} in stage {stage}")

@@ -1,15 +1,14 @@
 """The owner's decisions: what has been committed to, what is audited, and when a step may be applied."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from phalanx.optimizers import clip_coefficient
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.owner.paper_recovery import PLAIN, Attempt
-from phalanx.pipeline.protocol.message import ReceivedMessage
+from phalanx.pipeline.protocol.message import Message, ReceivedMessage
 from phalanx.pipeline.protocol.messages import StateDigest
-from phalanx.pipeline.protocol.needs import task
-from phalanx.pipeline.protocol.tensor_stream import Post
+from phalanx.pipeline.protocol.needs import Delivery, task
 from phalanx.pipeline.verify.audit_judgement import compare_links
 from phalanx.pipeline.verify.audits import Audits
 from phalanx.pipeline.verify.draw import AuditDraw
@@ -33,10 +32,11 @@ class Coordinator:
         bytes_sent: Bytes by party and receiver, as each reported them last.
     """
 
-    def __init__(self, facts: StepFacts, post: Post, draw: AuditDraw) -> None:
+    def __init__(self, facts: StepFacts, draw: AuditDraw) -> None:
         self.facts = facts
+        self._outgoing: list[Delivery] = []
         self._referee = Referee(facts.plan, facts.bits_decide)
-        self._audits = Audits(facts, post, self._referee, draw)
+        self._audits = Audits(facts, self._say, self._referee, draw)
         bounds = GradientBounds(facts, self._referee)
         self._updates = StateJudgement(facts, self._referee, bounds)
         self._faults = FaultReports(facts)
@@ -51,6 +51,14 @@ class Coordinator:
     def ledger(self) -> StepLedger:
         """Of the present attempt at the present step."""
         return self.facts.ledger
+
+    def _say(self, party: str, message: Message, payload: Sequence[memoryview]) -> None:
+        self._outgoing.append(Delivery(party, message, payload))
+
+    def take_outgoing(self) -> list[Delivery]:
+        """Hand out what judges have to say to parties: the loop sends it, and no judge waits on the stack for that."""
+        said, self._outgoing = self._outgoing, []
+        return said
 
     # --- what arrives -----------------------------------------------------------------------------
 
@@ -112,6 +120,8 @@ class Coordinator:
             return None
         self._has_news, before = False, self._conclusions()
         judgement = await self._conclude()
+        for delivery in self.take_outgoing():
+            await delivery
         # one conclusion may be what another one waits for
         self._has_news = self._has_news or judgement is not None or self._conclusions() != before
         return judgement
@@ -124,6 +134,7 @@ class Coordinator:
         late = [number for each in self.facts.open_ledgers for number in (len(each.reports), len(each.steps_agreed))]
         return (*agreed, *asked, *late, len(self._audits.screened))
 
+    @task
     async def _conclude(self) -> Judgement | None:
         facts = self.facts
         while facts.proved:

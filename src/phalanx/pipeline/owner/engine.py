@@ -85,7 +85,7 @@ class PipelineEngine:
         self._party.roles.library, self._party.roles.state_files = files.library, files.states
         self._party.report_usage(RunningCosts(self.timer, endpoint))
         self._facts = StepFacts(plan, mail.statements, files.observe, classes=members.classes)
-        self._coordinator = Coordinator(self._facts, mail.post, draw)
+        self._coordinator = Coordinator(self._facts, draw)
         self._failover = Failover(self._facts, self._coordinator, self._links, self._party.roles, members, files)
         self._requests = Requests(mail.post, clock, endpoint.allowances, answer_bytes(plan))
         self._books = self._open_books(members, files)

@@ -175,5 +175,7 @@ class EventLoop:
             failover.leaving |= {item.sender} & set(failover.alive)
         elif self.coordinator.handle(item):
             failover.signed_history.hear(item)
+            for said in self.coordinator.take_outgoing():
+                failover.links.mail.post(said.party, said.message, said.payload)
         else:
             self.party.handle(item)

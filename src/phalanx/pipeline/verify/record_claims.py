@@ -17,6 +17,7 @@ from phalanx.pipeline.protocol.messages import (
     Ready,
     ScreenHit,
     StepAudited,
+    StepMessage,
     UpdateReport,
     WeightsHeld,
 )
@@ -145,19 +146,25 @@ class ClaimRecorder:
             FrameError: The sender has no part in what it reports.
         """
         message, sender = received.message, received.sender
-        if isinstance(message, UpdateReport):
-            self._add_applied(sender, message)
-        elif isinstance(message, Ready):
-            self._add_ready(sender, message)
-        elif isinstance(message, Fault):
-            self._faults.add(received, message)
-        elif isinstance(message, Commit | GradientHeld | WeightsHeld | AuditReport | StepAudited | ScreenHit):
-            # of a step that lags, only its audits are still awaited
-            ledgers = self._facts.open_ledgers if isinstance(message, AuditReport | StepAudited) else (self._ledger,)
-            if (message.epoch, message.step) in [(ledger.epoch, ledger.step) for ledger in ledgers]:
-                self._add_step_message(received, message)
-        else:
-            return False
+        match message:
+            case UpdateReport():
+                self._add_applied(sender, message)
+            case Ready():
+                self._add_ready(sender, message)
+            case Fault():
+                self._faults.add(received, message)
+            case AuditReport() | StepAudited():
+                # of a step that lags, only its audits are still awaited
+                if any(_is_about(message, ledger) for ledger in self._facts.open_ledgers):
+                    self._add_audit(sender, message)
+            case Commit() if _is_about(message, self._ledger):
+                self._add_commit(received, message)
+            case GradientHeld() | WeightsHeld() | ScreenHit() if _is_about(message, self._ledger):
+                self._add_shadows_word(sender, message)
+            case Commit() | GradientHeld() | WeightsHeld() | ScreenHit():
+                pass
+            case _:
+                return False
         return True
 
     def _add_applied(self, sender: str, message: UpdateReport) -> None:
@@ -196,45 +203,30 @@ class ClaimRecorder:
             raise FrameError(f"{sender!r} got ready with stage {stray[0][:_MAX_DIGITS]}, which it does not have")
         self.ready[sender] = message
 
-    def _add_step_message(
-        self,
-        received: ReceivedMessage,
-        message: Commit | GradientHeld | WeightsHeld | AuditReport | StepAudited | ScreenHit,
-    ) -> None:
-        sender, assignment = received.sender, self._facts.assignment
+    def _add_shadows_word(self, sender: str, message: GradientHeld | WeightsHeld | ScreenHit) -> None:
+        """Record what a shadow has received, or what the receiver of a message finds odd about it."""
+        assignment = self._facts.assignment
         if isinstance(message, ScreenHit):
-            target = target_of(message)
-            expected = assignment.holders.get(target)
-            _expect(sender, expected, message.kind)
+            _expect(sender, assignment.holders.get(target_of(message)), message.kind)
             if message.source not in assignment.shadows or self._facts.holder(message.source) == OWNER:
                 raise FrameError(f"{sender!r} finds a message of the owner odd, which needs no audit")
             self._audits.doubt(message)
             self._ask_for_urgent_audit(message)
             return
-        if isinstance(message, AuditReport):
-            self._audits.add(sender, message)
-            return
-        if isinstance(message, StepAudited):
-            self._add_step_audit(sender, message)
-            return
+        _expect(sender, assignment.shadows.get(message.stage), message.kind)
         if isinstance(message, WeightsHeld):
-            _expect(sender, assignment.shadows.get(message.stage), message.kind)
             self._updates.take(sender, message)
-            return
-        stage, parties = message.stage, assignment.holders if isinstance(message, Commit) else assignment.shadows
-        _expect(sender, parties.get(stage), message.kind)
-        if isinstance(message, Commit):
-            if stage in self._ledger.commits:
-                raise FrameError(f"{sender!r} committed stage {message.stage} twice in step {message.step}")
-            self._add_commit(received, message)
-        elif stage in self._ledger.held:
+        elif message.stage in self._ledger.held:
             raise FrameError(f"{message.kind!r} of stage {message.stage} came twice in step {message.step}")
         else:
-            self._ledger.held[stage] = message
+            self._ledger.held[message.stage] = message
 
     def _add_commit(self, received: ReceivedMessage, commit: Commit) -> None:
         """Open every header that a stage shows; it has signed for all of them itself."""
         facts, sender = self._facts, received.sender
+        _expect(sender, facts.assignment.holders.get(commit.stage), commit.kind)
+        if commit.stage in self._ledger.commits:
+            raise FrameError(f"{sender!r} committed stage {commit.stage} twice in step {commit.step}")
 
         def link_of(message: Activation) -> Link | None:
             # its receiver holds the stage that is committed to, and so is the sender
@@ -254,7 +246,10 @@ class ClaimRecorder:
                 return
         self._ledger.add_commit(commit, received.header, opened)
 
-    def _add_step_audit(self, sender: str, message: StepAudited) -> None:
+    def _add_audit(self, sender: str, message: AuditReport | StepAudited) -> None:
+        if isinstance(message, AuditReport):
+            self._audits.add(sender, message)
+            return
         key, ledger = (message.stage, sender), self._facts.ledger_of(message.step)
         if key not in ledger.awaited_step_audits or key in ledger.step_audits:
             raise FrameError(
@@ -278,6 +273,10 @@ class ClaimRecorder:
             return
         reason = f"stage {hit.source}, microbatch {hit.microbatch}, {hit.direction}: {hit.reason}"
         self.convictions.append(self._facts.judgement("statistics", party, hit.source, reason))
+
+
+def _is_about(message: StepMessage, ledger: StepLedger) -> bool:
+    return (message.epoch, message.step) == (ledger.epoch, ledger.step)
 
 
 def _expect(sender: str, expected: str | None, kind: str) -> None:

@@ -27,7 +27,11 @@ def parse_canonical(data: bytes, /) -> dict[str, Any]:
         ValueError: The bytes are anything else; the message says what. Callers turn it into their own error.
     """
     try:
-        value = _decode(data.decode("utf-8"))
+        # as `JSONDecoder.decode`, without blanks around the value, which are not canonical
+        text = data.decode("utf-8")
+        value, end = _DECODER.raw_decode(text)
+        if end != len(text):
+            raise ValueError(f"JSON is followed by something else at character {end}")
         # brackets inside text count as well, so this can only look too often
         if data.count(b"{") + data.count(b"[") > MAX_DEPTH:
             _check_depth(value)
@@ -37,14 +41,6 @@ def parse_canonical(data: bytes, /) -> dict[str, Any]:
         raise ValueError(f"JSON is nested deeper than {MAX_DEPTH}") from exc
     if not isinstance(value, dict):
         raise ValueError(f"JSON is a {type(value).__name__}, expected an object")  # noqa: TRY004
-    return value
-
-
-def _decode(text: str) -> Any:
-    """As `JSONDecoder.decode`; blanks around the value, which are not canonical, are not skipped."""
-    value, end = _DECODER.raw_decode(text)
-    if end != len(text):
-        raise ValueError(f"JSON is followed by something else at character {end}")
     return value
 
 

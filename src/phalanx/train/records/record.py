@@ -22,7 +22,7 @@ _MOST_CHARACTERS = 2000
 # a conviction must outlive even the machine: a resumed run reads here which party may not come back
 LASTING = ("run_started", "run_resumed", "verdict", "evicted", "revoked")
 _SAID: dict[str, tuple[Kind, str]] = {
-    "awaiting": ("note", "listening on {address}; start {parties} with `phalanx worker`"),
+    "awaiting": ("note", "listening on {address}; waiting for {parties}"),
     "log_head_ignored": ("alarm", "what {party} says of the audit log does not count: {reason}"),
     "not_let_in": ("eviction", "{party} is not let in: {reason}"),
     "guarantees": ("note", "from step {step} on: {said}"),
@@ -62,7 +62,8 @@ def in_words(kind: str, body: dict[str, object]) -> tuple[Kind, str] | None:
     if kind not in _SAID:
         return None
     style, text = _SAID[kind]
-    return style, printable(text.format(**body), _MOST_CHARACTERS)
+    told = {name: ", ".join(map(str, value)) if isinstance(value, list) else value for name, value in body.items()}
+    return style, printable(text.format(**told), _MOST_CHARACTERS)
 
 
 @contextlib.contextmanager
