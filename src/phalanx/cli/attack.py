@@ -67,7 +67,6 @@ def attack(
         return Answer({"attacks": listed})
     if run is None:
         raise ConfigError("attack: no run file; give one, or --list for the table of attacks").about(code="PHX-C002")
-    run.require_steps("phalanx attack")
     drill = Drill(
         kinds=None if kinds is None else tuple(filter(None, kinds.split(","))),
         together=tuple(together or ()),

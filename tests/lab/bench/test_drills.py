@@ -69,6 +69,14 @@ def test_a_drill_keeps_the_run_and_shortens_it():
     assert (runs["framing"].attack.rate, runs["framing"].attack.stages) == (0.5, (1,))
 
 
+def test_a_drill_of_a_run_that_is_counted_in_epochs_has_steps_of_its_own(tmp_path):
+    counted = run_with("", "train.epochs=2", "train.steps=0", tmp_path=tmp_path)
+
+    short = drill_scenes(counted, Drill(steps=6))["none"].run
+
+    assert (counted.train.epochs, short.train.epochs, short.train.steps) == (2, None, 6)
+
+
 def test_a_long_warm_up_is_shortened_too():
     run = tiny_run()
     slow = run.model_copy(update={"optimizer": run.optimizer.model_copy(update={"warmup_steps": 50})})

@@ -76,7 +76,7 @@ def drill_scenes(run: RunConfig, drill: Drill) -> dict[str, DrillRun]:
     """
     optimizer = run.optimizer.model_copy(update={"warmup_steps": min(run.optimizer.warmup_steps, drill.steps - 1)})
     short: dict[str, Any] = {
-        "train": run.train.model_copy(update={"steps": drill.steps, "validate_every": 0}),
+        "train": run.train.model_copy(update={"steps": drill.steps, "epochs": None, "validate_every": 0}),
         "optimizer": optimizer,
         "checkpoint": run.checkpoint.model_copy(update={"every": 0}),
         # a drill is no run that a metrics sink was asked to hear of
