@@ -172,8 +172,9 @@ class Stage:
             insider.known.identity = company.identity(name)
         try:
             with company:
-                # the one copy beside a liar's may be gone for an honest reason
-                may_fall_back = kind.guard.verify_only or any(what == "kill" for _, what, _ in schedule.events)
+                # the one copy beside a liar's may be gone for an honest reason, or a league have had both
+                kills = any(what == "kill" for _, what, _ in schedule.events)
+                may_fall_back = kind.guard.verify_only or kills or len(schedule.liars) > 1
                 if may_fall_back:
                     company.save()
                 outcome.is_ready = True

@@ -44,6 +44,15 @@ FOUND = {
     "a_shadow_in_lock_step_that_keeps_its_gradient_to_itself_is_replaced": one(
         "lockstep", Act(On("gradient_held", lasting=True), Drop()), liar=2
     ),
+    "a_shadow_that_is_not_given_its_state_is_not_replaced_for_lacking_it": Schedule(
+        "league", {1: Liar((Act(On("bulk", lasting=True), Alter(("epoch",), Put(-1))),)), 2: Liar((), "adaptive", 0)}
+    ),
+    "nor_is_it_where_the_other_copy_was_an_honest_party_that_died": one(
+        "third party", Act(On("bulk", step=1, lasting=True), Drop()), events=((1, "kill", 2),)
+    ),
+    "a_stage_is_not_replaced_for_a_shadow_that_says_nothing_of_the_state_it_was_given": one(
+        "third party", Act(On("ready", nth=1, lasting=True), Drop()), liar=3, events=((1, "kill", 2),)
+    ),
 }
 
 

@@ -121,6 +121,20 @@ def settled(
     return Assignment(holders, shadows)
 
 
+def may_lack_a_state(late: Collection[str], roles: Sequence[Role]) -> bool:
+    """Whether a late party waits, for all that the owner knows, for a state that another worker is to send it."""
+    return any(name in late for role in roles if role.source != OWNER for name in role.newcomers)
+
+
+def shadowed_by_owner(assignment: Assignment) -> Assignment:
+    """Return it with the owner as the shadow of every stage of a worker that has none.
+
+    A party that lacks a state, and the one that was to send it, contradict each other without proof. The owner gets the
+    state in the place of the first, and so sees for itself whether the second gives it.
+    """
+    return Assignment(assignment.holders, cover(assignment.holders, assignment.shadows, ()))
+
+
 def roles_of(new: Assignment, old: Assignment | None, reachable: Collection[str] = ()) -> tuple[Role, ...]:
     """Write an assignment as roles, which name the sender of each stage's state to parties that are new to it.
 

@@ -2,11 +2,11 @@
 
 import contextlib
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from phalanx.engine import Verdict
 from phalanx.errors import PeerLostError, TransportError, VerificationError
-from phalanx.pipeline.assignment.assignment import Assignment, roles_of, settled
+from phalanx.pipeline.assignment.assignment import Assignment, may_lack_a_state, roles_of, settled, shadowed_by_owner
 from phalanx.pipeline.assignment.rebalance import Balance
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.membership.members import Files, Members, OwnerLinks, revocation_facts
@@ -16,7 +16,7 @@ from phalanx.pipeline.owner.paper_recovery import PLAIN, Attempt, PaperRecovery
 from phalanx.pipeline.owner.placement import Placement
 from phalanx.pipeline.owner.rollback import Rollback
 from phalanx.pipeline.owner.verdicts import Verdicts
-from phalanx.pipeline.protocol.messages import Ask, Assign, Shutdown, StateDigest
+from phalanx.pipeline.protocol.messages import Ask, Assign, Role, Shutdown, StateDigest
 from phalanx.pipeline.protocol.needs import ProgressNeed, Turn, task
 from phalanx.pipeline.verify.facts import Judgement, StepFacts
 from phalanx.pipeline.verify.signed_history import SignedHistory
@@ -226,8 +226,7 @@ class Failover:
         """
         self.alive += newcomers
         for name in newcomers:
-            members = self._members
-            place = {"address": members.addresses[name], "class": members.class_of(name)}
+            place = {"address": self._members.addresses[name], "class": self._members.class_of(name)}
             self._files.observe("party_joined", {"party": name, **place, "step": step})
         staying = [name for name in self.alive if name not in self.leaving]
         old = self._standing
@@ -341,20 +340,20 @@ class Failover:
         if short:
             self._files.observe("memory_short", {"step": step, "reason": ". ".join(short)})
         self.links.tell((*self.alive, OWNER), assign)
-        await self._await_ready(is_start=old is None)
+        lacks_states = await self._await_ready(assign.roles, is_start=old is None)
         if self.lost and old is None:
             raise PeerLostError(f"{self.lost[0]} was lost: {self.reasons[self.lost[0]]}; see its log")
-        if self.lost and old is not None:
-            self._standing = self._settled(new, old)
-            await self.recover(None, step)
+        if old is not None and (self.lost or lacks_states):
+            self._standing = stood = self._settled(new, old)
+            await (self.recover(None, step) if self.lost else self.assign(shadowed_by_owner(stood), stood, step))
         elif self._facts.plan.guard.enabled:
             await self._check_ready(new, old, step)
 
     def _settled(self, new: Assignment, old: Assignment) -> Assignment:
-        confirmed = self._readiness.confirmed(self._coordinator.ready)
-        return settled(new, old, {*self.alive, OWNER}, confirmed)
+        return settled(new, old, {*self.alive, OWNER}, self._readiness.confirmed(self._coordinator.ready))
 
-    async def _await_ready(self, *, is_start: bool) -> None:
+    async def _await_ready(self, roles: Sequence[Role], *, is_start: bool) -> bool:
+        """Wait until all are ready; return whether one is too late that may lack a state of another worker."""
         patience = self.links.patience
         deadline = patience.clock.wall() + self.timeout_s
         waiting = {*self.alive, OWNER}
@@ -369,8 +368,11 @@ class Failover:
                 missing = sorted(waiting - self._coordinator.ready.keys() - {OWNER}) or sorted(self._roles.owed_by())
                 if not missing:
                     raise PeerLostError(f"{OWNER} did not get ready within {self.timeout_s:.0f} s")
+                if not is_start and self._facts.plan.guard.enabled and may_lack_a_state(missing, roles):
+                    return True
                 for name in missing if is_start else missing[:1]:
                     self.suspect(name, f"did not take its roles within {self.timeout_s:.0f} s")
+        return False
 
     async def _suspect_the_silent(self) -> None:
         """Ask every party for a sign: one that sends or takes a state still answers, and one that hangs does not."""
