@@ -32,6 +32,7 @@ class RunFile(str):
 
     attack = SimpleNamespace(kind="none")
     parallel = None
+    pipeline = SimpleNamespace(remote_workers=())
 
     def model_dump(self, mode: str) -> dict[str, str]:
         return {"name": "the run"}

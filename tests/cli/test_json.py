@@ -20,7 +20,7 @@ SOURCE = Path(phalanx.__file__).resolve().parents[1]
 LEAVES = dict(leaves(command()))
 WITHOUT_JSON = {
     ("enclave", "own"): "a run starts it and speaks with it over its sockets; it prints nothing",
-    ("enclave", "serve"): "a run starts it and speaks with it over its sockets; it prints nothing",
+    ("enclave", "local"): "a run starts it and speaks with it over its sockets; it prints nothing",
 }
 PLAN = ["--model", "gpt2", "--cluster", "a100-nodes", "--gpus", "8", "--layout", "dp=8", "--sequence-length", "512"]
 CALLS = {

@@ -44,7 +44,7 @@ def test_a_process_where_one_can_be_confined_and_then_no_simulation_is_allowed(m
 
     assert (run.split.tier, run.split.allow_insecure_sim) == ("process", False)
     assert run.name == "run"
-    assert type(run).model_validate(run.model_dump()) == run
+    assert type(run).model_validate(run.model_dump()).model_dump() == run.model_dump()
 
 
 def test_a_simulation_only_where_it_is_allowed(make, monkeypatch):

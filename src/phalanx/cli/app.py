@@ -70,11 +70,7 @@ app.command(
 )(init)
 app.command(epilog="Example: phalanx train run.toml --set train.steps=100 --run-dir runs/first")(train)
 app.command(epilog="Example: phalanx worker worker.toml")(worker)
-app.command(
-    epilog="Example: phalanx client client.toml\n\n"
-    "Exit codes: 0 the owner has ended the run, 2 a file is wrong, 3 texts or model are, 4 no enclave answers, 5 its "
-    "evidence is refused; 130 left."
-)(client)
+app.command(epilog="Example: phalanx client client.toml")(client)
 app.command(epilog="Example: phalanx invite run.toml --name alice --host owner.example.org")(invite)
 app.command(epilog="Example: phalanx join phx1-...")(join)
 app.command(

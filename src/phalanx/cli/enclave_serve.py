@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from phalanx.cli.answers.answer import Answer
+
 SERVE_EXAMPLES = (
     "Example: phalanx enclave serve run.toml --identity enclave --dir enclave-state\n\n"
     "Exit codes: 0 the owner has ended the run, 2 the run file is wrong, 3 the model is, 4 it cannot listen, 5 keys, "
@@ -23,12 +25,13 @@ def serve(
         str | None, typer.Option(help="Address to listen on; left out, as split.remote_enclave says.")
     ] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; left out, that of split.remote_enclave.")] = None,
-) -> None:
+) -> Answer:
     """Be the enclave of a run with [split] and remote clients, until its owner ends it."""
     from phalanx.train.parties.enclave_process import EnclaveStart, read_enclave_run, serve_enclave
 
     start = EnclaveStart(identity, directory, bind, port)
     serve_enclave(read_enclave_run(run_file, start), start, typer.echo)
+    return Answer({"status": "complete"})
 
 
 def local(enclave_file: Annotated[Path, _FILE]) -> None:

@@ -41,7 +41,6 @@ def train(
 ) -> Answer:
     """Train a model across stages that check each other, then write the report."""
     from phalanx.train import check_directory, check_inputs, default_directory, load_run
-    from phalanx.train.records.run_directory import run_name
     from phalanx.transport.port import check_port
 
     # a mistake is said before torch is imported
@@ -53,6 +52,8 @@ def train(
         if run.pipeline.remote_workers:
             check_port(run.pipeline.transport, "pipeline.transport")
     if from_run is not None:
+        from phalanx.train.records.run_directory import run_name
+
         run_name(from_run)
     if {PARENT, "TORCHELASTIC_RUN_ID"} & set(os.environ):
         # started by an engine: a second owner must never meet this one in the same directory

@@ -5,10 +5,12 @@ from typing import Annotated
 
 import typer
 
+from phalanx.cli.answers.answer import Answer
+
 
 def client(
     client_file: Annotated[Path, typer.Argument(metavar="CLIENT.toml", help="Keys, texts and policy of this client.")],
-) -> None:
+) -> Answer:
     """Take part in a split as a client: appraise the enclave, and send it sealed what it trains on.
 
     Texts and keys stay here; the owner of the run gets sums over all clients. It waits where a session breaks off, and
@@ -21,3 +23,4 @@ def client(
     from phalanx.train.parties.client_process import run_client
 
     run_client(config, run, name, typer.echo)
+    return Answer({"status": "complete", "party": name})
