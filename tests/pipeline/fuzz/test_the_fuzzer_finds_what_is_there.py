@@ -33,7 +33,10 @@ def a_malformed_message_ends_its_reader(monkeypatch):
 
 
 def nobody_weighs_audits(monkeypatch):
-    monkeypatch.setattr(AuditJudgement, "weigh", lambda self, auditor, report, known, directions: None)
+    async def content(self, auditor, report, known, directions):
+        return None
+
+    monkeypatch.setattr(AuditJudgement, "weigh", content)
 
 
 def headers_of_any_session_count(monkeypatch):
