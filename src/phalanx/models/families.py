@@ -158,9 +158,13 @@ def shared_hub_config(data: Mapping[str, Any]) -> Any:
     """Return the config of equal keys that was parsed before; it is read, and never changed.
 
     Raises:
-        ModelError: As `parse_hub_config`.
+        ModelError: As `parse_hub_config`; or a value that JSON cannot hold.
     """
-    return _parsed_once(canonical_json(dict(data)))
+    try:
+        key = canonical_json(dict(data))
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise ModelError(f"model config: {exc}; expected numbers, words and lists as JSON has them") from exc
+    return _parsed_once(key)
 
 
 @lru_cache(maxsize=16)
