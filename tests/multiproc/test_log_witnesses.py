@@ -32,7 +32,7 @@ def company(place):
         f"pipeline.pki='{keys}'",
         f"pipeline.transport.port={port}",
         "pipeline.transport.keepalive_s=1.0",
-        "train.steps=10",
+        "train.steps=16",
     )
     return settings, lambda: [place.start("worker", file) for file in files]
 
@@ -61,13 +61,13 @@ def test_a_log_of_which_half_was_cut_away_everywhere_is_missed_by_machines_elsew
     settings, start = company
     workers = start()
     owner = place.train(*settings)
-    place.wait_for(owner, lambda: place.has_line("metrics.jsonl", '"step": 6,'))
+    place.wait_for(owner, lambda: place.has_line("metrics.jsonl", '"step": 7,'))
     owner.popen.send_signal(signal.SIGINT)
     assert owner.wait() == 130, owner.text
     assert [worker.wait() for worker in workers] == [4, 4], [worker.text for worker in workers]
     known = heads(place)
     whole = (place.path / "run" / "events.jsonl").read_bytes()
-    assert {head["last"]["number"] for head in known} >= {7}, known
+    assert max(head["last"]["number"] for head in known) >= 7, known
 
     attack(place.path / "run")
     public = [kind for kind, _ in events(place, "run_started", "step", "evicted")]
