@@ -48,6 +48,36 @@ def test_questions_of_several_parties_are_answered_both_ways_at_once(ends):
     assert found[b"5"] == b"owner got 5"
 
 
+def test_a_question_to_a_party_that_serves_a_moment_later_is_answered(ends):
+    near, far = ends
+    found = []
+    asker = threading.Thread(target=lambda: found.append(near.wire("owner").deliver("enclave", b"x", 10.0)))
+    asker.start()
+    # answered by a party that serves from the start: what was sent before has been read by then
+    far.wire("client").serve(lambda raw, sender: raw, "run")
+    near.wire("owner").deliver("client", b"y", 10.0)
+
+    far.wire("enclave").serve(lambda raw, sender: b"got " + raw, "run")
+    asker.join(10.0)
+
+    assert found == [b"got x"]
+
+
+def test_only_so_many_questions_are_kept_for_a_party_that_never_serves(ends):
+    near, far = ends
+    far.wire("client").serve(lambda raw, sender: raw, "run")
+    for _ in range(20):
+        with pytest.raises(PeerLostError):
+            near.wire("owner").deliver("nobody", b"x", 0.0)
+    near.wire("owner").deliver("client", b"y", 10.0)
+    answered = []
+
+    far.wire("nobody").serve(lambda raw, sender: answered.append(raw) or b"", "run")
+    near.wire("owner").deliver("nobody", b"z", 10.0)
+
+    assert 1 <= answered.count(b"x") <= 8
+
+
 def test_who_waits_for_an_end_that_closes_is_told(ends):
     near, far = ends
     asked = threading.Event()

@@ -1,10 +1,11 @@
 """Clients of other owners: the run of one process bit for bit, sums for the owner, and what each attacker meets."""
 
 import math
+import threading
 
 import pytest
 import torch
-from remote_house import CLASSES, CLIENTS, RemoteHouse, Texts
+from remote_house import CLASSES, CLIENTS, MICROBATCHES, RemoteHouse, Texts
 from split_house import House
 from split_scene import same
 
@@ -244,6 +245,24 @@ def test_a_client_that_sends_without_being_asked_is_refused_and_changes_nothing(
             north.line.hear(say.Reply)
 
         assert session.server._trainer.num_learned == 0
+
+
+def test_a_client_that_is_ready_twice_neither_confuses_the_owner_nor_takes_other_texts(source, tmp_path):
+    with RemoteHouse(source, tmp_path).open() as session:
+        session.join("north")
+        taker, south = session.client("south")
+        south.line.say(session.ready())
+        lead = session.lead()
+
+        with pytest.raises(FrameError, match="south: has said before"):
+            south.line.ask(session.ready(data="ee" * 32), ask.ClientTurn)
+
+        assert session.server._turns.commitments["south"] == "cd" * 32
+        worker = threading.Thread(target=lambda: taker._take(south.line.hear(ask.ClientTurn)[0]), daemon=True)
+        worker.start()
+        # its next word is what the step came to, and no second word that all are ready
+        assert lead.step(0, 0).num_targets == MICROBATCHES
+        worker.join(20.0)
 
 
 def test_a_client_that_leaves_ends_the_session_and_the_owner_is_told_who_and_why(source, tmp_path):

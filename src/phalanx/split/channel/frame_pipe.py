@@ -21,6 +21,7 @@ _SIZE, _HEAD = struct.Struct(">Q"), struct.Struct(">BQB")
 _QUESTION, _ANSWER = 0, 1
 _SLACK_BYTES = 64 * 1024
 _NUM_THREADS = 8
+_MOST_EARLY = 8
 
 
 class FramePipe:
@@ -34,6 +35,7 @@ class FramePipe:
     def __init__(self, end: socket.socket, max_frame_bytes: int) -> None:
         self._end, self._most = end, max_frame_bytes + _SLACK_BYTES
         self._handles: dict[str, Handle] = {}
+        self._early: list[tuple[int, str, str, memoryview]] = []
         self._waiting: dict[int, Future[bytes]] = {}
         self._numbers = itertools.count()
         self._lock, self._sending = threading.Lock(), threading.Lock()
@@ -47,8 +49,13 @@ class FramePipe:
         return PipeWire(self, name)
 
     def serve(self, name: str, handle: Handle) -> None:
-        """Pass frames for a party of this end to `handle`."""
-        self._handles[name] = handle
+        """Pass frames for a party of this end to `handle`, those first that came before it served."""
+        with self._lock:
+            self._handles[name] = handle
+            early = [one for one in self._early if one[2] == name]
+            self._early = [one for one in self._early if one[2] != name]
+        for number, sender, receiver, raw in early:
+            self._pool.submit(self._answer, handle, number, sender, receiver, raw)
 
     def ask(self, sender: str, receiver: str, raw: bytes, timeout_s: float) -> bytes:
         """Return the other end's answer to a frame.
@@ -118,7 +125,10 @@ class FramePipe:
             if waiting is not None:
                 waiting.set_result(bytes(message[start:]))
             return
-        handle = self._handles.get(receiver)
+        with self._lock:
+            handle = self._handles.get(receiver)
+            if handle is None and len(self._early) < _MOST_EARLY:
+                self._early.append((number, sender, receiver, message[start:]))
         if handle is not None:
             self._pool.submit(self._answer, handle, number, sender, receiver, message[start:])
 

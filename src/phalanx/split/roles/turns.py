@@ -47,11 +47,14 @@ class ClientTurns:
         return {name: self._ready[name].data for name in self._clients if name in self._ready}
 
     def ready(self, client: str, message: ask.ClientReady) -> None:
-        """Take a client's word that it is ready.
+        """Take a client's word that it is ready, once: the owner waits for word of all clients once as well.
 
         Raises:
             DataError: Its model or tokenizer is not that of the others.
+            FrameError: It has said so before.
         """
+        if client in self._ready:
+            raise FrameError(f"{client}: has said before that it is ready, and is bound to that")
         if message.model != self._model:
             raise DataError(f"{client}: has other model files than the enclave; give all parties the same ones")
         if any(other.tokenizer != message.tokenizer for other in self._ready.values()):
