@@ -14,7 +14,7 @@ from phalanx.data.sources.jsonl import JsonlConfig, JsonlFiles
 from phalanx.data.sources.own import OwnSource, OwnSourceConfig
 from phalanx.data.sources.python_docstrings import PythonDocstrings, PythonDocstringsConfig
 from phalanx.data.sources.python_manual import PythonManual, PythonManualConfig
-from phalanx.data.sources.source import Document, Source, SourceSettings
+from phalanx.data.sources.source import BrokenRecord, Document, FileSource, Origin, Source, SourceSettings
 from phalanx.data.sources.text import TextConfig, TextFiles
 from phalanx.errors import DataError
 
@@ -84,9 +84,12 @@ def no_text(kind: str) -> DataError:
 
 __all__ = [
     "SOURCES",
+    "BrokenRecord",
     "Document",
+    "FileSource",
     "HtmlConfig",
     "JsonlConfig",
+    "Origin",
     "OwnSourceConfig",
     "PythonDocstringsConfig",
     "PythonManualConfig",

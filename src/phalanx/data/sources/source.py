@@ -1,10 +1,11 @@
 """The interface of every source of text."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from phalanx.config import StrictModel
+from phalanx.data.sources.files import SourceFile
 
 
 class SourceSettings(StrictModel):
@@ -14,11 +15,48 @@ class SourceSettings(StrictModel):
 
 
 @dataclass(frozen=True)
+class Origin:
+    """What is known of the bytes that a document was taken out of.
+
+    Attributes:
+        raw_bytes: Size of its record as fetched, unpacked, before any text was taken out.
+        raw_digest: SHA-256 in hex of these bytes.
+        url: Where it was fetched, as recorded.
+        fetched_at: When, as recorded (RFC 3339).
+        recorded_digest: What the archive itself says the digest is, as ``algorithm:value``; a claim.
+    """
+
+    raw_bytes: int
+    raw_digest: str
+    url: str | None = None
+    fetched_at: str | None = None
+    recorded_digest: str | None = None
+
+
+@dataclass(frozen=True)
 class Document:
-    """One text, and a name that finds it again in an error message."""
+    """One text, and a name that finds it again in an error message.
+
+    Attributes:
+        name: The same on every machine.
+        text: As the source has it.
+        origin: Of its bytes; None where a source does not tell, in which case the text's own bytes count.
+        fields: Further columns of its record: scores, labels, languages; plain values.
+    """
 
     name: str
     text: str
+    origin: Origin | None = None
+    fields: Mapping[str, str | int | float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BrokenRecord:
+    """A record that no text could be taken out of: it is counted and told, never passed over in silence."""
+
+    name: str
+    raw_bytes: int
+    reason: str
 
 
 class Source(Protocol):
@@ -30,4 +68,21 @@ class Source(Protocol):
 
     def documents(self) -> Iterator[Document]:
         """Every document, in an order that depends on the content only."""
+        ...
+
+
+class FileSource(Source, Protocol):
+    """A source whose files can be read apart from each other, by several processes."""
+
+    @property
+    def files(self) -> Sequence[SourceFile]:
+        """All files, in the order of their documents."""
+        ...
+
+    def read(self, file: SourceFile) -> Iterator[Document | BrokenRecord]:
+        """Every record of one file, in order.
+
+        Raises:
+            DataError: The file itself cannot be read, or is not of this kind.
+        """
         ...

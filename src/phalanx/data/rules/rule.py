@@ -1,0 +1,111 @@
+"""What a rule of a data build is, and what it may say of a document."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from phalanx.config import StrictModel
+from phalanx.data.rules.page import Page
+
+
+class RuleSettings(StrictModel):
+    """The keys of a rule in a recipe; each has its own, and its name as the only value of `kind`."""
+
+    kind: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Why a rule does not let a document pass as it is.
+
+    Attributes:
+        measure: What was measured, in the rule's own words: ``words``, ``top_2_gram``.
+        value: What came out.
+        limit: What the recipe allows; empty where there is no threshold.
+    """
+
+    measure: str
+    value: float | int | str
+    limit: float | int | str = ""
+
+
+@dataclass(frozen=True)
+class Drop:
+    """The document is left out."""
+
+    finding: Finding
+
+
+@dataclass(frozen=True)
+class Quarantine:
+    """The document is set aside until a person has decided; it is in no shard until then."""
+
+    finding: Finding
+
+
+@dataclass(frozen=True)
+class Edit:
+    """The document goes on with another text; `places` were changed."""
+
+    text: str
+    places: int
+    finding: Finding
+
+
+@dataclass(frozen=True)
+class Tag:
+    """The document goes on with further fields, which order, mixture and lookups may use."""
+
+    fields: Mapping[str, str | int | float]
+
+
+Outcome = Drop | Quarantine | Edit | Tag | None
+"""None: the document passes as it is."""
+
+
+class DocumentRule(Protocol):
+    """A rule that looks at one document at a time: its outcome depends on the document and its settings alone."""
+
+    def judge(self, page: Page) -> Outcome:
+        """Say what becomes of a document."""
+        ...
+
+
+class Texts(Protocol):
+    """All documents of a build that have come this far, by number; texts are read from disk when asked for."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+        ...
+
+    def page(self, number: int) -> Page:
+        """One document."""
+        ...
+
+    def source(self, number: int) -> str:
+        """The name of its source in the recipe, without reading it."""
+        ...
+
+
+class CorpusRule(Protocol):
+    """A rule that compares documents: a mark is made of each by many processes, then one decides over all marks."""
+
+    def mark(self, page: Page) -> bytes:
+        """Return what the decision needs of one document: signatures or counts, at most a few KiB."""
+        ...
+
+    def decide(self, marks: Iterable[bytes], texts: Texts) -> Iterator[tuple[int, Outcome]]:
+        """Say what becomes of each document that does not pass as it is.
+
+        Args:
+            marks: Of every document, in the order of their numbers from 0.
+            texts: The documents, for what marks do not tell.
+
+        Yields:
+            Numbers, each at most once, in rising order, with their outcomes: the same whatever the number of processes
+            that made the marks.
+        """
+        ...
+
+
+Rule = DocumentRule | CorpusRule

@@ -1,0 +1,27 @@
+"""Documents outside of the borders are dropped, with what was measured."""
+
+import pytest
+from pydantic import ValidationError
+
+from phalanx.data.rules import Drop, Finding, LengthConfig, Page, make_rule
+from phalanx.data.sources import Document
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("abc", None),
+        ("ab", Drop(Finding("characters", 2, 3))),
+        ("abcde", None),
+        ("abcdef", Drop(Finding("characters", 6, 5))),
+    ],
+)
+def test_a_border_is_allowed_itself(text, found):
+    rule = make_rule(LengthConfig(least=3, most=5))
+
+    assert rule.judge(Page(Document("a", text), "books")) == found
+
+
+def test_borders_that_drop_everything_are_refused():
+    with pytest.raises(ValidationError, match="drops everything"):
+        LengthConfig(least=3, most=2)
