@@ -15,7 +15,7 @@ class RuleSettings(StrictModel):
 
 
 @dataclass(frozen=True)
-class Finding:
+class Reason:
     """Why a rule does not let a document pass as it is.
 
     Attributes:
@@ -33,14 +33,14 @@ class Finding:
 class Drop:
     """The document is left out."""
 
-    finding: Finding
+    reason: Reason
 
 
 @dataclass(frozen=True)
 class Quarantine:
     """The document is set aside until a person has decided; it is in no shard until then."""
 
-    finding: Finding
+    reason: Reason
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Edit:
 
     text: str
     places: int
-    finding: Finding
+    reason: Reason
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ class Source(Protocol):
 
 
 class FileSource(Source, Protocol):
-    """A source whose files can be read apart from each other, by several processes."""
+    """A source of files that several processes can read apart from each other."""
 
     @property
     def files(self) -> Sequence[SourceFile]:
