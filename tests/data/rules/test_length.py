@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from phalanx.data.rules import Drop, LengthConfig, Page, Reason, make_rule
+from phalanx.data.rules import Drop, LengthConfig, Page, RuleReason, make_rule
 from phalanx.data.sources import Document
 
 
@@ -11,9 +11,9 @@ from phalanx.data.sources import Document
     ("text", "found"),
     [
         ("abc", None),
-        ("ab", Drop(Reason("characters", 2, 3))),
+        ("ab", Drop(RuleReason("characters", 2, 3))),
         ("abcde", None),
-        ("abcdef", Drop(Reason("characters", 6, 5))),
+        ("abcdef", Drop(RuleReason("characters", 6, 5))),
     ],
 )
 def test_a_border_is_allowed_itself(text, found):

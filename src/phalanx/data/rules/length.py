@@ -5,7 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from phalanx.data.rules.page import Page
-from phalanx.data.rules.rule import Drop, Outcome, Reason, RuleSettings
+from phalanx.data.rules.rule import Drop, Outcome, RuleReason, RuleSettings
 
 
 class LengthConfig(RuleSettings):
@@ -32,7 +32,7 @@ class Length:
         """Drop what is outside of the borders."""
         size, config = len(page.text), self._config
         if size < config.least:
-            return Drop(Reason("characters", size, config.least))
+            return Drop(RuleReason("characters", size, config.least))
         if config.most is not None and size > config.most:
-            return Drop(Reason("characters", size, config.most))
+            return Drop(RuleReason("characters", size, config.most))
         return None

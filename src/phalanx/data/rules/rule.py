@@ -15,7 +15,7 @@ class RuleSettings(StrictModel):
 
 
 @dataclass(frozen=True)
-class Reason:
+class RuleReason:
     """Why a rule does not let a document pass as it is.
 
     Attributes:
@@ -33,14 +33,14 @@ class Reason:
 class Drop:
     """The document is left out."""
 
-    reason: Reason
+    reason: RuleReason
 
 
 @dataclass(frozen=True)
 class Quarantine:
     """The document is set aside until a person has decided; it is in no shard until then."""
 
-    reason: Reason
+    reason: RuleReason
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Edit:
 
     text: str
     places: int
-    reason: Reason
+    reason: RuleReason
 
 
 @dataclass(frozen=True)
