@@ -22,7 +22,7 @@ class FineWebConfig(RuleSettings):
 
 
 class FineWeb:
-    """Drops by lines that end a sentence, short lines, repeated lines, and line ends by terms; empty lines do not count.
+    """Drops by lines that end a sentence, short and repeated lines, and line ends by terms; empty lines do not count.
 
     Source: Penedo et al. 2024, section 3.6 (FineWeb's own filters).
     """

@@ -34,7 +34,9 @@ class GopherQualityConfig(RuleSettings):
         if self.least_words > self.most_words or self.least_mean_length > self.most_mean_length:
             raise ValueError("a least value is above its most, which drops everything; raise most_* or lower least_*")
         if self.least_stop_words > len(set(self.stop_words)):
-            raise ValueError(f"least_stop_words={self.least_stop_words}, but stop_words are {len(set(self.stop_words))}")
+            raise ValueError(
+                f"least_stop_words={self.least_stop_words}, but stop_words are {len(set(self.stop_words))}"
+            )
         return self
 
 

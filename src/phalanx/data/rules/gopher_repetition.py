@@ -17,8 +17,8 @@ _REPEATED = range(5, 11)
 class GopherRepetitionConfig(RuleSettings):
     """Shares of a document that may be repetitions; a border is allowed itself.
 
-    `most_top_grams` are characters in the most frequent 2-, 3- and 4-gram; `most_repeated_grams` those in repeated 5- to
-    10-grams.
+    `most_top_grams` are characters in the most frequent 2-, 3- and 4-gram; `most_repeated_grams` those in repeated 5-
+    to 10-grams.
     """
 
     kind: Literal["gopher_repetition"] = "gopher_repetition"

@@ -1,4 +1,4 @@
-"""How a piece of text between two white spaces becomes words: the convention that published thresholds were set on.
+"""How a piece of text between two white spaces becomes terms: the convention that published thresholds were set on.
 
 Gopher's and FineWeb's thresholds are shares of words, and the public pipelines count words as spaCy's English rules do:
 punctuation at both ends is cut off character by character, contractions are split (``do|n't``), letters are split at
@@ -9,17 +9,23 @@ often they agree is measured (docs/data_rules.md). Every loop is linear in the p
 import re
 import unicodedata
 
-_OPENERS = frozenset("§%=—–…,:;!?¿؟¡()[]{}<>_#*&。？！，、；：～·।،۔؛٪'\"”“`‘´’‚„»«「」『』（）〔〕【】《》〈〉⟦⟧$£€¥฿₽﷼₴₹₩₪₫₿")  # noqa: RUF001
-_CLOSERS = (_OPENERS - frozenset("§%=$£€¥฿₽﷼₴₹₩₪₫₿")) | frozenset("—–")  # noqa: RUF001
-_QUOTES = "'\"”“`‘´’‚,„»«「」『』（）〔〕【】《》〈〉⟦⟧"  # noqa: RUF001
-_ICONS = "\u00a6\u00a9\u00ae\u00b0\u2117\u2122\ufffd\u2195-\u2199\u21a9-\u21aa\u2300-\u2307\u2322-\u2328\u2400-\u2426\u249c-\u24e9\u2500-\u25b6\u25b8-\u25c0\u25c2-\u266e\u2670-\u2767\u2794-\u27bf\u2800-\u28ff\u2b00-\u2b2f\U0001f000-\U0001faff"
+_OPENERS = frozenset(
+    "§%=—–…,:;!?¿؟¡()[]{}<>_#*&。？！，、；：～·।،۔؛٪'\"”“`‘´’‚„»«「」『』（）〔〕【】《》〈〉⟦⟧$£€¥฿₽﷼₴₹₩₪₫₿"
+)
+_CLOSERS = (_OPENERS - frozenset("§%=$£€¥฿₽﷼₴₹₩₪₫₿")) | frozenset("—–")
+_QUOTES = "'\"”“`‘´’‚,„»«「」『』（）〔〕【】《》〈〉⟦⟧"
+_ICONS = (
+    "\u00a6\u00a9\u00ae\u00b0\u2117\u2122\ufffd\u2195-\u2199\u21a9-\u21aa\u2300-\u2307\u2322-\u2328"
+    "\u2400-\u2426\u249c-\u24e9\u2500-\u25b6\u25b8-\u25c0\u25c2-\u266e\u2670-\u2767\u2794-\u27bf"
+    "\u2800-\u28ff\u2b00-\u2b2f\U0001f000-\U0001faff"
+)
 _INFIX = re.compile(
     r"\.\.+|…"
     rf"|[{_ICONS}]"
     r"|(?<=[0-9])[+\-*^](?=[0-9-])"
     rf"|(?<=[^\W\d_])\.(?=[^\W\d_{_QUOTES}]|[{_QUOTES}])|(?<=[{_QUOTES}])\.(?=[^\W\d_]|[{_QUOTES}])"
     r"|(?<=[^\W\d_]),(?=[^\W\d_])"
-    r"|(?<=[^\W_])(?:-{1,3}|–|——?|~)(?=[^\W\d_])"  # noqa: RUF001
+    r"|(?<=[^\W_])(?:-{1,3}|–|——?|~)(?=[^\W\d_])"
     r"|(?<=[^\W_])[:<>=/](?=[^\W\d_])"
 )
 _UNIT = re.compile(
@@ -61,33 +67,33 @@ def _contractions() -> dict[str, tuple[str, ...]]:
     found |= {"cannot": ("can", "not"), "gonna": ("gon", "na"), "gotta": ("got", "ta"), "let's": ("let", "'s")}
     for word in ("ill", "its", "hell", "shell", "shed", "were", "well"):
         found.pop(word, None)
-    found |= {
-        key.replace("'", "’"): tuple(part.replace("'", "’") for part in parts)  # noqa: RUF001
-        for key, parts in found.items()
-    }
+    found |= {key.replace("'", "’"): tuple(part.replace("'", "’") for part in parts) for key, parts in found.items()}
     capital = {key.capitalize(): (parts[0].capitalize(), *parts[1:]) for key, parts in found.items()}
     times = {f"{hour}{half}": (str(hour), half) for hour in range(1, 13) for half in ("am", "pm", "a.m.", "p.m.")}
     return found | capital | times
 
 
-_WHOLE = frozenset(
-    "Mr. Mrs. Ms. Dr. Prof. Rev. Gen. Gov. Sen. Rep. Adm. Jr. Messrs. Mt. St. Inc. Ltd. Co. co. Corp. Bros. vs. v.s. e.g. E.g. "
-    "E.G. i.e. I.e. I.E. a.m. p.m. Ph.D. D.C. Jan. Feb. Mar. Apr. Jun. Jul. Aug. Sep. Sept. Oct. Nov. Dec. Md. Mo. Mont. Ak. "
-    "Ala. Ariz. Ark. Calif. Colo. Conn. Del. Fla. Ga. Ia. Id. Ill. Ind. Kan. Kans. Ky. La. Mass. Mich. Minn. Miss. N.C. N.D. "
-    "N.H. N.J. N.M. N.Y. Neb. Nebr. Nev. Okla. Ore. Pa. S.C. Tenn. Va. Wash. Wis. C++ and/or w/o 'd 's 'S 're 'em 'll ma'am "
-    "Ma'am o'clock O'clock 'cause 'Cause 'cos 'bout".split()
-) | frozenset(f"{letter}." for letter in "abcdefghijklmnopqrstuvwxyzäöü")
-_FACES = frozenset(
-    ":) :-) :)) (: =) (= :] :-] [: =] [= :o) :} 8) 8-) ;) ;-) (; :( :-( :(( ): =( >:( :/ :-/ =/ =| :| ]= :1 :P :p :O :o :0 :() "
-    ":* :3 =3 :> :X :x :D ;D =D xD XD 8D ^_^ >.< >.> <.< ._. -_- v.v o.O O.o O.O o.o 0.0 o.0 0.o <3 </3 '' \\n \\t".split()
-)
-"""Kept whole, wherever their characters come out as words of their own side by side."""
+_WHOLE_TEXT = """
+Mr. Mrs. Ms. Dr. Prof. Rev. Gen. Gov. Sen. Rep. Adm. Jr. Messrs. Mt. St. Inc. Ltd. Co. co. Corp. Bros. vs. v.s.
+e.g. E.g. E.G. i.e. I.e. I.E. a.m. p.m. Ph.D. D.C. Jan. Feb. Mar. Apr. Jun. Jul. Aug. Sep. Sept. Oct. Nov. Dec.
+Md. Mo. Mont. Ak. Ala. Ariz. Ark. Calif. Colo. Conn. Del. Fla. Ga. Ia. Id. Ill. Ind. Kan. Kans. Ky. La. Mass.
+Mich. Minn. Miss. N.C. N.D. N.H. N.J. N.M. N.Y. Neb. Nebr. Nev. Okla. Ore. Pa. S.C. Tenn. Va. Wash. Wis. C++
+and/or w/o 'd 's 'S 're 'em 'll ma'am Ma'am o'clock O'clock 'cause 'Cause 'cos 'bout
+"""
+_WHOLE = frozenset(_WHOLE_TEXT.split()) | frozenset(f"{letter}." for letter in "abcdefghijklmnopqrstuvwxyzäöü")
+_FACES_TEXT = """
+:) :-) :)) (: =) (= :] :-] [: =] [= :o) :} 8) 8-) ;) ;-) (; :( :-( :(( ): =( >:( :/ :-/ =/ =| :| ]= :1 :P :p :O
+:o :0 :() :* :3 =3 :> :X :x :D ;D =D xD XD 8D ^_^ >.< >.> <.< ._. -_- v.v o.O O.o O.O o.o 0.0 o.0 0.o <3 </3 ''
+\\n \\t
+"""
+_FACES = frozenset(_FACES_TEXT.split())
+"""Kept whole, wherever their characters come out as terms of their own side by side."""
 _CONTRACTIONS = _contractions()
 _LONGEST_SPECIAL = 12
 
 
 def split_piece(piece: str) -> list[str]:
-    """Split text without white space into words."""
+    """Split text without white space into terms."""
     head, (start, end), tail = _peel(piece)
     middle = piece[start:end]
     words = [*head, *_split_middle(middle), *reversed(tail)] if middle else [*head, *reversed(tail)]
@@ -99,7 +105,7 @@ def _is_special(text: str) -> bool:
 
 
 def _peel(piece: str) -> tuple[list[str], tuple[int, int], list[str]]:
-    """Cut off what stands at the ends: the words in front, what is left, and the words behind from the end inwards."""
+    """Cut off what stands at the ends: the terms in front, what is left, and those behind from the end inwards."""
     head: list[str] = []
     tail: list[str] = []
     start, end = 0, len(piece)
@@ -122,7 +128,7 @@ def _peel(piece: str) -> tuple[list[str], tuple[int, int], list[str]]:
 
 
 def _opening(piece: str, start: int, end: int) -> int:
-    """How many characters at the start are a word of their own."""
+    """How many characters at the start are a term of their own."""
     first = piece[start]
     if first.isalnum():
         return 0
@@ -134,21 +140,17 @@ def _opening(piece: str, start: int, end: int) -> int:
 
 
 def _closing(piece: str, start: int, end: int) -> int:
-    """How many characters at the end are a word of their own."""
-    if start >= end:
+    """How many characters at the end are a term of their own."""
+    last, before = piece[end - 1 : end], piece[end - 2 : end - 1] if end - 2 >= start else ""
+    if start >= end or last.isdigit():
         return 0
-    last, before = piece[end - 1], piece[end - 2] if end - 2 >= start else ""
     if last == ".":
         return _closing_dot(piece, start, end)
-    if last in "sS" and before and before in "'’":  # noqa: RUF001
+    if last in "sS" and before and before in "'’":
         return 2
-    if last in _CLOSERS or _is_icon(last):
+    if last in _CLOSERS or _is_icon(last) or (last == "+" and before.isdigit()):
         return 1
-    if last == "+":
-        return int(before.isdigit())
-    if last.isalnum() and before.isdigit() is False and not before.isalpha() and before not in ("/",):
-        return 0
-    found = _UNIT.search(piece, max(start, end - 6), end) if not last.isdigit() else None
+    found = _UNIT.search(piece, max(start, end - 6), end)
     return found.end() - found.start() if found else 0
 
 
