@@ -75,7 +75,7 @@ class TokenStream:
 
 
 class Dataset:
-    """A dataset whose manifest is verified; nothing else is read until it is asked for.
+    """A dataset with a verified manifest; nothing else is read until it is asked for.
 
     Attributes:
         directory: Where it lies.
@@ -83,7 +83,7 @@ class Dataset:
         digest: SHA-256 in hex of the manifest, and so of every token.
         signer: Fingerprint of the key that signed it.
         signer_was_named: Whether the caller said which key that must be. Otherwise nothing vouches for the signer, and
-            whoever shows the dataset to a person says so; `trust` is a sentence for that.
+            what shows the dataset to a person says so; `trust` is a sentence for that.
         groups: The splits of every group, in the order of the manifest.
     """
 

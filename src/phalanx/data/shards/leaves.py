@@ -23,7 +23,7 @@ Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
 
 
-class LeafFile(StrictModel):
+class FileRoot(StrictModel):
     """What a manifest says of one file.
 
     Attributes:
@@ -74,7 +74,7 @@ class LeafWriter:
             view = view[self._leaf_bytes :]
         self._buffer += view
 
-    def finish(self) -> LeafFile:
+    def finish(self) -> FileRoot:
         """Write the rest and the tree, force both to disk, and return what the manifest says of them."""
         if self._buffer:
             self._put(bytes(self._buffer))
@@ -82,7 +82,7 @@ class LeafWriter:
         with self._path.with_name(self._path.name + TREE).open("xb") as tree:
             tree.write(b"".join(self._hashes))
             _force(tree)
-        return LeafFile(size_bytes=self.size_bytes, root=tree_root(self._hashes).hex())
+        return FileRoot(size_bytes=self.size_bytes, root=tree_root(self._hashes).hex())
 
     def close(self) -> None:
         """Give the file back without finishing it."""
@@ -154,7 +154,7 @@ class LeafStore:
 
 
 class VerifiedFile:
-    """A file of items whose leaves are checked against the signed root, each at its first read in this process.
+    """A file of items in leaves, which are checked against the signed root, each at its first read in this process.
 
     Nothing is read when it is made. At the first read its tree is checked against the root; then every leaf that a
     read touches and that was not checked before is checked against the tree, so no byte is hashed twice. Leaves are
@@ -169,7 +169,7 @@ class VerifiedFile:
     """
 
     def __init__(
-        self, store: LeafStore, file: str, record: LeafFile, dtype: np.dtype[Any], num_ids: int | None = None
+        self, store: LeafStore, file: str, record: FileRoot, dtype: np.dtype[Any], num_ids: int | None = None
     ) -> None:
         self.file = file
         self.num_items = record.size_bytes // dtype.itemsize

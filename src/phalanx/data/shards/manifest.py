@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError
 
 from phalanx.config import StrictModel, canonical_json
 from phalanx.data.manifest import TokenizerRecord
-from phalanx.data.shards.leaves import Count, Digest, LeafFile
+from phalanx.data.shards.leaves import Count, Digest, FileRoot
 from phalanx.data.shards.merkle import HASH_BYTES
 from phalanx.data.shards.seal import SealRecord
 from phalanx.data.shards.signing import FINGERPRINT, fingerprint_of, signer_of
@@ -100,10 +100,10 @@ class PartRecord(StrictModel):
     split: Name
     documents: Count
     tokens: Count
-    shards: Annotated[tuple[LeafFile, ...], Field(max_length=2**20)]
-    starts: LeafFile
-    records: LeafFile
-    entries: LeafFile
+    shards: Annotated[tuple[FileRoot, ...], Field(max_length=2**20)]
+    starts: FileRoot
+    records: FileRoot
+    entries: FileRoot
 
     @property
     def directory(self) -> str:
@@ -115,14 +115,14 @@ class IndexRecord(StrictModel):
     """All documents in the order of their digests.
 
     Attributes:
-        root: Of the tree whose leaves are the single records.
+        root: Of the tree that has each record for a leaf.
         table: The records.
         nodes: Nodes of that tree, one for every 1,024 records.
     """
 
     root: Digest
-    table: LeafFile
-    nodes: LeafFile
+    table: FileRoot
+    nodes: FileRoot
 
 
 class DatasetFacts(StrictModel):

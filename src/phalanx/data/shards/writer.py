@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.data.shards.index import write_index
-from phalanx.data.shards.leaves import LeafFile, LeafStore, LeafWriter
+from phalanx.data.shards.leaves import FileRoot, LeafStore, LeafWriter
 from phalanx.data.shards.manifest import (
     DATASET_FILE,
     BesideRecord,
@@ -196,7 +196,7 @@ class PartWriter:
     """A writer of one split of one group; its documents keep the order in which they are added."""
 
     def __init__(self, writer: DatasetWriter, group: str, split: str) -> None:
-        empty = LeafFile(size_bytes=0, root="0" * 64)
+        empty = FileRoot(size_bytes=0, root="0" * 64)
         try:
             PartRecord(
                 group=group, split=split, documents=0, tokens=0, shards=(), starts=empty, records=empty, entries=empty
@@ -212,7 +212,7 @@ class PartWriter:
             writer.leaf_writer(f"{self._directory}/{file}") for file in ("starts", "records", "entries")
         )
         self._shard: LeafWriter | None = None
-        self._shards: list[LeafFile] = []
+        self._shards: list[FileRoot] = []
         self.documents = self.tokens = 0
         self.largest_id = -1
         self.by_source: dict[int, list[int]] = {}
