@@ -1,6 +1,7 @@
 """Keys and tokens that were published by mistake are masked, or their document goes or waits."""
 
 import base64
+import itertools
 import json
 
 import pytest
@@ -109,4 +110,4 @@ def test_a_million_hostile_characters_are_read_to_their_end(piece):
 
     spans = find_secrets(text)
 
-    assert all(one.end <= other.start for one, other in zip(spans, spans[1:], strict=False))
+    assert all(one.end <= other.start for one, other in itertools.pairwise(spans))

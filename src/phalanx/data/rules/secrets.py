@@ -176,7 +176,7 @@ def _of_shape(text: str, shape: SecretShape) -> Iterator[Span]:
 
 
 def _block_end(text: str, start: int) -> int:
-    """Return the end of a key's block; of one whose end is missing, all that looks like a part of the key."""
+    """Return the end of a key's block; without an end, all that looks like a part of the key."""
     limit = min(start + _KEY_BLOCK_CHARACTERS, len(text))
     closing = text.find("-----END ", start, limit)
     if closing >= 0:

@@ -1,4 +1,4 @@
-"""Documents whose address is on a list of the user's; nothing is looked up in the network."""
+"""Drops documents by address, from lists of the user's; nothing is looked up in the network."""
 
 import fnmatch
 import re
