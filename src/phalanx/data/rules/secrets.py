@@ -20,7 +20,8 @@ from phalanx.data.rules.rule import Drop, Edit, Outcome, Quarantine, RuleReason,
 _KEY_BLOCK_CHARACTERS = 32_768
 _END_OF_BLOCK = re.compile(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 _CUT_BLOCK = re.compile(
-    r"\s{0,4}(?:[A-Za-z-]{4,16}: [^\n]{1,99}\n\s{0,4}){0,4}(?:[A-Za-z0-9+/=]{16,80}\s{1,4})*(?:[A-Za-z0-9+/]{0,80}={1,2})?"
+    r"\s{0,4}(?:[A-Za-z-]{4,16}: [^\n]{1,99}\n\s{0,4}){0,4}"
+    r"(?:[A-Za-z0-9+/=]{16,80}\s{1,4})*(?:[A-Za-z0-9+/]{0,80}={1,2})?"
 )
 
 
