@@ -59,7 +59,7 @@ def test_terms_together_are_the_piece(piece):
 
 
 @pytest.mark.parametrize("unit", ["(", ")", ".", "a.", "@", ":", "a-", "'", ":)", "1+", "://", "x.y@"])
-def test_a_piece_of_a_million_characters_is_split(unit):
-    piece = unit * (1_000_000 // len(unit))
+def test_a_piece_of_many_characters_is_split(unit):
+    piece = unit * (200_000 // len(unit))
 
     assert "".join(split_piece(piece)) == piece

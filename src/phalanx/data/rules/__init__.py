@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Discriminator, Tag
 
+from phalanx.data.rules.bad_words import BadWords, BadWordsConfig
 from phalanx.data.rules.c4 import C4, C4Config
 from phalanx.data.rules.exact_duplicates import ExactDuplicates, ExactDuplicatesConfig
 from phalanx.data.rules.fineweb import FineWeb, FineWebConfig
@@ -18,6 +19,7 @@ from phalanx.data.rules.language_mixing import LanguageMixing, LanguageMixingCon
 from phalanx.data.rules.length import Length, LengthConfig
 from phalanx.data.rules.mojibake import Mojibake, MojibakeConfig
 from phalanx.data.rules.page import Page
+from phalanx.data.rules.pii import Pii, PiiConfig
 from phalanx.data.rules.rule import (
     CorpusRule,
     DocumentRule,
@@ -31,7 +33,9 @@ from phalanx.data.rules.rule import (
     Texts,
 )
 from phalanx.data.rules.rule import Tag as Tagged
+from phalanx.data.rules.secrets import Secrets, SecretsConfig
 from phalanx.data.rules.unicode import Unicode, UnicodeConfig
+from phalanx.data.rules.url_blocklist import UrlBlocklist, UrlBlocklistConfig
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,10 @@ RULES: dict[str, RuleLine] = {
     "c4": RuleLine(C4Config, C4, "Raffel et al. 2020, section 2.2"),
     "fineweb": RuleLine(FineWebConfig, FineWeb, "Penedo et al. 2024, section 3.6"),
     "exact_duplicates": RuleLine(ExactDuplicatesConfig, ExactDuplicates, "Lee et al. 2022, section 4"),
+    "bad_words": RuleLine(BadWordsConfig, BadWords),
+    "pii": RuleLine(PiiConfig, Pii, "ISO/IEC 7812, ISO 13616, ISO 7064"),
+    "secrets": RuleLine(SecretsConfig, Secrets),
+    "url_blocklist": RuleLine(UrlBlocklistConfig, UrlBlocklist),
 }
 
 
@@ -89,6 +97,8 @@ def make_rule(config: RuleConfig) -> Rule:
 __all__ = [
     "C4",
     "RULES",
+    "BadWords",
+    "BadWordsConfig",
     "C4Config",
     "CorpusRule",
     "DocumentRule",
@@ -112,15 +122,21 @@ __all__ = [
     "MojibakeConfig",
     "Outcome",
     "Page",
+    "Pii",
+    "PiiConfig",
     "Quarantine",
     "Rule",
     "RuleConfig",
     "RuleLine",
     "RuleReason",
     "RuleSettings",
+    "Secrets",
+    "SecretsConfig",
     "Tagged",
     "Texts",
     "Unicode",
     "UnicodeConfig",
+    "UrlBlocklist",
+    "UrlBlocklistConfig",
     "make_rule",
 ]

@@ -16,7 +16,7 @@ class ExactDuplicatesConfig(RuleSettings):
 
 
 class ExactDuplicates:
-    """Drops each document whose text is that of an earlier one, by SHA-256 of its NFC form.
+    """Drops each document with the text of an earlier one, by SHA-256 of its NFC form.
 
     Source: Lee et al. 2022, section 4 (exact matching); 32 bytes of memory a document, and a table of them.
     """

@@ -1,4 +1,4 @@
-"""Documents whose lines are not those of running text, by FineWeb's three rules and one of RefinedWeb's kind."""
+"""Documents with lines that are not those of running text, by FineWeb's rules."""
 
 from typing import Literal
 

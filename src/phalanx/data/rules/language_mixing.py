@@ -15,7 +15,7 @@ class LanguageMixingConfig(RuleSettings):
     """How much of a document may be in other languages than its main one.
 
     It is looked at in parts of whole lines with at least `part_characters`; of a long document `most_parts`, evenly
-    spread. A part whose language is not sure counts for no language.
+    spread. A part in a language that is not sure counts for no language.
     """
 
     kind: Literal["language_mixing"] = "language_mixing"
