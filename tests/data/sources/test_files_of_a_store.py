@@ -26,9 +26,12 @@ def bucket(monkeypatch):
         monkeypatch.setenv(name, value)
     with object_store() as address:
         monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+        # fsspec keeps a client for the process, of whatever server was there first
+        fsspec.get_filesystem_class("s3").clear_instance_cache()
         files = fsspec.filesystem("s3", skip_instance_cache=True)
         files.mkdir("texts")
         yield files
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
 
 
 def test_a_bucket_is_read_as_a_directory_is(bucket, tmp_path):

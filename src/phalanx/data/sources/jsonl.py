@@ -12,7 +12,7 @@ from phalanx.data.sources.packed import Damage
 from phalanx.data.sources.records import (
     FileSettings,
     RawRecord,
-    Recorded,
+    RecordClaims,
     RecordFiles,
     broken,
     document_of,
@@ -30,7 +30,7 @@ _SHOWN_CHARACTERS = 40
 
 
 class ColumnSettings(FileSettings):
-    """The keys of sources whose records have named fields.
+    """The keys of sources with named fields in their records.
 
     Attributes:
         fields: Further fields that documents keep: numbers, truth values and short texts.
@@ -85,9 +85,9 @@ class JsonlFiles(JsonLines):
         return document_of(record, _text(found, self._config.field, record.name), said_in(found, self._config))
 
 
-def said_in(record: dict[str, Any], config: ColumnSettings) -> Recorded:
+def said_in(record: dict[str, Any], config: ColumnSettings) -> RecordClaims:
     """What a record with named fields says of itself."""
-    return Recorded(
+    return RecordClaims(
         url=recorded_text(record.get(config.url)) if config.url else None,
         fetched_at=recorded_text(record.get(config.fetched_at), most=64) if config.fetched_at else None,
         fields=plain_fields(record, config.fields),

@@ -56,7 +56,7 @@ class RawRecord:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordClaims:
     """What a record says of itself beside its text; claims.
 
     Attributes:
@@ -73,10 +73,10 @@ class Recorded:
     fields: Mapping[str, str | int | float] = field(default_factory=dict)
 
 
-NOTHING = Recorded()
+NOTHING = RecordClaims()
 
 
-def document_of(record: RawRecord, text: str, said: Recorded = NOTHING) -> Document:
+def document_of(record: RawRecord, text: str, said: RecordClaims = NOTHING) -> Document:
     """Return a document with the origin of its record."""
     origin = Origin(
         raw_bytes=len(record.content),
@@ -279,7 +279,7 @@ class WholeSource:
             if not _is_text(document.text):
                 yield broken(record, "holds a lone surrogate, which is not text; repair the document")
             elif document.origin is None:
-                yield document_of(record, document.text, Recorded(fields=document.fields))
+                yield document_of(record, document.text, RecordClaims(fields=document.fields))
             else:
                 yield document
 
