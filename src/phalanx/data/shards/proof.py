@@ -201,7 +201,7 @@ def _place(record: Any, statement: IndexStatement, where: str) -> DocumentPlace:
 
 
 def _first_from(dataset: Dataset, wanted: bytes) -> int:
-    """Return the number of the first record whose digest is not smaller."""
+    """Return the number of the first record with a digest that is not smaller."""
     low, high = 0, dataset.manifest.documents
     while low < high:
         middle = (low + high) // 2
