@@ -139,7 +139,7 @@ def _converted(processor: Any, config: SentencePieceTraining, normalizer: Any) -
 
 
 def _as_bpe(pieces: Sequence[tuple[str, float]], is_learned: Sequence[bool], *, byte_fallback: bool) -> Any:
-    """Return a BPE whose merges are every way to make a piece of two others, best piece first."""
+    """Return a BPE that merges in every way to make a piece of two others, best piece first."""
     vocabulary = {piece: number for number, (piece, _) in enumerate(pieces)}
     merges = []
     for piece, score in pieces:
