@@ -110,7 +110,9 @@ def test_what_was_taken_out_makes_room_again(inbox):
 
 def test_a_sender_that_waits_goes_on_when_there_is_room(inbox):
     put(inbox, frame(number=0, payload=TENSOR), BOUND)
-    waiting = threading.Thread(target=put, args=(inbox, frame(number=1, payload=TENSOR), BOUND, SECONDS))
+    waiting = threading.Thread(
+        daemon=True, target=put, args=(inbox, frame(number=1, payload=TENSOR), BOUND, 10 * SECONDS)
+    )
     waiting.start()
 
     assert inbox.get(SECONDS).body["n"] == 0
@@ -141,22 +143,23 @@ def test_what_was_accepted_before_a_refusal_stays_and_before_a_cut_goes(inbox):
     assert numbers(inbox) == ["mallory", ("worker", 0)]
 
 
-def test_a_sender_that_waits_for_room_is_told_that_it_was_evicted(inbox):
+@pytest.mark.parametrize(("how", "error"), [("refuse", PeerRefusedError), ("close", PeerLostError)])
+def test_a_sender_that_waits_for_room_is_told_at_once_that_there_will_be_none(inbox, how, error):
     put(inbox, frame(payload=TENSOR), BOUND)
     raised = []
 
     def late():
         try:
-            put(inbox, frame(payload=TENSOR), BOUND, SECONDS)
-        except PeerRefusedError as exc:
-            raised.append(exc)
+            put(inbox, frame(payload=TENSOR), BOUND, 10 * SECONDS)
+        except (PeerRefusedError, PeerLostError) as exc:
+            raised.append(type(exc))
 
-    waiting = threading.Thread(target=late)
+    waiting = threading.Thread(target=late, daemon=True)
     waiting.start()
-    inbox.refuse("worker")
+    inbox.refuse("worker") if how == "refuse" else inbox.close()
     waiting.join(SECONDS)
 
-    assert len(raised) == 1
+    assert raised == [error]
 
 
 def test_a_closed_inbox_takes_nothing_and_hands_out_what_lies_in_it(inbox):
