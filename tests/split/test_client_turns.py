@@ -1,4 +1,4 @@
-"""The turns of clients of other owners by themselves: who is asked, when a turn is complete, and what is not taken."""
+"""The turns of clients of other owners by themselves: which clients are asked, and when a turn is complete."""
 
 import pytest
 

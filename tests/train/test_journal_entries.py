@@ -225,7 +225,7 @@ def test_a_journal_of_an_earlier_version_names_no_line_of_the_log(noted):
 
 
 def saved(step):
-    """The history of a run whose log knows a checkpoint of this step."""
+    """The history of a run with a log that knows a checkpoint of this step."""
     certified = CertifiedCheckpoints()
     certified.take("checkpoint_saved", {"step": step, "manifest": "ab" * 32, "kept": [step]})
     return RunHistory(certified=certified, configs={CONFIG})

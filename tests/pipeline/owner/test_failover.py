@@ -31,7 +31,7 @@ KNOWN = {stage: state_of(stage) for stage in range(4)}
 
 
 class Clock:
-    """A clock that leaps when nobody works."""
+    """A clock that leaps while no party works."""
 
     def __init__(self):
         self.seconds = 0.0
