@@ -87,7 +87,7 @@ class ForeignTokens:
 def import_tokens(foreign: ForeignTokens, writer: DatasetWriter, signer: Identity) -> DatasetManifest:
     """Make a dataset of tokens that another tool made; each file becomes a source.
 
-    A document whose text has no digest in the file is known by `tokens_digest`.
+    Where a file has no digest of a document, the document is known by `tokens_digest`.
 
     Raises:
         DataError: A file is malformed, holds a token that the tokenizer has not, or the dataset cannot be written.
