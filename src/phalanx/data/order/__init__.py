@@ -1,0 +1,18 @@
+"""The order of a run's samples: permutations, mixtures, phases and curricula, all computed and none stored."""
+
+from phalanx.data.order.mixture import MOST_SHARES, Mixture
+from phalanx.data.order.permutation import permute, sample_indices
+from phalanx.data.order.run_order import Group, RunOrder
+from phalanx.data.order.schedule import Curriculum, Phase, Schedule
+
+__all__ = [
+    "MOST_SHARES",
+    "Curriculum",
+    "Group",
+    "Mixture",
+    "Phase",
+    "RunOrder",
+    "Schedule",
+    "permute",
+    "sample_indices",
+]
