@@ -11,6 +11,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from phalanx.data.config import BpeConfig, FileTokenizerConfig, ModelTokenizerConfig, TokenizerConfig
+from phalanx.data.phases import DatasetTokenizerConfig
 from phalanx.data.sources.files import read_text
 from phalanx.errors import ConfigError, DataError
 
@@ -77,7 +78,11 @@ def train_bpe(texts: Iterator[str], config: BpeConfig) -> TextTokenizer:
     return _wrap(backend, END_OF_TEXT, "trained tokenizer")
 
 
-def load_tokenizer(config: ModelTokenizerConfig | FileTokenizerConfig, tokenizer_path: Path | None) -> TextTokenizer:
+LoadedTokenizerConfig = ModelTokenizerConfig | FileTokenizerConfig | DatasetTokenizerConfig
+"""The tokenizers that no run trains."""
+
+
+def load_tokenizer(config: LoadedTokenizerConfig, tokenizer_path: Path | None) -> TextTokenizer:
     """Read a ``tokenizer.json``.
 
     Args:
@@ -85,27 +90,23 @@ def load_tokenizer(config: ModelTokenizerConfig | FileTokenizerConfig, tokenizer
         tokenizer_path: The model's directory, or its ``tokenizer.json``; for kind "model" only.
 
     Raises:
-        ConfigError: Kind "model", and the model has none.
+        ConfigError: Kind "model", and the model has none; or kind "dataset", which is for a dataset alone.
         DataError: The file is missing or malformed, or no end-of-text token is known.
     """
+    config = _of_a_file(config)
     path = locate_tokenizer(config, tokenizer_path)
-    text = read_text(path)
-    try:
-        backend = tokenizers.Tokenizer.from_str(text)
-    except Exception as exc:  # the library raises nothing more exact
-        raise DataError(f"{path}: is not a tokenizer.json ({exc}); save it again from its model").about(
-            code="PHX-I016", file=str(path)
-        ) from exc
+    backend = _backend(path)
     eos_token = config.eos_token or _declared_eos(path.parent, backend)
     return _wrap(backend, eos_token, str(path))
 
 
-def locate_tokenizer(config: ModelTokenizerConfig | FileTokenizerConfig, tokenizer_path: Path | None) -> Path:
+def locate_tokenizer(config: LoadedTokenizerConfig, tokenizer_path: Path | None) -> Path:
     """The path of the ``tokenizer.json`` that the config means.
 
     Raises:
-        ConfigError: Kind "model", and the model has none.
+        ConfigError: Kind "model", and the model has none; or kind "dataset", which is for a dataset alone.
     """
+    config = _of_a_file(config)
     if isinstance(config, FileTokenizerConfig):
         return config.path
     if tokenizer_path is None:
@@ -117,12 +118,14 @@ def locate_tokenizer(config: ModelTokenizerConfig | FileTokenizerConfig, tokeniz
 
 
 def original_tokenizer(config: TokenizerConfig, tokenizer_path: Path | None) -> Path | None:
-    """The path of the ``tokenizer.json`` that was made elsewhere; None where the run trains its own.
+    """The path of the ``tokenizer.json`` that was made elsewhere; None where it lies with the tokens of the run.
 
     Raises:
         ConfigError: Kind "model" without a model directory.
     """
-    return None if isinstance(config, BpeConfig) else locate_tokenizer(config, tokenizer_path)
+    if isinstance(config, BpeConfig | DatasetTokenizerConfig):
+        return None
+    return locate_tokenizer(config, tokenizer_path)
 
 
 def fingerprint_tokenizer(config: TokenizerConfig, tokenizer_path: Path | None) -> str:
@@ -131,6 +134,53 @@ def fingerprint_tokenizer(config: TokenizerConfig, tokenizer_path: Path | None) 
         return hashlib.sha256(f"bpe {config.vocab_size} tokenizers {tokenizers.__version__}".encode()).hexdigest()
     backend = load_tokenizer(config, tokenizer_path)
     return hashlib.sha256(backend.to_json() + str(backend.eos_id).encode()).hexdigest()
+
+
+def same_tokenizer(one: TextTokenizer, other: TextTokenizer) -> bool:
+    """Whether two tokenizers give every text the same ids: equal vocabulary, merges, normaliser and end of text."""
+    return one.eos_id == other.eos_id and _deciding(one) == _deciding(other)
+
+
+def end_of_text(path: Path, eos_id: int) -> str:
+    """Return the token that ends texts, of which the number is known.
+
+    Raises:
+        DataError: The file is missing or malformed, or has no token of that number.
+    """
+    token = _backend(path).id_to_token(eos_id)
+    if token is None:
+        raise DataError(f"{path}: has no token {eos_id}, which ends texts; build the dataset again")
+    return token
+
+
+def open_tokenizer(path: Path, eos_id: int) -> TextTokenizer:
+    """Read a ``tokenizer.json`` of which the number of the end-of-text token is known.
+
+    Raises:
+        DataError: As `end_of_text`.
+    """
+    return _wrap(_backend(path), end_of_text(path, eos_id), str(path))
+
+
+def _backend(path: Path) -> tokenizers.Tokenizer:
+    text = read_text(path)
+    try:
+        return tokenizers.Tokenizer.from_str(text)
+    except Exception as exc:  # the library raises nothing more exact
+        raise DataError(f"{path}: is not a tokenizer.json ({exc}); save it again from its model").about(
+            code="PHX-I016", file=str(path)
+        ) from exc
+
+
+def _deciding(tokenizer: TextTokenizer) -> list[Any]:
+    content = json.loads(tokenizer.to_json())
+    return [content.get(name) for name in ("model", "added_tokens", "normalizer", "pre_tokenizer")]
+
+
+def _of_a_file(config: LoadedTokenizerConfig) -> ModelTokenizerConfig | FileTokenizerConfig:
+    if isinstance(config, DatasetTokenizerConfig):
+        raise ConfigError('data.tokenizer: kind = "dataset" is for data.dataset alone; take "model" or "file"')
+    return config
 
 
 def _wrap(backend: tokenizers.Tokenizer, eos_token: str, where: str) -> TextTokenizer:

@@ -34,9 +34,7 @@ CURRICULA = st.none() | st.builds(
 def orders(draw):
     sizes = draw(st.lists(st.integers(1, 23), min_size=1, max_size=4))
     ends = sorted(draw(st.sets(st.integers(1, 150), max_size=3)))
-    weights = st.lists(
-        st.sampled_from([0.0, 0.5, 1.0, 3.0]), min_size=len(sizes), max_size=len(sizes)
-    ).filter(any)
+    weights = st.lists(st.sampled_from([0.0, 0.5, 1.0, 3.0]), min_size=len(sizes), max_size=len(sizes)).filter(any)
     phases = [Phase(until, tuple(draw(weights)), draw(CURRICULA)) for until in [*ends, None]]
     groups = [group(f"g{number}", size) for number, size in enumerate(sizes)]
     return RunOrder(groups, phases, draw(st.integers(0, 99)))

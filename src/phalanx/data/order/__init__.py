@@ -2,11 +2,12 @@
 
 from phalanx.data.order.mixture import MOST_SHARES, Mixture
 from phalanx.data.order.permutation import permute, sample_indices
-from phalanx.data.order.run_order import Group, RunOrder
+from phalanx.data.order.run_order import NO_CURRICULA, Group, RunOrder
 from phalanx.data.order.schedule import Curriculum, Phase, Schedule
 
 __all__ = [
     "MOST_SHARES",
+    "NO_CURRICULA",
     "Curriculum",
     "Group",
     "Mixture",

@@ -8,9 +8,7 @@ from numpy.typing import NDArray
 _NUM_ROUNDS = 6
 
 
-def permute(
-    positions: NDArray[np.uint64], size: int, seed: int, epoch: int, label: str = ""
-) -> NDArray[np.uint64]:
+def permute(positions: NDArray[np.uint64], size: int, seed: int, epoch: int, label: str = "") -> NDArray[np.uint64]:
     """Where a keyed permutation of ``0 .. size - 1`` sends each position.
 
     A Feistel network on the next even number of bits, walked until it lands inside; a bijection for every

@@ -81,6 +81,14 @@ class RunOrder:
             found[here] = self._offsets[number] + self._orders[number].sequences(ranks[here])
         return found
 
+    @property
+    def is_mixed(self) -> bool:
+        """Whether there is more than one permutation of all sequences an epoch: groups by name, or curricula."""
+        has_curriculum = any(phase.curriculum is not None for phase in self.schedule.phases)
+        return (
+            len(self.groups) > 1 or has_curriculum or self.schedule.num_samples is not None or bool(self.groups[0].name)
+        )
+
     def consumed(self, num_samples: int) -> dict[str, int]:
         """Return how many of the first so many samples each group has, by name."""
         counts = self.schedule.consumed(num_samples)
@@ -96,9 +104,16 @@ class RunOrder:
         for one, legs, count in zip(self.groups, self._legs, self.schedule.consumed(num_samples), strict=True):
             if count:
                 begun = [[leg.start, *_words(leg)] for leg in legs if leg.start < count]
-                curricula = hashlib.sha256(canonical_json(begun)).hexdigest()[:_HEX_OF_53_BITS]
-                found[one.name] = {"identity": one.identity, "samples": count, "curricula": int(curricula, 16)}
+                found[one.name] = {"identity": one.identity, "samples": count, "curricula": _bits(begun)}
         return found
+
+
+def _bits(content: object) -> int:
+    return int(hashlib.sha256(canonical_json(content)).hexdigest()[:_HEX_OF_53_BITS], 16)
+
+
+NO_CURRICULA = _bits([[0]])
+"""What `RunOrder.history` says of a group whose samples came in a random order."""
 
 
 def _legs(schedule: Schedule, group: int) -> list[Leg]:

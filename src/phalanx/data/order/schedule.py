@@ -19,11 +19,13 @@ class Phase:
         until: Samples of the run at its end; None of the last phase, which has none.
         weights: Of each group, 0 where it has no sample in the phase.
         curriculum: By which sequences of a group are put in an order; None for a random one.
+        span: Tokens that attention spans at most; None for whole sequences.
     """
 
     until: int | None
     weights: tuple[float, ...]
     curriculum: "Curriculum | None" = None
+    span: int | None = None
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,11 @@ class Schedule:
         segment = self._segments[bisect_right([one.start for one in self._segments], num_samples) - 1]
         own = segment.mixture.counts(num_samples - segment.start)
         return tuple(before + more for before, more in zip(segment.consumed, own, strict=True))
+
+    def spans(self, samples: NDArray[np.int64]) -> list[int | None]:
+        """Return how many tokens attention spans in each sample's phase."""
+        ends = [start for start, _ in self.starts[1:]]
+        return [self.phases[bisect_right(ends, sample)].span for sample in samples.tolist()]
 
     def _lay_out(self) -> int | None:
         start, consumed = 0, (0,) * len(self.sizes)
