@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.data import DOCUMENTS, BatchLoader, Corpus, DataConfig, Layout
+from phalanx.data import DOCUMENTS, BatchLoader, Corpus, DataConfig, SequenceLayout
 from phalanx.data.corpus import CorpusFacts, TokenGroup
 from phalanx.data.packing import TokenSplit
 from phalanx.data.phases import CurriculumConfig, PhaseConfig, UntilConfig
@@ -30,7 +30,7 @@ GROUPS = [group("web", 10, 1000), group("code", 6, 2000)]
 
 
 def corpus(groups=GROUPS, **layout) -> Corpus:
-    return Corpus(CorpusFacts("a" * 64, 5000, 0, Path("tokenizer.json")), groups, Layout(LENGTH, **layout))
+    return Corpus(CorpusFacts("a" * 64, 5000, 0, Path("tokenizer.json")), groups, SequenceLayout(LENGTH, **layout))
 
 
 def phase(until: int | None = None, **weights: float) -> PhaseConfig:

@@ -18,7 +18,7 @@ from phalanx.late_names import late_names
 
 if TYPE_CHECKING:
     from phalanx.data.batch import DOCUMENTS, IGNORE, Batch
-    from phalanx.data.corpus import Corpus, Layout
+    from phalanx.data.corpus import Corpus, SequenceLayout
     from phalanx.data.loader import BatchLoader, validation_batches
     from phalanx.data.manifest import CorpusManifest
     from phalanx.data.preparation import prepare
@@ -38,7 +38,7 @@ __all__ = [
     "FileTokenizerConfig",
     "HtmlConfig",
     "JsonlConfig",
-    "Layout",
+    "SequenceLayout",
     "ModelTokenizerConfig",
     "PythonDocstringsConfig",
     "PythonManualConfig",
@@ -58,7 +58,7 @@ if not TYPE_CHECKING:
         __name__,
         {
             "batch": ("Batch", "DOCUMENTS", "IGNORE"),
-            "corpus": ("Corpus", "Layout"),
+            "corpus": ("Corpus", "SequenceLayout"),
             "loader": ("BatchLoader", "validation_batches"),
             "manifest": ("CorpusManifest",),
             "preparation": ("prepare",),

@@ -20,7 +20,7 @@ from phalanx.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True)
-class Layout:
+class SequenceLayout:
     """How tokens become sequences, and sequences a run.
 
     Attributes:
@@ -116,7 +116,7 @@ class Corpus:
         DataError: A group has no training sequence.
     """
 
-    def __init__(self, facts: CorpusFacts, groups: Sequence[TokenGroup], layout: Layout) -> None:
+    def __init__(self, facts: CorpusFacts, groups: Sequence[TokenGroup], layout: SequenceLayout) -> None:
         self.vocab_size, self.eos_id, self.tokenizer_path = facts.vocab_size, facts.eos_id, facts.tokenizer_path
         self.layout = layout
         self._groups = tuple(groups)
@@ -220,12 +220,12 @@ def _joined(blocks: Sequence[RowBlock], name: str) -> NDArray[np.int64]:
     return np.concatenate([getattr(block, name) for block in blocks])
 
 
-def _rows(split: TokenSplit, layout: Layout) -> Rows:
+def _rows(split: TokenSplit, layout: SequenceLayout) -> Rows:
     make = BestFitRows if layout.packing == "best_fit" else Windows
     return make(split, layout.sequence_length)
 
 
-def _packed(content: str, layout: Layout) -> str:
+def _packed(content: str, layout: SequenceLayout) -> str:
     """Return a digest of tokens and of how they are packed; as it always was where they are concatenated."""
     if layout.packing == "concatenate":
         return content

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from phalanx.config import canonical_json
 from phalanx.data.config import DataConfig
-from phalanx.data.corpus import Corpus, CorpusFacts, Layout, TokenGroup
+from phalanx.data.corpus import Corpus, CorpusFacts, SequenceLayout, TokenGroup
 from phalanx.data.packing import TokenSplit
 from phalanx.data.phases import DatasetConfig
 from phalanx.data.prepared_corpus import TOKENIZER_FILE
@@ -48,7 +48,7 @@ def open_shards(config: DataConfig, dataset: DatasetConfig, tokenizer: TextToken
         for name in names
     ]
     facts = CorpusFacts(found.digest, record.vocab_size, record.eos_id, path)
-    return Corpus(facts, groups, Layout.of(config))
+    return Corpus(facts, groups, SequenceLayout.of(config))
 
 
 def _check_tokenizer(path: Path, found: Dataset, wanted: TextTokenizer | None) -> None:

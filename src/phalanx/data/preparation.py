@@ -9,7 +9,7 @@ from pathlib import Path
 
 from phalanx.config import canonical_json
 from phalanx.data.config import BpeConfig, DataConfig, TokenizerConfig
-from phalanx.data.corpus import Corpus, Layout
+from phalanx.data.corpus import Corpus, SequenceLayout
 from phalanx.data.dataset_corpus import open_shards
 from phalanx.data.manifest import FORMAT, CorpusManifest, SplitRecord, TokenizerRecord
 from phalanx.data.pack import pack, token_dtype
@@ -61,7 +61,7 @@ def prepare(
     home = cache_dir / key[:32]
     if not home.exists():
         _build(config, sources, _Job(key, home, seed, fingerprints, tokenizer_path, progress or _silent))
-    corpus = open_corpus(home, Layout.of(config))
+    corpus = open_corpus(home, SequenceLayout.of(config))
     if corpus.manifest.key != key:
         raise DataError(f"{home}: holds the data of another config; delete it to have the data made again").about(
             code="PHX-I018", file=str(home), do="delete it"

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.config import digest
-from phalanx.data.corpus import Corpus, CorpusFacts, Layout, TokenGroup
+from phalanx.data.corpus import Corpus, CorpusFacts, SequenceLayout, TokenGroup
 from phalanx.data.manifest import CorpusManifest, SplitRecord, parse_manifest
 from phalanx.data.packing import TokenSplit
 from phalanx.errors import DataError
@@ -26,7 +26,7 @@ class PreparedCorpus(Corpus):
         manifest: What it was made of; its digest is that of the corpus, unless documents are packed otherwise.
     """
 
-    def __init__(self, directory: Path, manifest: CorpusManifest, layout: Layout) -> None:
+    def __init__(self, directory: Path, manifest: CorpusManifest, layout: SequenceLayout) -> None:
         self.manifest = manifest
         tokenizer = manifest.tokenizer
         content = digest(manifest)
@@ -37,7 +37,7 @@ class PreparedCorpus(Corpus):
         super().__init__(facts, [group], layout)
 
 
-def open_corpus(directory: Path, layout: Layout) -> PreparedCorpus:
+def open_corpus(directory: Path, layout: SequenceLayout) -> PreparedCorpus:
     """Check a prepared corpus against its manifest and open it.
 
     Raises:

@@ -3,7 +3,7 @@
 from phalanx.data.order.mixture import MOST_SHARES, Mixture
 from phalanx.data.order.permutation import permute, sample_indices
 from phalanx.data.order.run_order import NO_CURRICULA, Group, RunOrder
-from phalanx.data.order.schedule import Curriculum, Phase, Schedule
+from phalanx.data.order.schedule import Curriculum, Phase, PhaseSchedule
 
 __all__ = [
     "MOST_SHARES",
@@ -13,7 +13,7 @@ __all__ = [
     "Mixture",
     "Phase",
     "RunOrder",
-    "Schedule",
+    "PhaseSchedule",
     "permute",
     "sample_indices",
 ]

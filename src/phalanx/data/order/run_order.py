@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from phalanx.config import canonical_json
 from phalanx.data.order.group_order import GroupOrder, Leg, Scores
-from phalanx.data.order.schedule import Phase, Schedule
+from phalanx.data.order.schedule import Phase, PhaseSchedule
 
 _HEX_OF_53_BITS = 13
 
@@ -44,7 +44,7 @@ class RunOrder:
 
     Args:
         groups: At least one.
-        phases: As in `Schedule`.
+        phases: As in `PhaseSchedule`.
         seed: Of the run.
         limits: Samples that each group may give; None for any number.
 
@@ -57,7 +57,7 @@ class RunOrder:
         self, groups: Sequence[Group], phases: Sequence[Phase], seed: int, limits: Sequence[int | None] | None = None
     ) -> None:
         self.groups = tuple(groups)
-        self.schedule = Schedule([one.size for one in groups], phases, limits or [None] * len(groups))
+        self.schedule = PhaseSchedule([one.size for one in groups], phases, limits or [None] * len(groups))
         self._legs = [_legs(self.schedule, number) for number in range(len(groups))]
         self._orders = [
             GroupOrder(one.size, seed, one.name, legs, one.scores)
@@ -116,7 +116,7 @@ NO_CURRICULA = _bits([[0]])
 """What `RunOrder.history` says of a group whose samples came in a random order."""
 
 
-def _legs(schedule: Schedule, group: int) -> list[Leg]:
+def _legs(schedule: PhaseSchedule, group: int) -> list[Leg]:
     """Return a group's samples by curriculum: one leg for phases in a row that have the same one."""
     legs: list[Leg] = []
     for (_, consumed), phase in zip(schedule.starts, schedule.phases, strict=False):

@@ -53,7 +53,7 @@ class _Segment:
     """Samples of each group before it."""
 
 
-class Schedule:
+class PhaseSchedule:
     """The phases of a run over groups of known sizes; only a few integers a phase are kept, whatever their length.
 
     A group that has reached its limit gives no more: from the next sample on its weight goes to the others of its
