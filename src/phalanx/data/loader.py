@@ -82,6 +82,11 @@ class BatchLoader:
             self._order = _one_group(corpus.digest, len(self._own), seed)
         self._skip = corpus.layout.skip if isinstance(corpus, Corpus) else ()
 
+    @property
+    def corpus_digest(self) -> str:
+        """SHA-256 in hex of all that batches are drawn from."""
+        return self._corpus.digest
+
     def next(self) -> Batch:
         """The next batch, ``[batch_size, seq]``.
 
