@@ -205,7 +205,7 @@ class DataConfig(StrictModel):
     sources: tuple[SourceConfig, ...] = ()
     labelled: LabelledConfig | None = None
     dataset: DatasetConfig | None = None
-    tokenizer: TokenizerConfig = Field(default_factory=DatasetTokenizerConfig)
+    tokenizer: TokenizerConfig = DatasetTokenizerConfig()
     sequence_length: int = Field(ge=2)
     validation_share: float = Field(default=0.05, ge=0.0, le=0.5, allow_inf_nan=False)
     max_documents: int | None = Field(default=None, ge=1)
@@ -214,7 +214,7 @@ class DataConfig(StrictModel):
     packing: Packing = "concatenate"
     attention: DocumentAttention = "across"
     phases: tuple[PhaseConfig, ...] = Field(default=(), max_length=1000)
-    repeats: dict[GroupName, Passes] = Field(default_factory=dict, max_length=1000)
+    repeats: dict[GroupName, Passes] = Field(default={}, max_length=1000)
     skip: tuple[SkippedRange, ...] = Field(default=(), max_length=10_000)
 
     @property
@@ -255,15 +255,11 @@ class DataConfig(StrictModel):
 
     def _refuse(self, names: tuple[str, ...], why: str) -> None:
         for name in names:
-            if getattr(self, name) != _default(type(self), name):
+            if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} {why}: leave it out")
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out the order where none is asked for, so that an older run file keeps its digest."""
-        plain = {name for name in _NEW_KEYS if getattr(self, name) == _default(type(self), name)}
+        plain = {name for name in _NEW_KEYS if getattr(self, name) == type(self).model_fields[name].default}
         return {name: value for name, value in write(self).items() if name not in plain}
-
-
-def _default(config: type[StrictModel], name: str) -> object:
-    return config.model_fields[name].get_default(call_default_factory=True)

@@ -67,12 +67,14 @@ class CorpusFacts:
         vocab_size: One more than the largest token id.
         eos_id: Ends every document.
         tokenizer_path: Its ``tokenizer.json``.
+        trust: What is known of the signer of a dataset, in one sentence; empty of text that was prepared here.
     """
 
     digest: str
     vocab_size: int
     eos_id: int
     tokenizer_path: Path
+    trust: str = ""
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,7 @@ class Corpus:
         eos_id: Ends every document.
         tokenizer_path: Its ``tokenizer.json``.
         layout: How tokens become sequences.
+        trust: As in `CorpusFacts`.
         num_train_sequences: Over all groups.
         num_validation_sequences: At most so many as the layout says; 0 when nothing is held out.
 
@@ -119,6 +122,7 @@ class Corpus:
     def __init__(self, facts: CorpusFacts, groups: Sequence[TokenGroup], layout: SequenceLayout) -> None:
         self.vocab_size, self.eos_id, self.tokenizer_path = facts.vocab_size, facts.eos_id, facts.tokenizer_path
         self.layout = layout
+        self.trust = facts.trust
         self._groups = tuple(groups)
         self._train = _Part([_rows(one.train, layout) for one in groups])
         # held-out text is always measured on whole windows, so that packings can be compared

@@ -2,7 +2,6 @@
 
 import hashlib
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,12 +11,10 @@ from phalanx.data.config import DataConfig
 from phalanx.data.corpus import Corpus, CorpusFacts, SequenceLayout, TokenGroup
 from phalanx.data.packing import TokenSplit
 from phalanx.data.phases import DatasetConfig
-from phalanx.data.prepared_corpus import TOKENIZER_FILE
-from phalanx.data.shards import Dataset, SealKey, open_dataset
-from phalanx.data.tokenizer import TextTokenizer, open_tokenizer, same_tokenizer
-from phalanx.errors import ConfigError, DataError
-
-TRAIN, VALIDATION = "train", "validation"
+from phalanx.data.run_dataset import TRAIN, VALIDATION, open_groups
+from phalanx.data.shards import Dataset
+from phalanx.data.tokenizer import TOKENIZER_FILE, TextTokenizer
+from phalanx.errors import DataError
 
 
 def open_shards(config: DataConfig, dataset: DatasetConfig, tokenizer: TextTokenizer | None = None) -> Corpus:
@@ -33,43 +30,15 @@ def open_shards(config: DataConfig, dataset: DatasetConfig, tokenizer: TextToken
         DataError: The dataset is altered, signed by another key or encoded with another tokenizer, or a group has no
             training sequence.
     """
-    key = None if dataset.key_file is None else SealKey.read(dataset.key_file)
-    found = open_dataset(dataset.path, dataset.signer, key)
+    found, names = open_groups(config, dataset, tokenizer)
     record = found.manifest.tokenizer
-    path = dataset.path / TOKENIZER_FILE
-    _check_tokenizer(path, found, tokenizer)
-    names = dataset.groups or tuple(name for name, splits in found.groups.items() if TRAIN in splits)
-    missing = [name for name in names if TRAIN not in found.groups.get(name, ())]
-    if missing or not names:
-        known = ", ".join(found.groups)
-        raise ConfigError(f"data.dataset.groups: {dataset.path} has no {missing or 'group'} to train on, only {known}")
     groups = [
         TokenGroup(name, _digest(found, name), _split(found, name, TRAIN), _split(found, name, VALIDATION))
         for name in names
     ]
-    facts = CorpusFacts(found.digest, record.vocab_size, record.eos_id, path)
+    path = dataset.path / TOKENIZER_FILE
+    facts = CorpusFacts(found.digest, record.vocab_size, record.eos_id, path, found.trust)
     return Corpus(facts, groups, SequenceLayout.of(config))
-
-
-def _check_tokenizer(path: Path, found: Dataset, wanted: TextTokenizer | None) -> None:
-    """Return where the dataset's tokenizer is the one that was signed, and the one that the run file names."""
-    record = found.manifest.tokenizer
-    try:
-        content = hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError as exc:
-        raise DataError(f"{path}: cannot be read ({exc.strerror}); restore it from a copy of the dataset") from exc
-    if content != record.digest:
-        raise DataError(
-            f"{path}: has SHA-256 {content[:16]}..., the signed manifest {record.digest[:16]}...: altered; restore it "
-            "from a copy of the dataset"
-        ).about(code="PHX-I027", file=str(path))
-    own = open_tokenizer(path, record.eos_id)
-    if wanted is not None and not same_tokenizer(own, wanted):
-        raise DataError(
-            f"data.tokenizer: is another one than {path} (SHA-256 {record.digest[:16]}...), with which the dataset was "
-            f"encoded: {wanted.vocab_size} tokens and end of text {wanted.eos_id}, where the dataset has "
-            f"{own.vocab_size} and {own.eos_id}; build the dataset with this tokenizer, or leave data.tokenizer out"
-        ).about(code="PHX-I018", file=str(path), key="data.tokenizer")
 
 
 def _split(found: Dataset, group: str, split: str) -> TokenSplit:

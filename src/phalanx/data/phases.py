@@ -27,7 +27,7 @@ class DatasetConfig(StrictModel):
     Attributes:
         path: Directory of the dataset.
         signer: Fingerprint of the key that must have signed its manifest; left out, any valid signature will do, and
-            the summary says whose it was.
+            the console tells the fingerprint.
         key_file: The file with the key of encrypted shards.
         groups: Those that are used; left out, all.
         weights: Of each group in phases that give none; left out, each group weighs what it has in sequences.
@@ -37,7 +37,7 @@ class DatasetConfig(StrictModel):
     signer: str | None = Field(default=None, min_length=1, max_length=200)
     key_file: Path | None = None
     groups: Annotated[tuple[GroupName, ...], Field(max_length=1000)] = ()
-    weights: Weights = Field(default_factory=dict)
+    weights: Weights = Field(default={})
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -109,7 +109,7 @@ class PhaseConfig(StrictModel):
     """
 
     until: UntilConfig | None = None
-    weights: Weights = Field(default_factory=dict)
+    weights: Weights = Field(default={})
     curriculum: CurriculumConfig | None = None
     sequence_length: int | None = Field(default=None, ge=2)
 

@@ -8,22 +8,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from phalanx.config import canonical_json
-from phalanx.data.config import BpeConfig, DataConfig, TokenizerConfig
+from phalanx.data.config import BpeConfig, DataConfig
 from phalanx.data.corpus import Corpus, SequenceLayout
 from phalanx.data.dataset_corpus import open_shards
 from phalanx.data.manifest import FORMAT, CorpusManifest, SplitRecord, TokenizerRecord
 from phalanx.data.pack import pack, token_dtype
-from phalanx.data.phases import DatasetTokenizerConfig
 from phalanx.data.prepared_corpus import (
     MANIFEST_FILE,
-    TOKENIZER_FILE,
     TRAIN_FILE,
     VALIDATION_FILE,
     open_corpus,
 )
 from phalanx.data.sources import Source, no_text, open_source
 from phalanx.data.spool import Intake, Progress, Spool
-from phalanx.data.tokenizer import TextTokenizer, fingerprint_tokenizer, load_tokenizer, train_bpe
+from phalanx.data.tokenizer import (
+    TOKENIZER_FILE,
+    TextTokenizer,
+    fingerprint_tokenizer,
+    load_tokenizer,
+    named_tokenizer,
+    train_bpe,
+)
 from phalanx.errors import DataError
 
 
@@ -52,7 +57,7 @@ def prepare(
         threads. A crash leaves no half-made result. No text is in both splits, up to exact equality.
     """
     if config.dataset is not None:
-        return open_shards(config, config.dataset, _named_tokenizer(config.tokenizer, tokenizer_path))
+        return open_shards(config, config.dataset, named_tokenizer(config.tokenizer, tokenizer_path))
     # said outright, the encoder uses threads and does not warn when the process forks later
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     sources = [open_source(source) for source in config.sources]
@@ -138,13 +143,6 @@ def _key(config: DataConfig, seed: int, fingerprints: list[str], tokenizer: str)
         "max_documents": config.max_documents,
     }
     return hashlib.sha256(canonical_json(decided_by)).hexdigest()
-
-
-def _named_tokenizer(config: TokenizerConfig, tokenizer_path: Path | None) -> TextTokenizer | None:
-    """Read the tokenizer that a run file names beside a dataset; None where it names none."""
-    if isinstance(config, BpeConfig | DatasetTokenizerConfig):
-        return None
-    return load_tokenizer(config, tokenizer_path)
 
 
 def _tokenizer(config: DataConfig, spool: Spool, job: _Job) -> TextTokenizer:

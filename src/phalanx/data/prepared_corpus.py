@@ -11,10 +11,10 @@ from phalanx.config import digest
 from phalanx.data.corpus import Corpus, CorpusFacts, SequenceLayout, TokenGroup
 from phalanx.data.manifest import CorpusManifest, SplitRecord, parse_manifest
 from phalanx.data.packing import TokenSplit
+from phalanx.data.tokenizer import TOKENIZER_FILE
 from phalanx.errors import DataError
 
 MANIFEST_FILE = "manifest.json"
-TOKENIZER_FILE = "tokenizer.json"
 TRAIN_FILE = "train.tokens"
 VALIDATION_FILE = "validation.tokens"
 

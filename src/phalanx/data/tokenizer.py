@@ -16,6 +16,7 @@ from phalanx.data.sources.files import read_text
 from phalanx.errors import ConfigError, DataError
 
 END_OF_TEXT = "<|endoftext|>"
+TOKENIZER_FILE = "tokenizer.json"
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,13 @@ def fingerprint_tokenizer(config: TokenizerConfig, tokenizer_path: Path | None) 
         return hashlib.sha256(f"bpe {config.vocab_size} tokenizers {tokenizers.__version__}".encode()).hexdigest()
     backend = load_tokenizer(config, tokenizer_path)
     return hashlib.sha256(backend.to_json() + str(backend.eos_id).encode()).hexdigest()
+
+
+def named_tokenizer(config: TokenizerConfig, tokenizer_path: Path | None) -> TextTokenizer | None:
+    """Read the tokenizer that a run file names beside a dataset; None where it names none."""
+    if isinstance(config, BpeConfig | DatasetTokenizerConfig):
+        return None
+    return load_tokenizer(config, tokenizer_path)
 
 
 def same_tokenizer(one: TextTokenizer, other: TextTokenizer) -> bool:

@@ -12,8 +12,8 @@ __all__ = [
     "Group",
     "Mixture",
     "Phase",
-    "RunOrder",
     "PhaseSchedule",
+    "RunOrder",
     "permute",
     "sample_indices",
 ]

@@ -113,7 +113,7 @@ def _bits(content: object) -> int:
 
 
 NO_CURRICULA = _bits([[0]])
-"""What `RunOrder.history` says of a group whose samples came in a random order."""
+"""What `RunOrder.history` says of a group that gave its samples in a random order."""
 
 
 def _legs(schedule: PhaseSchedule, group: int) -> list[Leg]:
