@@ -40,4 +40,5 @@ class Windows:
         starts, edges = self._split.starts(), np.arange(self.num_rows + 1, dtype=np.int64) * self._length
         # the sum of scores over tokens is linear between two borders of documents
         sums = np.concatenate([[0.0], np.cumsum(self._split.score(by) * np.diff(starts))])
-        return np.diff(np.interp(edges, starts, sums)) / self._length
+        found: NDArray[np.float64] = np.diff(np.interp(edges, starts, sums)) / self._length
+        return found
