@@ -20,7 +20,7 @@ from phalanx.data.shards import (
     document_digest,
     fingerprint_of,
 )
-from phalanx.data.tokenizer import train_bpe
+from phalanx.data.tokenizers.training import train_bpe
 from phalanx.errors import ConfigError, DataError
 from phalanx.security.crypto import Identity
 

@@ -13,7 +13,7 @@ from phalanx.data.packing import TokenSplit
 from phalanx.data.phases import DatasetConfig
 from phalanx.data.run_dataset import TRAIN, VALIDATION, open_groups
 from phalanx.data.shards import Dataset
-from phalanx.data.tokenizer import TOKENIZER_FILE, TextTokenizer
+from phalanx.data.tokenizers.tokenizer import TOKENIZER_FILE, TextTokenizer
 from phalanx.errors import DataError
 
 

@@ -11,7 +11,7 @@ from phalanx.config import digest
 from phalanx.data.corpus import Corpus, CorpusFacts, SequenceLayout, TokenGroup
 from phalanx.data.manifest import CorpusManifest, SplitRecord, parse_manifest
 from phalanx.data.packing import TokenSplit
-from phalanx.data.tokenizer import TOKENIZER_FILE
+from phalanx.data.tokenizers.tokenizer import TOKENIZER_FILE
 from phalanx.errors import DataError
 
 MANIFEST_FILE = "manifest.json"

@@ -6,7 +6,7 @@ from pathlib import Path
 from phalanx.data.config import DataConfig
 from phalanx.data.phases import DatasetConfig
 from phalanx.data.shards import Dataset, SealKey, open_dataset
-from phalanx.data.tokenizer import TOKENIZER_FILE, TextTokenizer, open_tokenizer, same_tokenizer
+from phalanx.data.tokenizers.tokenizer import TOKENIZER_FILE, TextTokenizer, open_tokenizer, vocabulary_digest
 from phalanx.errors import ConfigError, DataError
 
 TRAIN, VALIDATION = "train", "validation"
@@ -57,7 +57,7 @@ def _check_tokenizer(path: Path, found: Dataset, wanted: TextTokenizer | None) -
             "from a copy of the dataset"
         ).about(code="PHX-I027", file=str(path))
     own = open_tokenizer(path, record.eos_id)
-    if wanted is not None and not same_tokenizer(own, wanted):
+    if wanted is not None and vocabulary_digest(own) != vocabulary_digest(wanted):
         raise DataError(
             f"data.tokenizer: is another one than {path} (SHA-256 {record.digest[:16]}...), with which the dataset was "
             f"encoded: {wanted.vocab_size} tokens and end of text {wanted.eos_id}, where the dataset has "

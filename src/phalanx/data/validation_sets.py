@@ -10,7 +10,7 @@ from phalanx.data.loader import HeldOut
 from phalanx.data.phases import DatasetTokenizerConfig
 from phalanx.data.preparation import prepare
 from phalanx.data.spool import Progress
-from phalanx.data.tokenizer import end_of_text
+from phalanx.data.tokenizers.tokenizer import end_of_text
 from phalanx.errors import DataError
 
 _SEED = 0

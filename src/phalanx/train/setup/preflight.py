@@ -11,7 +11,8 @@ from phalanx.data.phases import DatasetTokenizerConfig
 from phalanx.data.run_dataset import open_groups
 from phalanx.data.sources import SourceSettings, no_text, open_source
 from phalanx.data.tasks import Columns, load_own
-from phalanx.data.tokenizer import load_tokenizer, named_tokenizer
+from phalanx.data.tokenizers import load_tokenizer
+from phalanx.data.tokenizers.tokenizer import named_tokenizer
 from phalanx.engine import check_build
 from phalanx.errors import ConfigError, DataError
 from phalanx.models import ModelConfig

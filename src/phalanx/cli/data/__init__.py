@@ -1,0 +1,1 @@
+"""Commands about datasets of token shards; `group.py` lists them."""
