@@ -15,7 +15,7 @@ from phalanx.data.rules.rule import Drop, Edit, Outcome, RuleReason, RuleSetting
 
 _SEPARATORS = {"paragraph": re.compile(r"(\n{2,})"), "line": re.compile(r"(\n)")}
 _DIGEST = 16
-"""Bytes: nobody can make two paragraphs with one digest, so no text can remove another."""
+"""Bytes: two paragraphs with one digest cannot be made, so no text can remove another that differs."""
 
 
 class ParagraphDuplicatesConfig(RuleSettings):
