@@ -10,6 +10,7 @@ from phalanx.cli.attack import attack
 from phalanx.cli.audit import audit_app
 from phalanx.cli.bench import bench
 from phalanx.cli.calibrate import calibrate
+from phalanx.cli.data.tokenizer import tokenizer_app
 from phalanx.cli.doctor import doctor
 from phalanx.cli.enclave import enclave_app
 from phalanx.cli.explain import explain
@@ -95,3 +96,4 @@ app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(enclave_app, name="enclave")
 app.add_typer(model_app, name="model")
 app.add_typer(pki_app, name="pki")
+app.add_typer(tokenizer_app, name="tokenizer")
