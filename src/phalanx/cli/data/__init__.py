@@ -1,1 +1,1 @@
-"""``phalanx data``: build a dataset, look at it, check it, compare two; one file a group of verbs."""
+"""Commands about datasets of token shards, listed by `group.py`, and about vocabularies."""
