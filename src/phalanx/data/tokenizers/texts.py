@@ -9,7 +9,7 @@ from phalanx.data.sources import JsonlConfig, SourceConfig, TextConfig, open_sou
 from phalanx.data.sources.files import SourceFile, list_files
 from phalanx.errors import DataError
 
-_JSONL = (".jsonl", ".jsonl.gz")
+_JSONL = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 _SUFFIXES = (".txt", ".md", ".jsonl")
 _JUDGED = 1000
 """Characters of a text that its language is told by."""
@@ -20,7 +20,7 @@ def texts_of(paths: Iterable[Path], field: str = "text") -> Iterator[tuple[str, 
     """Yield the name of the file and the text of every document that is not empty.
 
     Args:
-        paths: Files and directories of ``*.txt``, ``*.md`` and ``*.jsonl``, also ``.gz``.
+        paths: Files and directories of ``*.txt``, ``*.md`` and ``*.jsonl``, also ``.gz`` and ``.zst``.
         field: Of a JSON line, that has its text.
 
     Raises:
@@ -74,6 +74,6 @@ def _files(paths: Iterable[Path]) -> Iterator[SourceFile]:
 
 
 def _source(file: SourceFile, field: str) -> SourceConfig:
-    if file.path.name.lower().endswith(_JSONL):
+    if str(file.path).lower().endswith(_JSONL):
         return JsonlConfig(path=file.path, field=field)
     return TextConfig(path=file.path)
