@@ -70,6 +70,11 @@ class BatchLoader:
         self._seed = seed
         self._num_samples = 0
 
+    @property
+    def corpus_digest(self) -> str:
+        """SHA-256 in hex of all that batches are drawn from."""
+        return self._corpus.digest
+
     def next(self) -> Batch:
         """The next batch, ``[batch_size, seq]``."""
         indices = sample_indices(self._num_samples, self._batch_size, len(self._own), self._seed)

@@ -176,7 +176,7 @@ class DomainSetup:
         context, parallel, recorder = self._context, self._parallel, opening.recorder
         unsafe = {"unsafe_public_network": True} if parallel.unsafe_public_network else {}
         facts = {"layout": parallel.layout.section(), "world": parallel.world, **unsafe}
-        context.opening(recorder, opening.start, facts)
+        context.opening(recorder, opening.start, self.material.loader, facts)
         with contextlib.ExitStack() as stack:
             engine = DomainEngine(stack.enter_context(self._domain()), parallel.dp)
             if opening.checkpoint is not None:

@@ -178,7 +178,7 @@ class PipelineSetup:
                     late=self._late,
                     journal=journal,
                     note_checks=self._note_checks,
-                    note_step=step_noter(context.log),
+                    note_step=step_noter(context.log, recorder.samples.of),
                 )
             )
             self._book.watch_roles(engine)
@@ -207,7 +207,7 @@ class PipelineSetup:
             context.console.print(nobody, style="yellow", markup=False, highlight=False)
         source, home = self.material.source, context.home
         facts = opening_facts(context.run, home, source, self._workers, self._name, draw)
-        context.opening(recorder, start, facts)
+        context.opening(recorder, start, self.material.loader, facts)
         observe = _and_in(self._book, recorder.observe)
         for body in self._parties.revoked:
             observe("revoked", {**body, "step": start})
