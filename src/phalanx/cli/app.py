@@ -10,6 +10,7 @@ from phalanx.cli.attack import attack
 from phalanx.cli.audit import audit_app
 from phalanx.cli.bench import bench
 from phalanx.cli.calibrate import calibrate
+from phalanx.cli.data.group import data_app
 from phalanx.cli.doctor import doctor
 from phalanx.cli.enclave import enclave_app
 from phalanx.cli.explain import explain
@@ -92,6 +93,7 @@ app.command(epilog="Example: phalanx reproduce defence --quick --out defence.jso
 app.command(epilog="Example: phalanx calibrate examples/quickstart.toml --quick --out calibration.json")(calibrate)
 app.add_typer(audit_app, name="audit")
 app.add_typer(checkpoint_app, name="checkpoint")
+app.add_typer(data_app, name="data")
 app.add_typer(enclave_app, name="enclave")
 app.add_typer(model_app, name="model")
 app.add_typer(pki_app, name="pki")

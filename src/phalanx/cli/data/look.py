@@ -10,6 +10,7 @@ from phalanx.cli.console import say_figures, say_rows
 from phalanx.cli.data.options import DatasetDir, KeyFile, Signer, opened
 
 _SHOWN = 400
+_GROUP = ("group", "split", "documents", "tokens")
 
 
 def inspect(
@@ -50,7 +51,7 @@ def inspect(
             "steps": ", ".join(step["name"] for step in report["steps"]) or "none",
         }
     )
-    say_rows(report["groups"])
+    say_rows([{name: group[name] for name in _GROUP} for group in report["groups"]])
     say_rows([_row(source) for source in report["sources"]])
     return Answer({"directory": directory, "digest": dataset.digest, "signer": dataset.signer, **report})
 

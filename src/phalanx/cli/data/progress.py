@@ -1,4 +1,4 @@
-"""The progress of a build on a terminal: pieces, MB/s, and what is dropped by which step; nothing where there is none."""
+"""The progress of a build on a terminal: pieces, MB/s and drops by step; nothing where there is no terminal."""
 
 import time
 from collections import Counter

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 from phalanx.data.build.recipe import Recipe
@@ -24,21 +24,23 @@ class Piece:
         first: Number of the first file in the source.
         names: Of the files; empty of a source that has none.
         size_bytes: Of the files as they lie on disk; 0 where that is not known.
+        limit: Records of each file that are read at most; None of a whole build.
     """
 
     source: int
     first: int = 0
     names: tuple[str, ...] = ()
     size_bytes: int = 0
+    limit: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain data."""
-        return {"source": self.source, "first": self.first, "names": list(self.names), "size_bytes": self.size_bytes}
+        return {**asdict(self), "names": list(self.names)}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Piece":
         """Read what `to_json` returned."""
-        return cls(value["source"], value["first"], tuple(value["names"]), value["size_bytes"])
+        return cls(**{**value, "names": tuple(value["names"])})
 
 
 def list_pieces(recipe: Recipe, opened: Callable[[int], Source]) -> list[Piece]:
@@ -106,8 +108,9 @@ class PieceReader:
         """Return the SHA-256 of each file, in hex, or the fingerprint of a source that has none."""
         return [_digest(file) for file in self._files] if self._files else [self._source.fingerprint()]
 
-    def records(self, limit: int | None = None) -> Iterator[Document | BrokenRecord]:
-        """Yield every record, in order; of each file at most `limit`."""
+    def records(self) -> Iterator[Document | BrokenRecord]:
+        """Yield every record, in order."""
+        limit = self._piece.limit
         if not self._files:
             yield from _first(self._source.documents(), limit)
             return

@@ -51,7 +51,7 @@ def preview(recipe: Recipe, documents: int, code_home: Path = Path()) -> Preview
     with tempfile.TemporaryDirectory(prefix="phalanx-preview-") as place:
         output = recipe.output.model_copy(update={"excerpt": _EXCERPT})
         shown = recipe.model_copy(update={"output": output})
-        worker = Worker(shown, Path(place), code_home, limit=max(1, documents // _MOST_FILES))
+        worker = Worker(shown, Path(place), code_home)
         pieces = [piece for number in range(len(recipe.sources)) for piece in _sampled(worker, number, documents)]
         done = run_passes(worker, OneProcess(worker), pieces, NoProgress())
         tally = Tally()
@@ -78,7 +78,7 @@ def _by_step(tally: Tally) -> dict[str, int]:
 def _sampled(worker: Worker, number: int, documents: int) -> Sequence[Piece]:
     files = files_of(worker.source(number))
     if files is None:
-        return [Piece(number)]
+        return [Piece(number, limit=documents)]
     count = min(len(files), _MOST_FILES, documents)
     chosen = sorted({at * len(files) // count for at in range(count)})
-    return [Piece(number, at, (files[at].name,)) for at in chosen]
+    return [Piece(number, at, (files[at].name,), limit=-(-documents // count)) for at in chosen]

@@ -33,13 +33,11 @@ class Worker:
         recipe: What is built.
         home: Where finished work is kept.
         code_home: Directory of the recipe, in which code of the user's own is looked for.
-        limit: Documents of each file that are read at most; None of a whole build.
     """
 
     recipe: Recipe
     home: Path
     code_home: Path
-    limit: int | None = None
     _sources: dict[int, Source] = field(default_factory=dict)
 
     def job(self) -> dict[str, Any]:
@@ -48,7 +46,6 @@ class Worker:
             "recipe": self.recipe.model_dump(mode="json", exclude_none=True),
             "home": str(self.home),
             "code_home": str(self.code_home),
-            "limit": self.limit,
             "versions": versions(),
             "code": code_digest(),
         }
@@ -67,7 +64,7 @@ class Worker:
                 "same on every machine"
             )
         recipe = Recipe.model_validate_json(json.dumps(job["recipe"]))
-        return cls(recipe, Path(job["home"]), Path(job["code_home"]), job["limit"])
+        return cls(recipe, Path(job["home"]), Path(job["code_home"]))
 
     @cached_property
     def store(self) -> Store:
@@ -106,7 +103,7 @@ class Worker:
         one = self.passes[task["pass"]]
         piece = Piece.from_json(task["piece"])
         source = self.recipe.source_names[piece.source]
-        settings = {"act": "sift", "source": source, "limit": self.limit, **pass_settings(self.recipe, one)}
+        settings = {"act": "sift", "source": source, **pass_settings(self.recipe, one)}
         if one.number == 0:
             return self._sift_files(one, piece, settings)
         key = key_of({**settings, "input": task["input"], "decided": task["decided"]["digest"]})
@@ -123,10 +120,17 @@ class Worker:
         config = self.recipe.sources[piece.source].model_dump(
             mode="json", exclude={"group", "licence", "consent", "weight"}
         )
-        key = key_of({**settings, "config": config, "files": [*zip(piece.names or [""], digests, strict=True)]})
+        key = key_of(
+            {
+                **settings,
+                "config": config,
+                "limit": piece.limit,
+                "files": [*zip(piece.names or [""], digests, strict=True)],
+            }
+        )
 
         def work(directory: Path) -> dict[str, Any]:
-            records = reader.records(self.limit)
+            records = reader.records()
             summary = self._filled(directory, one, settings["source"], records, iter(()))
             reader.check_unchanged(digests)
             return {**summary, "files": digests}
