@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Discriminator, Tag
 
+from phalanx.data.rules.bad_words import BadWords, BadWordsConfig
 from phalanx.data.rules.length import Length, LengthConfig
 from phalanx.data.rules.page import Page
+from phalanx.data.rules.pii import Pii, PiiConfig
 from phalanx.data.rules.rule import (
     CorpusRule,
     DocumentRule,
@@ -23,6 +25,8 @@ from phalanx.data.rules.rule import (
     Texts,
 )
 from phalanx.data.rules.rule import Tag as Tagged
+from phalanx.data.rules.secrets import Secrets, SecretsConfig
+from phalanx.data.rules.url_blocklist import UrlBlocklist, UrlBlocklistConfig
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,11 @@ class RuleLine:
 
 
 RULES: dict[str, RuleLine] = {
+    "bad_words": RuleLine(BadWordsConfig, BadWords),
     "length": RuleLine(LengthConfig, Length),
+    "pii": RuleLine(PiiConfig, Pii, "ISO/IEC 7812, ISO 13616, ISO 7064"),
+    "secrets": RuleLine(SecretsConfig, Secrets),
+    "url_blocklist": RuleLine(UrlBlocklistConfig, UrlBlocklist),
 }
 
 
