@@ -4,6 +4,7 @@ import bisect
 import importlib
 import json
 import struct
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +15,9 @@ from phalanx.data.sources import Document, Origin
 from phalanx.errors import DataError
 
 _BLOCK_BYTES = 1 << 18
-_TAIL = struct.Struct("<QQ")
+_TAIL = struct.Struct("<QQI4s")
+"""Blocks, records, a checksum of the index before it, and what a whole file ends with."""
+_END = b"PHXR"
 _ENTRY = struct.Struct("<QQ")
 _LENGTH = struct.Struct("<I")
 LONGEST_RECORD = (1 << 32) - 1
@@ -60,8 +63,8 @@ class RecordWriter:
     def close(self) -> None:
         """Write what is left, and the index."""
         self._flush()
-        self._index += _TAIL.pack(len(self._index) // _ENTRY.size, self._count)
-        self._stream.write(self._index)
+        tail = _TAIL.pack(len(self._index) // _ENTRY.size, self._count, zlib.crc32(self._index), _END)
+        self._stream.write(bytes(self._index) + tail)
         self._stream.close()
 
     def __enter__(self) -> Self:
@@ -93,20 +96,22 @@ class RecordFile:
             DataError: The file is cut or is something else.
         """
         self._path = path
+        self._unpack = zstd().ZstdDecompressor()
         self._count: int
         self._end: int
-        self._unpack = zstd().ZstdDecompressor()
         size = path.stat().st_size
         with path.open("rb") as stream:
-            if size < _TAIL.size:
+            stream.seek(max(0, size - _TAIL.size))
+            tail = stream.read()
+            if len(tail) < _TAIL.size or not tail.endswith(_END):
                 raise self._damaged()
-            stream.seek(size - _TAIL.size)
-            blocks, self._count = _TAIL.unpack(stream.read(_TAIL.size))
+            blocks, self._count, checksum, _ = _TAIL.unpack(tail)
             self._end = size - _TAIL.size - blocks * _ENTRY.size
-            if self._end < 0:
-                raise self._damaged()
-            stream.seek(self._end)
-            self._index: list[tuple[int, int]] = list(_ENTRY.iter_unpack(stream.read(blocks * _ENTRY.size)))
+            stream.seek(max(0, self._end))
+            index = stream.read(blocks * _ENTRY.size) if self._end >= 0 else b""
+        if self._end < 0 or zlib.crc32(index) != checksum:
+            raise self._damaged()
+        self._index: list[tuple[int, int]] = list(_ENTRY.iter_unpack(index))
         self._firsts = [first for _, first in self._index]
         self._block: tuple[int, list[bytes]] = (-1, [])
 

@@ -4,9 +4,11 @@ import hashlib
 import math
 import unicodedata
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from phalanx.data.build.passes import Pass, as_corpus_rule, as_document_rule
 from phalanx.data.build.recipe import Recipe
@@ -28,9 +30,10 @@ class PieceWriter:
     def __init__(self, directory: Path, source: str, excerpt: int) -> None:
         self.tally = Tally()
         self._source, self._excerpt = source, excerpt
-        self._documents = RecordWriter(directory / DOCUMENTS)
-        self._marks = RecordWriter(directory / MARKS)
-        self._account = RecordWriter(directory / ACCOUNT)
+        self._stack = ExitStack()
+        self._documents, self._marks, self._account = (
+            self._stack.enter_context(RecordWriter(directory / name)) for name in (DOCUMENTS, MARKS, ACCOUNT)
+        )
 
     def keep(self, document: Document, mark: bytes | None) -> None:
         """Let a document go on."""
@@ -65,10 +68,14 @@ class PieceWriter:
         sizes = {"raw_bytes": record.raw_bytes, "text_bytes": 0}
         self._account.append(write_line({"source": self._source, **line, "value": "", "limit": "", **sizes}))
 
-    def close(self) -> None:
-        """Finish the files."""
-        for file in (self._documents, self._marks, self._account):
-            file.close()
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # without an error this finishes the files; after one they stay cut, and nothing reads them
+        self._stack.__exit__(kind, value, trace)
 
 
 def _plain(value: float | int | str) -> float | int | str:

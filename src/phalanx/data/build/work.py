@@ -140,11 +140,10 @@ class Worker:
     def _filled(
         self, directory: Path, one: Pass, source: str, records: Iterator[Any], decided: Iterator[tuple[int, Outcome]]
     ) -> dict[str, Any]:
-        out = PieceWriter(directory, source, self.recipe.output.excerpt_characters)
-        if one.number == 0:
-            records = taken_in(records, out.tally)
-        Sieve(self.recipe, self.rules, one, source).sift(records, decided, out)
-        out.close()
+        with PieceWriter(directory, source, self.recipe.output.excerpt_characters) as out:
+            if one.number == 0:
+                records = taken_in(records, out.tally)
+            Sieve(self.recipe, self.rules, one, source).sift(records, decided, out)
         return {"tally": out.tally.to_json(), "documents": len(RecordFile(directory / DOCUMENTS))}
 
     def _outcomes(self, decided: dict[str, Any]) -> Iterator[tuple[int, Outcome]]:
