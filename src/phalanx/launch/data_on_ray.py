@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from phalanx.data.build.local import answer, default_workers, error_from_json, error_to_json
-from phalanx.data.build.work import Task, Worker
+from phalanx.data.build.work import Task, BuildWorker
 from phalanx.errors import DataError, PhalanxError
 from phalanx.launch.on_ray import connected
 
@@ -25,7 +25,7 @@ class RayTasks:
         address: Of a running cluster; None starts one on this machine.
     """
 
-    def __init__(self, worker: Worker, workers: int | None = None, address: str | None = None) -> None:
+    def __init__(self, worker: BuildWorker, workers: int | None = None, address: str | None = None) -> None:
         self._job = json.dumps({**worker.job(), "home": str(worker.home.resolve())})
         self._workers, self._address = workers, address
         self._stack = ExitStack()
@@ -75,11 +75,11 @@ def perform_task(job: str, task: str) -> str:
         worker = _WORKERS.get(job)
         if worker is None:
             _WORKERS.clear()
-            worker = _WORKERS[job] = Worker.of(json.loads(job))
+            worker = _WORKERS[job] = BuildWorker.of(json.loads(job))
     except PhalanxError as exc:
         return json.dumps({"error": error_to_json(exc)})
     return json.dumps(answer(worker, json.loads(task)))
 
 
-_WORKERS: dict[str, Worker] = {}
+_WORKERS: dict[str, BuildWorker] = {}
 """The worker of the build that this process serves."""

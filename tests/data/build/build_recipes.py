@@ -4,7 +4,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from phalanx.data.build.recipe import Recipe, load_recipe
+from phalanx.data.build.recipe import DataRecipe, load_recipe
 from phalanx.data.rules import Drop, Edit, Quarantine, RuleReason
 
 FILES = 6
@@ -83,7 +83,7 @@ signer = "{home / "signer.key"}"
     return path
 
 
-def read_recipe(home: Path, *overrides: str, more: str = "") -> Recipe:
+def read_recipe(home: Path, *overrides: str, more: str = "") -> DataRecipe:
     """Return the recipe of `write_recipe`."""
     return load_recipe(write_recipe(home, more), overrides)
 

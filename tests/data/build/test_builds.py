@@ -11,7 +11,7 @@ from build_recipes import FILES, LINES, fake_steps, read_recipe, tree
 from phalanx.data.build.local import open_local
 from phalanx.data.build.look import account_lines, find_document, signed_report, verify_account
 from phalanx.data.build.run import WORK, BuildOptions, build
-from phalanx.data.build.store import Store
+from phalanx.data.build.store import WorkStore
 from phalanx.data.shards import open_dataset
 from phalanx.errors import DataError, InputError
 
@@ -163,8 +163,8 @@ def test_finished_pieces_are_not_made_again(tmp_path, steps, built, monkeypatch)
     # far enough that the first pass is over
     assert killed_build(recipe, tmp_path / "killed", 30)
     kept = {path.name for path in (tmp_path / "killed" / WORK).iterdir() if not path.name.startswith(".")}
-    made, put = [], Store.put
-    monkeypatch.setattr(Store, "put", lambda store, key, work: made.append(key) or put(store, key, work))
+    made, put = [], WorkStore.put
+    monkeypatch.setattr(WorkStore, "put", lambda store, key, work: made.append(key) or put(store, key, work))
 
     build(recipe, tmp_path / "killed")
 

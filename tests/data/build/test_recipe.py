@@ -4,7 +4,7 @@ import pytest
 from build_recipes import read_recipe, write_recipe
 
 from phalanx.config import dump_toml, load_config
-from phalanx.data.build.recipe import Recipe, load_recipe
+from phalanx.data.build.recipe import DataRecipe, load_recipe
 from phalanx.data.build.steps import STEPS
 from phalanx.data.rules import RULES
 from phalanx.data.scan import SCANS
@@ -34,7 +34,7 @@ def test_a_resolved_recipe_reads_back_as_itself(tmp_path):
     resolved = tmp_path / "resolved.toml"
     resolved.write_text(dump_toml(recipe))
 
-    assert load_config(resolved, Recipe) == recipe
+    assert load_config(resolved, DataRecipe) == recipe
 
 
 def test_every_rule_and_scan_may_be_a_step():

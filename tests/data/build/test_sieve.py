@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from build_recipes import EqualTexts, Quiet, Short, SuspectWord, read_recipe, write_source
 
-from phalanx.data.build.passes import Pass, plan_passes
-from phalanx.data.build.pieces import Piece, PieceReader, list_pieces
+from phalanx.data.build.passes import BuildPass, plan_passes
+from phalanx.data.build.pieces import SourcePiece, PieceReader, list_pieces
 from phalanx.data.build.records import RecordFile, read_document
 from phalanx.data.build.sift import (
     DOCUMENTS,
@@ -16,7 +16,7 @@ from phalanx.data.build.sift import (
     outcome_to_json,
     taken_in,
 )
-from phalanx.data.build.tally import Tally, check_account
+from phalanx.data.build.tally import ByteTally, check_account
 from phalanx.data.rules import Drop, Edit, Quarantine, RuleReason, Tagged
 from phalanx.data.sources import BrokenRecord, Document
 from phalanx.data.sources.files import SourceFile
@@ -37,8 +37,8 @@ class Files:
 def test_a_corpus_rule_ends_a_pass_and_begins_the_next():
     passes = plan_passes([SuspectWord(), EqualTexts(), Quiet(), Short(), EqualTexts()])
 
-    assert passes == [Pass(0, None, (0,), 1), Pass(1, 1, (2, 3), 4), Pass(2, 4, (), None)]
-    assert plan_passes([]) == [Pass(0, None, (), None)]
+    assert passes == [BuildPass(0, None, (0,), 1), BuildPass(1, 1, (2, 3), 4), BuildPass(2, 4, (), None)]
+    assert plan_passes([]) == [BuildPass(0, None, (), None)]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_an_outcome_comes_back_as_it_was(outcome):
 @pytest.fixture
 def sieve(tmp_path):
     """One pass that applies a decision and no other step."""
-    return Sieve(read_recipe(tmp_path), [None, EqualTexts(), None, None], Pass(1, 1, (), None), "lines")
+    return Sieve(read_recipe(tmp_path), [None, EqualTexts(), None, None], BuildPass(1, 1, (), None), "lines")
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_a_text_in_another_normal_form_is_edited_and_counted(sieve, out, tmp_pat
 
 
 def test_a_lone_surrogate_is_a_broken_record(tmp_path):
-    tally = Tally()
+    tally = ByteTally()
 
     (found,) = taken_in([Document("a", "x\ud800")], tally)
 
@@ -120,11 +120,11 @@ def test_pieces_are_all_files_once_and_in_order(files, tmp_path, monkeypatch):
 
         assert tuple(name for piece in pieces if piece.source == 0 for name in piece.names) == names
         assert len(pieces) == {1: 12, 3000: pytest.approx(8, abs=3), 1 << 20: 2}[most]
-        assert all(Piece.from_json(piece.to_json()) == piece for piece in pieces)
+        assert all(SourcePiece.from_json(piece.to_json()) == piece for piece in pieces)
 
 
 def test_a_file_that_changes_while_it_is_read_is_refused(files):
-    reader = PieceReader(files, Piece(0, 0, tuple(file.name for file in files.files)))
+    reader = PieceReader(files, SourcePiece(0, 0, tuple(file.name for file in files.files)))
     before = reader.digests()
 
     files.files[2].path.write_text("another")
@@ -135,12 +135,12 @@ def test_a_file_that_changes_while_it_is_read_is_refused(files):
 
 def test_files_that_are_others_than_were_shared_out_are_refused(files):
     with pytest.raises(DataError, match="expected 'part-9' as file 0"):
-        PieceReader(files, Piece(0, 0, ("part-9",)))
+        PieceReader(files, SourcePiece(0, 0, ("part-9",)))
 
 
 @pytest.mark.parametrize(("raw_bytes", "text_bytes", "what"), [(9, 10, "raw bytes"), (10, 9, "bytes of text")])
 def test_an_account_that_lacks_a_byte_is_refused(raw_bytes, text_bytes, what):
-    read, found = Tally(), Tally()
+    read, found = ByteTally(), ByteTally()
     read.add("read", "read", raw_bytes=10, text_bytes=12)
     read.add("edited", "quiet", places=1, net_bytes=-2)
     found.add("kept", "kept", raw_bytes=raw_bytes, text_bytes=text_bytes)

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from phalanx.data.build.decision import Summary, decide
-from phalanx.data.build.local import Engine
-from phalanx.data.build.passes import Pass
-from phalanx.data.build.pieces import Piece
-from phalanx.data.build.tally import LEFT_OUT, Tally
-from phalanx.data.build.work import Task, Worker
+from phalanx.data.build.local import BuildEngine
+from phalanx.data.build.passes import BuildPass
+from phalanx.data.build.pieces import SourcePiece
+from phalanx.data.build.tally import LEFT_OUT, ByteTally
+from phalanx.data.build.work import Task, BuildWorker
 
 
 class BuildProgress(Protocol):
@@ -33,7 +33,7 @@ class NoProgress:
         """Pass over it."""
 
 
-def run_passes(worker: Worker, engine: Engine, pieces: Sequence[Piece], progress: BuildProgress) -> list[list[Summary]]:
+def run_passes(worker: BuildWorker, engine: BuildEngine, pieces: Sequence[SourcePiece], progress: BuildProgress) -> list[list[Summary]]:
     """Take every piece through every pass; return the summaries of each piece, pass by pass.
 
     Raises:
@@ -50,7 +50,7 @@ def run_passes(worker: Worker, engine: Engine, pieces: Sequence[Piece], progress
 
 
 def _tasks(
-    worker: Worker, one: Pass, pieces: Sequence[Piece], before: Sequence[list[Summary]], progress: BuildProgress
+    worker: BuildWorker, one: BuildPass, pieces: Sequence[SourcePiece], before: Sequence[list[Summary]], progress: BuildProgress
 ) -> Iterator[Task]:
     if one.decided is None:
         return ({"act": "sift", "pass": 0, "piece": piece.to_json()} for piece in pieces)
@@ -64,12 +64,12 @@ def _tasks(
     )
 
 
-def told(phase: str, results: Iterable[Summary], pieces: Sequence[Piece], progress: BuildProgress) -> Iterator[Summary]:
+def told(phase: str, results: Iterable[Summary], pieces: Sequence[SourcePiece], progress: BuildProgress) -> Iterator[Summary]:
     """Yield results, one a piece, and tell of each."""
     progress.begin(phase, len(pieces), sum(piece.size_bytes for piece in pieces))
     for piece, found in zip(pieces, results, strict=True):
         left_out: dict[str, int] = {}
-        tally = Tally.from_json(found.get("tally", []))
+        tally = ByteTally.from_json(found.get("tally", []))
         for fate in LEFT_OUT:
             for step, measures in tally.by_step(fate).items():
                 left_out[step] = left_out.get(step, 0) + measures["documents"]

@@ -12,8 +12,8 @@ from typing import Any
 from phalanx.data.build.passes import as_corpus_rule, code_digest, versions
 from phalanx.data.build.records import RecordFile, RecordWriter, read_document
 from phalanx.data.build.sift import DOCUMENTS, MARKS, outcome_to_json
-from phalanx.data.build.store import Store, key_of
-from phalanx.data.build.work import OUTCOMES, Worker
+from phalanx.data.build.store import WorkStore, key_of
+from phalanx.data.build.work import OUTCOMES, BuildWorker
 from phalanx.data.rules import Page
 from phalanx.errors import DataError
 
@@ -23,7 +23,7 @@ Summary = dict[str, Any]
 class PieceTexts:
     """All documents that came this far, by number, read from the pieces when they are asked for."""
 
-    def __init__(self, store: Store, keys: Sequence[str], counts: Sequence[int], sources: Sequence[str]) -> None:
+    def __init__(self, store: WorkStore, keys: Sequence[str], counts: Sequence[int], sources: Sequence[str]) -> None:
         self._store, self._keys, self._sources = store, keys, sources
         self._starts = [0, *accumulate(counts)]
         # a piece keeps one block in memory; a rule that compares two documents needs two of them
@@ -56,7 +56,7 @@ class PieceTexts:
             yield from RecordFile(self._store.path(key) / MARKS)
 
 
-def decide(worker: Worker, place: int, pieces: Sequence[Summary], sources: Sequence[str]) -> list[Summary]:
+def decide(worker: BuildWorker, place: int, pieces: Sequence[Summary], sources: Sequence[str]) -> list[Summary]:
     """Have a corpus rule decide, unless it has already; return each piece's share of the decision.
 
     Args:

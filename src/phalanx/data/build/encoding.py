@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.data.build.passes import code_digest, versions
-from phalanx.data.build.recipe import OutputConfig, Recipe
+from phalanx.data.build.recipe import OutputConfig, DataRecipe
 from phalanx.data.build.records import RecordFile, RecordWriter
 from phalanx.data.build.store import key_of
 from phalanx.data.config import FileTokenizerConfig
@@ -42,7 +42,7 @@ def dtype_of(vocab_size: int) -> Literal["<u2", "<u4"]:
     return "<u2" if vocab_size <= 1 << 16 else "<u4"
 
 
-def encoding_key(recipe: Recipe, task: dict[str, Any]) -> str:
+def encoding_key(recipe: DataRecipe, task: dict[str, Any]) -> str:
     """Return the name of an encoded piece."""
     return key_of(
         {

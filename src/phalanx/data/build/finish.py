@@ -11,12 +11,12 @@ from typing import Any
 from phalanx.config import canonical_json, dump_toml
 from phalanx.data.build.encoding import TOKENIZER, dtype_of, encoded_documents
 from phalanx.data.build.passes import versions
-from phalanx.data.build.recipe import Recipe
+from phalanx.data.build.recipe import DataRecipe
 from phalanx.data.build.records import RecordFile, write_line, zstd
 from phalanx.data.build.sift import ACCOUNT
 from phalanx.data.build.steps import STEPS
-from phalanx.data.build.store import Store, bring_to_disk
-from phalanx.data.build.tally import Tally, check_account
+from phalanx.data.build.store import WorkStore, bring_to_disk
+from phalanx.data.build.tally import ByteTally, check_account
 from phalanx.data.shards import (
     DatasetFacts,
     DatasetManifest,
@@ -37,7 +37,7 @@ _SAMPLES = 5
 
 
 @dataclass
-class SourceEnd:
+class SourceAccount:
     """What became of one source.
 
     Attributes:
@@ -48,13 +48,13 @@ class SourceEnd:
 
     fingerprint: str
     files: int
-    read: Tally = field(default_factory=Tally)
-    found: Tally = field(default_factory=Tally)
+    read: ByteTally = field(default_factory=ByteTally)
+    found: ByteTally = field(default_factory=ByteTally)
     samples: dict[str, list[tuple[str, int, dict[str, Any]]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Ending:
+class BuildEnding:
     """The constants of the end of a build.
 
     Attributes:
@@ -67,8 +67,8 @@ class Ending:
         tokenizer: Key and facts of the vocabulary.
     """
 
-    recipe: Recipe
-    store: Store
+    recipe: DataRecipe
+    store: WorkStore
     directory: Path
     inputs: str
     pieces: Sequence[tuple[int, list[dict[str, Any]]]]
@@ -98,21 +98,21 @@ class Ending:
             bring_to_disk(self.directory / TOKENIZER)
             return writer.finish(self._facts(ends, accounts), signer), report
 
-    def _source_ends(self) -> list[SourceEnd]:
+    def _source_ends(self) -> list[SourceAccount]:
         files: list[list[str]] = [[] for _ in self.recipe.sources]
-        counts = [Tally() for _ in self.recipe.sources]
+        counts = [ByteTally() for _ in self.recipe.sources]
         for source, summaries in self.pieces:
             files[source] += summaries[0]["files"]
             for summary in summaries:
-                counts[source].merge(Tally.from_json(summary["tally"]))
+                counts[source].merge(ByteTally.from_json(summary["tally"]))
         ends = []
         for config, digests, count in zip(self.recipe.sources, files, counts, strict=True):
             settings = config.model_dump(mode="json")
             fingerprint = hashlib.sha256(canonical_json([settings, digests])).hexdigest()
-            ends.append(SourceEnd(fingerprint, len(digests), count))
+            ends.append(SourceAccount(fingerprint, len(digests), count))
         return ends
 
-    def _write_shards(self, writer: DatasetWriter, ends: list[SourceEnd]) -> list[dict[str, Any]]:
+    def _write_shards(self, writer: DatasetWriter, ends: list[SourceAccount]) -> list[dict[str, Any]]:
         counts: dict[tuple[str, str], list[int]] = {}
         for (source, _), summary in zip(self.pieces, self.encoded, strict=True):
             group = self.recipe.group_of(source)
@@ -135,7 +135,7 @@ class Ending:
             for (group, split), (documents, tokens) in sorted(counts.items())
         ]
 
-    def _write_account(self, ends: list[SourceEnd]) -> list[str]:
+    def _write_account(self, ends: list[SourceAccount]) -> list[str]:
         folder = self.directory / ACCOUNT_DIRECTORY
         folder.mkdir(exist_ok=True)
         written = []
@@ -155,7 +155,7 @@ class Ending:
             if number == source:
                 yield from account_of(self.store, summaries)
 
-    def _report(self, ends: list[SourceEnd], groups: list[dict[str, Any]]) -> dict[str, Any]:
+    def _report(self, ends: list[SourceAccount], groups: list[dict[str, Any]]) -> dict[str, Any]:
         recipe = self.recipe
         steps = [
             {"name": name, "kind": step.kind, "reference": STEPS[step.kind].reference, "settings": _settings(step)}
@@ -171,7 +171,7 @@ class Ending:
             "sources": [self._source_report(number, end) for number, end in enumerate(ends)],
         }
 
-    def _source_report(self, number: int, end: SourceEnd) -> dict[str, Any]:
+    def _source_report(self, number: int, end: SourceAccount) -> dict[str, Any]:
         config, name = self.recipe.sources[number], self.recipe.source_names[number]
         fates = {fate: end.found.by_step(fate) for fate in ("dropped", "quarantined")}
         return {
@@ -193,7 +193,7 @@ class Ending:
             "samples": {step: [line for _, _, line in sorted(lines)] for step, lines in sorted(end.samples.items())},
         }
 
-    def _facts(self, ends: list[SourceEnd], accounts: list[str]) -> DatasetFacts:
+    def _facts(self, ends: list[SourceAccount], accounts: list[str]) -> DatasetFacts:
         recipe = self.recipe
         return DatasetFacts(
             sources=tuple(
@@ -217,13 +217,13 @@ class Ending:
         bring_to_disk(self.directory / name)
 
 
-def account_of(store: Store, summaries: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def account_of(store: WorkStore, summaries: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the lines of the account of one piece, in the order of the passes."""
     for summary in summaries:
         yield from map(json.loads, RecordFile(store.path(summary["key"]) / ACCOUNT))
 
 
-def public_recipe(recipe: Recipe) -> str:
+def public_recipe(recipe: DataRecipe) -> str:
     """Return the resolved recipe as TOML, without the path of the signer's key, which is of one machine."""
     return dump_toml(recipe.model_copy(update={"output": recipe.output.model_copy(update={"signer": None})}))
 
@@ -232,7 +232,7 @@ def _settings(config: Any) -> dict[str, Any]:
     return {name: value for name, value in config.model_dump(mode="json").items() if name not in ("name", "kind")}
 
 
-def _count_line(line: dict[str, Any], end: SourceEnd) -> None:
+def _count_line(line: dict[str, Any], end: SourceAccount) -> None:
     end.found.add(line["fate"], line["step"], raw_bytes=line["raw_bytes"], text_bytes=line["text_bytes"])
     chosen = end.samples.setdefault(line["step"], [])
     order = hashlib.sha256(f"{line['document']} {line.get('digest')}".encode()).hexdigest()

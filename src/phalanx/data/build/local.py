@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import IO, Any, Protocol, Self
 
 from phalanx.child import PythonProcess, die_with_parent
-from phalanx.data.build.work import Task, Worker
+from phalanx.data.build.work import Task, BuildWorker
 from phalanx.errors import ConfigError, DataError, DiskError, InputError, PhalanxError
 
 _ERRORS = {error.__name__: error for error in (ConfigError, DataError, DiskError, InputError)}
@@ -22,7 +22,7 @@ _AHEAD = 4
 """Tasks that wait for each process, so that it never waits for its starter."""
 
 
-class Engine(Protocol):
+class BuildEngine(Protocol):
     """Something that performs tasks, wherever and however many at a time."""
 
     def results(self, tasks: Iterable[Task]) -> Iterator[dict[str, Any]]:
@@ -49,7 +49,7 @@ def default_workers() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def open_local(worker: Worker, workers: int = 1) -> AbstractContextManager[Engine]:
+def open_local(worker: BuildWorker, workers: int = 1) -> AbstractContextManager[BuildEngine]:
     """Return the engine of this machine; one worker works in this process."""
     return OneProcess(worker) if workers == 1 else LocalProcesses(worker, workers)
 
@@ -57,7 +57,7 @@ def open_local(worker: Worker, workers: int = 1) -> AbstractContextManager[Engin
 class OneProcess:
     """Performs tasks here, one after the other."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: BuildWorker) -> None:
         self._worker = worker
 
     def results(self, tasks: Iterable[Task]) -> Iterator[dict[str, Any]]:
@@ -76,7 +76,7 @@ class OneProcess:
 class LocalProcesses:
     """Performs tasks in processes of this machine."""
 
-    def __init__(self, worker: Worker, workers: int) -> None:
+    def __init__(self, worker: BuildWorker, workers: int) -> None:
         self._job = worker.job()
         self._threads = ThreadPoolExecutor(workers)
         self._idle: queue.LifoQueue[_Child | None] = queue.LifoQueue()
@@ -185,7 +185,7 @@ def error_from_json(value: dict[str, Any]) -> PhalanxError:
     return _ERRORS.get(value["kind"], DataError)(value["message"]).about(**value["facts"])
 
 
-def answer(worker: Worker, task: Task) -> dict[str, Any]:
+def answer(worker: BuildWorker, task: Task) -> dict[str, Any]:
     """Perform a task; an error of ours is an answer."""
     try:
         return worker.perform(task)
@@ -199,11 +199,11 @@ def main() -> None:
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as lines:
         # whatever a library prints is no answer
         os.dup2(2, 1)
-        worker: Worker | None = None
+        worker: BuildWorker | None = None
         for line in sys.stdin:
             value = json.loads(line)
             if worker is None:
-                worker = Worker.of(value)
+                worker = BuildWorker.of(value)
                 continue
             lines.write(json.dumps(answer(worker, value)) + "\n")
             lines.flush()

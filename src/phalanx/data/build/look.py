@@ -12,7 +12,7 @@ import numpy as np
 
 from phalanx.data.build.finish import ACCOUNT_DIRECTORY, REPORT_FILE
 from phalanx.data.build.records import zstd
-from phalanx.data.build.tally import Tally, check_account
+from phalanx.data.build.tally import ByteTally, check_account
 from phalanx.data.shards import Dataset
 from phalanx.errors import DataError
 
@@ -44,7 +44,7 @@ def read_report(directory: Path) -> dict[str, Any]:
 
 
 def signed_report(dataset: Dataset) -> dict[str, Any]:
-    """Read the report of a dataset whose manifest is verified.
+    """Read the report of a dataset with a verified manifest.
 
     Raises:
         DataError: It is not the one that was signed.
@@ -117,7 +117,7 @@ def find_document(dataset: Dataset, name: str) -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class DocumentPlace:
+class DrawnDocument:
     """One document of a dataset.
 
     Attributes:
@@ -131,7 +131,7 @@ class DocumentPlace:
     number: int
 
 
-def draw_documents(dataset: Dataset, count: int, seed: int, group: str | None = None) -> list[DocumentPlace]:
+def draw_documents(dataset: Dataset, count: int, seed: int, group: str | None = None) -> list[DrawnDocument]:
     """Draw documents at random, none twice; the same seed draws the same ones."""
     parts = [part for part in dataset.manifest.parts if group in (None, part.group)]
     if not parts:
@@ -143,13 +143,13 @@ def draw_documents(dataset: Dataset, count: int, seed: int, group: str | None = 
     for number in numbers:
         for part in parts:
             if number < part.documents:
-                places.append(DocumentPlace(part.group, part.split, number))
+                places.append(DrawnDocument(part.group, part.split, number))
                 break
             number -= part.documents  # noqa: PLW2901
     return places
 
 
-def read_tokens(dataset: Dataset, place: DocumentPlace) -> list[int]:
+def read_tokens(dataset: Dataset, place: DrawnDocument) -> list[int]:
     """Return the tokens of one document, the one that ends it included."""
     starts = dataset.document_starts(place.group, place.split)
     first, last = int(starts[place.number]), int(starts[place.number + 1])
@@ -163,7 +163,7 @@ def verify_account(dataset: Dataset) -> None:
         DataError: A byte is missing or there twice, or the report says something else.
     """
     report = signed_report(dataset)
-    found = {source.name: Tally() for source in dataset.manifest.sources}
+    found = {source.name: ByteTally() for source in dataset.manifest.sources}
     for group, splits in dataset.groups.items():
         for split in splits:
             for entry in dataset.documents(group, split):
@@ -179,8 +179,8 @@ def verify_account(dataset: Dataset) -> None:
         check_account(source["name"], _reported(source), found[source["name"]])
 
 
-def _reported(source: dict[str, Any]) -> Tally:
-    tally = Tally()
+def _reported(source: dict[str, Any]) -> ByteTally:
+    tally = ByteTally()
     try:
         for fate, steps in (
             ("read", {"read": source["read"]}),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import phalanx
-from phalanx.data.build.recipe import Recipe
+from phalanx.data.build.recipe import DataRecipe
 from phalanx.data.build.steps import STEPS
 from phalanx.data.rules import CorpusRule, DocumentRule, Rule
 
@@ -36,7 +36,7 @@ _LIBRARIES = (
 
 
 @dataclass(frozen=True)
-class Pass:
+class BuildPass:
     """One pass over all documents.
 
     Attributes:
@@ -52,21 +52,21 @@ class Pass:
     marked: int | None
 
 
-def plan_passes(rules: Sequence[Rule]) -> list[Pass]:
+def plan_passes(rules: Sequence[Rule]) -> list[BuildPass]:
     """Return the passes that some steps need: one more than there are corpus rules among them."""
-    passes: list[Pass] = []
+    passes: list[BuildPass] = []
     decided: int | None = None
     steps: list[int] = []
     for place, rule in enumerate(rules):
         if is_corpus_rule(rule):
-            passes.append(Pass(len(passes), decided, tuple(steps), place))
+            passes.append(BuildPass(len(passes), decided, tuple(steps), place))
             decided, steps = place, []
         else:
             steps.append(place)
-    return [*passes, Pass(len(passes), decided, tuple(steps), None)]
+    return [*passes, BuildPass(len(passes), decided, tuple(steps), None)]
 
 
-def make_steps(recipe: Recipe) -> list[Rule]:
+def make_steps(recipe: DataRecipe) -> list[Rule]:
     """Build every rule and scan of a recipe.
 
     Raises:
@@ -116,7 +116,7 @@ def code_digest() -> str:
     return total.hexdigest()
 
 
-def pass_settings(recipe: Recipe, one: Pass) -> dict[str, Any]:
+def pass_settings(recipe: DataRecipe, one: BuildPass) -> dict[str, Any]:
     """Return what of a recipe decides the outcome of a pass beside its input."""
     places = [*one.steps, *((one.marked,) if one.marked is not None else ())]
     return {

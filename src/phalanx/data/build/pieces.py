@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
-from phalanx.data.build.recipe import Recipe
+from phalanx.data.build.recipe import DataRecipe
 from phalanx.data.sources import BrokenRecord, Document, FileSource, Source
 from phalanx.data.sources.files import SourceFile
 from phalanx.errors import DataError
@@ -16,7 +16,7 @@ _BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Piece:
+class SourcePiece:
     """Consecutive files of one source: small ones go together, a large one goes alone.
 
     Attributes:
@@ -38,12 +38,12 @@ class Piece:
         return {**asdict(self), "names": list(self.names)}
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "Piece":
+    def from_json(cls, value: dict[str, Any]) -> "SourcePiece":
         """Read what `to_json` returned."""
         return cls(**{**value, "names": tuple(value["names"])})
 
 
-def list_pieces(recipe: Recipe, opened: Callable[[int], Source]) -> list[Piece]:
+def list_pieces(recipe: DataRecipe, opened: Callable[[int], Source]) -> list[SourcePiece]:
     """Return all pieces of work of a recipe, in the order of sources and files.
 
     Args:
@@ -56,19 +56,19 @@ def list_pieces(recipe: Recipe, opened: Callable[[int], Source]) -> list[Piece]:
     return [piece for number in range(len(recipe.sources)) for piece in _pieces(number, opened(number))]
 
 
-def _pieces(number: int, source: Source) -> Iterator[Piece]:
+def _pieces(number: int, source: Source) -> Iterator[SourcePiece]:
     files = files_of(source)
     if files is None:
-        yield Piece(number)
+        yield SourcePiece(number)
         return
     first, size = 0, 0
     for at, file in enumerate(files):
         own = _size(file)
         if at > first and (size + own > _PIECE_BYTES or at - first >= _MOST_FILES):
-            yield Piece(number, first, tuple(one.name for one in files[first:at]), size)
+            yield SourcePiece(number, first, tuple(one.name for one in files[first:at]), size)
             first, size = at, 0
         size += own
-    yield Piece(number, first, tuple(one.name for one in files[first:]), size)
+    yield SourcePiece(number, first, tuple(one.name for one in files[first:]), size)
 
 
 def files_of(source: Source) -> list[SourceFile] | None:
@@ -87,7 +87,7 @@ def _size(file: SourceFile) -> int:
 class PieceReader:
     """Reads the records of one piece, and says by which bytes its documents were decided."""
 
-    def __init__(self, source: Source, piece: Piece) -> None:
+    def __init__(self, source: Source, piece: SourcePiece) -> None:
         """Find the files of the piece.
 
         Raises:

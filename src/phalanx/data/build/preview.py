@@ -9,12 +9,12 @@ from typing import Any
 from phalanx.data.build.all_passes import NoProgress, run_passes
 from phalanx.data.build.finish import account_of
 from phalanx.data.build.local import OneProcess
-from phalanx.data.build.pieces import Piece, files_of
-from phalanx.data.build.recipe import Recipe
+from phalanx.data.build.pieces import SourcePiece, files_of
+from phalanx.data.build.recipe import DataRecipe
 from phalanx.data.build.records import RecordFile, read_document
 from phalanx.data.build.sift import DOCUMENTS
-from phalanx.data.build.tally import Tally
-from phalanx.data.build.work import Worker
+from phalanx.data.build.tally import ByteTally
+from phalanx.data.build.work import BuildWorker
 
 _MOST_FILES = 16
 _EXCERPT = 300
@@ -37,7 +37,7 @@ class Preview:
     edited: dict[str, dict[str, int]]
 
 
-def preview(recipe: Recipe, documents: int, code_home: Path = Path()) -> Preview:
+def preview(recipe: DataRecipe, documents: int, code_home: Path = Path()) -> Preview:
     """Take a sample of every source through all steps; nothing is left on the disk.
 
     Args:
@@ -51,12 +51,12 @@ def preview(recipe: Recipe, documents: int, code_home: Path = Path()) -> Preview
     with tempfile.TemporaryDirectory(prefix="phalanx-preview-") as place:
         output = recipe.output.model_copy(update={"excerpt": _EXCERPT})
         shown = recipe.model_copy(update={"output": output})
-        worker = Worker(shown, Path(place), code_home)
+        worker = BuildWorker(shown, Path(place), code_home)
         pieces = [piece for number in range(len(recipe.sources)) for piece in _sampled(worker, number, documents)]
         done = run_passes(worker, OneProcess(worker), pieces, NoProgress())
-        tally = Tally()
+        tally = ByteTally()
         for summary in (one for summaries in done for one in summaries):
-            tally.merge(Tally.from_json(summary["tally"]))
+            tally.merge(ByteTally.from_json(summary["tally"]))
         kept = [
             {"source": recipe.source_names[piece.source], "document": one.name, "text": one.text[:_EXCERPT]}
             for piece, summaries in zip(pieces, done, strict=True)
@@ -67,7 +67,7 @@ def preview(recipe: Recipe, documents: int, code_home: Path = Path()) -> Preview
     return Preview(counts, kept, left_out, tally.by_step("edited"))
 
 
-def _by_step(tally: Tally) -> dict[str, int]:
+def _by_step(tally: ByteTally) -> dict[str, int]:
     found: dict[str, int] = {}
     for fate in ("broken", "dropped", "quarantined"):
         for step, measures in tally.by_step(fate).items():
@@ -75,10 +75,10 @@ def _by_step(tally: Tally) -> dict[str, int]:
     return found
 
 
-def _sampled(worker: Worker, number: int, documents: int) -> Sequence[Piece]:
+def _sampled(worker: BuildWorker, number: int, documents: int) -> Sequence[SourcePiece]:
     files = files_of(worker.source(number))
     if files is None:
-        return [Piece(number, limit=documents)]
+        return [SourcePiece(number, limit=documents)]
     count = min(len(files), _MOST_FILES, documents)
     chosen = sorted({at * len(files) // count for at in range(count)})
-    return [Piece(number, at, (files[at].name,), limit=-(-documents // count)) for at in chosen]
+    return [SourcePiece(number, at, (files[at].name,), limit=-(-documents // count)) for at in chosen]

@@ -120,7 +120,7 @@ class OutputConfig(StrictModel):
         return self.excerpt if self.excerpt is not None else 0 if self.key is not None else 300
 
 
-class Recipe(StrictModel):
+class DataRecipe(StrictModel):
     """Sources, steps, tokenizer and output of one dataset.
 
     Attributes:
@@ -167,13 +167,13 @@ RESERVED = frozenset({"kept", "broken", "empty", "nfc", "read"})
 """What the account calls outcomes that no step decides."""
 
 
-def load_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:
+def load_recipe(path: Path, overrides: Iterable[str] = ()) -> DataRecipe:
     """Read a recipe; paths in it are taken from where the command runs, as in a run file.
 
     Raises:
         ConfigError: Names the file, the key, the value found and what was expected.
     """
-    return load_config(path, Recipe, overrides)
+    return load_config(path, DataRecipe, overrides)
 
 
 def settings_bytes(config: StrictModel) -> bytes:

@@ -12,16 +12,16 @@ from phalanx.config import canonical_json
 from phalanx.data.build.all_passes import BuildProgress, NoProgress, run_passes, told
 from phalanx.data.build.decision import Summary
 from phalanx.data.build.encoding import TOKENIZER, training_texts
-from phalanx.data.build.finish import Ending
-from phalanx.data.build.local import Engine, open_local
+from phalanx.data.build.finish import BuildEnding
+from phalanx.data.build.local import BuildEngine, open_local
 from phalanx.data.build.look import read_report
 from phalanx.data.build.passes import code_digest, versions
-from phalanx.data.build.pieces import Piece, PieceReader, list_pieces
-from phalanx.data.build.recipe import Recipe
+from phalanx.data.build.pieces import SourcePiece, PieceReader, list_pieces
+from phalanx.data.build.recipe import DataRecipe
 from phalanx.data.build.records import RecordFile, read_document, zstd
 from phalanx.data.build.sift import DOCUMENTS
-from phalanx.data.build.store import Store, key_of
-from phalanx.data.build.work import Worker
+from phalanx.data.build.store import WorkStore, key_of
+from phalanx.data.build.work import BuildWorker
 from phalanx.data.config import BpeConfig
 from phalanx.data.shards import DATASET_FILE, SealKey, open_dataset
 from phalanx.data.tokenizer import TextTokenizer, fingerprint_tokenizer, load_tokenizer, train_bpe
@@ -41,7 +41,7 @@ class BuildOptions:
         progress: Is told how far it is.
     """
 
-    open_engine: Callable[[Worker], AbstractContextManager[Engine]] = open_local
+    open_engine: Callable[[BuildWorker], AbstractContextManager[BuildEngine]] = open_local
     code_home: Path = Path()
     progress: BuildProgress = field(default_factory=NoProgress)
 
@@ -63,7 +63,7 @@ class BuildEnd:
     was_there: bool = False
 
 
-def build(recipe: Recipe, directory: Path, options: BuildOptions | None = None) -> BuildEnd:
+def build(recipe: DataRecipe, directory: Path, options: BuildOptions | None = None) -> BuildEnd:
     """Build a dataset, or go on where an earlier call was cut off.
 
     Args:
@@ -88,13 +88,13 @@ def build(recipe: Recipe, directory: Path, options: BuildOptions | None = None) 
 
 @dataclass
 class _Build:
-    recipe: Recipe
+    recipe: DataRecipe
     directory: Path
     options: BuildOptions
 
     def run(self) -> BuildEnd:
         home = self.directory / WORK
-        worker = Worker(self.recipe, home, self.options.code_home)
+        worker = BuildWorker(self.recipe, home, self.options.code_home)
         # an extra that is missing is told before anything is read
         worker.rules  # noqa: B018
         pieces = list_pieces(self.recipe, worker.source)
@@ -104,10 +104,14 @@ class _Build:
         with self.options.open_engine(worker) as engine:
             done = run_passes(worker, engine, pieces, self.options.progress)
             last = [summaries[-1]["key"] for summaries in done]
+            if not any(summaries[-1]["documents"] for summaries in done):
+                raise DataError(
+                    f"{self.directory}: nothing is left of what the sources hold; `--dry-run` shows what drops it"
+                ).about(code="PHX-I012", do="look at --dry-run, loosen a step, or add text")
             tokenizer = self._vocabulary(worker, last)
             tasks = ({"act": "encode", "input": key, "tokenizer": tokenizer["key"]} for key in last)
             encoded = list(told("encode", engine.results(tasks), pieces, self.options.progress))
-        ending = Ending(
+        ending = BuildEnding(
             recipe=self.recipe,
             store=worker.store,
             directory=self.directory,
@@ -121,7 +125,7 @@ class _Build:
         shutil.rmtree(home, ignore_errors=True)
         return BuildEnd(self.directory, self._digest(), report)
 
-    def _vocabulary(self, worker: Worker, last: list[str]) -> Summary:
+    def _vocabulary(self, worker: BuildWorker, last: list[str]) -> Summary:
         """Train the tokenizer, or load it; return its key and what the manifest says of it."""
         config, output = self.recipe.tokenizer, self.recipe.output
         own = config.kind if isinstance(config, BpeConfig) else fingerprint_tokenizer(config, None)
@@ -151,14 +155,14 @@ class _Build:
 
         return {"key": key, **(worker.store.find(key) or worker.store.put(key, work))}
 
-    def _tokenizer(self, store: Store, last: list[str]) -> TextTokenizer:
+    def _tokenizer(self, store: WorkStore, last: list[str]) -> TextTokenizer:
         config = self.recipe.tokenizer
         if not isinstance(config, BpeConfig):
             return load_tokenizer(config, None)
         documents = (read_document(record) for key in last for record in RecordFile(store.path(key) / DOCUMENTS))
         return train_bpe(training_texts(documents, self.recipe.output), config)
 
-    def _digests(self, worker: Worker, pieces: Sequence[Piece]) -> list[list[str]]:
+    def _digests(self, worker: BuildWorker, pieces: Sequence[SourcePiece]) -> list[list[str]]:
         return [PieceReader(worker.source(piece.source), piece).digests() for piece in pieces]
 
     def _inputs(self, digests: list[list[str]]) -> str:

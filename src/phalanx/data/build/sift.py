@@ -10,10 +10,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from phalanx.data.build.passes import Pass, as_corpus_rule, as_document_rule
-from phalanx.data.build.recipe import Recipe
+from phalanx.data.build.passes import BuildPass, as_corpus_rule, as_document_rule
+from phalanx.data.build.recipe import DataRecipe
 from phalanx.data.build.records import RecordWriter, write_document, write_line
-from phalanx.data.build.tally import Fate, Tally
+from phalanx.data.build.tally import Fate, ByteTally
 from phalanx.data.rules import Drop, Edit, Outcome, Page, Quarantine, Rule, RuleReason
 from phalanx.data.rules import Tagged as TagOutcome
 from phalanx.data.sources import BrokenRecord, Document, Origin
@@ -28,7 +28,7 @@ class PieceWriter:
     """What one piece leaves behind: documents, marks and lines of the account, in three files of one directory."""
 
     def __init__(self, directory: Path, source: str, excerpt: int) -> None:
-        self.tally = Tally()
+        self.tally = ByteTally()
         self._source, self._excerpt = source, excerpt
         self._stack = ExitStack()
         self._documents, self._marks, self._account = (
@@ -94,9 +94,9 @@ class Sieve:
         source: Name of the source.
     """
 
-    recipe: Recipe
+    recipe: DataRecipe
     rules: list[Rule]
-    one: Pass
+    one: BuildPass
     source: str
 
     def sift(self, documents: Iterable[Record], decided: Iterator[tuple[int, Outcome]], out: PieceWriter) -> None:
@@ -191,7 +191,7 @@ def _size(text: str, page: Page, step: str) -> int:
         ) from exc
 
 
-def taken_in(records: Iterable[Record], tally: Tally) -> Iterator[Record]:
+def taken_in(records: Iterable[Record], tally: ByteTally) -> Iterator[Record]:
     """Count what a source gives, and give each document the size and digest of its bytes where the source does not."""
     for record in records:
         if isinstance(record, BrokenRecord):

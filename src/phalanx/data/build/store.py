@@ -21,7 +21,7 @@ def key_of(decided_by: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical_json(decided_by)).hexdigest()[:32]
 
 
-class Store:
+class WorkStore:
     """Finished work in one directory, shared by all processes of a build.
 
     Work is written below a temporary name, brought to the disk, and renamed. What a killed process leaves behind is

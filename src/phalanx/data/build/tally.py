@@ -12,7 +12,7 @@ LEFT_OUT: tuple[Fate, ...] = ("broken", "dropped", "quarantined")
 
 
 @dataclass
-class Tally:
+class ByteTally:
     """Counts by what became of documents, by the step that decided, and by measure.
 
     The measures are ``documents``, ``raw_bytes`` and ``text_bytes``; of an edit ``places`` and ``net_bytes`` (what its
@@ -39,7 +39,7 @@ class Tally:
                 found.setdefault(step, {})[name] = value
         return found
 
-    def merge(self, other: "Tally") -> None:
+    def merge(self, other: "ByteTally") -> None:
         """Add the counts of another one."""
         # Counter.update adds, and keeps a sum that is not positive
         self.counts.update(other.counts)
@@ -49,12 +49,12 @@ class Tally:
         return [[*key, value] for key, value in sorted(self.counts.items())]
 
     @classmethod
-    def from_json(cls, rows: Iterable[list[Any]]) -> "Tally":
+    def from_json(cls, rows: Iterable[list[Any]]) -> "ByteTally":
         """Read what `to_json` returned."""
         return cls(Counter({(fate, step, name): value for fate, step, name, value in rows}))
 
 
-def check_account(source: str, read: Tally, found: Tally) -> None:
+def check_account(source: str, read: ByteTally, found: ByteTally) -> None:
     """Compare what was read of a source with what was found of it at the end, to the byte.
 
     Args:
@@ -73,7 +73,7 @@ def check_account(source: str, read: Tally, found: Tally) -> None:
             ).about(key=source, expected=str(expected), found=str(ends))
 
 
-def _sums(read: Tally, found: Tally) -> Iterator[tuple[str, int, int]]:
+def _sums(read: ByteTally, found: ByteTally) -> Iterator[tuple[str, int, int]]:
     ends: tuple[Fate, ...] = ("kept", *LEFT_OUT)
     begun: tuple[Fate, ...] = ("read", "broken")
     yield "documents", read.of("documents", *begun), found.of("documents", *ends)

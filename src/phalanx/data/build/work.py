@@ -10,12 +10,12 @@ from typing import Any
 
 from phalanx.config import is_own, open_own_code
 from phalanx.data.build.encoding import encode_piece, encoding_key
-from phalanx.data.build.passes import Pass, code_digest, make_steps, pass_settings, plan_passes, versions
-from phalanx.data.build.pieces import Piece, PieceReader
-from phalanx.data.build.recipe import Recipe
+from phalanx.data.build.passes import BuildPass, code_digest, make_steps, pass_settings, plan_passes, versions
+from phalanx.data.build.pieces import SourcePiece, PieceReader
+from phalanx.data.build.recipe import DataRecipe
 from phalanx.data.build.records import RecordFile, read_document
 from phalanx.data.build.sift import DOCUMENTS, PieceWriter, Sieve, outcome_from_json, taken_in
-from phalanx.data.build.store import Store, key_of
+from phalanx.data.build.store import WorkStore, key_of
 from phalanx.data.rules import Outcome, Rule
 from phalanx.data.sources import Source, open_source
 from phalanx.errors import DataError
@@ -26,7 +26,7 @@ OUTCOMES = "outcomes"
 
 
 @dataclass
-class Worker:
+class BuildWorker:
     """One process of a build.
 
     Attributes:
@@ -35,7 +35,7 @@ class Worker:
         code_home: Directory of the recipe, in which code of the user's own is looked for.
     """
 
-    recipe: Recipe
+    recipe: DataRecipe
     home: Path
     code_home: Path
     _sources: dict[int, Source] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Worker:
         }
 
     @classmethod
-    def of(cls, job: dict[str, Any]) -> "Worker":
+    def of(cls, job: dict[str, Any]) -> "BuildWorker":
         """Make a worker.
 
         Raises:
@@ -63,13 +63,13 @@ class Worker:
                 f"a worker has other versions than the build: {here or 'of the source code of Phalanx'}; install the "
                 "same on every machine"
             )
-        recipe = Recipe.model_validate_json(json.dumps(job["recipe"]))
+        recipe = DataRecipe.model_validate_json(json.dumps(job["recipe"]))
         return cls(recipe, Path(job["home"]), Path(job["code_home"]))
 
     @cached_property
-    def store(self) -> Store:
+    def store(self) -> WorkStore:
         """Finished work."""
-        return Store(self.home)
+        return WorkStore(self.home)
 
     @cached_property
     def rules(self) -> list[Rule]:
@@ -77,7 +77,7 @@ class Worker:
         return make_steps(self.recipe)
 
     @cached_property
-    def passes(self) -> list[Pass]:
+    def passes(self) -> list[BuildPass]:
         """The passes that the steps come to."""
         return plan_passes(self.rules)
 
@@ -101,7 +101,7 @@ class Worker:
 
     def _sift(self, task: Task) -> dict[str, Any]:
         one = self.passes[task["pass"]]
-        piece = Piece.from_json(task["piece"])
+        piece = SourcePiece.from_json(task["piece"])
         source = self.recipe.source_names[piece.source]
         settings = {"act": "sift", "source": source, **pass_settings(self.recipe, one)}
         if one.number == 0:
@@ -114,7 +114,7 @@ class Worker:
 
         return {"key": key, **(self.store.find(key) or self.store.put(key, work))}
 
-    def _sift_files(self, one: Pass, piece: Piece, settings: dict[str, Any]) -> dict[str, Any]:
+    def _sift_files(self, one: BuildPass, piece: SourcePiece, settings: dict[str, Any]) -> dict[str, Any]:
         reader = PieceReader(self.source(piece.source), piece)
         digests = reader.digests()
         config = self.recipe.sources[piece.source].model_dump(
@@ -138,7 +138,7 @@ class Worker:
         return {"key": key, **(self.store.find(key) or self.store.put(key, work))}
 
     def _filled(
-        self, directory: Path, one: Pass, source: str, records: Iterator[Any], decided: Iterator[tuple[int, Outcome]]
+        self, directory: Path, one: BuildPass, source: str, records: Iterator[Any], decided: Iterator[tuple[int, Outcome]]
     ) -> dict[str, Any]:
         with PieceWriter(directory, source, self.recipe.output.excerpt_characters) as out:
             if one.number == 0:
