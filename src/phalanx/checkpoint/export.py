@@ -14,7 +14,7 @@ from torch import Tensor
 from phalanx.checkpoint.export_adapter import merged, peft_files
 from phalanx.checkpoint.load import Checkpoint
 from phalanx.data import Corpus, TokenizerConfig
-from phalanx.data.tokenizer import original_tokenizer
+from phalanx.data.tokenizers import original_tokenizer
 from phalanx.errors import CheckpointError
 from phalanx.models import AdapterConfig, ModelSource, parameter_names
 from phalanx.models.hub_files import GENERATION, architecture_of, copy_tokenizer, with_older_keys

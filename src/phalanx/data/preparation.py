@@ -21,7 +21,9 @@ from phalanx.data.manifest import FORMAT, CorpusManifest, SplitRecord, Tokenizer
 from phalanx.data.pack import pack, token_dtype
 from phalanx.data.sources import Source, no_text, open_source
 from phalanx.data.spool import Intake, Progress, Spool
-from phalanx.data.tokenizer import TextTokenizer, fingerprint_tokenizer, load_tokenizer, train_bpe
+from phalanx.data.tokenizers.encoder import Encoder
+from phalanx.data.tokenizers.tokenizer import TextTokenizer, fingerprint_tokenizer, load_tokenizer
+from phalanx.data.tokenizers.training import train_bpe
 from phalanx.errors import DataError
 
 
@@ -99,9 +101,9 @@ def _fill(directory: Path, config: DataConfig, sources: list[Source], job: _Job)
     _check_text(spool, config, job)
     tokenizer = _tokenizer(config, spool, job)
     (directory / TOKENIZER_FILE).write_bytes(tokenizer.to_json())
-    length = config.sequence_length
-    train = pack(spool.train, tokenizer, length, directory / TRAIN_FILE, job.report)
-    validation = pack(spool.validation, tokenizer, length, directory / VALIDATION_FILE, job.report)
+    length, encoder = config.sequence_length, Encoder(tokenizer, spool.train.size_bytes + spool.validation.size_bytes)
+    train = pack(spool.train, encoder, length, directory / TRAIN_FILE, job.report)
+    validation = pack(spool.validation, encoder, length, directory / VALIDATION_FILE, job.report)
     _check_length(train, validation, config)
     manifest = CorpusManifest(
         key=job.key,

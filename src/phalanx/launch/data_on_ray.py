@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from phalanx.data.build.local import answer, default_workers, error_from_json, error_to_json
-from phalanx.data.build.work import Task, BuildWorker
+from phalanx.data.build.work import BuildWorker, Task
 from phalanx.errors import DataError, PhalanxError
 from phalanx.launch.on_ray import connected
 

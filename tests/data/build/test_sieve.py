@@ -6,7 +6,7 @@ import pytest
 from build_recipes import EqualTexts, Quiet, Short, SuspectWord, read_recipe, write_source
 
 from phalanx.data.build.passes import BuildPass, plan_passes
-from phalanx.data.build.pieces import SourcePiece, PieceReader, list_pieces
+from phalanx.data.build.pieces import PieceReader, SourcePiece, list_pieces
 from phalanx.data.build.records import RecordFile, read_document
 from phalanx.data.build.sift import (
     DOCUMENTS,

@@ -3,8 +3,9 @@
 import typer
 
 from phalanx.cli.data.build import build
-from phalanx.cli.data.check import diff, verify
+from phalanx.cli.data.diff import diff
 from phalanx.cli.data.look import inspect, report, sample
+from phalanx.cli.data.verify import verify
 
 data_app = typer.Typer(
     no_args_is_help=True,
@@ -20,7 +21,10 @@ data_app.command(
     'Example: phalanx data inspect datasets/mine --document "notes/old.txt"\n\n'
     "Example: phalanx data inspect datasets/mine --quarantine --json"
 )(inspect)
-data_app.command(epilog="Example: phalanx data verify datasets/mine --signer 9f2c...")(verify)
+data_app.command(
+    epilog="Example: phalanx data verify datasets/notes --signer FINGERPRINT\n\n"
+    "Example: phalanx data verify --proof notes-0007.proof.json --signer FINGERPRINT"
+)(verify)
 data_app.command(epilog="Example: phalanx data sample datasets/mine --count 3 --seed 7")(sample)
 data_app.command(epilog="Example: phalanx data diff datasets/first datasets/second --documents 20")(diff)
 data_app.command(epilog="Example: phalanx data report datasets/mine")(report)

@@ -12,7 +12,7 @@ DatasetDir = Annotated[Path, typer.Argument(metavar="DIR", help="The directory o
 KeyFile = Annotated[Path | None, typer.Option("--key", metavar="FILE", help="The key of an encrypted dataset.")]
 Signer = Annotated[
     str | None,
-    typer.Option("--signer", metavar="HEX", help="Fingerprint of the key that must have signed it, kept by you."),
+    typer.Option("--signer", metavar="FINGERPRINT", help="The key that must have signed, known to you."),
 ]
 
 

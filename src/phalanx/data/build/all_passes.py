@@ -8,7 +8,7 @@ from phalanx.data.build.local import BuildEngine
 from phalanx.data.build.passes import BuildPass
 from phalanx.data.build.pieces import SourcePiece
 from phalanx.data.build.tally import LEFT_OUT, ByteTally
-from phalanx.data.build.work import Task, BuildWorker
+from phalanx.data.build.work import BuildWorker, Task
 
 
 class BuildProgress(Protocol):
@@ -33,7 +33,9 @@ class NoProgress:
         """Pass over it."""
 
 
-def run_passes(worker: BuildWorker, engine: BuildEngine, pieces: Sequence[SourcePiece], progress: BuildProgress) -> list[list[Summary]]:
+def run_passes(
+    worker: BuildWorker, engine: BuildEngine, pieces: Sequence[SourcePiece], progress: BuildProgress
+) -> list[list[Summary]]:
     """Take every piece through every pass; return the summaries of each piece, pass by pass.
 
     Raises:
@@ -50,7 +52,11 @@ def run_passes(worker: BuildWorker, engine: BuildEngine, pieces: Sequence[Source
 
 
 def _tasks(
-    worker: BuildWorker, one: BuildPass, pieces: Sequence[SourcePiece], before: Sequence[list[Summary]], progress: BuildProgress
+    worker: BuildWorker,
+    one: BuildPass,
+    pieces: Sequence[SourcePiece],
+    before: Sequence[list[Summary]],
+    progress: BuildProgress,
 ) -> Iterator[Task]:
     if one.decided is None:
         return ({"act": "sift", "pass": 0, "piece": piece.to_json()} for piece in pieces)
@@ -64,7 +70,9 @@ def _tasks(
     )
 
 
-def told(phase: str, results: Iterable[Summary], pieces: Sequence[SourcePiece], progress: BuildProgress) -> Iterator[Summary]:
+def told(
+    phase: str, results: Iterable[Summary], pieces: Sequence[SourcePiece], progress: BuildProgress
+) -> Iterator[Summary]:
     """Yield results, one a piece, and tell of each."""
     progress.begin(phase, len(pieces), sum(piece.size_bytes for piece in pieces))
     for piece, found in zip(pieces, results, strict=True):

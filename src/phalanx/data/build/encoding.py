@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.data.build.passes import code_digest, versions
-from phalanx.data.build.recipe import OutputConfig, DataRecipe
+from phalanx.data.build.recipe import DataRecipe, OutputConfig
 from phalanx.data.build.records import RecordFile, RecordWriter
 from phalanx.data.build.store import key_of
 from phalanx.data.config import FileTokenizerConfig

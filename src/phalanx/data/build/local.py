@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import IO, Any, Protocol, Self
 
 from phalanx.child import PythonProcess, die_with_parent
-from phalanx.data.build.work import Task, BuildWorker
+from phalanx.data.build.work import BuildWorker, Task
 from phalanx.errors import ConfigError, DataError, DiskError, InputError, PhalanxError
 
 _ERRORS = {error.__name__: error for error in (ConfigError, DataError, DiskError, InputError)}

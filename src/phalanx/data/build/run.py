@@ -16,7 +16,7 @@ from phalanx.data.build.finish import BuildEnding
 from phalanx.data.build.local import BuildEngine, open_local
 from phalanx.data.build.look import read_report
 from phalanx.data.build.passes import code_digest, versions
-from phalanx.data.build.pieces import SourcePiece, PieceReader, list_pieces
+from phalanx.data.build.pieces import PieceReader, SourcePiece, list_pieces
 from phalanx.data.build.recipe import DataRecipe
 from phalanx.data.build.records import RecordFile, read_document, zstd
 from phalanx.data.build.sift import DOCUMENTS

@@ -13,7 +13,7 @@ from typing import Any, Self
 from phalanx.data.build.passes import BuildPass, as_corpus_rule, as_document_rule
 from phalanx.data.build.recipe import DataRecipe
 from phalanx.data.build.records import RecordWriter, write_document, write_line
-from phalanx.data.build.tally import Fate, ByteTally
+from phalanx.data.build.tally import ByteTally, Fate
 from phalanx.data.rules import Drop, Edit, Outcome, Page, Quarantine, Rule, RuleReason
 from phalanx.data.rules import Tagged as TagOutcome
 from phalanx.data.sources import BrokenRecord, Document, Origin

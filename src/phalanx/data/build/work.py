@@ -11,7 +11,7 @@ from typing import Any
 from phalanx.config import is_own, open_own_code
 from phalanx.data.build.encoding import encode_piece, encoding_key
 from phalanx.data.build.passes import BuildPass, code_digest, make_steps, pass_settings, plan_passes, versions
-from phalanx.data.build.pieces import SourcePiece, PieceReader
+from phalanx.data.build.pieces import PieceReader, SourcePiece
 from phalanx.data.build.recipe import DataRecipe
 from phalanx.data.build.records import RecordFile, read_document
 from phalanx.data.build.sift import DOCUMENTS, PieceWriter, Sieve, outcome_from_json, taken_in
@@ -138,7 +138,12 @@ class BuildWorker:
         return {"key": key, **(self.store.find(key) or self.store.put(key, work))}
 
     def _filled(
-        self, directory: Path, one: BuildPass, source: str, records: Iterator[Any], decided: Iterator[tuple[int, Outcome]]
+        self,
+        directory: Path,
+        one: BuildPass,
+        source: str,
+        records: Iterator[Any],
+        decided: Iterator[tuple[int, Outcome]],
     ) -> dict[str, Any]:
         with PieceWriter(directory, source, self.recipe.output.excerpt_characters) as out:
             if one.number == 0:

@@ -14,6 +14,7 @@ from phalanx.data.sources.jsonl import JsonlConfig, JsonlFiles
 from phalanx.data.sources.own import OwnSource, OwnSourceConfig
 from phalanx.data.sources.python_docstrings import PythonDocstrings, PythonDocstringsConfig
 from phalanx.data.sources.python_manual import PythonManual, PythonManualConfig
+from phalanx.data.sources.records import WholeSource, file_source
 from phalanx.data.sources.source import BrokenRecord, Document, FileSource, Origin, Source, SourceSettings
 from phalanx.data.sources.text import TextConfig, TextFiles
 from phalanx.errors import DataError
@@ -98,7 +99,9 @@ __all__ = [
     "SourceLine",
     "SourceSettings",
     "TextConfig",
+    "WholeSource",
     "any_of",
+    "file_source",
     "no_text",
     "open_source",
 ]

@@ -12,7 +12,7 @@ from torch import Tensor
 from phalanx.data import Batch, DataConfig
 from phalanx.data.config import BpeConfig, LabelledConfig, OwnTaskConfig
 from phalanx.data.tasks import TASKS, Columns, Example, Shares, load_own, share_out
-from phalanx.data.tokenizer import TextTokenizer, load_tokenizer, train_bpe
+from phalanx.data.tokenizers import TextTokenizer, load_tokenizer, train_bpe
 from phalanx.errors import ConfigError, DataError
 from phalanx.objectives import mark_classes
 

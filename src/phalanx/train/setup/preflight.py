@@ -9,7 +9,7 @@ from phalanx.config import KEPT_CODE, open_own_code, own_references
 from phalanx.data import DataConfig, FileTokenizerConfig, ModelTokenizerConfig
 from phalanx.data.sources import SourceSettings, no_text, open_source
 from phalanx.data.tasks import Columns, load_own
-from phalanx.data.tokenizer import load_tokenizer
+from phalanx.data.tokenizers import load_tokenizer
 from phalanx.engine import check_build
 from phalanx.errors import ConfigError, DataError
 from phalanx.models import ModelConfig

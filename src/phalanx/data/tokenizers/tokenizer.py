@@ -1,20 +1,18 @@
-"""Text to token ids: a byte-level BPE trained here, or a ``tokenizer.json`` made elsewhere."""
+"""Text to token ids, by a ``tokenizer.json`` that no text can make to give a special token."""
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from phalanx.config import canonical_json
 from phalanx.data.config import BpeConfig, FileTokenizerConfig, ModelTokenizerConfig, TokenizerConfig
 from phalanx.data.sources.files import read_text
 from phalanx.errors import ConfigError, DataError
-
-END_OF_TEXT = "<|endoftext|>"
 
 
 @dataclass(frozen=True)
@@ -34,47 +32,12 @@ class TextTokenizer:
         encoded = [item.ids for item in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
         for text, ids in zip(texts, encoded, strict=True):
             if not ids or self.eos_id in ids:
-                what = "the end-of-text token inside a document" if ids else "no token at all"
-                raise DataError(f"tokenizer gave {what} for the document that starts {text[:40]!r}; use another one")
+                raise unusable(text, num_tokens=len(ids))
         return encoded
 
     def to_json(self) -> bytes:
         """The content of ``tokenizer.json``."""
         return self.backend.to_str().encode()
-
-
-def train_bpe(texts: Iterator[str], config: BpeConfig) -> TextTokenizer:
-    """Train a byte-level BPE; the same texts in the same order give the same vocabulary.
-
-    Args:
-        texts: The training split.
-        config: `vocab_size` counts the 256 bytes, the end of text, and the merges.
-
-    Raises:
-        DataError: The text holds too few repeated pairs for the vocabulary.
-
-    Source: Sennrich et al. 2016 (BPE); Radford et al. 2019 (on bytes).
-    """
-    backend = tokenizers.Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=config.vocab_size,
-        min_frequency=2,
-        special_tokens=[END_OF_TEXT],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    backend.train_from_iterator(texts, trainer=trainer)
-    found = backend.get_vocab_size()
-    if found != config.vocab_size:
-        raise DataError(
-            f"data.tokenizer.vocab_size={config.vocab_size}: the training text supports {found} tokens only; "
-            f"lower vocab_size to {found} or add text"
-        ).about(
-            code="PHX-I017", key="data.tokenizer.vocab_size", found=str(config.vocab_size), expected=f"at most {found}"
-        )
-    return _wrap(backend, END_OF_TEXT, "trained tokenizer")
 
 
 def load_tokenizer(config: ModelTokenizerConfig | FileTokenizerConfig, tokenizer_path: Path | None) -> TextTokenizer:
@@ -97,7 +60,7 @@ def load_tokenizer(config: ModelTokenizerConfig | FileTokenizerConfig, tokenizer
             code="PHX-I016", file=str(path)
         ) from exc
     eos_token = config.eos_token or _declared_eos(path.parent, backend)
-    return _wrap(backend, eos_token, str(path))
+    return wrap(backend, eos_token, str(path))
 
 
 def locate_tokenizer(config: ModelTokenizerConfig | FileTokenizerConfig, tokenizer_path: Path | None) -> Path:
@@ -133,7 +96,42 @@ def fingerprint_tokenizer(config: TokenizerConfig, tokenizer_path: Path | None) 
     return hashlib.sha256(backend.to_json() + str(backend.eos_id).encode()).hexdigest()
 
 
-def _wrap(backend: tokenizers.Tokenizer, eos_token: str, where: str) -> TextTokenizer:
+def vocabulary_digest(tokenizer: TextTokenizer) -> str:
+    """SHA-256 in hex over what decides the ids of a text: vocabulary, merges, how text is cut, the end of text.
+
+    A chat template, a decoder or a post-processor is no part of it: with another one, tokens mean the same. Nor is a
+    setting that is left at nothing, so that a library that writes more of them changes no digest.
+    """
+    whole = json.loads(tokenizer.to_json())
+    added = [(token["id"], token["content"], token["special"]) for token in whole["added_tokens"]]
+    decided_by = {
+        "format": "phalanx-vocabulary/1",
+        "model": {name: value for name, value in whole["model"].items() if value is not None},
+        "normalizer": whole["normalizer"],
+        "pre_tokenizer": whole["pre_tokenizer"],
+        "added_tokens": sorted(added),
+        "end_of_text": tokenizer.eos_id,
+    }
+    return hashlib.sha256(canonical_json(decided_by)).hexdigest()
+
+
+def unusable(text: str, num_tokens: int) -> DataError:
+    """Say what is wrong with the tokens of a text: there is none, or one of them ends a document."""
+    what = "the end-of-text token inside a document" if num_tokens else "no token at all"
+    return DataError(f"tokenizer gave {what} for the document that starts {text[:40]!r}; use another one")
+
+
+def wrap(backend: tokenizers.Tokenizer, eos_token: str, where: str) -> TextTokenizer:
+    """Return a tokenizer for whole documents, to which special tokens written in a text are text.
+
+    Args:
+        backend: Of the tokenizers library; cutting off and padding are turned off.
+        eos_token: Ends a document.
+        where: Its place, for messages.
+
+    Raises:
+        DataError: `eos_token` is not in the vocabulary.
+    """
     eos_id = backend.token_to_id(eos_token)
     if eos_id is None:
         raise DataError(

@@ -1,4 +1,4 @@
-"""``phalanx data verify`` and ``diff``: every byte of a dataset checked, two datasets compared."""
+"""``phalanx data diff``: two datasets compared."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,29 +7,7 @@ import typer
 
 from phalanx.cli.answers.answer import Answer
 from phalanx.cli.console import say_figures, say_rows
-from phalanx.cli.data.options import DatasetDir, KeyFile, Signer, opened
-
-
-def verify(directory: DatasetDir, *, key: KeyFile = None, signer: Signer = None) -> Answer:
-    """Check the signature, every leaf of every file, and that the account adds up to the byte."""
-    from phalanx.data.build.look import verify_account
-    from phalanx.data.build.read_back import check_tokenizer
-
-    dataset = opened(directory, key, signer)
-    files = list(dataset.verify())
-    check_tokenizer(dataset)
-    verify_account(dataset)
-    figures = {
-        "verdict": "every byte is the one that was signed, and the account adds up",
-        "digest": dataset.digest,
-        "signer": dataset.signer,
-        "trust": dataset.trust,
-        "files": len(files),
-        "documents": dataset.manifest.documents,
-        "tokens": dataset.manifest.tokens,
-    }
-    say_figures(figures)
-    return Answer(figures)
+from phalanx.cli.data.options import DatasetDir, KeyFile, opened
 
 
 def diff(
