@@ -104,8 +104,8 @@ def _left_out(source: Source) -> dict[str, float]:
     found = {step: _of(one, "raw_bytes") for step, one in _fates(source, "dropped").items()}
     for step, one in _fates(source, "quarantined").items():
         found[f"{step} (quarantine)"] = _of(one, "raw_bytes")
-    broken = _of(source.get("broken"), "raw_bytes")
-    return {name: value for name, value in {**found, "broken": broken}.items() if value}
+    found["broken"] = _broken(source)
+    return {name: value for name, value in found.items() if value}
 
 
 def _account(sources: Sequence[Source]) -> Markup:
@@ -114,11 +114,9 @@ def _account(sources: Sequence[Source]) -> Markup:
         name = words(source.get("name"), 40)
         rows.append([name, "read", *_sizes(source.get("read"))])
         rows.append(["", "kept", *_sizes(source.get("kept"))])
-        for fate in ("dropped", "quarantined"):
+        for fate in ("dropped", "quarantined", "broken"):
             for step, one in list(_fates(source, fate).items())[:_MOST_STEPS]:
-                rows.append(["", f"{fate} by {words(step, 40)}", *_sizes(one)])
-        if source.get("broken"):
-            rows.append(["", "broken", *_sizes(source["broken"])])
+                rows.append(["", f"{_HOW[fate]} {words(step, 40)}", *_sizes(one)])
     return table(("Source", "What became of it", "Documents", "Raw bytes", "Bytes of text"), rows, "figures")
 
 
@@ -147,6 +145,7 @@ def _steps(report: Mapping[str, Any], sources: Sequence[Source]) -> Markup:
     return table(heads, rows)
 
 
+_HOW = {"dropped": "dropped by", "quarantined": "quarantined by", "broken": "broken:"}
 _FATES = ("dropped", "quarantined", "released", "edited")
 
 
@@ -197,7 +196,11 @@ def _sample(line: Mapping[str, Any]) -> Markup:
 
 
 def _raw(source: Source) -> float:
-    return _of(source.get("read"), "raw_bytes") + _of(source.get("broken"), "raw_bytes")
+    return _of(source.get("read"), "raw_bytes") + _broken(source)
+
+
+def _broken(source: Source) -> float:
+    return sum(_of(one, "raw_bytes") for one in _fates(source, "broken").values())
 
 
 def _of(value: Any, name: str) -> float:

@@ -10,11 +10,11 @@ from phalanx.data.rules import RULES
 from phalanx.data.scan import SCANS
 from phalanx.errors import ConfigError
 
-FIVE_LINES = """[[sources]]
+FIVE_LINES = """tokenizer = { kind = "bpe", vocab_size = 4096 }
+[[sources]]
 kind = "text"
 path = "texts"
-[tokenizer]
-kind = "bpe"
+licence = "mine"
 """
 
 
@@ -26,7 +26,8 @@ def test_a_folder_of_files_takes_five_lines(tmp_path):
 
     assert recipe.source_names == ("text",)
     assert recipe.group_of(0) == "text"
-    assert recipe.sources[0].licence == "not stated"
+    assert recipe.sources[0].licence == "mine"
+    assert recipe.step_names == ("unicode", "exact_duplicates")
 
 
 def test_a_resolved_recipe_reads_back_as_itself(tmp_path):

@@ -74,7 +74,9 @@ def build(
 
 def _totals(report: dict[str, Any], seconds: float | None) -> dict[str, Any]:
     sources = report["sources"]
-    raw = sum(one["read"].get("raw_bytes", 0) + one["broken"].get("raw_bytes", 0) for one in sources)
+    raw = sum(
+        one["read"].get("raw_bytes", 0) + sum(part["raw_bytes"] for part in one["broken"].values()) for one in sources
+    )
     return {
         "documents": sum(group["documents"] for group in report["groups"]),
         "tokens": sum(group["tokens"] for group in report["groups"]),

@@ -10,6 +10,7 @@ from phalanx.cli.console import say_figures, say_rows
 from phalanx.cli.data.options import DatasetDir, KeyFile, Signer, opened
 
 _SHOWN = 400
+_LEFT_OUT = ("dropped", "quarantined", "broken")
 _GROUP = ("group", "split", "documents", "tokens")
 
 
@@ -57,15 +58,13 @@ def inspect(
 
 
 def _row(source: dict[str, Any]) -> dict[str, Any]:
-    left_out = {fate: sum(one["raw_bytes"] for one in source[fate].values()) for fate in ("dropped", "quarantined")}
-    broken = source["broken"].get("raw_bytes", 0)
+    left_out = {fate: sum(one["raw_bytes"] for one in source[fate].values()) for fate in _LEFT_OUT}
     return {
         "source": source["name"],
         "licence": source["licence"],
-        "raw bytes": source["read"].get("raw_bytes", 0) + broken,
+        "raw bytes": source["read"].get("raw_bytes", 0) + left_out["broken"],
         "kept": source["kept"].get("raw_bytes", 0),
         **left_out,
-        "broken": broken,
     }
 
 

@@ -17,9 +17,9 @@ from phalanx.data.build.store import key_of
 from phalanx.data.config import FileTokenizerConfig
 from phalanx.data.shards import document_digest
 from phalanx.data.sources import Document
-from phalanx.data.tokenizer import END_OF_TEXT, TextTokenizer, load_tokenizer
+from phalanx.data.tokenizers import Encoder, load_tokenizer
 
-TOKENS, ENTRIES, TOKENIZER = "tokens", "entries", "tokenizer.json"
+TOKENS, ENTRIES, TOKENIZER, EOS = "tokens", "entries", "tokenizer.json", "end_of_text"
 _BATCH_CHARACTERS = 1 << 20
 Split = Literal["train", "validation"]
 
@@ -58,20 +58,20 @@ def encoding_key(recipe: DataRecipe, task: dict[str, Any]) -> str:
 
 
 def encode_piece(
-    directory: Path, documents: Iterable[Document], tokenizer_home: Path, output: OutputConfig
+    directory: Path, documents: Iterable[Document], encoder: Encoder, output: OutputConfig
 ) -> dict[str, Any]:
     """Write tokens and entries of the documents of one piece; one batch of texts is in memory at a time.
 
     Raises:
         DataError: The tokenizer gives no token of a text, or the one that ends documents.
     """
-    tokenizer = _tokenizer(tokenizer_home)
+    tokenizer = encoder.tokenizer
     dtype = np.dtype(dtype_of(tokenizer.vocab_size))
     tokens = 0
     with (directory / TOKENS).open("wb") as stream, RecordWriter(directory / ENTRIES) as entries:
         for batch in _batches(documents):
-            for document, ids in zip(batch, tokenizer.encode([one.text for one in batch]), strict=True):
-                stream.write(np.asarray([*ids, tokenizer.eos_id], dtype).tobytes())
+            for document, ids in zip(batch, encoder.encode_batch([one.text for one in batch]), strict=True):
+                stream.write(np.append(ids, tokenizer.eos_id).astype(dtype).tobytes())
                 entries.append(json.dumps(_entry(document, len(ids) + 1, output)).encode())
                 tokens += len(ids) + 1
     return {"tokens": tokens, "dtype": dtype.str}
@@ -120,6 +120,8 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 
 @functools.lru_cache(maxsize=1)
-def _tokenizer(home: Path) -> TextTokenizer:
-    eos_token = (home / "eos").read_text(encoding="utf-8")
-    return load_tokenizer(FileTokenizerConfig(path=home / TOKENIZER, eos_token=eos_token or END_OF_TEXT), None)
+def encoder_of(home: Path, size_bytes: int) -> Encoder:
+    """Return the encoder of a vocabulary, made once in a process; processes are the threads of a build."""
+    eos_token = (home / EOS).read_text(encoding="utf-8")
+    tokenizer = load_tokenizer(FileTokenizerConfig(path=home / TOKENIZER, eos_token=eos_token), None)
+    return Encoder(tokenizer, size_bytes, threads=1)

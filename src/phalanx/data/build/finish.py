@@ -185,7 +185,7 @@ class BuildEnding:
             "files": end.files,
             "read": end.read.by_step("read").get("read", {}),
             "kept": end.found.by_step("kept").get("kept", {}),
-            "broken": end.found.by_step("broken").get("broken", {}),
+            "broken": end.found.by_step("broken"),
             **fates,
             "edited": end.read.by_step("edited"),
             "tagged": end.read.by_step("tagged"),

@@ -184,7 +184,7 @@ def _reported(source: dict[str, Any]) -> ByteTally:
     try:
         for fate, steps in (
             ("read", {"read": source["read"]}),
-            ("broken", {"broken": source["broken"]}),
+            ("broken", source["broken"]),
             ("edited", source["edited"]),
         ):
             for step, measures in steps.items():

@@ -7,8 +7,9 @@ from typing import Any, cast
 
 from phalanx.data.build.recipe import DataRecipe
 from phalanx.data.sources import BrokenRecord, Document, FileSource, Source
-from phalanx.data.sources.files import SourceFile
+from phalanx.data.sources.files import SourceFile, unreadable
 from phalanx.errors import DataError
+from phalanx.object_stores import client_errors
 
 _PIECE_BYTES = 4 << 20
 _MOST_FILES = 512
@@ -78,10 +79,13 @@ def files_of(source: Source) -> list[SourceFile] | None:
 
 
 def _size(file: SourceFile) -> int:
+    if isinstance(file.path, str):
+        # an object in a store goes alone: it is not asked for its size
+        return _PIECE_BYTES
     try:
         return file.path.stat().st_size
     except OSError as exc:
-        raise DataError(f"{file.path}: cannot be read ({exc.strerror}); check the file and its permissions") from exc
+        raise unreadable(file.path, exc) from exc
 
 
 class PieceReader:
@@ -137,10 +141,10 @@ def _first(records: Iterator[Any], limit: int | None) -> Iterator[Any]:
 
 def _digest(file: SourceFile) -> str:
     total = hashlib.sha256()
-    try:
-        with file.path.open("rb") as stream:
+    with file.open() as stream:
+        try:
             while block := stream.read(_BLOCK_BYTES):
                 total.update(block)
-    except OSError as exc:
-        raise DataError(f"{file.path}: cannot be read ({exc.strerror}); check the file and its permissions") from exc
+        except client_errors() as exc:
+            raise unreadable(file.path, exc) from exc
     return total.hexdigest()

@@ -4,15 +4,16 @@ import functools
 import operator
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, create_model, model_validator
+from pydantic import Discriminator, Field, Tag, TypeAdapter, create_model, model_validator
 
 from phalanx.config import OWN_KIND, StrictModel, canonical_json, is_own, load_config
 from phalanx.data.build.steps import STEPS
-from phalanx.data.config import BpeConfig, TokenizerConfig
+from phalanx.data.config import FileTokenizerConfig
 from phalanx.data.rules import RuleSettings
 from phalanx.data.sources import SOURCES, OwnSourceConfig, SourceSettings
+from phalanx.data.tokenizers import ByteBpeTraining, SentencePieceTraining, WordPieceTraining
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,39}$")]
 """Of a source, a group or a step: part of file names and of reports."""
@@ -75,6 +76,11 @@ else:
     RecipeStep = _either(StepTerms, {name: line.config for name, line in STEPS.items()}, _kind)
 
 
+def _usual_steps() -> tuple[RecipeStep, ...]:
+    read: TypeAdapter[tuple[RecipeStep, ...]] = TypeAdapter(tuple[RecipeStep, ...])
+    return read.validate_python(({"kind": "unicode"}, {"kind": "exact_duplicates"}))
+
+
 class QuarantineConfig(StrictModel):
     """What a person has decided of quarantined documents, by their names.
 
@@ -120,21 +126,37 @@ class OutputConfig(StrictModel):
         return self.excerpt if self.excerpt is not None else 0 if self.key is not None else 300
 
 
+class ModelVocabulary(StrictModel):
+    """The tokenizer of a model: the directory of the model, or its ``tokenizer.json``."""
+
+    kind: Literal["model"] = "model"
+    path: Path
+    eos_token: str | None = Field(default=None, min_length=1)
+
+
+RecipeTokenizer = Annotated[
+    ByteBpeTraining | WordPieceTraining | SentencePieceTraining | FileTokenizerConfig | ModelVocabulary,
+    Field(discriminator="kind"),
+]
+Training = ByteBpeTraining | WordPieceTraining | SentencePieceTraining
+
+
 class DataRecipe(StrictModel):
     """Sources, steps, tokenizer and output of one dataset.
 
     Attributes:
         sources: Read in this order.
-        steps: Rules and scans, in the order in which each document meets them.
+        steps: Rules and scans, in the order in which each document meets them. Left out: texts are brought into one
+            Unicode form, and of equal ones the first is kept.
         quarantine: What a person has decided.
-        tokenizer: Trained on the training split, or a file.
+        tokenizer: Trained on the training split, a file, or that of a model.
         output: Shape of the shards.
     """
 
     sources: tuple[RecipeSource, ...] = Field(min_length=1, max_length=1000)
-    steps: tuple[RecipeStep, ...] = ()
+    steps: tuple[RecipeStep, ...] = Field(default=_usual_steps(), max_length=1000)
     quarantine: QuarantineConfig = QuarantineConfig()
-    tokenizer: TokenizerConfig = BpeConfig()
+    tokenizer: RecipeTokenizer
     output: OutputConfig = OutputConfig()
 
     @property
@@ -163,7 +185,7 @@ class DataRecipe(StrictModel):
         return self
 
 
-RESERVED = frozenset({"kept", "broken", "empty", "nfc", "read"})
+RESERVED = frozenset({"kept", "damaged", "unsupported", "empty", "nfc", "read"})
 """What the account calls outcomes that no step decides."""
 
 

@@ -11,20 +11,21 @@ from typing import Any
 from phalanx.config import canonical_json
 from phalanx.data.build.all_passes import BuildProgress, NoProgress, run_passes, told
 from phalanx.data.build.decision import Summary
-from phalanx.data.build.encoding import TOKENIZER, training_texts
+from phalanx.data.build.encoding import EOS, TOKENIZER, training_texts
 from phalanx.data.build.finish import BuildEnding
 from phalanx.data.build.local import BuildEngine, open_local
 from phalanx.data.build.look import read_report
 from phalanx.data.build.passes import code_digest, versions
 from phalanx.data.build.pieces import PieceReader, SourcePiece, list_pieces
-from phalanx.data.build.recipe import DataRecipe
+from phalanx.data.build.recipe import DataRecipe, ModelVocabulary, Training
 from phalanx.data.build.records import RecordFile, read_document, zstd
 from phalanx.data.build.sift import DOCUMENTS
 from phalanx.data.build.store import WorkStore, key_of
+from phalanx.data.build.tally import ByteTally
 from phalanx.data.build.work import BuildWorker
-from phalanx.data.config import BpeConfig
+from phalanx.data.config import FileTokenizerConfig, ModelTokenizerConfig
 from phalanx.data.shards import DATASET_FILE, SealKey, open_dataset
-from phalanx.data.tokenizer import TextTokenizer, fingerprint_tokenizer, load_tokenizer, train_bpe
+from phalanx.data.tokenizers import TextTokenizer, load_tokenizer, train_tokenizer
 from phalanx.errors import DataError, InputError
 
 WORK = ".work"
@@ -109,7 +110,9 @@ class _Build:
                     f"{self.directory}: nothing is left of what the sources hold; `--dry-run` shows what drops it"
                 ).about(code="PHX-I012", do="look at --dry-run, loosen a step, or add text")
             tokenizer = self._vocabulary(worker, last)
-            tasks = ({"act": "encode", "input": key, "tokenizer": tokenizer["key"]} for key in last)
+            size = sum(ByteTally.from_json(one["tally"]).of("text_bytes", "read") for (one, *_) in done)
+            about = {"tokenizer": tokenizer["key"], "size_bytes": size}
+            tasks = ({"act": "encode", "input": key, **about} for key in last)
             encoded = list(told("encode", engine.results(tasks), pieces, self.options.progress))
         ending = BuildEnding(
             recipe=self.recipe,
@@ -128,15 +131,16 @@ class _Build:
     def _vocabulary(self, worker: BuildWorker, last: list[str]) -> Summary:
         """Train the tokenizer, or load it; return its key and what the manifest says of it."""
         config, output = self.recipe.tokenizer, self.recipe.output
-        own = config.kind if isinstance(config, BpeConfig) else fingerprint_tokenizer(config, None)
         decided_by: dict[str, Any] = {
             "act": "vocabulary",
             "config": config.model_dump(mode="json"),
-            "own": own,
             "versions": versions(),
             "code": code_digest(),
         }
-        if isinstance(config, BpeConfig):
+        if not isinstance(config, Training):
+            content = _load(config).to_json()
+            decided_by["content"] = hashlib.sha256(content).hexdigest()
+        else:
             decided_by |= {"texts": last, "seed": output.seed, "validation_share": output.validation_share}
         key = key_of(decided_by)
         self.options.progress.begin("vocabulary", 1, 0)
@@ -145,7 +149,7 @@ class _Build:
             made = self._tokenizer(worker.store, last)
             content = made.to_json()
             (directory / TOKENIZER).write_bytes(content)
-            (directory / "eos").write_text(made.backend.id_to_token(made.eos_id) or "", encoding="utf-8")
+            (directory / EOS).write_text(made.backend.id_to_token(made.eos_id) or "", encoding="utf-8")
             return {
                 "kind": config.kind,
                 "vocab_size": made.vocab_size,
@@ -157,10 +161,10 @@ class _Build:
 
     def _tokenizer(self, store: WorkStore, last: list[str]) -> TextTokenizer:
         config = self.recipe.tokenizer
-        if not isinstance(config, BpeConfig):
-            return load_tokenizer(config, None)
+        if not isinstance(config, Training):
+            return _load(config)
         documents = (read_document(record) for key in last for record in RecordFile(store.path(key) / DOCUMENTS))
-        return train_bpe(training_texts(documents, self.recipe.output), config)
+        return train_tokenizer(training_texts(documents, self.recipe.output), config)
 
     def _digests(self, worker: BuildWorker, pieces: Sequence[SourcePiece]) -> list[list[str]]:
         return [PieceReader(worker.source(piece.source), piece).digests() for piece in pieces]
@@ -183,6 +187,12 @@ class _Build:
     def _digest(self) -> str:
         key = self.recipe.output.key
         return open_dataset(self.directory, key=None if key is None else SealKey.read(key)).digest
+
+
+def _load(config: FileTokenizerConfig | ModelVocabulary) -> TextTokenizer:
+    if isinstance(config, ModelVocabulary):
+        return load_tokenizer(ModelTokenizerConfig(eos_token=config.eos_token), config.path)
+    return load_tokenizer(config, None)
 
 
 def _make(home: Path) -> None:

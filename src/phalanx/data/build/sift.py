@@ -63,8 +63,9 @@ class PieceWriter:
 
     def pass_over(self, record: BrokenRecord) -> None:
         """Count a record that has no text."""
-        self.tally.add("broken", "broken", raw_bytes=record.raw_bytes)
-        line = {"document": record.name, "fate": "broken", "step": "broken", "measure": record.reason}
+        step = "unsupported" if record.is_unsupported else "damaged"
+        self.tally.add("broken", step, raw_bytes=record.raw_bytes)
+        line = {"document": record.name, "fate": "broken", "step": step, "measure": record.reason}
         sizes = {"raw_bytes": record.raw_bytes, "text_bytes": 0}
         self._account.append(write_line({"source": self._source, **line, "value": "", "limit": "", **sizes}))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.config import is_own, open_own_code
-from phalanx.data.build.encoding import encode_piece, encoding_key
+from phalanx.data.build.encoding import encode_piece, encoder_of, encoding_key
 from phalanx.data.build.passes import BuildPass, code_digest, make_steps, pass_settings, plan_passes, versions
 from phalanx.data.build.pieces import PieceReader, SourcePiece
 from phalanx.data.build.recipe import DataRecipe
@@ -161,11 +161,11 @@ class BuildWorker:
             yield number - decided["start"], outcome_from_json(outcome)
 
     def _encode(self, task: Task) -> dict[str, Any]:
-        tokenizer = self.store.path(task["tokenizer"])
         key = encoding_key(self.recipe, task)
         documents = self.store.path(task["input"]) / DOCUMENTS
 
         def work(directory: Path) -> dict[str, Any]:
-            return encode_piece(directory, map(read_document, RecordFile(documents)), tokenizer, self.recipe.output)
+            encoder = encoder_of(self.store.path(task["tokenizer"]), task["size_bytes"])
+            return encode_piece(directory, map(read_document, RecordFile(documents)), encoder, self.recipe.output)
 
         return {"key": key, **(self.store.find(key) or self.store.put(key, work))}
