@@ -41,7 +41,7 @@ class BuildPass:
 
     Attributes:
         number: From 0; the first one reads the sources, every other one what the one before kept.
-        decided: The corpus rule whose decision is applied first, by its place in the recipe; None in the first pass.
+        decided: The corpus rule that has decided before this pass, by its place in the recipe; None in the first one.
         steps: Document rules that judge each document, by their places.
         marked: The corpus rule that each document that is left is marked for; None in the last pass.
     """
