@@ -50,7 +50,7 @@ def test_the_manifest_names_terms_steps_versions_and_the_account(built, tmp_path
 
     assert [(one.name, one.licence) for one in manifest.sources] == [("lines", "CC0"), ("again", "not stated")]
     assert {"account/lines.jsonl.zst", "account/again.jsonl.zst", "report.json", "recipe.toml"} <= set(manifest.files)
-    assert manifest.tools["phalanx"]
+    assert manifest.tools["phalanx-train"]
     assert "signer" not in manifest.recipe.content
     assert not (tmp_path / "whole" / WORK).exists()
 

@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
-import phalanx
 from phalanx.data.build.recipe import DataRecipe
 from phalanx.data.build.steps import STEPS
 from phalanx.data.rules import CorpusRule, DocumentRule, Rule
@@ -22,6 +21,7 @@ _LIBRARIES = (
     "ftfy",
     "lxml_html_clean",
     "numpy",
+    "phalanx-train",
     "pyarrow",
     "pycld2",
     "pydivsufsort",
@@ -94,7 +94,6 @@ def as_document_rule(rule: Rule) -> DocumentRule:
 def versions() -> dict[str, str]:
     """Return the versions of all that may decide an outcome: Python, Unicode, Phalanx, libraries that are installed."""
     found = {
-        "phalanx": phalanx.__version__,
         "python": platform.python_version(),
         "unicode": unicodedata.unidata_version,
     }
