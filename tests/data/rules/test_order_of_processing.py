@@ -5,7 +5,7 @@ import random
 import pytest
 from made_pages import HONEST, TextsInMemory, page_of
 
-from phalanx.data.rules import RULES, make_rule, vocabulary
+from phalanx.data.rules import RULES, make_rule, term_table
 
 SETTINGLESS = [
     name for name, line in RULES.items() if not any(f.is_required() for f in line.config.model_fields.values())
@@ -30,7 +30,7 @@ def outcomes(rule, texts, order):
 
 
 @pytest.mark.parametrize("name", SETTINGLESS)
-def test_a_rule_says_the_same_in_every_order_and_with_every_vocabulary(name, monkeypatch):
+def test_a_rule_says_the_same_in_every_order_and_with_every_term_table(name, monkeypatch):
     rule = make_rule(RULES[name].config())
     texts = made_texts()
     forward = outcomes(rule, texts, range(len(texts)))
@@ -39,9 +39,9 @@ def test_a_rule_says_the_same_in_every_order_and_with_every_vocabulary(name, mon
     random.Random(6).shuffle(order)
     assert outcomes(rule, texts, order) == forward
 
-    # as another process would: with a vocabulary that begins anew, every other document
-    monkeypatch.setattr(vocabulary, "_of_thread", vocabulary._OfThread())
-    monkeypatch.setattr(vocabulary, "_MOST_CHARACTERS", 200)
+    # as another process would: with a term table that begins anew, every other document
+    monkeypatch.setattr(term_table, "_of_thread", term_table._OfThread())
+    monkeypatch.setattr(term_table, "_MOST_CHARACTERS", 200)
     assert outcomes(rule, texts, order[::-1]) == forward
 
 
