@@ -156,7 +156,7 @@ class _OfThread(threading.local):
     """One table a thread: it is not locked."""
 
     def __init__(self) -> None:
-        self.term_table = TermTable()
+        self.table = TermTable()
 
 
 _of_thread = _OfThread()
