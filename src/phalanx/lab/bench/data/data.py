@@ -40,7 +40,11 @@ OF_BOTH = ("gopher_repetition", "gopher_quality", "c4", "fineweb", "near_duplica
 def bench_data(quick: bool) -> dict[str, Any]:
     """Measure every rule alone and in a chain, in turns with the peer, by CPU time."""
     documents, kinds = real_documents(2 * _MB if quick else 20 * _MB)
-    return measure(documents, peer_python(), planted=100 if quick else 400) | {"bytes": kinds, "quick": quick}
+    return measure(documents, peer_python(), planted=100 if quick else 400) | {
+        "bytes": kinds,
+        "quick": quick,
+        "order": None,
+    }
 
 
 def measure(documents: Sequence[Document], python: str | None, planted: int) -> dict[str, Any]:

@@ -34,10 +34,10 @@ def real_documents(size_bytes: int) -> tuple[list[Document], dict[str, int]]:
     documents: list[Document] = []
     sizes = dict.fromkeys(_KINDS, 0)
     for _, kind, document in sorted(found, key=lambda one: one[0]):
-        if sum(sizes.values()) >= size_bytes:
-            return documents, sizes
         documents.append(document)
         sizes[kind] += len(document.text.encode("utf-8", "replace"))
+        if sum(sizes.values()) >= size_bytes:
+            return documents, sizes
     raise DataError(
         f"bench data: {sum(sizes.values())} bytes of real documents here, {size_bytes} wanted; install python3.11-doc, "
         "postgresql-doc-15 and debian-handbook, or set PHALANX_DATA to the data files of the tasks"

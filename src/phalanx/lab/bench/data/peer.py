@@ -52,9 +52,15 @@ class Peer:
     def _answer(self) -> dict[str, Any]:
         line = self._process.stdout.readline() if self._process.stdout else ""
         if not line:
+            self.close()
             raise DataError(f"bench data: the peer has ended; does the Python of {PEER_VARIABLE} have datatrove?")
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.communicate()
 
     def __enter__(self) -> Self:
         return self
@@ -62,8 +68,7 @@ class Peer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._process.kill()
-        self._process.communicate()
+        self.close()
 
 
 def peer_python() -> str | None:
