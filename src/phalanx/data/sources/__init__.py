@@ -17,6 +17,7 @@ from phalanx.data.sources.python_manual import PythonManual, PythonManualConfig
 from phalanx.data.sources.records import WholeSource, file_source
 from phalanx.data.sources.source import BrokenRecord, Document, FileSource, Origin, Source, SourceSettings
 from phalanx.data.sources.text import TextConfig, TextFiles
+from phalanx.data.sources.warc import WarcConfig, WarcFiles
 from phalanx.errors import DataError
 
 
@@ -39,6 +40,7 @@ SOURCES: dict[str, SourceLine] = {
     "text": SourceLine(TextConfig, TextFiles),
     "jsonl": SourceLine(JsonlConfig, JsonlFiles),
     "html": SourceLine(HtmlConfig, HtmlFiles),
+    "warc": SourceLine(WarcConfig, WarcFiles),
 }
 
 
@@ -99,6 +101,7 @@ __all__ = [
     "SourceLine",
     "SourceSettings",
     "TextConfig",
+    "WarcConfig",
     "WholeSource",
     "any_of",
     "file_source",
