@@ -68,9 +68,9 @@ class ParquetFiles(RecordFiles):
     def _groups(self, table: Any, name: str, size: int) -> Iterator[RawRecord | BrokenRecord]:
         number, free = 0, max(_FREE_BYTES, self._limits.max_ratio * size)
         for group in range(table.num_row_groups):
-            where, packed = f"{name}, row group {group + 1}", 0
+            where, claimed = f"{name}, row group {group + 1}", 0
             try:
-                packed = self._packed_size(table, group, size)
+                claimed = self._claimed_size(table, group, size)
                 for row in self._rows(table, group):
                     number += 1
                     free -= max(1, len(row.content))
@@ -79,26 +79,24 @@ class ParquetFiles(RecordFiles):
                         yield BrokenRecord(name, 0, f"its rows are more than {self._limits.max_ratio} times its size")
                         return
             except DataError as exc:
-                yield BrokenRecord(where, packed, str(exc))
+                yield BrokenRecord(where, claimed, str(exc))
 
-    def _packed_size(self, table: Any, group: int, size: int) -> int:
-        """The packed bytes of the text column in a row group, as the file says; no more than the whole file has.
+    def _claimed_size(self, table: Any, group: int, size: int) -> int:
+        """The bytes of a row group as the file says; no more than the whole file has.
+
+        Sizes of single columns are not asked for: pyarrow aborts the process where these are malformed.
 
         Raises:
-            DataError: The file says nothing of it, or that it unpacks to more than the config allows.
+            DataError: The file says that it unpacks to more than the config allows.
         """
         try:
-            found = table.metadata.row_group(group)
-            chunks = [found.column(number) for number in range(found.num_columns)]
-            (chunk,) = (chunk for chunk in chunks if chunk.path_in_schema == self._config.column)
-            packed = max(0, min(chunk.total_compressed_size, size))
-            unpacked = chunk.total_uncompressed_size
+            unpacked = int(table.metadata.row_group(group).total_byte_size)
         except Exception as exc:
             # whatever a parser of foreign bytes raises
             raise DataError(f"cannot be decoded ({_plain(exc)})") from exc
-        if unpacked > max(_FREE_BYTES, self._limits.max_ratio * packed):
+        if unpacked > max(_FREE_BYTES, self._limits.max_ratio * size):
             raise DataError(f"unpacks to more than {self._limits.max_ratio} times its size")
-        return int(packed)
+        return max(0, min(unpacked, size))
 
     def _checked(self, record: RawRecord) -> RawRecord | BrokenRecord:
         limit = self._limits.max_record_bytes
