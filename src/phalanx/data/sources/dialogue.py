@@ -41,7 +41,7 @@ class DialogueConfig(ColumnSettings):
 
 
 @dataclass(frozen=True)
-class Turn:
+class DialogueTurn:
     """What one side says at a time."""
 
     role: str
@@ -68,13 +68,13 @@ class DialogueFiles(JsonLines):
         fields = {**said.fields, "turns": len(turns), "roles": roles}
         return document_of(record, text, RecordClaims(said.url, said.fetched_at, fields=fields))
 
-    def _turns(self, found: dict[str, Any]) -> Iterator[Turn]:
+    def _turns(self, found: dict[str, Any]) -> Iterator[DialogueTurn]:
         shape = self._config.shape if self._config.shape != "auto" else _shape_of(found)
         if shape is None:
             raise DataError(f"is a dialogue of no known shape; its fields are: {keys_of(found)}; set `shape`")
         return _SHAPES[shape](found)
 
-    def _rendered(self, turn: Turn) -> str:
+    def _rendered(self, turn: DialogueTurn) -> str:
         # the role first: a text that holds {role} stays as it is
         before, _, after = self._config.turn.partition("{content}")
         return before.replace("{role}", turn.role) + turn.content + after.replace("{role}", turn.role)
@@ -92,7 +92,7 @@ def _shape_of(found: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _listed(found: Mapping[str, Any], key: str, role: str, content: str) -> Iterator[Turn]:
+def _listed(found: Mapping[str, Any], key: str, role: str, content: str) -> Iterator[DialogueTurn]:
     turns = found.get(key)
     if not isinstance(turns, list) or len(turns) > _MOST_TURNS:
         raise DataError(f"field {key!r} holds no list of at most {_MOST_TURNS} turns")
@@ -102,7 +102,7 @@ def _listed(found: Mapping[str, Any], key: str, role: str, content: str) -> Iter
         name = turn[role].strip()
         if not name or len(name) > _ROLE_CHARACTERS:
             raise DataError(f"turn {number} has no {role!r} of 1 to {_ROLE_CHARACTERS} characters")
-        yield Turn(_ROLES.get(name.lower(), name), _content_of(turn.get(content), f"turn {number}"))
+        yield DialogueTurn(_ROLES.get(name.lower(), name), _content_of(turn.get(content), f"turn {number}"))
 
 
 def _content_of(value: Any, where: str) -> str:
@@ -114,11 +114,11 @@ def _content_of(value: Any, where: str) -> str:
     raise DataError(f"{where} holds something else than text")
 
 
-def _messages(found: Mapping[str, Any]) -> Iterator[Turn]:
+def _messages(found: Mapping[str, Any]) -> Iterator[DialogueTurn]:
     return _listed(found, "messages", "role", "content")
 
 
-def _sharegpt(found: Mapping[str, Any]) -> Iterator[Turn]:
+def _sharegpt(found: Mapping[str, Any]) -> Iterator[DialogueTurn]:
     turns = found.get("conversations")
     if isinstance(turns, list) and turns and isinstance(turns[0], dict) and "role" in turns[0]:
         # the list of one shape with the turns of the other is about as well
@@ -126,22 +126,22 @@ def _sharegpt(found: Mapping[str, Any]) -> Iterator[Turn]:
     return _listed(found, "conversations", "from", "value")
 
 
-def _alpaca(found: Mapping[str, Any]) -> Iterator[Turn]:
+def _alpaca(found: Mapping[str, Any]) -> Iterator[DialogueTurn]:
     asked = _content_of(found.get("instruction"), "field 'instruction'")
     given = _content_of(found.get("input") or "", "field 'input'")
     if isinstance(found.get("system"), str) and found["system"]:
-        yield Turn("system", found["system"])
-    yield Turn("user", f"{asked}\n\n{given}" if given else asked)
-    yield Turn("assistant", _content_of(found.get("output"), "field 'output'"))
+        yield DialogueTurn("system", found["system"])
+    yield DialogueTurn("user", f"{asked}\n\n{given}" if given else asked)
+    yield DialogueTurn("assistant", _content_of(found.get("output"), "field 'output'"))
 
 
-def _prompt(found: Mapping[str, Any]) -> Iterator[Turn]:
+def _prompt(found: Mapping[str, Any]) -> Iterator[DialogueTurn]:
     answer = found["completion"] if "completion" in found else found.get("response")
-    yield Turn("user", _content_of(found.get("prompt"), "field 'prompt'"))
-    yield Turn("assistant", _content_of(answer, "field 'completion'"))
+    yield DialogueTurn("user", _content_of(found.get("prompt"), "field 'prompt'"))
+    yield DialogueTurn("assistant", _content_of(answer, "field 'completion'"))
 
 
-_SHAPES: Mapping[str, Callable[[Mapping[str, Any]], Iterator[Turn]]] = {
+_SHAPES: Mapping[str, Callable[[Mapping[str, Any]], Iterator[DialogueTurn]]] = {
     "sharegpt": _sharegpt,
     "messages": _messages,
     "alpaca": _alpaca,

@@ -1,4 +1,4 @@
-"""EPUB books: a zip file whose package names pages in their order."""
+"""EPUB books: a zip file with a package that names pages in their order."""
 
 import io
 import posixpath
