@@ -18,6 +18,7 @@ from phalanx.cli.init import init
 from phalanx.cli.launch import launch
 from phalanx.cli.lr import lr
 from phalanx.cli.models.checkpoint import checkpoint_app
+from phalanx.cli.models.generate import generate
 from phalanx.cli.models.model import model_app
 from phalanx.cli.parties.client import client
 from phalanx.cli.parties.invite import invite
@@ -87,6 +88,11 @@ app.command(
 app.command(epilog="Example: phalanx lr run.toml --to 0.1 --steps 100 --out rates.svg")(lr)
 app.command(epilog=PLAN_EXAMPLES)(plan)
 app.command(epilog="Example: phalanx report runs/first")(report)
+app.command(
+    epilog='Example: phalanx generate runs/first --prompt "The owner" --max-new-tokens 40\n\n'
+    "Example: phalanx generate models/SmolLM2-135M-Instruct --chat\n\n"
+    "Example: phalanx generate runs/first --input prompts.jsonl --out texts.jsonl --temperature 0"
+)(generate)
 app.command(epilog="Example: phalanx bench pipeline --quick --json --out pipeline.json")(bench)
 app.command(epilog="Example: phalanx attack examples/quickstart.toml --kinds drift,framing --rate 0.5")(attack)
 app.command(epilog="Example: phalanx reproduce defence --quick --out defence.json")(reproduce)
