@@ -17,6 +17,7 @@ from phalanx.data.config import (
     OwnTaskConfig,
     ValidationSetConfig,
 )
+from phalanx.data.phases import CurriculumConfig, DatasetConfig, PhaseConfig, UntilConfig
 from phalanx.data.sources import HtmlConfig, JsonlConfig, OwnSourceConfig, TextConfig
 from phalanx.models import LoraConfig, ModelConfig, PrefixConfig, SpfConfig
 from phalanx.optimizers import OptimizerConfig
@@ -40,6 +41,10 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "model.adapter spf": SpfConfig,
     "model.adapter ptuning": PrefixConfig,
     "data": DataConfig,
+    "data.dataset": DatasetConfig,
+    "data.phases": PhaseConfig,
+    "data.phases.until": UntilConfig,
+    "data.phases.curriculum": CurriculumConfig,
     "data.labelled": LabelledConfig,
     "data.validation": ValidationSetConfig,
     "data.labelled.task": OwnTaskConfig,

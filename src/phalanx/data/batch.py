@@ -9,6 +9,9 @@ from phalanx.errors import ConfigError, DataError
 
 IGNORE = -100
 
+DOCUMENTS = "documents"
+"""The name of the extra rows that say which document a token is of, int64 ``[batch, seq]``: attention stays inside."""
+
 
 @dataclass(frozen=True)
 class Batch:

@@ -11,8 +11,11 @@ import tokenizers
 
 from phalanx.config import canonical_json
 from phalanx.data.config import BpeConfig, FileTokenizerConfig, ModelTokenizerConfig, TokenizerConfig
+from phalanx.data.phases import DatasetTokenizerConfig
 from phalanx.data.sources.files import read_text
 from phalanx.errors import ConfigError, DataError
+
+TOKENIZER_FILE = "tokenizer.json"
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,11 @@ class TextTokenizer:
         return self.backend.to_str().encode()
 
 
-def load_tokenizer(config: ModelTokenizerConfig | FileTokenizerConfig, tokenizer_path: Path | None) -> TextTokenizer:
+LoadedTokenizerConfig = ModelTokenizerConfig | FileTokenizerConfig | DatasetTokenizerConfig
+"""The tokenizers that no run trains."""
+
+
+def load_tokenizer(config: LoadedTokenizerConfig, tokenizer_path: Path | None) -> TextTokenizer:
     """Read a ``tokenizer.json``.
 
     Args:
@@ -48,27 +55,23 @@ def load_tokenizer(config: ModelTokenizerConfig | FileTokenizerConfig, tokenizer
         tokenizer_path: The model's directory, or its ``tokenizer.json``; for kind "model" only.
 
     Raises:
-        ConfigError: Kind "model", and the model has none.
+        ConfigError: Kind "model", and the model has none; or kind "dataset", which is for a dataset alone.
         DataError: The file is missing or malformed, or no end-of-text token is known.
     """
+    config = _of_a_file(config)
     path = locate_tokenizer(config, tokenizer_path)
-    text = read_text(path)
-    try:
-        backend = tokenizers.Tokenizer.from_str(text)
-    except Exception as exc:  # the library raises nothing more exact
-        raise DataError(f"{path}: is not a tokenizer.json ({exc}); save it again from its model").about(
-            code="PHX-I016", file=str(path)
-        ) from exc
+    backend = _backend(path)
     eos_token = config.eos_token or _declared_eos(path.parent, backend)
     return wrap(backend, eos_token, str(path))
 
 
-def locate_tokenizer(config: ModelTokenizerConfig | FileTokenizerConfig, tokenizer_path: Path | None) -> Path:
+def locate_tokenizer(config: LoadedTokenizerConfig, tokenizer_path: Path | None) -> Path:
     """The path of the ``tokenizer.json`` that the config means.
 
     Raises:
-        ConfigError: Kind "model", and the model has none.
+        ConfigError: Kind "model", and the model has none; or kind "dataset", which is for a dataset alone.
     """
+    config = _of_a_file(config)
     if isinstance(config, FileTokenizerConfig):
         return config.path
     if tokenizer_path is None:
@@ -80,12 +83,14 @@ def locate_tokenizer(config: ModelTokenizerConfig | FileTokenizerConfig, tokeniz
 
 
 def original_tokenizer(config: TokenizerConfig, tokenizer_path: Path | None) -> Path | None:
-    """The path of the ``tokenizer.json`` that was made elsewhere; None where the run trains its own.
+    """The path of the ``tokenizer.json`` that was made elsewhere; None where it lies with the tokens of the run.
 
     Raises:
         ConfigError: Kind "model" without a model directory.
     """
-    return None if isinstance(config, BpeConfig) else locate_tokenizer(config, tokenizer_path)
+    if isinstance(config, BpeConfig | DatasetTokenizerConfig):
+        return None
+    return locate_tokenizer(config, tokenizer_path)
 
 
 def fingerprint_tokenizer(config: TokenizerConfig, tokenizer_path: Path | None) -> str:
@@ -94,6 +99,34 @@ def fingerprint_tokenizer(config: TokenizerConfig, tokenizer_path: Path | None) 
         return hashlib.sha256(f"bpe {config.vocab_size} tokenizers {tokenizers.__version__}".encode()).hexdigest()
     backend = load_tokenizer(config, tokenizer_path)
     return hashlib.sha256(backend.to_json() + str(backend.eos_id).encode()).hexdigest()
+
+
+def named_tokenizer(config: TokenizerConfig, tokenizer_path: Path | None) -> TextTokenizer | None:
+    """Read the tokenizer that a run file names beside a dataset; None where it names none."""
+    if isinstance(config, BpeConfig | DatasetTokenizerConfig):
+        return None
+    return load_tokenizer(config, tokenizer_path)
+
+
+def end_of_text(path: Path, eos_id: int) -> str:
+    """Return the token that ends texts, of which the number is known.
+
+    Raises:
+        DataError: The file is missing or malformed, or has no token of that number.
+    """
+    token = _backend(path).id_to_token(eos_id)
+    if token is None:
+        raise DataError(f"{path}: has no token {eos_id}, which ends texts; build the dataset again")
+    return token
+
+
+def open_tokenizer(path: Path, eos_id: int) -> TextTokenizer:
+    """Read a ``tokenizer.json`` of which the number of the end-of-text token is known.
+
+    Raises:
+        DataError: As `end_of_text`.
+    """
+    return wrap(_backend(path), end_of_text(path, eos_id), str(path))
 
 
 def vocabulary_digest(tokenizer: TextTokenizer) -> str:
@@ -142,6 +175,22 @@ def wrap(backend: tokenizers.Tokenizer, eos_token: str, where: str) -> TextToken
     # "<|endoftext|>" written in a document is text; else it would forge a document boundary
     backend.encode_special_tokens = True
     return TextTokenizer(backend, max(backend.get_vocab(with_added_tokens=True).values()) + 1, eos_id)
+
+
+def _backend(path: Path) -> tokenizers.Tokenizer:
+    text = read_text(path)
+    try:
+        return tokenizers.Tokenizer.from_str(text)
+    except Exception as exc:  # the library raises nothing more exact
+        raise DataError(f"{path}: is not a tokenizer.json ({exc}); save it again from its model").about(
+            code="PHX-I016", file=str(path)
+        ) from exc
+
+
+def _of_a_file(config: LoadedTokenizerConfig) -> ModelTokenizerConfig | FileTokenizerConfig:
+    if isinstance(config, DatasetTokenizerConfig):
+        raise ConfigError('data.tokenizer: kind = "dataset" is for data.dataset alone; take "model" or "file"')
+    return config
 
 
 def _declared_eos(directory: Path, backend: tokenizers.Tokenizer) -> str:
