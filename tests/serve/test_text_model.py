@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from phalanx.errors import DataError, ModelError
 from phalanx.models import parse_hub_config
 from phalanx.models.scratch import write_random_model
-from phalanx.serve import Message, Sampling, TextModel, complete_file, open_text_model
+from phalanx.serve import ChatMessage, SamplingRule, TextModel, complete_file, open_text_model
 
 WORDS = ["<unk>", "<end>", "the", "owner", "holds", "both", "ends"]
 CONFIG = {
@@ -24,8 +24,8 @@ CONFIG = {
     "eos_token_id": 1,
 }
 TEMPLATE = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
-GREEDY = Sampling(max_new_tokens=6, temperature=0.0)
-SEEDED = Sampling(max_new_tokens=8, temperature=1.5, top_p=1.0, seed=3)
+GREEDY = SamplingRule(max_new_tokens=6, temperature=0.0)
+SEEDED = SamplingRule(max_new_tokens=8, temperature=1.5, top_p=1.0, seed=3)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def test_a_stream_that_is_left_stops_writing(model):
 
 
 def test_a_full_window_ends_a_text(model):
-    found = model.complete([2] * 14, Sampling(max_new_tokens=100, temperature=2.0, top_p=1.0, seed=1))
+    found = model.complete([2] * 14, SamplingRule(max_new_tokens=100, temperature=2.0, top_p=1.0, seed=1))
 
     assert found.tokens <= 2
 
@@ -119,9 +119,9 @@ def test_a_prompt_that_does_not_fit_is_refused(model, text, message):
 
 
 def test_a_chat_is_rendered_by_the_models_template(model):
-    said = [Message(role="user", content="the owner"), Message(role="assistant", content="holds")]
+    said = [ChatMessage(role="user", content="the owner"), ChatMessage(role="assistant", content="holds")]
 
-    assert model.chat_prompt([*said, Message(role="user", content="both")]) == [2, 3, 4, 5]
+    assert model.chat_prompt([*said, ChatMessage(role="user", content="both")]) == [2, 3, 4, 5]
     with pytest.raises(DataError, match="the last of which is not the assistant's"):
         model.chat_prompt(said)
     with pytest.raises(DataError, match="at least one"):
@@ -141,7 +141,7 @@ def test_a_template_that_does_not_render_is_named(directory, tmp_path, template,
     model = TextModel(changed(directory, tmp_path, chat_template__jinja=template))
 
     with pytest.raises(error, match=message):
-        model.chat_prompt([Message(role="user", content="the")])
+        model.chat_prompt([ChatMessage(role="user", content="the")])
 
 
 def test_a_tokenizer_of_another_model_is_refused(directory, tmp_path):

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from phalanx.config import StrictModel
 from phalanx.errors import DataError
-from phalanx.serve.text_model import Message, Sampling, TextModel
+from phalanx.serve.text_model import ChatMessage, SamplingRule, TextModel
 
 Told = Callable[[int, int], None]
 """Told how many lines are done, of how many."""
@@ -19,10 +19,10 @@ class PromptLine(StrictModel):
     """A line of the input: a prompt or a chat."""
 
     prompt: str | None = None
-    messages: tuple[Message, ...] | None = None
+    messages: tuple[ChatMessage, ...] | None = None
 
 
-def complete_file(model: TextModel, source: Path, target: Path, sampling: Sampling, told: Told) -> int:
+def complete_file(model: TextModel, source: Path, target: Path, sampling: SamplingRule, told: Told) -> int:
     """Complete every line of a file; lines that `target` has already are not done again.
 
     Every line is read and counted in tokens before the first one is completed: a mistake in the last line costs no

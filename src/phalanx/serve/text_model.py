@@ -23,7 +23,7 @@ from phalanx.errors import DataError, ModelError
 Role = Literal["system", "user", "assistant", "tool"]
 
 
-class Sampling(StrictModel):
+class SamplingRule(StrictModel):
     """The rule by which the next token is chosen.
 
     Attributes:
@@ -51,7 +51,7 @@ class Sampling(StrictModel):
         return {**chosen, **drawn, "do_sample": True}
 
 
-class Message(StrictModel):
+class ChatMessage(StrictModel):
     """One message of a chat."""
 
     role: Role
@@ -117,7 +117,7 @@ class TextModel:
         """
         return self._checked(self._tokenizer(text).input_ids)
 
-    def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
+    def chat_prompt(self, messages: Sequence[ChatMessage]) -> list[int]:
         """Token ids of a chat, up to where the assistant begins, by the model's own template.
 
         transformers renders the template in a sandbox: it reaches no attribute, file or module.
@@ -139,11 +139,11 @@ class TextModel:
             raise DataError(f"{self._where}: its chat template does not render these messages ({exc})") from exc
         return self._checked(self._tokenizer(text, add_special_tokens=False).input_ids)
 
-    def stream(self, ids: Sequence[int], sampling: Sampling) -> "TextStream":
+    def stream(self, ids: Sequence[int], sampling: SamplingRule) -> "TextStream":
         """Go on with a prompt; the pieces of text come while they are written."""
         return TextStream(self._model, self._tokenizer, ids, sampling, self.window)
 
-    def complete(self, ids: Sequence[int], sampling: Sampling) -> Completion:
+    def complete(self, ids: Sequence[int], sampling: SamplingRule) -> Completion:
         """Go on with a prompt, to the end."""
         with self.stream(ids, sampling) as stream:
             for _ in stream:
@@ -169,7 +169,7 @@ class TextStream:
 
     completion: Completion
 
-    def __init__(self, model: Any, tokenizer: Any, ids: Sequence[int], sampling: Sampling, window: int) -> None:
+    def __init__(self, model: Any, tokenizer: Any, ids: Sequence[int], sampling: SamplingRule, window: int) -> None:
         self._model, self._tokenizer, self._ids, self._sampling = model, tokenizer, list(ids), sampling
         self._most = min(sampling.max_new_tokens, window - len(ids))
         self._streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)

@@ -2,14 +2,15 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from phalanx.cli.answers.answer import Answer, for_programs
+from phalanx.cli.models.talk import chat_by_lines, say
 
 if TYPE_CHECKING:
-    from phalanx.serve import Completion, Sampling, TextModel
+    from phalanx.serve import SamplingRule, TextModel
 
 
 def generate(
@@ -35,14 +36,14 @@ def generate(
     from pydantic import ValidationError
 
     from phalanx.errors import ConfigError
-    from phalanx.serve import Sampling, open_text_model
+    from phalanx.serve import SamplingRule, open_text_model
 
     if (lines is None) != (out is None):
         raise ConfigError("--input and --out belong together; give both or none")
     if sum([prompt is not None, chat, lines is not None]) > 1:
         raise ConfigError("--prompt, --chat and --input are three ways; choose one")
     try:
-        sampling = Sampling(
+        sampling = SamplingRule(
             max_new_tokens=max_new_tokens,
             temperature=temperature,
             top_k=top_k,
@@ -57,43 +58,15 @@ def generate(
     if lines is not None and out is not None:
         return _file(model, lines, out, sampling)
     if chat:
-        return _chat(model, sampling)
+        return chat_by_lines(model, sampling)
     text = sys.stdin.read() if prompt is None else prompt
     if not for_programs():
         typer.echo(text, nl=False)
-    found = _say(model, model.prompt(text), sampling)
+    found = say(model, model.prompt(text), sampling)
     return Answer({"prompt": text, **found.model_dump()})
 
 
-def _say(model: "TextModel", ids: list[int], sampling: "Sampling") -> "Completion":
-    with model.stream(ids, sampling) as stream:
-        for piece in stream:
-            if not for_programs():
-                typer.echo(piece, nl=False)
-                sys.stdout.flush()
-    if not for_programs():
-        typer.echo()
-    return stream.completion
-
-
-def _chat(model: "TextModel", sampling: "Sampling") -> Answer:
-    from phalanx.serve import Message
-
-    said: list[Any] = []
-    while True:
-        if sys.stdin.isatty():
-            typer.echo("> ", nl=False)
-        line = sys.stdin.readline()
-        if not line:
-            return Answer({"messages": [message.model_dump() for message in said]})
-        if not line.strip():
-            continue
-        said.append(Message(role="user", content=line.rstrip("\n")))
-        found = _say(model, model.chat_prompt(said), sampling)
-        said.append(Message(role="assistant", content=found.text))
-
-
-def _file(model: "TextModel", lines: Path, out: Path, sampling: "Sampling") -> Answer:
+def _file(model: "TextModel", lines: Path, out: Path, sampling: "SamplingRule") -> Answer:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
