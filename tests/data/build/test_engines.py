@@ -161,8 +161,7 @@ def test_a_task_that_ray_lost_for_good_ends_the_build_with_what_to_do(worker):
 
 
 def test_an_error_on_ray_is_the_error_here(worker):
-    job = worker.job()
-    job["code"] = "another"
+    job = {**worker.job(), "code": "another", "directory": str(worker.home)}
 
     found = json.loads(perform_task(json.dumps(job), json.dumps({})))
 

@@ -150,10 +150,10 @@ class BuildEnding:
         return written
 
     def _lines(self, source: int) -> Iterator[dict[str, Any]]:
-        """Yield the lines of one source, piece by piece, in the order of the passes."""
-        for number, summaries in self.pieces:
-            if number == source:
-                yield from account_of(self.store, summaries)
+        """Yield the lines of one source, pass by pass, so that it does not matter how files were put together."""
+        of_source = [summaries for number, summaries in self.pieces if number == source]
+        for summaries in zip(*of_source, strict=True):
+            yield from account_of(self.store, summaries)
 
     def _report(self, ends: list[SourceAccount], groups: list[dict[str, Any]]) -> dict[str, Any]:
         recipe = self.recipe
@@ -218,7 +218,7 @@ class BuildEnding:
 
 
 def account_of(store: WorkStore, summaries: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the lines of the account of one piece, in the order of the passes."""
+    """Yield the lines that some pieces have in the account, in their order."""
     for summary in summaries:
         yield from map(json.loads, RecordFile(store.path(summary["key"]) / ACCOUNT))
 
