@@ -13,6 +13,7 @@ from phalanx.data.build.encoding import TOKENIZER, dtype_of, encoded_documents
 from phalanx.data.build.passes import versions
 from phalanx.data.build.recipe import DataRecipe
 from phalanx.data.build.records import RecordFile, write_line, zstd
+from phalanx.data.build.report import BuildReport
 from phalanx.data.build.sift import ACCOUNT
 from phalanx.data.build.steps import STEPS
 from phalanx.data.build.store import WorkStore, bring_to_disk
@@ -161,8 +162,7 @@ class BuildEnding:
             {"name": name, "kind": step.kind, "reference": STEPS[step.kind].reference, "settings": _settings(step)}
             for name, step in zip(recipe.step_names, recipe.steps, strict=True)
         ]
-        return {
-            "format": 1,
+        report = {
             "inputs": self.inputs,
             "versions": versions(),
             "steps": steps,
@@ -170,6 +170,7 @@ class BuildEnding:
             "groups": groups,
             "sources": [self._source_report(number, end) for number, end in enumerate(ends)],
         }
+        return BuildReport.model_validate_json(canonical_json(report)).model_dump(mode="json")
 
     def _source_report(self, number: int, end: SourceAccount) -> dict[str, Any]:
         config, name = self.recipe.sources[number], self.recipe.source_names[number]
