@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         trained_shapes,
     )
     from phalanx.models.digest import weights_digest
+    from phalanx.models.documents import with_documents
     from phalanx.models.families import FAMILIES, adopt_family, parse_hub_config, shared_hub_config
     from phalanx.models.family import CAUSAL, AttentionPattern, Family
     from phalanx.models.source import ModelSource, open_model
@@ -63,6 +64,7 @@ __all__ = [
     "tie",
     "trained_shapes",
     "weights_digest",
+    "with_documents",
 ]
 
 
@@ -81,6 +83,7 @@ if not TYPE_CHECKING:
                 "trained_shapes",
             ),
             "digest": ("weights_digest",),
+            "documents": ("with_documents",),
             "families": ("FAMILIES", "adopt_family", "parse_hub_config", "shared_hub_config"),
             "family": ("CAUSAL", "AttentionPattern", "Family"),
             "source": ("ModelSource", "open_model"),
