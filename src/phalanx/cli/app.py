@@ -11,6 +11,7 @@ from phalanx.cli.audit import audit_app
 from phalanx.cli.bench import bench
 from phalanx.cli.calibrate import calibrate
 from phalanx.cli.data.group import data_app
+from phalanx.cli.data.tokenizer import tokenizer_app
 from phalanx.cli.doctor import doctor
 from phalanx.cli.enclave import enclave_app
 from phalanx.cli.explain import explain
@@ -91,9 +92,7 @@ app.command(epilog="Example: phalanx bench pipeline --quick --json --out pipelin
 app.command(epilog="Example: phalanx attack examples/quickstart.toml --kinds drift,framing --rate 0.5")(attack)
 app.command(epilog="Example: phalanx reproduce defence --quick --out defence.json")(reproduce)
 app.command(epilog="Example: phalanx calibrate examples/quickstart.toml --quick --out calibration.json")(calibrate)
-app.add_typer(audit_app, name="audit")
-app.add_typer(checkpoint_app, name="checkpoint")
-app.add_typer(data_app, name="data")
-app.add_typer(enclave_app, name="enclave")
-app.add_typer(model_app, name="model")
-app.add_typer(pki_app, name="pki")
+GROUPS = {"audit": audit_app, "checkpoint": checkpoint_app, "data": data_app, "enclave": enclave_app}
+GROUPS |= {"model": model_app, "pki": pki_app, "tokenizer": tokenizer_app}
+for name, group in GROUPS.items():
+    app.add_typer(group, name=name)

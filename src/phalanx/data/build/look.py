@@ -1,0 +1,195 @@
+"""What a finished dataset says of itself: its report, the account of a document, documents drawn at random."""
+
+import hashlib
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from phalanx.data.build.finish import ACCOUNT_DIRECTORY, REPORT_FILE
+from phalanx.data.build.records import zstd
+from phalanx.data.build.tally import ByteTally, check_account
+from phalanx.data.shards import Dataset
+from phalanx.errors import DataError
+
+_MOST_REPORT_BYTES = 256 << 20
+_MOST_LINE_BYTES = 1 << 20
+_BLOCK_BYTES = 1 << 18
+
+
+def read_report(directory: Path) -> dict[str, Any]:
+    """Read ``report.json``; that it is the one that was signed is `Dataset.verify`'s to say.
+
+    Raises:
+        DataError: It is missing, too long, or no report.
+    """
+    path = directory / REPORT_FILE
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(_MOST_REPORT_BYTES + 1)
+        report = json.loads(content[:_MOST_REPORT_BYTES]) if len(content) <= _MOST_REPORT_BYTES else None
+    except OSError as exc:
+        raise DataError(
+            f"{path}: cannot be read ({exc.strerror}); name the directory that `phalanx data build` made"
+        ) from exc
+    except (ValueError, RecursionError) as exc:
+        raise DataError(f"{path}: is not the report of a dataset ({exc}); restore it from a copy") from exc
+    if not isinstance(report, dict) or report.get("format") != 1 or not isinstance(report.get("sources"), list):
+        raise DataError(f"{path}: is not the report of a dataset; restore it from a copy")
+    return report
+
+
+def signed_report(dataset: Dataset) -> dict[str, Any]:
+    """Read the report of a dataset with a verified manifest.
+
+    Raises:
+        DataError: It is not the one that was signed.
+    """
+    _check_signed(dataset, REPORT_FILE)
+    return read_report(dataset.directory)
+
+
+def account_lines(dataset: Dataset, source: str | None = None) -> Iterator[dict[str, Any]]:
+    """Yield a line for everything that was left out: dropped, quarantined, or broken.
+
+    Raises:
+        DataError: The account is not the one that was signed, or cannot be read.
+    """
+    for name in sorted(dataset.manifest.files):
+        if name.startswith(f"{ACCOUNT_DIRECTORY}/") and source in (None, Path(name).name.partition(".")[0]):
+            _check_signed(dataset, name)
+            yield from _lines(dataset.directory / name)
+
+
+def _check_signed(dataset: Dataset, name: str) -> None:
+    expected = dataset.manifest.files.get(name)
+    path = dataset.directory / name
+    if expected is None:
+        raise DataError(f"{dataset.directory}: its manifest names no {name}; it was not made by `phalanx data build`")
+    try:
+        with path.open("rb") as stream:
+            found = hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as exc:
+        raise DataError(f"{path}: cannot be read ({exc.strerror}); restore it from a copy") from exc
+    if found != expected.sha256:
+        raise DataError(f"{path}: altered: it is not the file that was signed; restore it from a copy").about(
+            code="PHX-I027", file=str(path)
+        )
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    rest = b""
+    try:
+        with path.open("rb") as stream:
+            blocks = zstd().ZstdDecompressor().stream_reader(stream)
+            while block := blocks.read(_BLOCK_BYTES):
+                *whole, rest = (rest + block).split(b"\n")
+                yield from map(json.loads, whole)
+                if len(rest) > _MOST_LINE_BYTES:
+                    raise DataError(f"{path}: has a line of more than {_MOST_LINE_BYTES} bytes; restore it from a copy")
+    except (OSError, ValueError, RecursionError, zstd().ZstdError) as exc:
+        raise DataError(f"{path}: cannot be read ({exc}); restore it from a copy") from exc
+    if rest:
+        raise DataError(f"{path}: its last line is cut; restore it from a copy")
+
+
+def find_document(dataset: Dataset, name: str) -> list[dict[str, Any]]:
+    """Return all that is known of documents of one name: where they are kept, or what left them out."""
+    found = [
+        {
+            "fate": "kept",
+            "document": name,
+            "source": dataset.manifest.sources[entry.source].name,
+            "place": f"{group}.{split}",
+            "digest": entry.digest,
+            "fields": dict(entry.fields),
+        }
+        for group, splits in dataset.groups.items()
+        for split in splits
+        for entry in dataset.documents(group, split)
+        if entry.name == name
+    ]
+    return [*found, *(line for line in account_lines(dataset) if line.get("document") == name)]
+
+
+@dataclass(frozen=True)
+class DrawnDocument:
+    """One document of a dataset.
+
+    Attributes:
+        group: Its mixture group.
+        split: Its split.
+        number: Its place there.
+    """
+
+    group: str
+    split: str
+    number: int
+
+
+def draw_documents(dataset: Dataset, count: int, seed: int, group: str | None = None) -> list[DrawnDocument]:
+    """Draw documents at random, none twice; the same seed draws the same ones."""
+    parts = [part for part in dataset.manifest.parts if group in (None, part.group)]
+    if not parts:
+        raise DataError(f"{dataset.directory}: has no group {group!r}; it has {', '.join(dataset.groups)}")
+    total = sum(part.documents for part in parts)
+    # a draw of what to look at, not of a secret
+    numbers = random.Random(seed).sample(range(total), min(count, total))  # noqa: S311
+    places = []
+    for number in numbers:
+        for part in parts:
+            if number < part.documents:
+                places.append(DrawnDocument(part.group, part.split, number))
+                break
+            number -= part.documents  # noqa: PLW2901
+    return places
+
+
+def read_tokens(dataset: Dataset, place: DrawnDocument) -> list[int]:
+    """Return the tokens of one document, the one that ends it included."""
+    starts = dataset.document_starts(place.group, place.split)
+    first, last = int(starts[place.number]), int(starts[place.number + 1])
+    return [int(token) for token in np.asarray(dataset.tokens(place.group, place.split)[first:last])]
+
+
+def verify_account(dataset: Dataset) -> None:
+    """Add up documents and account of every source and compare them with the report.
+
+    Raises:
+        DataError: A byte is missing or there twice, or the report says something else.
+    """
+    report = signed_report(dataset)
+    found = {source.name: ByteTally() for source in dataset.manifest.sources}
+    for group, splits in dataset.groups.items():
+        for split in splits:
+            for entry in dataset.documents(group, split):
+                sizes = {name: int(entry.fields.get(name, 0)) for name in ("raw_bytes", "text_bytes")}
+                found[dataset.manifest.sources[entry.source].name].add("kept", "kept", **sizes)
+    for line in account_lines(dataset):
+        try:
+            sizes = {"raw_bytes": int(line["raw_bytes"]), "text_bytes": int(line["text_bytes"])}
+            found[line["source"]].add(line["fate"], str(line["step"]), **sizes)
+        except (KeyError, TypeError, ValueError) as exc:
+            raise DataError(f"{dataset.directory}/{ACCOUNT_DIRECTORY}: a line is malformed ({exc!r:.200})") from exc
+    for source in report["sources"]:
+        check_account(source["name"], _reported(source), found[source["name"]])
+
+
+def _reported(source: dict[str, Any]) -> ByteTally:
+    tally = ByteTally()
+    try:
+        for fate, steps in (
+            ("read", {"read": source["read"]}),
+            ("broken", source["broken"]),
+            ("edited", source["edited"]),
+        ):
+            for step, measures in steps.items():
+                for name, value in measures.items():
+                    tally.counts[fate, step, name] += int(value)
+    except (KeyError, TypeError, ValueError, AttributeError) as exc:
+        raise DataError(f"{REPORT_FILE}: malformed ({exc!r:.200}); restore it from a copy") from exc
+    return tally
