@@ -1,4 +1,4 @@
-"""A guarded pipeline attends inside documents: what it learns, and who is named for moving a border."""
+"""A guarded pipeline attends inside documents: it learns what whole documents teach, and a moved border is named."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def whole_gradient(source, batch: Batch):
     loss = total / batch.num_targets
     loss.backward()
     norm = torch.linalg.vector_norm(torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]))
-    return float(loss), float(norm)
+    return float(loss.detach()), float(norm)
 
 
 def test_a_guarded_step_on_packed_documents_is_that_of_the_documents_alone(make_company):

@@ -26,9 +26,8 @@ if TYPE_CHECKING:
         trained_shapes,
     )
     from phalanx.models.digest import weights_digest
-    from phalanx.models.documents import with_documents
     from phalanx.models.families import FAMILIES, adopt_family, parse_hub_config, shared_hub_config
-    from phalanx.models.family import CAUSAL, AttentionPattern, Family
+    from phalanx.models.family import CAUSAL, AttentionPattern, Family, with_documents
     from phalanx.models.source import ModelSource, open_model
     from phalanx.models.spf import add_spf
     from phalanx.models.stage import StageModule, tie
@@ -83,9 +82,8 @@ if not TYPE_CHECKING:
                 "trained_shapes",
             ),
             "digest": ("weights_digest",),
-            "documents": ("with_documents",),
             "families": ("FAMILIES", "adopt_family", "parse_hub_config", "shared_hub_config"),
-            "family": ("CAUSAL", "AttentionPattern", "Family"),
+            "family": ("CAUSAL", "AttentionPattern", "Family", "with_documents"),
             "source": ("ModelSource", "open_model"),
             "spf": ("add_spf",),
             "stage": ("StageModule", "tie"),

@@ -9,8 +9,15 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from phalanx.errors import ModelError
-from phalanx.models.documents import join_documents, split_documents
-from phalanx.models.family import CAUSAL, HEAD, HEAD_WEIGHT, AttentionPattern, Family
+from phalanx.models.family import (
+    CAUSAL,
+    HEAD,
+    HEAD_WEIGHT,
+    AttentionPattern,
+    Family,
+    join_documents,
+    split_documents,
+)
 from phalanx.models.layout import StageSpec
 from phalanx.models.quiet import one_at_a_time
 
