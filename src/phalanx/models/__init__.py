@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         trained_shapes,
     )
     from phalanx.models.digest import weights_digest
-    from phalanx.models.families import FAMILIES, adopt_family, parse_hub_config, shared_hub_config
+    from phalanx.models.families import FAMILIES, adopt_family, made_one_by_one, parse_hub_config, shared_hub_config
     from phalanx.models.family import CAUSAL, AttentionPattern, Family, with_documents
     from phalanx.models.source import ModelSource, open_model
     from phalanx.models.spf import add_spf
@@ -53,6 +53,7 @@ __all__ = [
     "build_empty_stage",
     "build_stage",
     "estimate_costs",
+    "made_one_by_one",
     "open_model",
     "parameter_names",
     "parameter_shapes",
@@ -82,7 +83,7 @@ if not TYPE_CHECKING:
                 "trained_shapes",
             ),
             "digest": ("weights_digest",),
-            "families": ("FAMILIES", "adopt_family", "parse_hub_config", "shared_hub_config"),
+            "families": ("FAMILIES", "adopt_family", "made_one_by_one", "parse_hub_config", "shared_hub_config"),
             "family": ("CAUSAL", "AttentionPattern", "Family", "with_documents"),
             "source": ("ModelSource", "open_model"),
             "spf": ("add_spf",),

@@ -10,6 +10,7 @@ from phalanx.data import DOCUMENTS, without_documents
 from phalanx.engine import StepInputs
 from phalanx.errors import StaleReplicaError
 from phalanx.models import with_documents
+from phalanx.objectives import Objective, objective_of
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.protocol.tensor_stream import BulkReceiver
 from phalanx.pipeline.stage.runner import StageRunner
@@ -79,6 +80,11 @@ class HostedStage:
     def _order(self) -> tuple[Action, ...]:
         return actions(self.plan.schedule, self.index, len(self.plan.stages), self.plan.microbatches)
 
+    @cached_property
+    def _objective(self) -> Objective:
+        """What the last stage minimises; code of the user's own is looked for where that stage is, and once."""
+        return objective_of(self.plan.objective)
+
     def _keep_sent(self, step: int) -> None:
         if self.step >= 0 and step > self.step:
             self.past[self.step] = dict(self.sent)
@@ -146,7 +152,7 @@ class HostedStage:
                 batch.labels[microbatch],
                 batch.num_targets,
                 without_documents(batch.extras_of(microbatch)),
-                self.plan.objective,
+                self._objective,
             )
             self.losses.append(loss)
         return None
