@@ -81,6 +81,9 @@ class JsonlFiles(JsonLines):
         super().__init__(config, (".jsonl",))
         self._config = config
 
+    def _options_before(self) -> str:
+        return f"jsonl {self._config.field!r}"
+
     def _of_object(self, record: RawRecord, found: dict[str, Any]) -> Document:
         return document_of(record, _text(found, self._config.field, record.name), said_in(found, self._config))
 

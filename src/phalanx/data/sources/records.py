@@ -7,12 +7,12 @@ counted and passed over. The raw bytes of all records of a file are the bytes of
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, TypeGuard
 
-from pydantic import Field
+from pydantic import Field, model_serializer
 
 from phalanx.config import canonical_json
 from phalanx.data.sources.files import Location, SourceFile, fingerprint_files, list_files, unreadable
@@ -24,6 +24,8 @@ from phalanx.object_stores import client_errors
 _BLOCK_BYTES = 1 << 20
 _REASON_CHARACTERS = 300
 _FIELD_CHARACTERS = 2000
+_CAME_LATER = ("max_record_bytes", "max_ratio", "fields", "url", "fetched_at", "extractor")
+"""Keys that run files of older versions cannot have."""
 
 
 class FileSettings(SourceSettings):
@@ -38,6 +40,16 @@ class FileSettings(SourceSettings):
     path: Location
     max_record_bytes: int = Field(default=32 << 20, ge=1)
     max_ratio: int = Field(default=200, ge=1)
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        """Leave out what came later and says nothing: the digests of older runs stay as they were."""
+        known = type(self).model_fields
+        return {
+            name: value
+            for name, value in write(self).items()
+            if name not in _CAME_LATER or getattr(self, name) != known[name].default
+        }
 
 
 @dataclass(frozen=True)
@@ -104,7 +116,13 @@ class RecordFiles(ABC):
 
     def fingerprint(self) -> str:
         """Digest of names, contents, options and the versions of what takes the text out."""
-        return fingerprint_files(self._files, canonical_json([self._options, *self._versions()]).decode())
+        options = canonical_json([self._options, *self._versions()]).decode()
+        before = None if self._options.keys() & set(_CAME_LATER) else self._options_before()
+        return fingerprint_files(self._files, options if before is None else before)
+
+    def _options_before(self) -> str | None:
+        """How versions without the later keys named the same options: corpora and runs of theirs go on; None: new."""
+        return None
 
     def documents(self) -> Iterator[Document]:
         """Every document, files by name and records in order; records without text of this kind are passed over.
