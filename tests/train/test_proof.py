@@ -10,8 +10,9 @@ from phalanx.errors import AuditLogError, NoHolderError
 from phalanx.pipeline import REMOVED_SHADOWS, AuditDraw, GuardConfig, PipelineConfig
 from phalanx.security.audit import AuditLog
 from phalanx.testing import Actor, MemoryCompany, tampering, tiny_run
-from phalanx.train.records.audit_trail import rules
+from phalanx.train.records.audit_trail import rules, step_noter
 from phalanx.train.records.proof import verify_run
+from phalanx.train.records.samples import samples_digest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "conformance"))
 from independent_verifier import RefusedError, verify
@@ -73,7 +74,7 @@ def write_log(company, change=lambda events: events):
         log.append("run_started", opening)
         for kind, body in change(list(company.events)):
             if kind == "step":
-                log.append_step({"step": body.step, "epoch": body.epoch}, body.leaves)
+                step_noter(log, lambda step: samples_digest([step]) if step else None)(body)
             else:
                 log.append(kind, json.loads(json.dumps(body)))
         log.append("run_completed", {"final_weights_digest": ""})

@@ -4,11 +4,13 @@ import io
 import json
 
 import pytest
+from blake3 import blake3
 from fake_engine import FakeEngine
 from rich.console import Console
 
 from phalanx.errors import NoHolderError, TrainingError
 from phalanx.train.records.run_directory import RunDirectory
+from phalanx.train.records.samples import StepSamples, samples_digest
 from phalanx.train.sessions.session import Session
 
 
@@ -44,6 +46,34 @@ def test_a_step_that_no_guard_looked_at_is_recorded_as_one_attempt_without_audit
     told = {(line["attempts"], line["audits"], line["alarms"]) for line in lines(tmp_path, "metrics.jsonl")}
 
     assert told == {(1, 0, 0)}
+
+
+def test_the_log_names_the_whole_corpus_and_each_line_its_samples(session_of, tmp_path):
+    session_of(FakeEngine()).run(resume=False)
+
+    opening = next(line["body"] for line in lines(tmp_path, "events.jsonl") if line["kind"] == "run_started")
+    assert opening["corpus"] == "c0" * 32
+    assert {line["samples"] for line in lines(tmp_path, "metrics.jsonl")} == {samples_digest(range(8))}
+    assert samples_digest(range(8)) == blake3(b"phalanx/samples/1\0[0,1,2,3,4,5,6,7]").hexdigest()
+
+
+def test_samples_are_those_of_the_batch_that_took_the_place_of_a_failed_one():
+    samples = StepSamples()
+
+    samples.drawn(3, [1, 2])
+    samples.drawn(3, [4, 5])
+
+    assert samples.of(3) == samples_digest([4, 5]) != samples_digest([5, 4])
+    assert samples.of(2) is None
+
+
+def test_samples_of_old_steps_are_forgotten():
+    samples = StepSamples()
+
+    for step in range(5000):
+        samples.drawn(step, [step])
+
+    assert [samples.of(step) is None for step in (0, 903, 904, 4999)] == [True, True, False, False]
 
 
 def test_without_a_holder_the_run_goes_back_to_where_its_engine_says(session_of):

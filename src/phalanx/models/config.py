@@ -1,12 +1,12 @@
 """The configuration of a model and its adapters; imports no torch."""
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
     Discriminator,
     Field,
-    SerializerFunctionWrapHandler,
     Tag,
     model_serializer,
     model_validator,
@@ -117,7 +117,7 @@ class ModelConfig(StrictModel):
     layers: int | None = Field(default=None, ge=1)
 
     @model_serializer(mode="wrap")
-    def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _as_before(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         """Leave the family out where there is none: the digests of other runs stay as they were."""
         return {name: value for name, value in write(self).items() if (name, value) != ("family", None)}
 

@@ -15,6 +15,11 @@ from phalanx.train.train_section import TrainConfig
 class Loader(Protocol):
     """The source of batches."""
 
+    @property
+    def corpus_digest(self) -> str | None:
+        """SHA-256 in hex of all that batches are drawn from; None where that is with other parties."""
+        ...
+
     def next(self) -> Batch:
         """The next batch."""
         ...
@@ -37,6 +42,10 @@ class Hooks(Protocol):
 
     def opened(self, step: int) -> None:
         """Note where the run is, before the step's batch is drawn."""
+        ...
+
+    def drawn(self, step: int, batch: Batch) -> None:
+        """Note a step's batch before the engine gets it."""
         ...
 
     def skipped(self, step: int, number: int, reason: FailedBatchError) -> None:
@@ -88,6 +97,7 @@ def run_loop(
         hooks.opened(step)
         for number in itertools.count(1):
             batch = loader.next()
+            hooks.drawn(step, batch)
             try:
                 result = engine.step(step, step_inputs(batch, config.microbatches))
                 break

@@ -1,10 +1,12 @@
 """Batches of several clients, each from its own share of the sequences."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from phalanx.config import canonical_json
 from phalanx.data import Batch, BatchLoader
 from phalanx.data.loader import Sequences
 from phalanx.errors import CheckpointError
@@ -41,6 +43,13 @@ class ClientLoader:
             else BatchLoader(corpus, rows * len(self._turns[name]), seed, (number, len(clients)))
             for number, name in enumerate(clients)
         }
+
+    @property
+    def corpus_digest(self) -> str:
+        """SHA-256 in hex: of the corpus that clients share, or of what each has of its own, by its name."""
+        digests = {name: loader.corpus_digest for name, loader in self._loaders.items()}
+        shared = set(digests.values())
+        return shared.pop() if len(shared) == 1 else hashlib.sha256(canonical_json(digests)).hexdigest()
 
     def next(self) -> Batch:
         """The next batch, ``[batch_size, seq]``."""

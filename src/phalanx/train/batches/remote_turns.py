@@ -20,6 +20,8 @@ class RemoteTurns:
         drawn: How many batches were drawn.
     """
 
+    corpus_digest = None
+    """Texts are with the clients, which commit to them."""
     num_validation_sequences = 0
     """Held-out texts are the clients'."""
 

@@ -12,6 +12,7 @@ from phalanx.train.config import RunConfig
 from phalanx.train.records.history import KEY_REVEALED, RunHistory
 from phalanx.train.records.log_heads import known_heads
 from phalanx.train.records.run_directory import RunDirectory
+from phalanx.train.records.samples import DigestOfStep
 
 LOG_FILE = "events.jsonl"
 LEAVES_FORMAT = 1
@@ -46,9 +47,20 @@ def rules(run: RunConfig, home: RunDirectory, workers: Iterable[str]) -> dict[st
     }
 
 
-def step_noter(log: AuditLog) -> Callable[[StepRecord], None]:
-    """Return a function that takes the record of each step: its root goes into the log, its leaves beside it."""
-    return lambda record: log.append_step({"step": record.step, "epoch": record.epoch}, record.leaves)
+def step_noter(log: AuditLog, samples: DigestOfStep = lambda _: None) -> Callable[[StepRecord], None]:
+    """Return a function that takes the record of each step: its root goes into the log, its leaves beside it.
+
+    Args:
+        log: Of the run.
+        samples: Digest of a step's samples; None where this process draws none, and then the log says nothing of them.
+    """
+
+    def note(record: StepRecord) -> None:
+        drawn = samples(record.step)
+        body = {"step": record.step, "epoch": record.epoch, **({} if drawn is None else {"samples": drawn})}
+        log.append_step(body, record.leaves)
+
+    return note
 
 
 def retire_key(home: RunDirectory, history: RunHistory) -> None:

@@ -17,6 +17,7 @@ from phalanx.telemetry import CurveWriter, MetricsFile, ProgressDisplay, StepRea
 from phalanx.telemetry.progress import Kind, ShownParties
 from phalanx.train.batches.scores import Scores, ValidationResult, validation_row
 from phalanx.train.records.ground_truth import GroundTruth
+from phalanx.train.records.samples import StepSamples
 
 _MOST_CHARACTERS = 2000
 # a conviction must outlive even the machine: a resumed run reads here which party may not come back
@@ -146,6 +147,7 @@ class RunRecorder:
         self.totals = totals
         self.truth = truth
         self.log = log
+        self.samples = StepSamples()
         self._metrics = metrics
         self._board = board
         self._progress = progress
@@ -184,6 +186,7 @@ class RunRecorder:
                 "step": result.step,
                 "time": time.time(),
                 "batch": result.batch,
+                "samples": self.samples.of(result.step),
                 "loss": result.loss,
                 "lr": lr,
                 "grad_norm": result.gradient_norm,

@@ -16,6 +16,7 @@ from phalanx.models.layout import check_vocabulary
 from phalanx.pipeline import OWNER, Observe
 from phalanx.security.audit import AuditLog
 from phalanx.train.config import RunConfig
+from phalanx.train.loop import Loader
 from phalanx.train.records.audit_trail import retire_key
 from phalanx.train.records.history import CONFIG_CHANGED, RunHistory
 from phalanx.train.records.record import RunningTotals, RunRecorder
@@ -124,6 +125,8 @@ class SessionContext:
         run = self.run
         self.console.print("preparing text")
         corpus = prepare(run.data, self.home.cache / "data", run.train.seed, source.tokenizer_path, self._say)
+        if corpus.trust:
+            self.say(f"data: {corpus.trust}")
         check_vocabulary(corpus.vocab_size, source.vocab_size)
         if corpus.num_validation_sequences or not run.data.validation:
             self.figures.unigram_perplexity = unigram_perplexity(corpus)
@@ -172,15 +175,16 @@ class SessionContext:
         savepoint.accept_older(step)
         self.tell("older_accepted", {"step": step})
 
-    def opening(self, recorder: RunRecorder, start: int, facts: dict[str, Any]) -> None:
+    def opening(self, recorder: RunRecorder, start: int, loader: Loader, facts: dict[str, Any]) -> None:
         """Write the first event of the session, with what its engine adds."""
-        own = self.run.own_code
+        own, corpus = self.run.own_code, loader.corpus_digest
         shared = {
             "config_digest": digest(self.run),
             **({"own_code": own} if own else {}),
             "step": start,
             "owner": OWNER,
             "owner_key": self.home.owner.public.public_key.hex(),
+            **({} if corpus is None else {"corpus": corpus}),
         }
         recorder.observe("run_started" if self.history.head is None else "run_resumed", {**shared, **facts})
 

@@ -139,7 +139,13 @@ class DomainFactory:
         context.figures.world = parallel.figures
         corpus = context.corpus(source)
         loader = BatchLoader(corpus, run.train.batch_size, run.train.seed)
-        material = RunMaterial(source, corpus, loader, context.validation_sets(source, corpus))
+        material = RunMaterial(
+            source,
+            corpus,
+            loader,
+            context.validation_sets(source, corpus),
+            vocabulary=corpus.vocabulary_digest,
+        )
         yield DomainSetup(context, parallel, place, material)
 
 
@@ -176,7 +182,7 @@ class DomainSetup:
         context, parallel, recorder = self._context, self._parallel, opening.recorder
         unsafe = {"unsafe_public_network": True} if parallel.unsafe_public_network else {}
         facts = {"layout": parallel.layout.section(), "world": parallel.world, **unsafe}
-        context.opening(recorder, opening.start, facts)
+        context.opening(recorder, opening.start, self.material.loader, facts)
         with contextlib.ExitStack() as stack:
             engine = DomainEngine(stack.enter_context(self._domain()), parallel.dp)
             if opening.checkpoint is not None:

@@ -90,6 +90,10 @@ class RunHooks:
         """A step is about to begin."""
         self._saver.opened(step)
 
+    def drawn(self, step: int, batch: Batch) -> None:
+        """A batch was drawn for a step."""
+        self._recorder.samples.drawn(step, batch.indices)
+
     def begin(self, say: Callable[[str], None]) -> None:
         """Measure the untouched model."""
         value = self._measure(0)

@@ -60,7 +60,9 @@ class PipelineFactory:
         loader = BatchLoader(corpus, run.train.batch_size, run.train.seed)
         with contextlib.ExitStack() as stack:
             sampler = TextSampler.of(run, corpus)
-            material = RunMaterial(source, corpus, loader, context.validation_sets(source, corpus), sampler)
+            material = RunMaterial(
+                source, corpus, loader, context.validation_sets(source, corpus), sampler, corpus.vocabulary_digest
+            )
             yield PipelineSetup(context, plan, material, self._open_workers, stack)
 
 
@@ -178,7 +180,7 @@ class PipelineSetup:
                     late=self._late,
                     journal=journal,
                     note_checks=self._note_checks,
-                    note_step=step_noter(context.log),
+                    note_step=step_noter(context.log, recorder.samples.of),
                 )
             )
             self._book.watch_roles(engine)
@@ -207,7 +209,7 @@ class PipelineSetup:
             context.console.print(nobody, style="yellow", markup=False, highlight=False)
         source, home = self.material.source, context.home
         facts = opening_facts(context.run, home, source, self._workers, self._name, draw)
-        context.opening(recorder, start, facts)
+        context.opening(recorder, start, self.material.loader, facts)
         observe = _and_in(self._book, recorder.observe)
         for body in self._parties.revoked:
             observe("revoked", {**body, "step": start})

@@ -100,7 +100,8 @@ class SplitFactory:
         drawn_from = corpus if isinstance(corpus, Corpus) else corpus.clients
         loader = ClientLoader(drawn_from, split.client_names, *sizes)
         named = context.validation_sets(source, corpus) if isinstance(corpus, Corpus) else {}
-        yield SplitSetup(context, RunMaterial(source, corpus, loader, named), labelled, self._open_workers)
+        material = RunMaterial(source, corpus, loader, named, vocabulary=corpus.vocabulary_digest)
+        yield SplitSetup(context, material, labelled, self._open_workers)
 
 
 class SplitSetup:
@@ -134,7 +135,7 @@ class SplitSetup:
         facts: dict[str, Any] = {"mode": split.mode, "tier": _tier(split), "clients": list(split.client_names)}
         if run.is_joined:
             facts |= {"workers": list(run.stage_workers), "workers_see": WORKERS_SEE, "middle": MIDDLE}
-        context.opening(recorder, opening.start, facts)
+        context.opening(recorder, opening.start, self.material.loader, facts)
         note = noting(context.figures, opening.savepoint, observe)
         with (
             middle_stages(run, home, self._open_workers, note) as middle,
@@ -168,7 +169,7 @@ class RemoteSetup:
         context, recorder, split = self._context, opening.recorder, split_of(self._context.run)
         observe = context.observer(recorder)
         facts = {"mode": split.mode, "tier": _tier(split), "clients": list(split.client_names), "remote": True}
-        context.opening(recorder, opening.start, facts)
+        context.opening(recorder, opening.start, self.material.loader, facts)
         with remote_company(context.run, context.home, num_classes_of(context.run), context.say) as lead:
             self._turns.meet(lead.commitments)
             recorder.observe("clients_ready", {"commitments": dict(lead.commitments)})

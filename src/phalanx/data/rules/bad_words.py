@@ -1,0 +1,73 @@
+"""Words of the user's lists: how many a document has, and at which share it is left out."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from phalanx.data.rules.page import Page
+from phalanx.data.rules.rule import Drop, Outcome, RuleReason, RuleSettings, Tag
+from phalanx.data.rules.word_files import folded, on_borders, read_entries, search_all
+
+OWN_WORDS = (
+    "arsehole",
+    "asshole",
+    "bastard",
+    "bitch",
+    "bollocks",
+    "bullshit",
+    "cunt",
+    "fuck",
+    "fucking",
+    "motherfucker",
+)
+"""A list for trying the rule out, English swear words alone; it is no filter of harm."""
+
+_TOLD_WORDS = 5
+
+
+class BadWordsConfig(RuleSettings):
+    """Words and phrases, upper or lower case; a document is tagged, and dropped only beyond a threshold.
+
+    Attributes:
+        files: Lists, one word or phrase a line.
+        own: Whether the few words that come with the rule count as well.
+        most: Share of a document's words above which it is dropped; without it nothing is.
+        least_hits: Hits below which nothing is dropped, whatever the share.
+    """
+
+    kind: Literal["bad_words"] = "bad_words"
+    files: tuple[Path, ...] = ()
+    own: bool = True
+    most: float | None = Field(default=None, ge=0.0, le=1.0)
+    least_hits: int = Field(default=3, ge=1)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.files and not self.own:
+            raise ValueError("bad_words: own = false and no files leave no word to look for; name a file")
+        return self
+
+
+class BadWords:
+    """Counts whole words of the lists in one pass; a listed phrase counts once."""
+
+    def __init__(self, config: BadWordsConfig) -> None:
+        own = OWN_WORDS if config.own else ()
+        self._entries = sorted({folded(entry) for entry in (*own, *read_entries(config.files))})
+        self._config, self._hits = config, search_all(self._entries, "bad_words")
+
+    def judge(self, page: Page) -> Outcome:
+        """Tag with the number of hits and their share of the words; drop beyond the threshold."""
+        text = folded(page.text)
+        found = Counter(entry for entry, start, end in self._hits(text) if on_borders(text, start, end))
+        hits, config = found.total(), self._config
+        if not hits:
+            return None
+        share = hits / max(len(page.words), hits)
+        if config.most is not None and hits >= config.least_hits and share > config.most:
+            often = sorted(found, key=lambda entry: (-found[entry], entry))[:_TOLD_WORDS]
+            told = ", ".join(f"{self._entries[entry]} {found[entry]}" for entry in often)
+            return Drop(RuleReason(f"bad_words ({told})", round(share, 6), config.most))
+        return Tag({"bad_words": hits, "bad_words_share": round(share, 6)})

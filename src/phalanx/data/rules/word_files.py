@@ -1,0 +1,74 @@
+"""Lists of the user's own: one entry a line, and a search for all entries at once."""
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from phalanx.data.sources.files import decode, read_lines
+from phalanx.errors import DataError
+
+MOST_ENTRIES = 5_000_000
+MOST_ENTRY_CHARACTERS = 2_048
+
+Hits = Callable[[str], Iterator[tuple[int, int, int]]]
+
+
+def read_entries(files: Sequence[Path]) -> list[str]:
+    """Return the entries of all files in order; blank lines and those that begin with ``#`` are comments.
+
+    Raises:
+        DataError: A file is missing, empty, not UTF-8, or has an entry or a number of them beyond all use.
+    """
+    entries: list[str] = []
+    for file in files:
+        before = len(entries)
+        for number, line in enumerate(read_lines(file), start=1):
+            entry = decode(line, f"{file}, line {number}").strip()
+            if len(entry) > MOST_ENTRY_CHARACTERS or len(entries) >= MOST_ENTRIES:
+                raise DataError(
+                    f"{file}, line {number}: an entry of {len(entry)} characters after {len(entries)} entries; "
+                    f"at most {MOST_ENTRIES} of {MOST_ENTRY_CHARACTERS} characters each are read: cut the list"
+                )
+            if entry and not entry.startswith("#"):
+                entries.append(entry)
+        if len(entries) == before:
+            raise DataError(f"{file}: has no entry; write one a line, or take the file out of the recipe")
+    return entries
+
+
+def folded(text: str) -> str:
+    """Return the text in lower case, with each character where it was."""
+    lower = text.lower()
+    if len(lower) == len(text):
+        return lower
+    # the lower case of a few letters, such as the dotted capital I, has two characters
+    return "".join(one if len(small := one.lower()) != 1 else small for one in text)
+
+
+def search_all(entries: Sequence[str], rule: str) -> Hits:
+    """Return a search for every entry at once (Aho-Corasick): entry, start and end of each hit, overlapping ones too.
+
+    Raises:
+        DataError: The extra that has the automaton is not installed.
+    """
+    try:
+        library = importlib.import_module("ahocorasick_rs")
+    except ImportError as exc:
+        raise DataError(f"{rule}: needs ahocorasick-rs; install phalanx-train[data]") from exc
+    automaton = library.AhoCorasick(list(entries))
+    return lambda text: iter(automaton.find_matches_as_indexes(text, overlapping=True))
+
+
+def on_borders(text: str, start: int, end: int) -> bool:
+    """Return whether a place is a word by itself; a script that is written without spaces has no such borders."""
+    if _has_no_spaces(text[start]) or _has_no_spaces(text[end - 1]):
+        return True
+    before, after = text[start - 1 : start] if start else "", text[end : end + 1]
+    return not before.isalnum() and not after.isalnum()
+
+
+def _has_no_spaces(one: str) -> bool:
+    # Thai to Myanmar, Khmer, kana, CJK ideographs
+    return any(
+        first <= one <= last for first, last in (("\u0e00", "\u109f"), ("\u1780", "\u17ff"), ("\u3040", "\u9fff"))
+    )

@@ -1,0 +1,91 @@
+"""Split view: an address that gave a recorder one content and gives a reader another one now."""
+
+import base64
+import re
+from pathlib import Path
+from typing import Literal
+
+from phalanx.data.rules.page import Page
+from phalanx.data.rules.rule import Outcome
+from phalanx.data.rules.word_files import read_entries
+from phalanx.data.scan.finding import ScanSettings, outcome_of
+from phalanx.errors import DataError
+
+_SIZES = {"sha1": 20, "sha256": 32}
+_PAYLOAD = "payload_"
+
+
+class SplitViewConfig(ScanSettings):
+    """Compares digests of what was fetched with those that were recorded.
+
+    Attributes:
+        recorded: Lists of a third party, one ``sha256:digest address`` a line, that speak of documents by address.
+        without_digest: What becomes of a document of which nothing was recorded, or nothing that can be compared.
+    """
+
+    kind: Literal["split_view"] = "split_view"
+    recorded: tuple[Path, ...] = ()
+    without_digest: Literal["pass", "quarantine"] = "pass"
+
+
+class SplitView:
+    """Sets aside what is not what was recorded; a record that cannot be understood proves nothing and is set aside too.
+
+    Guarantees:
+        Finds content that was changed after it was recorded. Does not find content that was bad when it was recorded,
+        and an archive's own digest is written by the hand that wrote the archive: only a list of another party
+        (`recorded`) speaks against it.
+    """
+
+    def __init__(self, config: SplitViewConfig) -> None:
+        self._config = config
+        self._recorded: dict[str, str] = {}
+        for line in read_entries(config.recorded):
+            digest, _, url = line.partition(" ")
+            if read_digest(digest) is None or not url.strip():
+                raise DataError(f"split_view: found the line {line[:80]!r}, expected `sha256:digest address`")
+            self._recorded[url.strip()] = digest
+
+    def judge(self, page: Page) -> Outcome:
+        """Compare every digest that was recorded with the fetched bytes' own."""
+        origin, found = page.document.origin, 0
+        url = origin.url if origin else None
+        claims = [origin.recorded_digest if origin else None, self._recorded.get(url) if url else None]
+        for claim in filter(None, claims):
+            recorded = read_digest(claim)
+            if recorded is None:
+                return outcome_of(self._config, "recorded digest", f"{claim[:80]!r} is not sha1 or sha256")
+            fetched = self._fetched(page, recorded[0])
+            if not fetched:
+                continue
+            found += 1
+            if recorded[1] not in fetched:
+                told = f"recorded {recorded[1].hex()}, fetched {min(fetched).hex()}, {recorded[0]}"
+                return outcome_of(self._config, "split view", told)
+        if not found and self._config.without_digest == "quarantine":
+            return outcome_of(self._config, "recorded digest", "nothing that can be compared")
+        return None
+
+    def _fetched(self, page: Page, algorithm: str) -> set[bytes]:
+        """Return the digests of what was fetched: of the record, and of the payload where the source gives it."""
+        origin = page.document.origin
+        payload = page.fields.get(_PAYLOAD + algorithm)
+        claims = [f"{algorithm}:{payload}" if payload else "", f"sha256:{origin.raw_digest}" if origin else ""]
+        digests = [read_digest(claim) for claim in claims if claim]
+        return {digest[1] for digest in digests if digest and digest[0] == algorithm}
+
+
+def read_digest(claim: str) -> tuple[str, bytes] | None:
+    """Return algorithm and bytes of ``algorithm:value``, in hex or, as WARC writes it, in base32; else None."""
+    name, _, value = claim.strip().partition(":")
+    algorithm = name.lower().replace("-", "")
+    size = _SIZES.get(algorithm)
+    if size is None:
+        return None
+    if re.fullmatch(rf"[0-9a-fA-F]{{{2 * size}}}", value):
+        return algorithm, bytes.fromhex(value)
+    try:
+        content = base64.b32decode(value.upper() + "=" * (-len(value) % 8))
+    except ValueError:
+        return None
+    return (algorithm, content) if len(content) == size else None

@@ -1,0 +1,39 @@
+"""Token shards: written with a tree of hashes each, signed by one manifest, verified at every first read."""
+
+from phalanx.data.manifest import TokenizerRecord
+from phalanx.data.shards.dataset import Dataset, TokenStream, open_dataset
+from phalanx.data.shards.manifest import (
+    DATASET_FILE,
+    DatasetFacts,
+    DatasetManifest,
+    ParentRecord,
+    RecipeRecord,
+    SourceFacts,
+)
+from phalanx.data.shards.records import DocumentEntry, document_digest
+from phalanx.data.shards.seal import SealKey
+from phalanx.data.shards.signing import default_signing_key, fingerprint_of, load_signer
+from phalanx.data.shards.writer import LEAF_BYTES, SHARD_TOKENS, DatasetWriter, PartWriter
+
+__all__ = [
+    "DATASET_FILE",
+    "LEAF_BYTES",
+    "SHARD_TOKENS",
+    "Dataset",
+    "DatasetFacts",
+    "DatasetManifest",
+    "DatasetWriter",
+    "DocumentEntry",
+    "ParentRecord",
+    "PartWriter",
+    "RecipeRecord",
+    "SealKey",
+    "SourceFacts",
+    "TokenStream",
+    "TokenizerRecord",
+    "default_signing_key",
+    "document_digest",
+    "fingerprint_of",
+    "load_signer",
+    "open_dataset",
+]

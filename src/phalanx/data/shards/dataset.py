@@ -1,0 +1,255 @@
+"""A dataset that is opened to be read: its manifest, its tokens and its documents, all verified."""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phalanx.data.shards.index import NODES_FILE, TABLE_FILE
+from phalanx.data.shards.leaves import LeafStore, VerifiedFile
+from phalanx.data.shards.manifest import (
+    DATASET_FILE,
+    MOST_MANIFEST_BYTES,
+    DatasetManifest,
+    PartRecord,
+    SignedDataset,
+    verify_dataset,
+)
+from phalanx.data.shards.records import DOCUMENT, INDEX, MOST_ENTRY_BYTES, START, DocumentEntry
+from phalanx.data.shards.seal import WRAPPED_KEY_FILE, DatasetSeal, SealKey
+from phalanx.errors import DataError
+
+_MOST_KEY_BYTES = 64 * 1024
+_NODE = np.dtype("V32")
+
+
+class TokenStream:
+    """The tokens of one split of one group, as one array over all shards; a leaf is checked when first read."""
+
+    def __init__(self, part: PartRecord, store: LeafStore, manifest: DatasetManifest) -> None:
+        self.dtype = np.dtype(manifest.dtype)
+        self._num_tokens = part.tokens
+        self._shard_tokens = manifest.shard_tokens
+        self._shards = [
+            VerifiedFile(
+                store, f"{part.directory}/tokens-{number:05}", shard, self.dtype, manifest.tokenizer.vocab_size
+            )
+            for number, shard in enumerate(part.shards)
+        ]
+
+    def __len__(self) -> int:
+        return self._num_tokens
+
+    def __getitem__(self, place: slice) -> NDArray[np.unsignedinteger]:
+        """Return tokens as `read` does; only slices of step 1."""
+        start, stop, step = place.indices(self._num_tokens)
+        if step != 1:
+            raise IndexError(f"tokens have step {step}, expected 1")
+        return self.read(start, max(start, stop))
+
+    def read(self, start: int, stop: int) -> NDArray[np.unsignedinteger]:
+        """Return tokens ``start .. stop - 1``, read-only; a view of the file where they are in one plain shard.
+
+        Raises:
+            DataError: A leaf is not the one that was signed; the message names shard and leaf.
+            IndexError: There are no such tokens.
+        """
+        if not 0 <= start <= stop <= self._num_tokens:
+            raise IndexError(f"tokens {start} to {stop} of {self._num_tokens}")
+        shard, at = divmod(start, self._shard_tokens)
+        end = at + stop - start
+        if end <= self._shard_tokens:
+            return self._shards[shard].read(at, end) if stop > start else np.empty(0, self.dtype)
+        pieces = []
+        while start < stop:
+            shard, at = divmod(start, self._shard_tokens)
+            end = min(self._shard_tokens, at + stop - start)
+            pieces.append(self._shards[shard].read(at, end))
+            start += end - at
+        whole = np.concatenate(pieces)
+        whole.flags.writeable = False
+        return whole
+
+
+class Dataset:
+    """A dataset with a verified manifest; nothing else is read until it is asked for.
+
+    Attributes:
+        directory: Where it lies.
+        manifest: What was signed.
+        digest: SHA-256 in hex of the manifest, and so of every token.
+        signer: Fingerprint of the key that signed it.
+        signer_was_named: Whether the caller said which key that must be. Otherwise nothing vouches for the signer, and
+            what shows the dataset to a person says so; `trust` is a sentence for that.
+        statement: What the signer says of the index alone, and its signature.
+        groups: The splits of every group, in the order of the manifest.
+    """
+
+    def __init__(self, directory: Path, signed: SignedDataset, seal: DatasetSeal | None, *, named: bool) -> None:
+        self.directory = directory
+        self.manifest = manifest = signed.manifest
+        self.digest = signed.statement.dataset
+        self.signer = signed.signer
+        self.statement, self.statement_signature = signed.statement, signed.statement_signature
+        self.signer_was_named = named
+        self.groups: dict[str, tuple[str, ...]] = {}
+        for part in manifest.parts:
+            self.groups[part.group] = (*self.groups.get(part.group, ()), part.split)
+        self._store = LeafStore(directory, manifest.leaf_bytes, seal)
+        self._tokens: dict[tuple[str, str], TokenStream] = {}
+        self._tables: dict[str, VerifiedFile] = {}
+
+    @property
+    def trust(self) -> str:
+        """What is known of the signer, in one sentence."""
+        if self.signer_was_named:
+            return f"signed with the expected key {self.signer}"
+        return f"signed with key {self.signer}, which nobody named: give it as signer once you know whose it is"
+
+    def tokens(self, group: str, split: str) -> TokenStream:
+        """Return the tokens of one split of a group.
+
+        Raises:
+            DataError: There is no such part.
+        """
+        if (group, split) not in self._tokens:
+            self._tokens[group, split] = TokenStream(self.part(group, split), self._store, self.manifest)
+        return self._tokens[group, split]
+
+    def document_starts(self, group: str, split: str) -> NDArray[np.uint64]:
+        """Return where every document begins, and at the end the number of tokens: ``[documents + 1]``, rising.
+
+        Raises:
+            DataError: There is no such part, or the table is not the one that was signed.
+        """
+        part = self.part(group, split)
+        starts = self._table(f"{part.directory}/starts", part.starts, START).read_all()
+        if starts[0] != 0 or starts[-1] != part.tokens or (starts[1:] < starts[:-1]).any():
+            raise DataError(
+                f"{self.directory / part.directory}/starts: does not rise from 0 to {part.tokens}; build the dataset "
+                "again"
+            ).about(code="PHX-I027")
+        return starts
+
+    def document(self, group: str, split: str, number: int) -> DocumentEntry:
+        """Return what is known of one document.
+
+        Raises:
+            DataError: There is no such part, or its tables are not those that were signed.
+            IndexError: The part has no document of this number.
+        """
+        part = self.part(group, split)
+        record = self._table(f"{part.directory}/records", part.records, DOCUMENT).read(number, number + 1)[0]
+        return self._entry(part, record)
+
+    def documents(self, group: str, split: str) -> Iterator[DocumentEntry]:
+        """Yield what is known of every document, in order."""
+        part = self.part(group, split)
+        for record in self._table(f"{part.directory}/records", part.records, DOCUMENT).read_all():
+            yield self._entry(part, record)
+
+    def part(self, group: str, split: str) -> PartRecord:
+        """Return what the manifest says of one split of a group.
+
+        Raises:
+            DataError: There is no such part.
+        """
+        for part in self.manifest.parts:
+            if (part.group, part.split) == (group, split):
+                return part
+        known = ", ".join(f"{part.group}.{part.split}" for part in self.manifest.parts[:20])
+        raise DataError(f"{self.directory}: has no {group}.{split}; it has {known}")
+
+    def index_table(self) -> VerifiedFile:
+        """Return the records of all documents in the order of their digests, of type `INDEX`."""
+        return self._table(TABLE_FILE, self.manifest.index.table, INDEX)
+
+    def index_nodes(self) -> VerifiedFile:
+        """Return the nodes of the index's tree that are kept, 32 bytes each."""
+        return self._table(NODES_FILE, self.manifest.index.nodes, _NODE)
+
+    def verify(self) -> Iterator[str]:
+        """Check every byte that the signature covers; yield the path of each file after it was checked.
+
+        Raises:
+            DataError: A file is not the one that was signed.
+        """
+        for part in self.manifest.parts:
+            stream = self.tokens(part.group, part.split)
+            for start in range(0, len(stream), self.manifest.shard_tokens):
+                stream.read(start, min(len(stream), start + self.manifest.shard_tokens))
+                yield f"{part.directory}/tokens-{start // self.manifest.shard_tokens:05}"
+            self.document_starts(part.group, part.split)
+            for _ in self.documents(part.group, part.split):
+                pass
+            yield from (f"{part.directory}/{name}" for name in ("starts", "records", "entries"))
+        for table in (self.index_table(), self.index_nodes()):
+            table.read_all()
+            yield table.file
+        for name, beside in self.manifest.files.items():
+            self._check_beside(name, beside.size_bytes, beside.sha256)
+            yield name
+
+    def _check_beside(self, name: str, size_bytes: int, sha256: str) -> None:
+        path = self.directory / name
+        try:
+            with path.open("rb") as stream:
+                found, size = hashlib.file_digest(stream, "sha256").hexdigest(), stream.tell()
+        except OSError as exc:
+            raise DataError(f"{path}: cannot be read ({exc.strerror}); restore it from a copy") from exc
+        if (size, found) != (size_bytes, sha256):
+            raise DataError(
+                f"{path}: has SHA-256 {found[:16]}..., expected {sha256[:16]}...: altered; restore it from a copy"
+            ).about(code="PHX-I027")
+
+    def _table(self, file: str, record: Any, dtype: np.dtype[Any]) -> VerifiedFile:
+        if file not in self._tables:
+            self._tables[file] = VerifiedFile(self._store, file, record, dtype)
+        return self._tables[file]
+
+    def _entry(self, part: PartRecord, record: Any) -> DocumentEntry:
+        start, size, source = int(record["entry_start"]), int(record["entry_bytes"]), int(record["source"])
+        file = f"{part.directory}/entries"
+        if size > MOST_ENTRY_BYTES or start + size > part.entries.size_bytes or source >= len(self.manifest.sources):
+            raise DataError(f"{self.directory / file}: an entry lies outside; build the dataset again")
+        content = self._table(file, part.entries, np.dtype("u1")).read(start, start + size).tobytes()
+        return DocumentEntry.from_bytes(content, record["digest"].tobytes().hex(), source, str(self.directory / file))
+
+
+def open_dataset(directory: Path, signer: str | None = None, key: SealKey | None = None) -> Dataset:
+    """Open a dataset: its manifest is verified, and every byte of it later, before it is used.
+
+    Args:
+        directory: Of the dataset.
+        signer: Fingerprint of the key that must have signed it. None: any key; the caller tells which, by `trust`.
+        key: Of an encrypted dataset.
+
+    Raises:
+        DataError: There is no dataset, it is unsigned, altered, or signed with another key; or it is encrypted and the
+            key is missing or another one.
+    """
+    path = directory / DATASET_FILE
+    signed = verify_dataset(_read(path, MOST_MANIFEST_BYTES), path, signer)
+    seal = None
+    if signed.manifest.seal is not None:
+        if key is None:
+            raise DataError(f"{directory}: is encrypted; give the file of its key")
+        path = directory / WRAPPED_KEY_FILE
+        seal = DatasetSeal.open(signed.manifest.seal, key, _read(path, _MOST_KEY_BYTES), str(path))
+    return Dataset(directory, signed, seal, named=signer is not None)
+
+
+def _read(path: Path, most_bytes: int) -> bytes:
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(most_bytes + 1)
+    except OSError as exc:
+        raise DataError(
+            f"{path}: cannot be read ({exc.strerror}); name the directory that `phalanx data build` made"
+        ) from exc
+    if len(content) > most_bytes:
+        raise DataError(f"{path}: is longer than {most_bytes} bytes, which no manifest is; restore it from a copy")
+    return content

@@ -1,0 +1,44 @@
+"""The index of a dataset: every document in the order of digests, in a tree that proves presence and absence."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phalanx.data.shards.leaves import LeafStore, LeafWriter, VerifiedFile
+from phalanx.data.shards.manifest import BLOCK_RECORDS, INDEX_BYTES, IndexRecord, PartRecord
+from phalanx.data.shards.merkle import leaf_hash, tree_root
+from phalanx.data.shards.records import DOCUMENT, INDEX, START
+
+TABLE_FILE, NODES_FILE = "shards/index/table", "shards/index/nodes"
+
+
+def write_index(parts: Sequence[PartRecord], store: LeafStore, leaf_writer: Callable[[str], LeafWriter]) -> IndexRecord:
+    """Write the index over the documents of all parts; takes about 150 bytes of memory a document."""
+    table = np.concatenate([_records(number, part, store) for number, part in enumerate(parts)])
+    words = np.ascontiguousarray(table["digest"]).view(">u8")
+    order = np.lexsort((table["document"], table["part"], *(words[:, word] for word in (3, 2, 1, 0))))
+    content = memoryview(table[order].tobytes())
+    nodes = [
+        tree_root(record_hashes(content[at : at + BLOCK_RECORDS * INDEX_BYTES]))
+        for at in range(0, len(content), BLOCK_RECORDS * INDEX_BYTES)
+    ]
+    table_file, nodes_file = leaf_writer(TABLE_FILE), leaf_writer(NODES_FILE)
+    table_file.write(content)
+    nodes_file.write(b"".join(nodes))
+    return IndexRecord(root=tree_root(nodes).hex(), table=table_file.finish(), nodes=nodes_file.finish())
+
+
+def record_hashes(records: bytes | memoryview) -> list[bytes]:
+    """Return the leaf hash of every index record."""
+    return [leaf_hash(records[at : at + INDEX_BYTES]) for at in range(0, len(records), INDEX_BYTES)]
+
+
+def _records(number: int, part: PartRecord, store: LeafStore) -> NDArray[np.void]:
+    records = VerifiedFile(store, f"{part.directory}/records", part.records, DOCUMENT).read_all()
+    starts = VerifiedFile(store, f"{part.directory}/starts", part.starts, START).read_all()
+    table = np.empty(part.documents, INDEX)
+    table["digest"], table["source"] = records["digest"], records["source"]
+    table["part"], table["document"] = number, np.arange(part.documents)
+    table["start"], table["tokens"] = starts[:-1], np.diff(starts)
+    return table

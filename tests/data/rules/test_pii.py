@@ -1,0 +1,152 @@
+"""Personal data is masked, tagged or dropped by kind; what only looks like it stays."""
+
+import itertools
+
+import pytest
+from pydantic import ValidationError
+
+from phalanx.data.rules import Drop, Edit, Page, PiiConfig, RuleReason, Tagged, make_rule
+from phalanx.data.rules.pii import find
+from phalanx.data.sources import Document
+
+
+def judge(text, fields=None, **settings):
+    return make_rule(PiiConfig(**settings)).judge(Page(Document("a", text, fields=fields or {}), "books"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("email", "o'brien+list@mail.example.co.uk"),
+        ("email", "a@b-c.de"),
+        ("phone", "+49 (0)30 1234-5678"),
+        ("phone", "(214) 365-8790"),
+        ("phone", "1-800-555-1212"),
+        ("ip", "8.8.8.8"),
+        ("ip", "2001:4860:4860::8888"),
+        ("card", "4111 1111 1111 1111"),
+        ("card", "378282246310005"),
+        ("card", "5555-5555-5555-4444"),
+        ("iban", "GB82 WEST 1234 5698 7654 32"),
+        ("iban", "DE89370400440532013000"),
+        ("national_number", "078-05-1120"),
+        ("national_number", "943 476 5919"),
+        ("national_number", "12345678Z"),
+        ("national_number", "X1234567L"),
+        ("national_number", "2 55 08 14 168 025 38"),
+        ("national_number", "131052-308T"),
+        ("national_number", "811228-9874"),
+        ("national_number", "RSSMRA85T10A562S"),
+    ],
+)
+@pytest.mark.parametrize("around", ["{}", "write to {}.", "({}), and so on", "<{}>", "a\n{}\nb"])
+def test_personal_data_is_masked_wherever_it_stands(kind, text, around):
+    found = judge(around.format(text))
+
+    assert found == Edit(around.format(f"<{kind}>"), 1, RuleReason("pii", f"{kind} 1"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "4111 1111 1111 1112",  # a card but for its check digit
+        "GB82 WEST 1234 5698 7654 33",
+        "666-05-1120",
+        "943 476 5910",
+        "12345678A",
+        "131052-308U",
+        "RSSMRA85T10A562T",
+        "10.0.0.1 and 127.0.0.1 and 224.0.0.1",
+        "version 1.2.3.4",
+        "999.1.1.1",
+        "1.2.3.4.5",
+        "std::vector and cafe::face and 12:30:45",
+        "fe80::1",
+        "user@localhost",
+        "@decorator and a @ b.c",
+        "2002-09-21 12:30 to 2002-10-21",
+        "3.1415926535897932384626",
+        "1234567890123456789012345678",
+        "0000 0000 0000 0000",
+        "pages 100-200-3000",
+        "123456782",  # a Dutch number without its name
+    ],
+)
+def test_what_only_looks_like_personal_data_stays(text):
+    assert judge(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("BSN: 123456782", "BSN: <national_number>"),
+        ("PESEL 44051401359", "PESEL <national_number>"),
+        ("Steuer-ID 86 095 742 719", "Steuer-ID <national_number>"),
+        ("NHS number 9434765919", "NHS number <national_number>"),
+        ("Phone: 214 365 8790", "Phone: <phone>"),
+        ("tel. 030 / 1234 567", "tel. <phone>"),
+    ],
+)
+def test_a_number_that_many_others_look_like_needs_its_name_before_it(text, shown):
+    found = judge(text)
+
+    assert isinstance(found, Edit)
+    assert found.text == shown
+
+
+def test_several_kinds_are_masked_in_one_pass_and_counted():
+    found = judge("a@b.org, c@d.org from 8.8.4.4, call +1 214 365 8790")
+
+    assert found == Edit("<email>, <email> from <ip>, call <phone>", 4, RuleReason("pii", "email 2, ip 1, phone 1"))
+
+
+def test_a_mask_is_stable_a_second_pass_changes_nothing():
+    first = judge("a@b.org, c@d.org from 8.8.4.4, call +1 214 365 8790")
+
+    assert judge(first.text) is None
+
+
+def test_a_kind_that_drops_comes_before_masks():
+    found = judge("a@b.org pays with 4111 1111 1111 1111", card="drop")
+
+    assert found == Drop(RuleReason("pii card", 1, 0))
+
+
+def test_tags_count_by_kind_and_leave_the_text():
+    kinds = dict.fromkeys(("email", "phone", "ip", "card", "iban", "national_number"), "tag")
+
+    assert judge("a@b.org and c@d.org, 8.8.8.8", **kinds) == Tagged({"pii_email": 2, "pii_ip": 1})
+
+
+def test_names_that_a_model_found_beforehand_are_masked_the_longest_first():
+    fields = {"people": "Ada Lovelace; Ada"}
+
+    found = judge("Ada Lovelace wrote it. Ada did, Adam did not.", fields, name="mask", names_field="people")
+
+    assert found.text == "<name> wrote it. <name> did, Adam did not."
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"name": "mask"}, "no model of names is carried"),
+        ({"names_field": "people"}, "no model of names is carried"),
+        ({"email": "tag"}, "masks or tags"),
+        (dict.fromkeys(("email", "phone", "ip", "card", "iban", "national_number"), "leave"), "take the step out"),
+    ],
+)
+def test_settings_that_contradict_themselves_are_refused(settings, message):
+    with pytest.raises(ValidationError, match=message):
+        PiiConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    "piece",
+    ["@", "a@", "a.", "1", "1-", "+1 ", "(1", "1.", ":", "a:", "::", "GB82 ", "4111 ", "A", "AA11", "a@a.", "0 ("],
+)
+def test_a_million_hostile_characters_are_read_to_their_end(piece):
+    text = piece * (1_000_000 // len(piece))
+
+    spans = find(text)
+
+    assert all(one.end <= other.start for one, other in itertools.pairwise(spans))
