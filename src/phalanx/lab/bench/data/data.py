@@ -9,8 +9,8 @@ from phalanx.data.sources import Document
 from phalanx.data.tasks.files import find_file
 from phalanx.errors import DataError
 from phalanx.lab.bench.data.documents import real_documents
-from phalanx.lab.bench.data.own_rules import Arm, Verdict, make_arms
-from phalanx.lab.bench.data.peer import PEER_VARIABLE, Peer, peer_python
+from phalanx.lab.bench.data.own_rules import RuleArm, Verdict, make_arms
+from phalanx.lab.bench.data.peer import PEER_VARIABLE, FilterPeer, peer_python
 from phalanx.lab.bench.data.planted import plant
 from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
 
@@ -60,7 +60,7 @@ def measure(documents: Sequence[Document], python: str | None, planted: int) -> 
     turns = _turns(documents)
     theirs = PeerFigures()
     with ExitStack() as stack:
-        peer = stack.enter_context(Peer(python)) if python else None
+        peer = stack.enter_context(FilterPeer(python)) if python else None
         for number, turn in enumerate(turns):
             if peer and number % 2:
                 theirs.ask(peer, turn, chain=False)
@@ -113,7 +113,7 @@ def _megabytes(documents: Sequence[Document]) -> float:
     return sum(len(one.text.encode("utf-8", "replace")) for one in documents) / _MB
 
 
-def _row(name: str, arm: Arm, chain: Arm, size: float) -> dict[str, Any]:
+def _row(name: str, arm: RuleArm, chain: RuleArm, size: float) -> dict[str, Any]:
     verdicts = arm.verdicts.get(name, [])
     return {
         "rule": name,
@@ -133,7 +133,7 @@ class PeerFigures:
         self._seconds: dict[str, float] = {}
         self._megabytes: dict[str, float] = {}
 
-    def ask(self, peer: Peer, turn: list[Document], *, chain: bool) -> None:
+    def ask(self, peer: FilterPeer, turn: list[Document], *, chain: bool) -> None:
         """Let the peer judge one turn."""
         self.name = peer.name
         for name, found in peer.judge([one.text for one in turn], chain=chain).items():
@@ -143,7 +143,7 @@ class PeerFigures:
                 self.verdicts.setdefault(name, []).extend(found["verdicts"])
 
     def of(self, rule: str) -> dict[str, Any]:
-        """The keys of a row: who the peer is, its speed, and what that was measured on."""
+        """The keys of a row: the name of the peer, its speed, and the megabytes that it was measured on."""
         name = "chain" if rule == "chain_of_both" else rule
         known = name in self._seconds
         return {
@@ -152,7 +152,7 @@ class PeerFigures:
             "peer_mb": self._megabytes.get(name),
         }
 
-    def agreement(self, rule: str, arm: Arm) -> float | None:
+    def agreement(self, rule: str, arm: RuleArm) -> float | None:
         """The share of documents that both judge alike."""
         theirs = self.verdicts.get(rule)
         return sum(map(_agree, arm.verdicts[rule], theirs)) / len(theirs) if theirs else None
@@ -164,7 +164,7 @@ def _agree(ours: Verdict, theirs: Verdict) -> bool:
 
 
 def _disagreements(
-    documents: Sequence[Document], arms: dict[str, Arm], peer: dict[str, list[Verdict]]
+    documents: Sequence[Document], arms: dict[str, RuleArm], peer: dict[str, list[Verdict]]
 ) -> list[dict[str, Any]]:
     """Every document that the two judge differently."""
     return [

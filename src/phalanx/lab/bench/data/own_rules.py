@@ -13,7 +13,7 @@ Verdict = str | list[str] | None
 """Of a text that stays, of one that is dropped, of one with another text: as the peer says it."""
 
 
-class Corpus:
+class BenchTexts:
     """Documents by number, as a corpus rule asks for them."""
 
     def __init__(self, documents: Sequence[Document]) -> None:
@@ -32,7 +32,7 @@ class Corpus:
 
 
 @dataclass
-class Arm:
+class RuleArm:
     """Rules that run one after the other on the same pages, with what they took.
 
     Attributes:
@@ -80,7 +80,7 @@ class Arm:
 
     def decide(self) -> None:
         """Let corpus rules decide over all documents."""
-        corpus = Corpus(self.judged)
+        corpus = BenchTexts(self.judged)
         for name, marks in self.marks.items():
             others = replace_table(self.table)
             begun = time.process_time()
@@ -99,10 +99,10 @@ def _verdict(outcome: Outcome) -> Verdict:
     return None
 
 
-def make_arms(chain: Sequence[RuleSettings], peer_chain: Sequence[str]) -> dict[str, Arm]:
+def make_arms(chain: Sequence[RuleSettings], peer_chain: Sequence[str]) -> dict[str, RuleArm]:
     """One arm a rule, one of all, and one of those that the peer has as well."""
     make: Callable[[RuleSettings], Rule] = make_rule
-    arms = {config.kind: Arm({config.kind: make(config)}) for config in chain}
-    arms["chain"] = Arm({config.kind: make(config) for config in chain})
-    arms["chain_of_both"] = Arm({name: make(RULES[name].config(kind=name)) for name in peer_chain})
+    arms = {config.kind: RuleArm({config.kind: make(config)}) for config in chain}
+    arms["chain"] = RuleArm({config.kind: make(config) for config in chain})
+    arms["chain_of_both"] = RuleArm({name: make(RULES[name].config(kind=name)) for name in peer_chain})
     return arms

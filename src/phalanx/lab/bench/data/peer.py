@@ -13,7 +13,7 @@ PEER_VARIABLE = "PHALANX_PEER_PYTHON"
 """Names the Python of an environment with datatrove; unset, the peer's figures are null."""
 
 
-class Peer:
+class FilterPeer:
     """A process that judges the same texts by datatrove's filters."""
 
     def __init__(self, python: str) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from phalanx.data.rules import NearDuplicatesConfig, make_rule
 from phalanx.data.rules.duplicates.near_duplicates import jaccard
 from phalanx.data.sources import Document
-from phalanx.lab.bench.data.own_rules import Corpus
+from phalanx.lab.bench.data.own_rules import BenchTexts
 
 _LEAST_WORDS = 200
 _RATES = (0.01, 0.03, 0.10)
@@ -47,7 +47,7 @@ def _row(
     name: str, given: dict[str, Any], rate: float, originals: list[Document], copies: list[Document]
 ) -> dict[str, Any]:
     config = NearDuplicatesConfig(**given)
-    corpus = Corpus([*originals, *copies])
+    corpus = BenchTexts([*originals, *copies])
     rule = make_rule(config)
     begun = time.process_time()
     if hasattr(rule, "judge"):
@@ -77,14 +77,14 @@ def _row(
     }
 
 
-def _similarity(corpus: Corpus, shingle: int, one: int, other: int) -> float:
+def _similarity(corpus: BenchTexts, shingle: int, one: int, other: int) -> float:
     return jaccard(*(np.unique(corpus.page(number).plain_grams(shingle)) for number in (one, other)))
 
 
 def _unlike(documents: Sequence[Document]) -> list[Document]:
     """Leave out what is near to another one already, by a wider rule than any that is measured."""
     rule = make_rule(NearDuplicatesConfig(similarity=0.2, shingle=3, bands=64, rows=2))
-    corpus = Corpus(documents)
+    corpus = BenchTexts(documents)
     if hasattr(rule, "judge"):
         raise TypeError("near_duplicates judges no document alone")
     dropped = {number for number, _ in rule.decide([rule.mark(corpus.page(n)) for n in range(len(corpus))], corpus)}
