@@ -93,11 +93,16 @@ class BatchLoader:
         Raises:
             DataError: The limits of the groups have ended the data.
         """
-        samples = self._drawn()
-        indices = self._order.sequences(samples).tolist()
-        batch = self._corpus.train_batch([self._own[index] for index in indices])
-        self._num_samples = int(samples[-1]) + 1
-        return spanned(batch, self._order.schedule.spans(samples))
+        samples, sequences = self._draw()
+        return spanned(self._corpus.train_batch(sequences), self._order.schedule.spans(samples))
+
+    def next_sequences(self) -> list[int]:
+        """The sequences of the next batch: it is drawn as `next` does, and not read.
+
+        Raises:
+            DataError: The limits of the groups have ended the data.
+        """
+        return self._draw()[1]
 
     @property
     def consumed(self) -> dict[str, int]:
@@ -141,6 +146,12 @@ class BatchLoader:
     def _is_mixed(self) -> bool:
         """Whether groups or curricula are behind the samples, which older states know nothing of."""
         return self._order.is_mixed
+
+    def _draw(self) -> tuple[NDArray[np.int64], list[int]]:
+        samples = self._drawn()
+        sequences = [self._own[index] for index in self._order.sequences(samples).tolist()]
+        self._num_samples = int(samples[-1]) + 1
+        return samples, sequences
 
     def _drawn(self) -> NDArray[np.int64]:
         """Return the numbers of the next batch's samples: those that follow, without the skipped ones."""
