@@ -13,6 +13,9 @@ from phalanx.data.corpus import Corpus
 from phalanx.data.order import NO_CURRICULA, Group, Phase, RunOrder
 from phalanx.errors import CheckpointError, ConfigError, DataError
 
+_WHOLE = "corpus_digest"
+"""Key of a loader's state with the whole digest, beside the bits of it that states had before."""
+
 
 class Sequences(Protocol):
     """The training sequences that a loader draws from."""
@@ -111,7 +114,7 @@ class BatchLoader:
 
     def state(self) -> dict[str, Any]:
         """Samples drawn so far, and what identifies the order that they were drawn from."""
-        state: dict[str, Any] = {"num_samples": self._num_samples, **self._identity()}
+        state: dict[str, Any] = {"num_samples": self._num_samples, **self._identity(), _WHOLE: self._corpus.digest}
         if self._is_mixed:
             state["groups"] = self._order.history(self._num_samples)
         return state
@@ -123,7 +126,14 @@ class BatchLoader:
             CheckpointError: The state is malformed, from another seed, or from other sequences than those that this
                 run would have seen until there.
         """
-        identity = self._identity()
+        identity, digest = self._identity(), self._corpus.digest
+        # states from before it was written have its first bits alone; groups are compared one by one
+        if not self._is_mixed and state.get(_WHOLE, digest) != digest:
+            raise CheckpointError(
+                f"loader state: is of the corpus {state[_WHOLE]!s:.80}, this run has {digest}; resume with the data of "
+                "the run that was saved"
+            )
+        state = {name: value for name, value in state.items() if name != _WHOLE}
         if self._is_mixed and "groups" not in state:
             state = _of_one_group(state)
         expected = {"num_samples", *identity, *(["groups"] if self._is_mixed else [])}
