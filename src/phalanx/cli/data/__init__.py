@@ -1,1 +1,1 @@
-"""Commands about datasets of token shards; `group.py` lists them."""
+"""``phalanx data``: build a dataset, look at it, check it, compare two; one file a group of verbs."""

@@ -1,12 +1,27 @@
-"""``phalanx data``: all commands about datasets of token shards."""
+"""``phalanx data``: all its verbs."""
 
 import typer
 
+from phalanx.cli.data.build import build
+from phalanx.cli.data.diff import diff
+from phalanx.cli.data.look import inspect, report, sample
 from phalanx.cli.data.verify import verify
 from phalanx.cli.data.where import where
 
-data_app = typer.Typer(no_args_is_help=True, help="Build datasets of token shards, look at them, check them.")
-
+data_app = typer.Typer(
+    no_args_is_help=True,
+    help="Make a dataset of signed token shards from raw texts, look at one, check one, compare two.",
+)
+data_app.command(
+    epilog="Example: phalanx data build examples/data_folder.toml --dry-run\n\n"
+    "Example: phalanx data build recipe.toml --out datasets/mine --workers 8\n\n"
+    "Example: phalanx data build recipe.toml --engine ray --address auto"
+)(build)
+data_app.command(
+    epilog="Example: phalanx data inspect datasets/mine\n\n"
+    'Example: phalanx data inspect datasets/mine --document "notes/old.txt"\n\n'
+    "Example: phalanx data inspect datasets/mine --quarantine --json"
+)(inspect)
 data_app.command(
     epilog="Example: phalanx data verify datasets/notes --signer FINGERPRINT\n\n"
     "Example: phalanx data verify --proof notes-0007.proof.json --signer FINGERPRINT"
@@ -15,3 +30,6 @@ data_app.command(
     epilog="Example: phalanx data where letters/0007.txt --run runs/first\n\n"
     "Example: phalanx data where notes/0007 --dataset datasets/notes --proof 0007.proof.json"
 )(where)
+data_app.command(epilog="Example: phalanx data sample datasets/mine --count 3 --seed 7")(sample)
+data_app.command(epilog="Example: phalanx data diff datasets/first datasets/second --documents 20")(diff)
+data_app.command(epilog="Example: phalanx data report datasets/mine")(report)

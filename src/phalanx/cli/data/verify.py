@@ -1,17 +1,13 @@
 """``phalanx data verify``: check every byte of a dataset, or what a proof about one document proves."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from phalanx.cli.answers.answer import Answer
 from phalanx.cli.console import say_figures
-
-Signer = Annotated[
-    str | None, typer.Option("--signer", metavar="FINGERPRINT", help="The key that must have signed, known to you.")
-]
-KeyFile = Annotated[Path | None, typer.Option("--key", metavar="FILE", help="The key of an encrypted dataset.")]
+from phalanx.cli.data.options import KeyFile, Signer, opened
 
 
 def verify(
@@ -32,20 +28,33 @@ def verify(
 
 
 def _dataset(directory: Path, signer: str | None, key: Path | None) -> Answer:
-    from phalanx.data.shards import SealKey, open_dataset
-
-    dataset = open_dataset(directory, signer, None if key is None else SealKey.read(key))
+    dataset = opened(directory, key, signer)
+    files = sum(1 for _ in dataset.verify())
     figures = {
         "verdict": "every byte is the one that was signed",
         "trust": dataset.trust,
         "digest": dataset.digest,
         "documents": dataset.manifest.documents,
         "tokens": dataset.manifest.tokens,
-        "files": sum(1 for _ in dataset.verify()),
+        "files": files,
+        "account": _account(dataset),
         "encrypted": dataset.manifest.seal is not None,
     }
     say_figures(figures)
     return Answer({**figures, "signer": dataset.signer, "signer_was_named": dataset.signer_was_named})
+
+
+def _account(dataset: Any) -> str:
+    """Check what a build adds to shards: the tokenizer beside them, and the account of every byte."""
+    from phalanx.data.build.finish import REPORT_FILE
+    from phalanx.data.build.look import verify_account
+    from phalanx.data.build.read_back import check_tokenizer
+
+    if REPORT_FILE not in dataset.manifest.files:
+        return "none: not made by phalanx data build"
+    check_tokenizer(dataset)
+    verify_account(dataset)
+    return "adds up to the byte"
 
 
 def _proof(path: Path, signer: str | None) -> Answer:

@@ -194,18 +194,23 @@ def _of_a_file(config: LoadedTokenizerConfig) -> ModelTokenizerConfig | FileToke
 
 
 def _declared_eos(directory: Path, backend: tokenizers.Tokenizer) -> str:
-    token = _read_json(directory / "tokenizer_config.json").get("eos_token")
+    token = read_json(directory / "tokenizer_config.json").get("eos_token")
     if isinstance(token, dict):
         token = token.get("content")
     if token is None:
-        number = _read_json(directory / "config.json").get("eos_token_id")
+        number = read_json(directory / "config.json").get("eos_token_id")
         token = backend.id_to_token(number) if isinstance(number, int) and number >= 0 else None
     if not isinstance(token, str):
         raise DataError(f"{directory}: names no end-of-text token; set data.tokenizer.eos_token")
     return token
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Read the JSON object in a file beside a tokenizer; an empty one where there is no file.
+
+    Raises:
+        DataError: It is not JSON, or no object.
+    """
     if not path.is_file():
         return {}
     try:

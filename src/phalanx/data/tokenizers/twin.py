@@ -158,7 +158,7 @@ def _steps(pre_tokenizer: Mapping[str, Any] | None) -> Sequence[Mapping[str, Any
 
 def _merges(model: Mapping[str, Any]) -> list[tuple[bytes, bytes]]:
     """Return the halves of every merge as bytes."""
-    byte_of = _byte_alphabet()
+    byte_of = byte_alphabet()
     merges = []
     for written in model["merges"]:
         halves = written.split(" ") if isinstance(written, str) else written
@@ -174,7 +174,7 @@ def _ranks(
     model: Mapping[str, Any], merges: Sequence[tuple[bytes, bytes]]
 ) -> tuple[dict[bytes, int], NDArray[np.uint32]]:
     """Return the rank of each token by its bytes, single bytes first, and the id of each rank."""
-    shown = {byte: character for character, byte in _byte_alphabet().items()}
+    shown = {byte: character for character, byte in byte_alphabet().items()}
     vocabulary = model["vocab"]
     ranks: dict[bytes, int] = {}
     ids = []
@@ -191,7 +191,7 @@ def _ranks(
     return ranks, np.array(ids, dtype=np.uint32)
 
 
-def _byte_alphabet() -> dict[str, int]:
+def byte_alphabet() -> dict[str, int]:
     """Return the byte that each character of a byte-level vocabulary stands for (Radford et al. 2019)."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(0x100) if byte not in set(shown)]
