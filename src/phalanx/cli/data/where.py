@@ -7,7 +7,7 @@ import typer
 
 from phalanx.cli.answers.answer import Answer
 from phalanx.cli.console import say_figures
-from phalanx.cli.data.verify import KeyFile, Signer
+from phalanx.cli.data.options import KeyFile, Signer
 
 if TYPE_CHECKING:
     from phalanx.train.records.lineage import DocumentLineage
