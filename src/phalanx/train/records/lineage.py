@@ -30,8 +30,8 @@ class SeenStep:
     Attributes:
         step: Its number, from 0.
         sequences: Those of its batch that have tokens of the document.
-        committed_in: Where a digest of the whole batch's sequence numbers says the same: "log", which is signed by the owner,
-            "metrics", which is not signed, or "" in runs from before such digests were written.
+        committed_in: Where a digest of the whole batch's sequence numbers says the same: "log", which is signed,
+            "metrics", which is not, or "" in runs from before such digests were written.
     """
 
     step: int
