@@ -1,8 +1,8 @@
 """Photographs for the documentation: reports of a run and a dataset, a plan, and terminals, at 1280 and 390 pixels.
 
-``python scripts/pictures.py [RUN_DIR] [--data DIR] [--terminal NAME=FILE ...]`` writes them into ``docs/images``. RUN_DIR
-is a finished run of ``examples/quickstart.toml``, DIR a dataset, FILE what a command printed, colours included, as
-``script`` keeps it.
+``python scripts/pictures.py [RUN_DIR] [--data DIR] [--terminal NAME=FILE ...]`` writes them into ``docs/images``.
+RUN_DIR is a finished run of ``examples/quickstart.toml``, DIR a dataset, FILE what a command printed, colours included,
+as ``script`` keeps it.
 """
 
 import argparse
