@@ -191,4 +191,17 @@ def test_a_fingerprint_follows_content_names_and_options(tmp_path):
 
 
 def test_the_table_of_sources_is_the_list_of_kinds():
-    assert sorted(SOURCES) == ["html", "jsonl", "python_docstrings", "python_manual", "text"]
+    assert sorted(SOURCES) == [
+        "code",
+        "csv",
+        "dialogue",
+        "epub",
+        "html",
+        "jsonl",
+        "mail",
+        "parquet",
+        "python_docstrings",
+        "python_manual",
+        "text",
+        "warc",
+    ]

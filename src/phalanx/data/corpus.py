@@ -4,6 +4,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Self
 
@@ -16,6 +17,7 @@ from phalanx.data.config import DataConfig
 from phalanx.data.order import Curriculum, Group, Phase, RunOrder
 from phalanx.data.packing import BestFitRows, RowBlock, Rows, TokenArray, TokenSplit, Windows
 from phalanx.data.phases import CurriculumConfig, DocumentAttention, Packing, PhaseConfig
+from phalanx.data.tokenizers.tokenizer import open_tokenizer, vocabulary_digest
 from phalanx.errors import ConfigError, DataError
 
 
@@ -136,6 +138,15 @@ class Corpus:
                     f'data: group "{one.name}" has {len(one.train.tokens)} tokens, one sequence needs '
                     f"{layout.sequence_length + 1}; leave the group out, or lower data.sequence_length"
                 )
+
+    @cached_property
+    def vocabulary_digest(self) -> str:
+        """SHA-256 in hex over what decides the ids of a text.
+
+        Raises:
+            DataError: Its tokenizer cannot be read.
+        """
+        return vocabulary_digest(open_tokenizer(self.tokenizer_path, self.eos_id))
 
     @property
     def train_tokens(self) -> list[TokenArray]:

@@ -2,9 +2,11 @@
 
 import itertools
 import json
+import os
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,7 +19,7 @@ _AHEAD = 4
 
 
 class RayTasks:
-    """Performs tasks on a cluster; all of its machines see the files of the sources and the dataset's directory.
+    """Performs tasks on a cluster; its machines share the current directory, the sources and the dataset's directory.
 
     Args:
         worker: What tasks are performed for.
@@ -26,7 +28,7 @@ class RayTasks:
     """
 
     def __init__(self, worker: BuildWorker, workers: int | None = None, address: str | None = None) -> None:
-        self._job = json.dumps({**worker.job(), "home": str(worker.home.resolve())})
+        self._job = json.dumps({**worker.job(), "directory": str(Path.cwd())})
         self._workers, self._address = workers, address
         self._stack = ExitStack()
         self._ray: Any = None
@@ -71,11 +73,16 @@ class RayTasks:
 
 def perform_task(job: str, task: str) -> str:
     """Perform one task in a process of Ray's, which keeps its worker for the next one."""
+    wanted = json.loads(job)
     try:
         worker = _WORKERS.get(job)
         if worker is None:
-            _WORKERS.clear()
-            worker = _WORKERS[job] = BuildWorker.of(json.loads(job))
+            # paths of a recipe are taken from where the build was started
+            os.chdir(wanted["directory"])
+            worker = _WORKERS[job] = BuildWorker.of(wanted)
+    except OSError as exc:
+        lost = DataError(f"{wanted['directory']}: is not on every machine of the cluster ({exc.strerror}); share it")
+        return json.dumps({"error": error_to_json(lost)})
     except PhalanxError as exc:
         return json.dumps({"error": error_to_json(exc)})
     return json.dumps(answer(worker, json.loads(task)))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     )
     from phalanx.models.digest import weights_digest
     from phalanx.models.families import FAMILIES, adopt_family, made_one_by_one, parse_hub_config, shared_hub_config
-    from phalanx.models.family import CAUSAL, AttentionPattern, Family
+    from phalanx.models.family import CAUSAL, AttentionPattern, Family, with_documents
     from phalanx.models.source import ModelSource, open_model
     from phalanx.models.spf import add_spf
     from phalanx.models.stage import StageModule, tie
@@ -64,6 +64,7 @@ __all__ = [
     "tie",
     "trained_shapes",
     "weights_digest",
+    "with_documents",
 ]
 
 
@@ -83,7 +84,7 @@ if not TYPE_CHECKING:
             ),
             "digest": ("weights_digest",),
             "families": ("FAMILIES", "adopt_family", "made_one_by_one", "parse_hub_config", "shared_hub_config"),
-            "family": ("CAUSAL", "AttentionPattern", "Family"),
+            "family": ("CAUSAL", "AttentionPattern", "Family", "with_documents"),
             "source": ("ModelSource", "open_model"),
             "spf": ("add_spf",),
             "stage": ("StageModule", "tie"),

@@ -119,14 +119,14 @@ _SET_LORA, _SET_ADAMW, _SET_BF16 = 'set kind = "lora"', 'take "adamw"', 'take "b
 _LOSS_SCALE = "its loss scale depends on every stage, and an audit would have to know it"
 _EVIDENCE = "an enclave runs the code that its evidence names, and no other"
 _ONE_GROUP = "each client draws from its share of one group of text"
+_HIDDEN_ALONE = "its ranks hand each other ids and hidden states alone, and not where documents begin"
 _NO_DOCUMENTS = "client and enclave tell each other of tokens alone, and not where documents begin"
 _HERE = "client, enclave and workers of a run are processes of this machine"
 
 
 VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
     ValueExclusion("pipeline", "optimizer.kind", _ADAMW, _SET_ADAMW, only=("adamw",)),
-    ValueExclusion("pipeline", "data.attention", _NOT_TRIED, never=("document",)),
-    ValueExclusion("parallel", "data.attention", _NOT_TRIED, never=("document",)),
+    ValueExclusion("parallel", "data.attention", _HIDDEN_ALONE, "take [pipeline]", never=("document",)),
     ValueExclusion("pipeline", "train.precision", _LOSS_SCALE, _SET_BF16, never=("fp16",)),
     ValueExclusion("pipeline", "model.layers", _NO_CUT, only=(None,)),
     ValueExclusion("pipeline", "model.adapter.kind", _CHOSEN, _SET_LORA, never=("spf",)),

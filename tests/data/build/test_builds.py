@@ -1,16 +1,14 @@
 """A build: the same bytes whatever was killed and however many worked, and every byte told of."""
 
 import functools
-import json
 import os
 import shutil
 
 import pytest
 from build_recipes import FILES, LINES, fake_steps, read_recipe, tree
 
-from phalanx.data.build.local import open_local
 from phalanx.data.build.look import account_lines, find_document, signed_report, verify_account
-from phalanx.data.build.run import WORK, BuildOptions, build
+from phalanx.data.build.run import WORK, build
 from phalanx.data.build.store import WorkStore
 from phalanx.data.shards import open_dataset
 from phalanx.errors import DataError, InputError
@@ -180,16 +178,3 @@ def test_a_damaged_piece_is_refused_by_name(tmp_path, steps):
 
     with pytest.raises(DataError, match="documents: was cut or altered; delete"):
         build(recipe, tmp_path / "killed")
-
-
-@pytest.mark.slow
-def test_processes_make_the_same_bytes_as_one(tmp_path, monkeypatch):
-    # processes of their own make their own rules, so these are the ones that the recipe names
-    recipe = read_recipe(tmp_path)
-    monkeypatch.setattr("phalanx.data.build.pieces._PIECE_BYTES", 2000)
-    one = build(recipe, tmp_path / "one")
-
-    three = build(recipe, tmp_path / "three", BuildOptions(functools.partial(open_local, workers=3)))
-
-    assert tree(one.directory) == tree(three.directory)
-    assert json.loads((three.directory / "report.json").read_bytes()) == one.report

@@ -5,6 +5,7 @@ from build_recipes import read_recipe, write_recipe
 
 from phalanx.config import dump_toml, load_config
 from phalanx.data.build.recipe import DataRecipe, load_recipe
+from phalanx.data.build.run import BuildOptions, build
 from phalanx.data.build.steps import STEPS
 from phalanx.data.rules import RULES
 from phalanx.data.scan import SCANS
@@ -72,3 +73,34 @@ def test_excerpts_of_a_text_that_shards_encrypt_are_shown_only_where_they_are_as
     assert read_recipe(tmp_path).output.excerpt_characters == 300
     assert read_recipe(tmp_path, "output.key=k").output.excerpt_characters == 0
     assert read_recipe(tmp_path, "output.key=k", "output.excerpt=9").output.excerpt_characters == 9
+
+
+OWN = """
+class Words:
+    def __init__(self, count):
+        self.count = count
+
+    def documents(self):
+        for number in range(self.count):
+            yield f"a text of its own code, number {number}, long enough to be kept by every step " * 3
+
+    def fingerprint(self):
+        return str(self.count)
+"""
+
+
+def test_a_source_of_the_users_own_code_is_pinned_and_read(tmp_path):
+    (tmp_path / "words.py").write_text(OWN)
+    path = tmp_path / "recipe.toml"
+    path.write_text(
+        'tokenizer = { kind = "bpe", vocab_size = 260 }\n'
+        '[[sources]]\nkind = "words.py:Words"\noptions = { count = 12 }\n'
+        f'[output]\nsigner = "{tmp_path}/key"\nvalidation_share = 0.3\n'
+    )
+    recipe = load_recipe(path)
+
+    end = build(recipe, tmp_path / "out", BuildOptions(code_home=tmp_path))
+
+    assert recipe.sources[0].kind.startswith("words.py:Words@")
+    assert recipe.source_names == ("own",)
+    assert end.report["sources"][0]["kept"]["documents"] == 12

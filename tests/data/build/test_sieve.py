@@ -147,3 +147,15 @@ def test_an_account_that_lacks_a_byte_is_refused(raw_bytes, text_bytes, what):
 
     with pytest.raises(DataError, match=f"source 'lines': {what} do not add up: read 10, kept and left out 9"):
         check_account("lines", read, found)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [({"html": "x" * 50_000}, "name and fields have 50"), ({"score": float("nan")}, "name or fields are no JSON")],
+)
+def test_fields_that_no_shard_could_keep_make_a_broken_record(fields, reason):
+    (found,) = taken_in([Document("a", "text", None, fields)], ByteTally())
+
+    assert isinstance(found, BrokenRecord)
+    assert found.reason.startswith(reason)
+    assert found.raw_bytes == 4

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_pages import HONEST, page_of
 
-from phalanx.data.rules import vocabulary
+from phalanx.data.rules import term_table
 from phalanx.data.rules.term_split import split_piece
-from phalanx.data.rules.vocabulary import ALPHABETIC, PLAIN, SYMBOL, hash_term
+from phalanx.data.rules.term_table import ALPHABETIC, PLAIN, SYMBOL, hash_term
 
 TEXTS = st.text(st.sampled_from("abcA .,\n\t'-(é中9"), max_size=80)
 
@@ -56,16 +56,16 @@ def test_a_gram_longer_than_the_text_or_the_limit_is_none_or_refused():
         page_of("a b").term_grams(65)
 
 
-def test_a_full_vocabulary_is_replaced_and_older_pages_keep_theirs(monkeypatch):
-    monkeypatch.setattr(vocabulary, "_of_thread", vocabulary._OfThread())
-    monkeypatch.setattr(vocabulary, "_MOST_CHARACTERS", 20)
+def test_a_full_table_is_replaced_and_older_pages_keep_theirs(monkeypatch):
+    monkeypatch.setattr(term_table, "_of_thread", term_table._OfThread())
+    monkeypatch.setattr(term_table, "_MOST_CHARACTERS", 20)
     old = page_of("a first text of more than twenty characters")
     terms = old.terms
     new = page_of("twenty characters more")
 
-    assert new.vocabulary is old.vocabulary or new.terms.tolist() == [0, 1, 2]
-    assert new.vocabulary is not old.vocabulary
-    assert old.vocabulary.lengths(terms).tolist() == [1, 5, 4, 2, 4, 4, 6, 10]
+    assert new.term_table is old.term_table or new.terms.tolist() == [0, 1, 2]
+    assert new.term_table is not old.term_table
+    assert old.term_table.lengths(terms).tolist() == [1, 5, 4, 2, 4, 4, 6, 10]
     assert new.term_lengths.tolist() == [6, 10, 4]
 
 

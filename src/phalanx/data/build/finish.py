@@ -13,6 +13,7 @@ from phalanx.data.build.encoding import TOKENIZER, dtype_of, encoded_documents
 from phalanx.data.build.passes import versions
 from phalanx.data.build.recipe import DataRecipe
 from phalanx.data.build.records import RecordFile, write_line, zstd
+from phalanx.data.build.report import BuildReport
 from phalanx.data.build.sift import ACCOUNT
 from phalanx.data.build.steps import STEPS
 from phalanx.data.build.store import WorkStore, bring_to_disk
@@ -150,10 +151,10 @@ class BuildEnding:
         return written
 
     def _lines(self, source: int) -> Iterator[dict[str, Any]]:
-        """Yield the lines of one source, piece by piece, in the order of the passes."""
-        for number, summaries in self.pieces:
-            if number == source:
-                yield from account_of(self.store, summaries)
+        """Yield the lines of one source, pass by pass, so that it does not matter how files were put together."""
+        of_source = [summaries for number, summaries in self.pieces if number == source]
+        for summaries in zip(*of_source, strict=True):
+            yield from account_of(self.store, summaries)
 
     def _report(self, ends: list[SourceAccount], groups: list[dict[str, Any]]) -> dict[str, Any]:
         recipe = self.recipe
@@ -161,8 +162,7 @@ class BuildEnding:
             {"name": name, "kind": step.kind, "reference": STEPS[step.kind].reference, "settings": _settings(step)}
             for name, step in zip(recipe.step_names, recipe.steps, strict=True)
         ]
-        return {
-            "format": 1,
+        report = {
             "inputs": self.inputs,
             "versions": versions(),
             "steps": steps,
@@ -170,6 +170,7 @@ class BuildEnding:
             "groups": groups,
             "sources": [self._source_report(number, end) for number, end in enumerate(ends)],
         }
+        return BuildReport.model_validate_json(canonical_json(report)).model_dump(mode="json")
 
     def _source_report(self, number: int, end: SourceAccount) -> dict[str, Any]:
         config, name = self.recipe.sources[number], self.recipe.source_names[number]
@@ -218,7 +219,7 @@ class BuildEnding:
 
 
 def account_of(store: WorkStore, summaries: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the lines of the account of one piece, in the order of the passes."""
+    """Yield the lines that some pieces have in the account, in their order."""
     for summary in summaries:
         yield from map(json.loads, RecordFile(store.path(summary["key"]) / ACCOUNT))
 

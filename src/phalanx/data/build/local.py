@@ -1,5 +1,6 @@
 """The local engine: processes of this machine, each told its work as lines of JSON; they end with their starter."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -149,8 +150,10 @@ class _Child:
         """End it at once: what it has not finished is never read."""
         self._process.kill()
         for pipe in (self._process.popen.stdin, self._process.popen.stdout):
-            if pipe is not None:
-                pipe.close()
+            # what it was told and had not read yet is lost with it
+            with contextlib.suppress(BrokenPipeError):
+                if pipe is not None:
+                    pipe.close()
 
     @property
     def _output(self) -> IO[str]:

@@ -1,7 +1,6 @@
 """What a finished dataset says of itself: its report, the account of a document, documents drawn at random."""
 
 import hashlib
-import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from phalanx.data.build.finish import ACCOUNT_DIRECTORY, REPORT_FILE
 from phalanx.data.build.records import zstd
+from phalanx.data.build.report import BuildReport, LeftOut
 from phalanx.data.build.tally import ByteTally, check_account
-from phalanx.data.shards import Dataset
+from phalanx.data.shards import Dataset, DocumentEntry
 from phalanx.errors import DataError
 
 _MOST_REPORT_BYTES = 256 << 20
@@ -31,16 +32,18 @@ def read_report(directory: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as stream:
             content = stream.read(_MOST_REPORT_BYTES + 1)
-        report = json.loads(content[:_MOST_REPORT_BYTES]) if len(content) <= _MOST_REPORT_BYTES else None
     except OSError as exc:
         raise DataError(
             f"{path}: cannot be read ({exc.strerror}); name the directory that `phalanx data build` made"
         ) from exc
-    except (ValueError, RecursionError) as exc:
-        raise DataError(f"{path}: is not the report of a dataset ({exc}); restore it from a copy") from exc
-    if not isinstance(report, dict) or report.get("format") != 1 or not isinstance(report.get("sources"), list):
-        raise DataError(f"{path}: is not the report of a dataset; restore it from a copy")
-    return report
+    if len(content) > _MOST_REPORT_BYTES:
+        raise DataError(
+            f"{path}: is longer than {_MOST_REPORT_BYTES} bytes, which no report is; restore it from a copy"
+        )
+    try:
+        return BuildReport.model_validate_json(content).model_dump(mode="json")
+    except ValidationError as exc:
+        raise DataError(f"{path}: is not the report of a dataset ({_first(exc)}); restore it from a copy") from exc
 
 
 def signed_report(dataset: Dataset) -> dict[str, Any]:
@@ -88,13 +91,24 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
             blocks = zstd().ZstdDecompressor().stream_reader(stream)
             while block := blocks.read(_BLOCK_BYTES):
                 *whole, rest = (rest + block).split(b"\n")
-                yield from map(json.loads, whole)
+                yield from map(_line, whole)
                 if len(rest) > _MOST_LINE_BYTES:
                     raise DataError(f"{path}: has a line of more than {_MOST_LINE_BYTES} bytes; restore it from a copy")
-    except (OSError, ValueError, RecursionError, zstd().ZstdError) as exc:
+    except ValidationError as exc:
+        raise DataError(f"{path}: has a line that is none ({_first(exc)}); restore it from a copy") from exc
+    except (OSError, zstd().ZstdError) as exc:
         raise DataError(f"{path}: cannot be read ({exc}); restore it from a copy") from exc
     if rest:
         raise DataError(f"{path}: its last line is cut; restore it from a copy")
+
+
+def _line(content: bytes) -> dict[str, Any]:
+    return LeftOut.model_validate_json(content).model_dump(mode="json")
+
+
+def _first(exc: ValidationError) -> str:
+    error = exc.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, error['loc']))}: {error['msg']}"
 
 
 def find_document(dataset: Dataset, name: str) -> list[dict[str, Any]]:
@@ -167,29 +181,37 @@ def verify_account(dataset: Dataset) -> None:
     for group, splits in dataset.groups.items():
         for split in splits:
             for entry in dataset.documents(group, split):
-                sizes = {name: int(entry.fields.get(name, 0)) for name in ("raw_bytes", "text_bytes")}
+                sizes = {name: _whole(entry, name) for name in ("raw_bytes", "text_bytes")}
                 found[dataset.manifest.sources[entry.source].name].add("kept", "kept", **sizes)
     for line in account_lines(dataset):
-        try:
-            sizes = {"raw_bytes": int(line["raw_bytes"]), "text_bytes": int(line["text_bytes"])}
-            found[line["source"]].add(line["fate"], str(line["step"]), **sizes)
-        except (KeyError, TypeError, ValueError) as exc:
-            raise DataError(f"{dataset.directory}/{ACCOUNT_DIRECTORY}: a line is malformed ({exc!r:.200})") from exc
+        if line["source"] not in found:
+            raise _foreign(dataset, line["source"])
+        sizes = {"raw_bytes": line["raw_bytes"], "text_bytes": line["text_bytes"]}
+        found[line["source"]].add(line["fate"], line["step"], **sizes)
     for source in report["sources"]:
-        check_account(source["name"], _reported(source), found[source["name"]])
+        if source["name"] not in found:
+            raise _foreign(dataset, source["name"])
+        check_account(source["name"], _reported(source), found.pop(source["name"]))
+    if found:
+        raise DataError(f"{dataset.directory}: {REPORT_FILE} says nothing of source {next(iter(found))!r}")
+
+
+def _foreign(dataset: Dataset, name: str) -> DataError:
+    return DataError(f"{dataset.directory}: the account is of a source {name[:80]!r}, which the manifest does not name")
 
 
 def _reported(source: dict[str, Any]) -> ByteTally:
     tally = ByteTally()
-    try:
-        for fate, steps in (
-            ("read", {"read": source["read"]}),
-            ("broken", source["broken"]),
-            ("edited", source["edited"]),
-        ):
-            for step, measures in steps.items():
-                for name, value in measures.items():
-                    tally.counts[fate, step, name] += int(value)
-    except (KeyError, TypeError, ValueError, AttributeError) as exc:
-        raise DataError(f"{REPORT_FILE}: malformed ({exc!r:.200}); restore it from a copy") from exc
+    steps = {"read": {"read": source["read"]}, "broken": source["broken"], "edited": source["edited"]}
+    for fate, by_step in steps.items():
+        for step, measures in by_step.items():
+            for name, value in measures.items():
+                tally.counts[fate, step, name] += value
     return tally
+
+
+def _whole(entry: DocumentEntry, name: str) -> int:
+    value = entry.fields.get(name)
+    if not isinstance(value, int):
+        raise DataError(f"document {entry.name[:80]!r}: has no whole number of {name}; build the dataset again")
+    return value

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, TypeAdapter, create_model, model_validator
 
-from phalanx.config import OWN_KIND, StrictModel, canonical_json, is_own, load_config
+from phalanx.config import OWN_KIND, StrictModel, canonical_json, is_own, load_config, pin_own_code
 from phalanx.data.build.steps import STEPS
 from phalanx.data.config import FileTokenizerConfig
 from phalanx.data.rules import RuleSettings
@@ -195,7 +195,7 @@ def load_recipe(path: Path, overrides: Iterable[str] = ()) -> DataRecipe:
     Raises:
         ConfigError: Names the file, the key, the value found and what was expected.
     """
-    return load_config(path, DataRecipe, overrides)
+    return load_config(path, DataRecipe, overrides, prepare=pin_own_code)
 
 
 def settings_bytes(config: StrictModel) -> bytes:

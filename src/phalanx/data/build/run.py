@@ -100,7 +100,7 @@ class _Build:
         worker.rules  # noqa: B018
         pieces = list_pieces(self.recipe, worker.source)
         if (self.directory / DATASET_FILE).exists():
-            return self._found(self._inputs(self._digests(worker, pieces)), home)
+            return self._found(self._inputs(pieces, self._digests(worker, pieces)), home)
         _make(home)
         with self.options.open_engine(worker) as engine:
             done = run_passes(worker, engine, pieces, self.options.progress)
@@ -118,7 +118,7 @@ class _Build:
             recipe=self.recipe,
             store=worker.store,
             directory=self.directory,
-            inputs=self._inputs([summaries[0]["files"] for summaries in done]),
+            inputs=self._inputs(pieces, [summaries[0]["files"] for summaries in done]),
             pieces=[(piece.source, summaries) for piece, summaries in zip(pieces, done, strict=True)],
             encoded=encoded,
             tokenizer=tokenizer,
@@ -169,10 +169,15 @@ class _Build:
     def _digests(self, worker: BuildWorker, pieces: Sequence[SourcePiece]) -> list[list[str]]:
         return [PieceReader(worker.source(piece.source), piece).digests() for piece in pieces]
 
-    def _inputs(self, digests: list[list[str]]) -> str:
-        """Return the digest of everything that decides the dataset."""
+    def _inputs(self, pieces: Sequence[SourcePiece], digests: list[list[str]]) -> str:
+        """Return the digest of everything that decides the dataset, however its files were put together."""
+        files = [
+            [piece.source, name, digest]
+            for piece, found in zip(pieces, digests, strict=True)
+            for name, digest in zip(piece.names or [""], found, strict=True)
+        ]
         settings = self.recipe.model_dump(mode="json", exclude={"output": {"signer"}})
-        return hashlib.sha256(canonical_json([settings, versions(), digests])).hexdigest()
+        return hashlib.sha256(canonical_json([settings, versions(), files])).hexdigest()
 
     def _found(self, inputs: str, home: Path) -> BuildEnd:
         report = read_report(self.directory)

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from phalanx.config import canonical_json
 from phalanx.data.build.passes import BuildPass, as_corpus_rule, as_document_rule
 from phalanx.data.build.recipe import DataRecipe
 from phalanx.data.build.records import RecordWriter, write_document, write_line
@@ -22,6 +23,9 @@ from phalanx.errors import DataError
 DOCUMENTS, MARKS, ACCOUNT = "documents", "marks", "account"
 """Files of a finished piece: what it kept, marks of these, and a line for everything that was left out."""
 Record = Document | BrokenRecord
+_LONGEST = 1000
+_MOST_ENTRY_BYTES = 48 * 1024
+"""Of name and fields; shards take 64 KiB, and steps may add tags."""
 
 
 class PieceWriter:
@@ -50,7 +54,7 @@ class PieceWriter:
             "document": document.name,
             "fate": fate,
             "step": step,
-            "measure": reason.measure,
+            "measure": reason.measure[:_LONGEST],
             "value": _plain(reason.value),
             "limit": _plain(reason.limit),
             "raw_bytes": raw_bytes,
@@ -65,7 +69,7 @@ class PieceWriter:
         """Count a record that has no text."""
         step = "unsupported" if record.is_unsupported else "damaged"
         self.tally.add("broken", step, raw_bytes=record.raw_bytes)
-        line = {"document": record.name, "fate": "broken", "step": step, "measure": record.reason}
+        line = {"document": record.name, "fate": "broken", "step": step, "measure": record.reason[:_LONGEST]}
         sizes = {"raw_bytes": record.raw_bytes, "text_bytes": 0}
         self._account.append(write_line({"source": self._source, **line, "value": "", "limit": "", **sizes}))
 
@@ -81,6 +85,8 @@ class PieceWriter:
 
 def _plain(value: float | int | str) -> float | int | str:
     """JSON has no word for a number that is not finite."""
+    if isinstance(value, str):
+        return value[:_LONGEST]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -205,15 +211,25 @@ def taken_in(records: Iterable[Record], tally: ByteTally) -> Iterator[Record]:
             raw_bytes = size if record.origin is None else record.origin.raw_bytes
             yield BrokenRecord(record.name, raw_bytes, f"character {exc.start} is a lone surrogate, which is not text")
             continue
-        document = record
+        document, raw_bytes = record, len(content) if record.origin is None else record.origin.raw_bytes
+        if (trouble := _trouble(record)) is not None:
+            yield BrokenRecord(record.name[:_LONGEST], raw_bytes, trouble)
+            continue
         if record.origin is None:
             document = replace(record, origin=Origin(len(content), hashlib.sha256(content).hexdigest()))
-        tally.add("read", "read", raw_bytes=_raw_bytes(document), text_bytes=len(content))
+        tally.add("read", "read", raw_bytes=raw_bytes, text_bytes=len(content))
         yield document
 
 
-def _raw_bytes(document: Document) -> int:
-    return 0 if document.origin is None else document.origin.raw_bytes
+def _trouble(document: Document) -> str | None:
+    """Say why name and fields of a document could not be kept beside its tokens; None where they can."""
+    try:
+        size = len(canonical_json([document.name, dict(document.fields)]))
+    except (ValueError, TypeError) as exc:
+        return f"name or fields are no JSON: {exc}"
+    if size > _MOST_ENTRY_BYTES:
+        return f"name and fields have {size} bytes, at most {_MOST_ENTRY_BYTES} are kept; leave out fields"
+    return None
 
 
 def outcome_to_json(outcome: Outcome) -> list[Any]:

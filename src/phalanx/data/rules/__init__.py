@@ -10,7 +10,17 @@ from pydantic import Discriminator, Tag
 
 from phalanx.data.rules.bad_words import BadWords, BadWordsConfig
 from phalanx.data.rules.c4 import C4, C4Config
-from phalanx.data.rules.exact_duplicates import ExactDuplicates, ExactDuplicatesConfig
+from phalanx.data.rules.decontamination import Decontamination, DecontaminationConfig, EvaluationSetConfig
+from phalanx.data.rules.duplicates import (
+    ExactDuplicates,
+    ExactDuplicatesConfig,
+    NearDuplicates,
+    NearDuplicatesConfig,
+    ParagraphDuplicates,
+    ParagraphDuplicatesConfig,
+    RepeatedSubstrings,
+    RepeatedSubstringsConfig,
+)
 from phalanx.data.rules.fineweb import FineWeb, FineWebConfig
 from phalanx.data.rules.gopher_quality import GopherQuality, GopherQualityConfig
 from phalanx.data.rules.gopher_repetition import GopherRepetition, GopherRepetitionConfig
@@ -64,6 +74,10 @@ RULES: dict[str, RuleLine] = {
     "c4": RuleLine(C4Config, C4, "Raffel et al. 2020, section 2.2"),
     "fineweb": RuleLine(FineWebConfig, FineWeb, "Penedo et al. 2024, section 3.6"),
     "exact_duplicates": RuleLine(ExactDuplicatesConfig, ExactDuplicates, "Lee et al. 2022, section 4"),
+    "near_duplicates": RuleLine(NearDuplicatesConfig, NearDuplicates, "Broder 1997; Lee et al. 2022, section 4.2"),
+    "paragraph_duplicates": RuleLine(ParagraphDuplicatesConfig, ParagraphDuplicates, "Wenzek et al. 2020, section 3.1"),
+    "repeated_substrings": RuleLine(RepeatedSubstringsConfig, RepeatedSubstrings, "Lee et al. 2022, section 4.1"),
+    "decontamination": RuleLine(DecontaminationConfig, Decontamination, "Brown et al. 2020, appendix C"),
     "bad_words": RuleLine(BadWordsConfig, BadWords),
     "pii": RuleLine(PiiConfig, Pii, "ISO/IEC 7812, ISO 13616, ISO 7064"),
     "secrets": RuleLine(SecretsConfig, Secrets),
@@ -101,9 +115,12 @@ __all__ = [
     "BadWordsConfig",
     "C4Config",
     "CorpusRule",
+    "Decontamination",
+    "DecontaminationConfig",
     "DocumentRule",
     "Drop",
     "Edit",
+    "EvaluationSetConfig",
     "ExactDuplicates",
     "ExactDuplicatesConfig",
     "FineWeb",
@@ -120,11 +137,17 @@ __all__ = [
     "LengthConfig",
     "Mojibake",
     "MojibakeConfig",
+    "NearDuplicates",
+    "NearDuplicatesConfig",
     "Outcome",
     "Page",
+    "ParagraphDuplicates",
+    "ParagraphDuplicatesConfig",
     "Pii",
     "PiiConfig",
     "Quarantine",
+    "RepeatedSubstrings",
+    "RepeatedSubstringsConfig",
     "Rule",
     "RuleConfig",
     "RuleLine",

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from phalanx.data.rules.page import Page
 from phalanx.data.rules.rule import Drop, Edit, Outcome, RuleReason, RuleSettings
-from phalanx.data.rules.vocabulary import Vocabulary
+from phalanx.data.rules.term_table import TermTable
 
 _CITATION = re.compile(r"\[(?:\d*|edit|citation needed)\]")
 _ENDS = (".", "?", "!", '"', "'")
@@ -57,7 +57,7 @@ class C4:
                 if any(policy in lower for policy in _POLICIES):
                     continue
             kept.append(line)
-        sentences = self._count_sentences(kept, page.vocabulary)
+        sentences = self._count_sentences(kept, page.term_table)
         if sentences < self._config.least_sentences:
             return Drop(RuleReason("sentences", sentences, self._config.least_sentences))
         text = "\n".join(kept).strip()
@@ -83,13 +83,13 @@ class C4:
             return None
         return plain
 
-    def _count_sentences(self, lines: list[str], vocabulary: Vocabulary) -> int:
+    def _count_sentences(self, lines: list[str], table: TermTable) -> int:
         """Count sentences until there are enough."""
         found = 0
         for line in lines:
             if found >= self._config.least_sentences:
                 break
-            kinds = vocabulary.kinds(vocabulary.number(line.split())).tobytes()
+            kinds = table.kinds(table.number(line.split())).tobytes()
             found += 1 + len(_ONE_MORE_SENTENCE.findall(kinds))
         return found
 

@@ -7,7 +7,7 @@ from pydantic import Field
 from phalanx.data.rules.gopher_repetition import repeated_parts
 from phalanx.data.rules.page import Page
 from phalanx.data.rules.rule import Drop, Outcome, RuleReason, RuleSettings
-from phalanx.data.rules.vocabulary import SENTENCE_ENDS
+from phalanx.data.rules.term_table import SENTENCE_ENDS
 
 
 class FineWebConfig(RuleSettings):

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from phalanx.data.rules.page import Page
 from phalanx.data.rules.rule import Drop, Outcome, RuleReason, RuleSettings
-from phalanx.data.rules.vocabulary import ALPHABETIC, SYMBOL, hash_term
+from phalanx.data.rules.term_table import ALPHABETIC, SYMBOL, hash_term
 
 _ELLIPSES = ("...", "…")
 _BULLETS = ("•", "-")

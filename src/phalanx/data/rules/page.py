@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.data.rules.vocabulary import Vocabulary, current_vocabulary
+from phalanx.data.rules.term_table import TermTable, current_table
 from phalanx.data.sources import Document
 
 _BLANK_LINES = re.compile(r"\n{2,}")
@@ -64,24 +64,24 @@ class Page:
         return _BLANK_LINES.split(self.text.strip())
 
     @cached_property
-    def vocabulary(self) -> Vocabulary:
-        """What is known of its terms; the numbers in `terms` are this vocabulary's."""
-        return current_vocabulary()
+    def term_table(self) -> TermTable:
+        """What is known of its terms; the numbers in `terms` are this table's."""
+        return current_table()
 
     @cached_property
     def terms(self) -> NDArray[np.int64]:
-        """Its terms in order, as numbers of `vocabulary`."""
-        return self.vocabulary.number(self.words)
+        """Its terms in order, as numbers of `term_table`."""
+        return self.term_table.number(self.words)
 
     @cached_property
     def term_bits(self) -> NDArray[np.uint8]:
         """The classes of each term."""
-        return self.vocabulary.bits(self.terms)
+        return self.term_table.bits(self.terms)
 
     @cached_property
     def term_lengths(self) -> NDArray[np.int64]:
         """Characters of each term."""
-        return self.vocabulary.lengths(self.terms)
+        return self.term_table.lengths(self.terms)
 
     @cached_property
     def term_ends(self) -> NDArray[np.int64]:
@@ -91,13 +91,13 @@ class Page:
     def term_grams(self, count: int) -> NDArray[np.uint64]:
         """Hashes of every run of so many terms, by the place of its first."""
         if not self._grams:
-            self._grams[1] = self.vocabulary.hashes(self.terms)
+            self._grams[1] = self.term_table.hashes(self.terms)
         return grams(self._grams, count)
 
     def plain_grams(self, count: int) -> NDArray[np.uint64]:
         """Hashes of every run of so many terms in lower case, punctuation left out: what duplicates are found by."""
         if not self._plain_grams:
-            self._plain_grams[1] = self.vocabulary.plain_hashes(self.terms)
+            self._plain_grams[1] = self.term_table.plain_hashes(self.terms)
         return grams(self._plain_grams, count)
 
 

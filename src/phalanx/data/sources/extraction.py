@@ -97,8 +97,8 @@ class TextExtractor:
             # a page of the web stands against libraries for pages of the web
             raise DataError(f"{where}: {self._config.extractor} cannot read it ({type(exc).__name__})") from exc
 
-    def decode(self, content: bytes, declared: str | None, where: str) -> str:
-        """Decode strictly.
+    def decode(self, content: bytes, declared: str | None, where: str, *, is_page: bool = True) -> str:
+        """Decode strictly; a text that is no page declares nothing.
 
         Raises:
             DataError: It is not in the charset that it is said to be in, or that is unknown.
@@ -108,7 +108,7 @@ class TextExtractor:
         for mark, encoding in _MARKS:
             if content.startswith(mark):
                 return _decode(content[len(mark) :], encoding, where)
-        if declared is None and (meta := _DECLARED.search(content[:_DECLARED_WITHIN])):
+        if declared is None and is_page and (meta := _DECLARED.search(content[:_DECLARED_WITHIN])):
             declared = meta[1].decode("ascii").lower()
             # a page in UTF-16 could not say so in ASCII
             declared = "utf-8" if declared.startswith("utf-16") else declared

@@ -1,5 +1,6 @@
 """Web pages as files."""
 
+import importlib.metadata
 from collections.abc import Iterator
 from typing import Literal
 
@@ -24,6 +25,12 @@ class HtmlFiles(RecordFiles):
     def __init__(self, config: HtmlConfig) -> None:
         self._extractor = TextExtractor("html", config)
         super().__init__(config, (".html", ".htm"))
+        self._config = config
+
+    def _options_before(self) -> str | None:
+        if self._config.encoding == "detect":
+            return None
+        return f"html {self._config.encoding} {self._config.main_content} {importlib.metadata.version('resiliparse')}"
 
     def _versions(self) -> list[str]:
         return self._extractor.versions()

@@ -7,19 +7,16 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from phalanx.data.sources.columns import ColumnSettings, said_in
 from phalanx.data.sources.files import SourceFile, decode
 from phalanx.data.sources.packed import Damage
 from phalanx.data.sources.records import (
-    FileSettings,
     RawRecord,
-    RecordClaims,
     RecordFiles,
     broken,
     document_of,
     line_of,
     lost,
-    plain_fields,
-    recorded_text,
     too_long,
 )
 from phalanx.data.sources.source import BrokenRecord, Document
@@ -27,20 +24,6 @@ from phalanx.errors import DataError
 
 _SHOWN_KEYS = 10
 _SHOWN_CHARACTERS = 40
-
-
-class ColumnSettings(FileSettings):
-    """The keys of sources with named fields in their records.
-
-    Attributes:
-        fields: Further fields that documents keep: numbers, truth values and short texts.
-        url: Field with the address that a record was fetched from.
-        fetched_at: Field with the time of that.
-    """
-
-    fields: tuple[str, ...] = ()
-    url: str | None = Field(default=None, min_length=1)
-    fetched_at: str | None = Field(default=None, min_length=1)
 
 
 class JsonlConfig(ColumnSettings):
@@ -81,17 +64,11 @@ class JsonlFiles(JsonLines):
         super().__init__(config, (".jsonl",))
         self._config = config
 
+    def _options_before(self) -> str:
+        return f"jsonl {self._config.field!r}"
+
     def _of_object(self, record: RawRecord, found: dict[str, Any]) -> Document:
         return document_of(record, _text(found, self._config.field, record.name), said_in(found, self._config))
-
-
-def said_in(record: dict[str, Any], config: ColumnSettings) -> RecordClaims:
-    """What a record with named fields says of itself."""
-    return RecordClaims(
-        url=recorded_text(record.get(config.url)) if config.url else None,
-        fetched_at=recorded_text(record.get(config.fetched_at), most=64) if config.fetched_at else None,
-        fields=plain_fields(record, config.fields),
-    )
 
 
 def parse_object(line: bytes, where: str) -> dict[str, Any]:

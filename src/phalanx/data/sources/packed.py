@@ -76,9 +76,9 @@ _BY_SUFFIX = {".gz": _gzip, ".zst": _zstandard}
 _BY_CODING = {"gzip": _gzip, "x-gzip": _gzip, "deflate": _zlib, "zstd": _zstandard}
 
 
-def unpacked_name(name: str) -> str:
-    """The name without the suffix of its packing."""
-    return name.removesuffix(".gz").removesuffix(".zst")
+def is_packed(file: SourceFile) -> bool:
+    """Whether the file's name says that it is packed."""
+    return file.name.lower().endswith(tuple(_BY_SUFFIX))
 
 
 def open_runs(file: SourceFile, max_ratio: int) -> Iterator[BinaryIO | Damage]:

@@ -5,14 +5,13 @@ counted and passed over. The raw bytes of all records of a file are the bytes of
 """
 
 import hashlib
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, TypeGuard
+from typing import Any, BinaryIO
 
-from pydantic import Field
+from pydantic import Field, model_serializer
 
 from phalanx.config import canonical_json
 from phalanx.data.sources.files import Location, SourceFile, fingerprint_files, list_files, unreadable
@@ -23,7 +22,8 @@ from phalanx.object_stores import client_errors
 
 _BLOCK_BYTES = 1 << 20
 _REASON_CHARACTERS = 300
-_FIELD_CHARACTERS = 2000
+_CAME_LATER = ("max_record_bytes", "max_ratio", "fields", "url", "fetched_at", "extractor")
+"""Keys that run files of older versions cannot have."""
 
 
 class FileSettings(SourceSettings):
@@ -38,6 +38,16 @@ class FileSettings(SourceSettings):
     path: Location
     max_record_bytes: int = Field(default=32 << 20, ge=1)
     max_ratio: int = Field(default=200, ge=1)
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        """Leave out what came later and says nothing: the digests of older runs stay as they were."""
+        known = type(self).model_fields
+        return {
+            name: value
+            for name, value in write(self).items()
+            if name not in _CAME_LATER or getattr(self, name) != known[name].default
+        }
 
 
 @dataclass(frozen=True)
@@ -104,7 +114,13 @@ class RecordFiles(ABC):
 
     def fingerprint(self) -> str:
         """Digest of names, contents, options and the versions of what takes the text out."""
-        return fingerprint_files(self._files, canonical_json([self._options, *self._versions()]).decode())
+        options = canonical_json([self._options, *self._versions()]).decode()
+        before = None if self._options.keys() & set(_CAME_LATER) else self._options_before()
+        return fingerprint_files(self._files, options if before is None else before)
+
+    def _options_before(self) -> str | None:
+        """How versions without the later keys named the same options: corpora and runs of theirs go on; None: new."""
+        return None
 
     def documents(self) -> Iterator[Document]:
         """Every document, files by name and records in order; records without text of this kind are passed over.
@@ -223,23 +239,9 @@ def parts_of(stream: BinaryIO, delimiter: bytes, limit: int) -> Iterator[bytes |
     yield bytes(buffer) if size <= limit and not passed else size
 
 
-def plain_fields(record: Mapping[str, Any], names: Sequence[str]) -> dict[str, str | int | float]:
-    """The named fields that hold a number or a short text."""
-    values = {name: record.get(name) for name in names}
-    return {name: int(v) if isinstance(v, bool) else v for name, v in values.items() if _is_plain(v)}
-
-
-def _is_plain(value: Any) -> TypeGuard[str | int | float]:
-    if isinstance(value, str):
-        return len(value) <= _FIELD_CHARACTERS and _is_text(value)
-    if isinstance(value, int):
-        return abs(value) < 1 << 63
-    return isinstance(value, float) and math.isfinite(value)
-
-
-def recorded_text(value: Any, most: int = _FIELD_CHARACTERS) -> str | None:
+def recorded_text(value: Any, most: int = 2000) -> str | None:
     """A claim of a record as text; None where it is none, or too long to be one."""
-    return value if isinstance(value, str) and 0 < len(value) <= most and _is_text(value) else None
+    return value if isinstance(value, str) and 0 < len(value) <= most and is_text(value) else None
 
 
 class WholeSource:
@@ -276,7 +278,7 @@ class WholeSource:
         for document in self._source.documents():
             content = document.text.encode("utf-8", "surrogatepass")
             record = RawRecord(document.name, content)
-            if not _is_text(document.text):
+            if not is_text(document.text):
                 yield broken(record, "holds a lone surrogate, which is not text; repair the document")
             elif document.origin is None:
                 yield document_of(record, document.text, RecordClaims(fields=document.fields))
@@ -290,11 +292,12 @@ def file_source(kind: str, source: Source) -> FileSource:
 
 
 def _check_characters(document: Document) -> None:
-    if not _is_text(document.text):
+    if not is_text(document.text):
         raise DataError("holds a lone surrogate, which is not text; repair the document")
 
 
-def _is_text(text: str) -> bool:
+def is_text(text: str) -> bool:
+    """Whether a text can be written as UTF-8: it holds no lone surrogate."""
     if text.isascii():
         return True
     try:

@@ -39,6 +39,9 @@ class TextFiles(RecordFiles):
         super().__init__(config, _SUFFIXES)
         self._delimiter = config.delimiter
 
+    def _options_before(self) -> str:
+        return f"text {self._delimiter!r}"
+
     def _records(self, file: SourceFile, name: str) -> Iterator[RawRecord | BrokenRecord]:
         if self._delimiter is None:
             yield self._whole(file, name)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         fingerprint_tokenizer,
         load_tokenizer,
         locate_tokenizer,
+        open_tokenizer,
         original_tokenizer,
         vocabulary_digest,
     )
@@ -37,6 +38,7 @@ __all__ = [
     "fingerprint_tokenizer",
     "load_tokenizer",
     "locate_tokenizer",
+    "open_tokenizer",
     "original_tokenizer",
     "train_bpe",
     "train_tokenizer",
@@ -53,6 +55,7 @@ if not TYPE_CHECKING:
                 "fingerprint_tokenizer",
                 "load_tokenizer",
                 "locate_tokenizer",
+                "open_tokenizer",
                 "original_tokenizer",
                 "vocabulary_digest",
             ),

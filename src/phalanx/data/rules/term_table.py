@@ -51,7 +51,7 @@ SYMBOLS = (
 """Characters that make no word by themselves, as the public pipelines count."""
 
 _MOST_CHARACTERS = 1 << 22
-"""Of all pieces together, some 150 MB with what belongs to them; then a new vocabulary begins."""
+"""Of all pieces together, some 150 MB with what belongs to them; then a new table begins."""
 
 
 Number = TypeVar("Number", bound=np.generic)
@@ -60,17 +60,17 @@ Number = TypeVar("Number", bound=np.generic)
 class _Pieces(dict[str, int]):
     """The number of a piece; a piece that was never met is split and gets the next one."""
 
-    def __init__(self, vocabulary: "Vocabulary") -> None:
+    def __init__(self, table: "TermTable") -> None:
         super().__init__()
-        self._vocabulary = vocabulary
+        self._table = table
 
     def __missing__(self, piece: str) -> int:
         number = self[piece] = len(self)
-        self._vocabulary.add_piece(piece)
+        self._table.add_piece(piece)
         return number
 
 
-class Vocabulary:
+class TermTable:
     """Pieces and terms by number, with what rules ask of them."""
 
     def __init__(self) -> None:
@@ -153,17 +153,17 @@ def hash_term(term: str) -> int:
 
 
 class _OfThread(threading.local):
-    """One vocabulary a thread: it is not locked."""
+    """One table a thread: it is not locked."""
 
     def __init__(self) -> None:
-        self.vocabulary = Vocabulary()
+        self.table = TermTable()
 
 
 _of_thread = _OfThread()
 
 
-def current_vocabulary() -> Vocabulary:
-    """The vocabulary of this thread; a page keeps the one that it began with."""
-    if _of_thread.vocabulary.characters > _MOST_CHARACTERS:
-        _of_thread.vocabulary = Vocabulary()
-    return _of_thread.vocabulary
+def current_table() -> TermTable:
+    """The table of this thread; a page keeps the one that it began with."""
+    if _of_thread.table.characters > _MOST_CHARACTERS:
+        _of_thread.table = TermTable()
+    return _of_thread.table
