@@ -9,6 +9,7 @@ from phalanx.data.sources import Document
 from phalanx.data.tasks.files import find_file
 from phalanx.errors import DataError
 from phalanx.lab.bench.data.documents import real_documents
+from phalanx.lab.bench.data.order import measure_order
 from phalanx.lab.bench.data.own_rules import RuleArm, Verdict, make_arms
 from phalanx.lab.bench.data.peer import PEER_VARIABLE, FilterPeer, peer_python
 from phalanx.lab.bench.data.planted import plant
@@ -43,7 +44,7 @@ def bench_data(quick: bool) -> dict[str, Any]:
     return measure(documents, peer_python(), planted=100 if quick else 400) | {
         "bytes": kinds,
         "quick": quick,
-        "order": None,
+        "order": measure_order(peer_python()),
     }
 
 
