@@ -162,7 +162,10 @@ class _Model:
         return np.where(impure, np.int16(-1), label).astype(np.int16)
 
     def other_words_say(self, words: Words, label_of_cell: npt.NDArray[np.int16]) -> int:
-        """Return the likeliest label by all cells that decide none, without the document's own part in the counts."""
+        """Return the likeliest label by all cells that decide none, without the document's own part in the counts.
+
+        A document without such cells speaks for the label that it has.
+        """
         own = np.zeros(len(self._documents), np.int64)
         own[self.label_of(words)] = 1
         cells = words[1:][label_of_cell[words[1:]] < 0]
@@ -170,6 +173,8 @@ class _Model:
         with_cell = self._counts[:, cells].astype(np.int64) - own[:, None]
         # a cell of this document alone says nothing
         with_cell = with_cell[:, with_cell.sum(axis=0) > 0]
+        if not with_cell.shape[1]:
+            return self.label_of(words)
         # what is not known of a label is taken from all labels, so that a rare label is not favoured
         everywhere = with_cell.sum(axis=0) / max(int(documents.sum()), 1)
         likelihood = np.log((with_cell + everywhere) / (documents[:, None] + 1.0)).sum(axis=1)
