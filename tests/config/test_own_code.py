@@ -1,7 +1,9 @@
 """Code of the user's own is found where the run file says, is the code that was hashed, and is refused with a cause."""
 
 import hashlib
+import importlib.machinery
 import sys
+import types
 
 import pytest
 
@@ -16,7 +18,7 @@ from phalanx.config import (
     pinned,
     resolve,
 )
-from phalanx.config.code_source import installed_roots
+from phalanx.config.code_source import KEPT_CODE, find_source, installed_roots, is_own
 from phalanx.errors import ConfigError
 
 
@@ -237,3 +239,90 @@ def test_the_resolved_run_file_finds_the_copy_that_the_run_directory_keeps(tmp_p
     open_own_code(kind, run_dir)
 
     assert resolve(kind, {}, lambda said, found: found) == "kept"
+
+
+# --- where it is looked for ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [None, 5, ["mine.py:thing"], "text"])
+def test_what_is_no_text_with_a_colon_is_no_code_of_the_users_own(kind):
+    assert not is_own(kind)
+
+
+def test_a_file_in_a_folder_may_have_any_name(tmp_path):
+    written(tmp_path, "thing = 1\n", "my code/mine-2.py")
+
+    assert parse_reference(pinned("my code/mine-2.py:thing", tmp_path)).digest
+
+
+@pytest.mark.parametrize("over", [0, 1])
+def test_a_file_of_the_greatest_length_is_read_and_a_longer_one_refused(tmp_path, monkeypatch, over):
+    monkeypatch.setattr("phalanx.config.code_source._MOST_BYTES", 10)
+    written(tmp_path, "x" * (10 + over))
+
+    if over:
+        with pytest.raises(ConfigError, match="longer than 10 bytes"):
+            pinned("mine.py:thing", tmp_path)
+    else:
+        assert pinned("mine.py:thing", tmp_path)
+
+
+def test_a_kept_copy_stands_for_a_file_only_where_the_file_is_gone(tmp_path):
+    path = written(tmp_path, "thing = 'before'\n")
+    kind = pinned("mine.py:thing", tmp_path)
+    reference = parse_reference(kind)
+    kept = written(tmp_path, "thing = 'before'\n", f"{KEPT_CODE}/{reference.digest}.py")
+
+    path.write_text("thing = 'after'\n")
+    assert find_source(reference, tmp_path).digest != reference.digest
+
+    path.unlink()
+    assert find_source(reference, tmp_path).path == kept
+    kept.unlink()
+    with pytest.raises(ConfigError, match=r"mine\.py: not found"):
+        find_source(reference, tmp_path)
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """An empty folder of installed packages."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    monkeypatch.setattr("phalanx.config.code_source.installed_roots", lambda: [folder])
+    monkeypatch.syspath_prepend(folder)
+    return folder
+
+
+def test_a_folder_without_code_of_its_own_is_no_installed_module(installed):
+    (installed / "only_a_folder").mkdir()
+
+    with pytest.raises(ConfigError, match="no installed package has a module 'only_a_folder'"):
+        find_source(parse_reference("only_a_folder:thing"), installed)
+
+
+def test_a_compiled_module_is_none_either(installed):
+    (installed / f"compiled_module{importlib.machinery.EXTENSION_SUFFIXES[0]}").touch()
+
+    with pytest.raises(ConfigError, match="no installed package has a module 'compiled_module'"):
+        find_source(parse_reference("compiled_module:thing"), installed)
+
+
+@pytest.mark.parametrize("origin", [None, "namespace"])
+def test_a_module_that_was_put_in_the_place_of_an_installed_one_is_refused(installed, monkeypatch, origin):
+    written(installed, "thing = 1\n", "shadowed_module.py")
+    in_its_place = types.ModuleType("shadowed_module")
+    in_its_place.__spec__ = origin and importlib.machinery.ModuleSpec("shadowed_module", None)
+    monkeypatch.setitem(sys.modules, "shadowed_module", in_its_place)
+
+    with pytest.raises(ConfigError, match="None would be imported in the place of the installed"):
+        find_source(parse_reference("shadowed_module:thing"), installed)
+
+
+def test_folders_that_a_pth_file_adds_are_installed_ones_and_its_code_is_none(tmp_path, monkeypatch):
+    folder = tmp_path / "site-packages"
+    written(folder, "# a remark\n\nimport os\nimport\tos\n../editable\n", "some.pth")
+    monkeypatch.setattr("site.getsitepackages", lambda: [str(folder)])
+    monkeypatch.setattr("site.getusersitepackages", lambda: str(folder))
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(folder))
+
+    assert installed_roots() == [folder, tmp_path / "editable"]

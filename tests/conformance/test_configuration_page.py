@@ -17,7 +17,8 @@ from phalanx.data.config import (
     OwnTaskConfig,
     ValidationSetConfig,
 )
-from phalanx.data.sources import HtmlConfig, JsonlConfig, OwnSourceConfig, TextConfig
+from phalanx.data.phases import CurriculumConfig, DatasetConfig, PhaseConfig, UntilConfig
+from phalanx.data.sources import SOURCES, OwnSourceConfig
 from phalanx.models import LoraConfig, ModelConfig, PrefixConfig, SpfConfig
 from phalanx.optimizers import OptimizerConfig
 from phalanx.parallel import OuterConfig, ParallelConfig
@@ -40,12 +41,14 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "model.adapter spf": SpfConfig,
     "model.adapter ptuning": PrefixConfig,
     "data": DataConfig,
+    "data.dataset": DatasetConfig,
+    "data.phases": PhaseConfig,
+    "data.phases.until": UntilConfig,
+    "data.phases.curriculum": CurriculumConfig,
     "data.labelled": LabelledConfig,
     "data.validation": ValidationSetConfig,
     "data.labelled.task": OwnTaskConfig,
-    "data.sources text": TextConfig,
-    "data.sources jsonl": JsonlConfig,
-    "data.sources html": HtmlConfig,
+    **{f"data.sources {kind}": SOURCES[kind].config for kind in SOURCES if "path" in SOURCES[kind].config.model_fields},
     "data.sources module:object": OwnSourceConfig,
     "data.tokenizer bpe": BpeConfig,
     "data.tokenizer model": ModelTokenizerConfig,

@@ -10,7 +10,7 @@ from phalanx.train import load_run
 from phalanx.train.setup.layout import estimate_stages, make_plan
 
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES = sorted((ROOT / "examples").glob("*.toml"))
+EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.toml") if not path.name.startswith("data_"))
 FROM_SCRATCH = ("quickstart", "backward_attack")
 
 

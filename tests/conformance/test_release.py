@@ -1,5 +1,6 @@
 """A release: three files agree on the version, a changed file is refused, and the whole recipe runs (slow)."""
 
+import hashlib
 import importlib.util
 import json
 import shutil
@@ -65,6 +66,10 @@ def test_what_was_signed_holds(signed):
     file, public = signed
 
     release.verify(file.parent, public)
+
+    # and it is this file that was signed, under its digest, with no other
+    sums = (file.parent / release.SUMS).read_text(encoding="utf-8")
+    assert sums == f"{hashlib.sha256(b'wheel').hexdigest()}  {file.name}\n"
 
 
 @needs_ssh

@@ -13,6 +13,7 @@ from phalanx.data import (
     IGNORE,
     Batch,
     BatchLoader,
+    SequenceLayout,
     open_corpus,
     prepare,
     unigram_perplexity,
@@ -171,7 +172,7 @@ def test_without_a_held_out_share_there_is_nothing_to_validate_on(place):
 
 
 def test_a_prepared_corpus_opens_by_its_directory(corpus):
-    again = open_corpus(corpus.tokenizer_path.parent, max_validation_sequences=2)
+    again = open_corpus(corpus.tokenizer_path.parent, SequenceLayout(16, max_validation_sequences=2))
 
     assert again.digest == corpus.digest
     assert again.num_validation_sequences == 2

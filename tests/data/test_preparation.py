@@ -14,6 +14,7 @@ from phalanx.data import (
     TextConfig,
     prepare,
 )
+from phalanx.data.tokenizers import Encoder
 from phalanx.errors import DataError
 
 
@@ -241,3 +242,15 @@ def test_a_cache_that_cannot_be_written_is_refused(config, tmp_path):
 
     with pytest.raises(DataError, match="cannot be written"):
         prepare(config, tmp_path / "file" / "cache", seed=1)
+
+
+def test_the_faster_library_gives_the_same_corpus(config, tmp_path, monkeypatch):
+    slow = prepare(config, tmp_path / "slow", seed=1)
+    monkeypatch.setattr("phalanx.data.tokenizers.encoder._WORTH_BYTES", 0)
+    made = []
+    monkeypatch.setattr("phalanx.data.preparation.Encoder", lambda *given: made.append(Encoder(*given)) or made[-1])
+
+    fast = prepare(config, tmp_path / "fast", seed=1)
+
+    assert [encoder.library for encoder in made] == ["tiktoken"]
+    assert fast.digest == slow.digest

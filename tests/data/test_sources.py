@@ -129,7 +129,7 @@ def test_pages_without_the_extra_name_it(tmp_path, monkeypatch):
         (b'{"text": 5}', "line 2: field 'text' holds a JSON int, expected text$"),
         (
             b'{"text": [{"role": "user"}]}',
-            "line 2: field 'text' holds a JSON list, expected text; a chat is not rendered",
+            "line 2: field 'text' holds a JSON list, expected text; a chat is read by kind",
         ),
         (b'{"text": "\xff"}', r"line 2: byte 10 \(0xff\) is not utf-8"),
     ],
@@ -191,4 +191,17 @@ def test_a_fingerprint_follows_content_names_and_options(tmp_path):
 
 
 def test_the_table_of_sources_is_the_list_of_kinds():
-    assert sorted(SOURCES) == ["html", "jsonl", "python_docstrings", "python_manual", "text"]
+    assert sorted(SOURCES) == [
+        "code",
+        "csv",
+        "dialogue",
+        "epub",
+        "html",
+        "jsonl",
+        "mail",
+        "parquet",
+        "python_docstrings",
+        "python_manual",
+        "text",
+        "warc",
+    ]

@@ -9,11 +9,11 @@ import pytest
 from made_text import made_documents
 
 from phalanx.data import BpeConfig, FileTokenizerConfig, ModelTokenizerConfig
-from phalanx.data.tokenizer import END_OF_TEXT, load_tokenizer, train_bpe
+from phalanx.data.tokenizers import END_OF_TEXT, load_tokenizer, train_bpe
 from phalanx.errors import ConfigError, DataError
 
 TRAIN = (
-    "import hashlib; from made_text import made_documents; from phalanx.data.tokenizer import train_bpe;"
+    "import hashlib; from made_text import made_documents; from phalanx.data.tokenizers import train_bpe;"
     "from phalanx.data import BpeConfig;"
     "t = train_bpe(iter(made_documents(400)), BpeConfig(vocab_size=400));"
     "print(hashlib.sha256(t.to_json()).hexdigest())"
@@ -47,7 +47,7 @@ def test_the_vocabulary_does_not_depend_on_threads():
     for threads in ("false", "true"):
         environment = os.environ | {
             "TOKENIZERS_PARALLELISM": threads,
-            "PYTHONPATH": os.path.dirname(__file__),
+            "PYTHONPATH": os.pathsep.join(sys.path),
         }
         command = [sys.executable, "-c", TRAIN]
         run = subprocess.run(command, env=environment, capture_output=True, check=True)

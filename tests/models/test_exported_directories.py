@@ -13,7 +13,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer, Ge
 
 from phalanx.checkpoint.export import RunTokenizer, export_model
 from phalanx.data import ModelTokenizerConfig
-from phalanx.data.tokenizer import load_tokenizer
+from phalanx.data.tokenizers import load_tokenizer
 from phalanx.errors import ModelError
 from phalanx.models import FAMILIES, LoraConfig, ModelConfig, ModelSource, open_model, parse_hub_config
 from phalanx.models.hub_files import with_older_keys

@@ -231,7 +231,7 @@ def test_a_key_that_was_not_committed_to_is_refused(spoiled):
 
     write_anew(spoiled, other)
 
-    refused_by_both(spoiled)
+    assert ["committed" in text for text in refused_by_both(spoiled)] == [True, True]
 
 
 def test_steps_of_another_run_of_the_same_parties_do_not_count(spoiled):

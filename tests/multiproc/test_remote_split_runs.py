@@ -12,7 +12,7 @@ import time
 import pytest
 
 from phalanx.data import BpeConfig
-from phalanx.data.tokenizer import train_bpe
+from phalanx.data.tokenizers import train_bpe
 from phalanx.security.crypto import create_authority, issue
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]

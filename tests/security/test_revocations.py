@@ -169,3 +169,21 @@ def test_a_list_that_others_may_read_or_that_points_nowhere_is_an_error(keys, tm
     (keys / "revoked.json").symlink_to(tmp_path / "gone")
     with pytest.raises(CertificateError, match="cannot be read"):
         RevokedParties(keys).read()
+
+
+def test_another_name_without_keys_to_compare_is_still_free(keys):
+    issue(keys, "alice")
+    RevokedParties(keys).add("alice", "")
+
+    RevokedParties(keys).check("bob")
+
+
+@pytest.mark.parametrize("other", ["bob/certificate.pem", "authority.pem"], ids=["another party's", "the authority's"])
+def test_a_certificate_of_another_in_the_partys_place_is_not_revoked_in_its_name(keys, other):
+    issue(keys, "alice")
+    issue(keys, "bob")
+    (keys / "alice" / "certificate.pem").write_bytes((keys / other).read_bytes())
+
+    with pytest.raises(CertificateError, match="is no certificate of alice"):
+        RevokedParties(keys).add("alice", "")
+    assert RevokedParties(keys).read() == {}

@@ -64,6 +64,21 @@ def test_a_party_that_only_looked_has_not_come():
     assert wire.asked > 5
 
 
+def test_a_party_that_has_begun_and_has_not_shown_its_keys_yet_is_waited_for():
+    arrivals, wire = Arrivals(("owner", "north"), lambda line: None), Called({"owner"})
+    for name in ("owner", "north"):
+        arrivals.name_of(name, True)
+
+    def show_at_last(name, timeout_s):
+        if wire.asked == 3:
+            wire.names.add("north")
+        return Called.wait_joined(wire, name, timeout_s)
+
+    found = arrivals.wait(type("Wire", (), {"wait_joined": staticmethod(show_at_last)}))
+
+    assert {name: joined.peer.name for name, joined in found.items()} == {"owner": "owner", "north": "north"}
+
+
 class Network:
     """The network beside the relay: it delivers to one party, or to none."""
 

@@ -8,7 +8,7 @@ from test_own_labelled_texts import TEXT, write_texts
 
 from phalanx.data import BpeConfig
 from phalanx.data.loader import BatchLoader
-from phalanx.data.tokenizer import train_bpe
+from phalanx.data.tokenizers import train_bpe
 from phalanx.errors import CertificateError, CheckpointError, ConfigError, DataError
 from phalanx.models import ModelSource, open_model
 from phalanx.security.crypto import create_authority, issue

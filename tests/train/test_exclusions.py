@@ -144,6 +144,8 @@ WANTED = {
     "checkpoint.asynchronous": "true",
     "checkpoint.best": "'validation'",
     "train.samples": "{prompts=['a']}",
+    "data.dataset": "{path='shards'}",
+    "data.phases": "[{curriculum={by='length'}}]",
     "parallel.tp": "2",
     "parallel.pp": "2",
     "parallel.cp": "2",
@@ -162,6 +164,7 @@ WANTED = {
 }
 SECTIONS_OF_ONE = ("parallel.", "split.", "guard.", "pipeline.")
 MORE = {
+    "data.dataset": ("data={dataset={path='shards'},sequence_length=16}",),
     "checkpoint.best": ("train.validate_every=2",),
     "parallel.outer": ("train.validate_every=2", "checkpoint.every=2"),
     "split.tier": ("split.allow_insecure_sim=false",),

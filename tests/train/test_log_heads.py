@@ -128,7 +128,7 @@ def test_a_head_of_another_owner_or_run_is_refused(stopped, make_run, quietly, t
 def test_a_damaged_file_with_the_head_is_refused(quietly, make_run, stopped, junk):
     (stopped / HEAD_FILE).write_bytes(junk)
 
-    refused(quietly, make_run, stopped)
+    assert str(stopped / HEAD_FILE) in refused(quietly, make_run, stopped)
 
 
 def test_what_nobody_has_seen_whole_still_heals(quietly, make_run, stopped):

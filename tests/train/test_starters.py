@@ -68,10 +68,11 @@ def test_a_model_decides_stages_length_and_tokenizer(begun, texts, model):
     assert run.model.adapter.kind == "lora"
 
 
-def test_each_worker_gets_a_stage(begun, texts):
-    run = begun("remote", Answers((texts,), workers=("ann", "ben", "cy")))
+@pytest.mark.parametrize("names", [("ann",), ("ann", "ben", "cy")], ids=["one, which the owner checks", "three"])
+def test_each_worker_gets_a_stage(begun, texts, names):
+    run = begun("remote", Answers((texts,), workers=names))
 
-    assert (run.pipeline.stages, run.pipeline.remote_workers) == (5, ("ann", "ben", "cy"))
+    assert (run.pipeline.stages, run.pipeline.remote_workers) == (len(names) + 2, names)
 
 
 def test_steps_and_vocabulary_grow_with_the_text(begun, tmp_path):
@@ -145,7 +146,7 @@ def test_data_that_no_source_reads_is_refused(tmp_path, name, content, message):
     [
         ("forty", Answers(), "found 'forty'; expected one of scratch, finetune, remote, cluster, split"),
         ("finetune", Answers(), "give its directory with --model"),
-        ("remote", Answers(workers=("alone",)), "name two at least"),
+        ("remote", Answers(workers=()), "name one at least"),
         ("split", Answers(task="x-rays"), "found 'x-rays'; expected one of"),
     ],
 )

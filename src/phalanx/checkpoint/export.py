@@ -14,7 +14,7 @@ from torch import Tensor
 from phalanx.checkpoint.export_adapter import merged, peft_files
 from phalanx.checkpoint.load import Checkpoint
 from phalanx.data import Corpus, TokenizerConfig
-from phalanx.data.tokenizer import original_tokenizer
+from phalanx.data.tokenizers import open_tokenizer, original_tokenizer, vocabulary_digest
 from phalanx.errors import CheckpointError
 from phalanx.models import AdapterConfig, ModelSource, parameter_names
 from phalanx.models.hub_files import GENERATION, architecture_of, copy_tokenizer, with_older_keys
@@ -67,13 +67,15 @@ def export_model(
         tokenizer: What the text was encoded with.
 
     Raises:
-        CheckpointError: `out` exists, cannot be written, or the checkpoint is not of this model.
+        CheckpointError: `out` exists, cannot be written, or the checkpoint is not of this model, or of this vocabulary.
         ModelError: A tensor of the model is missing.
     """
     if out.exists():
         raise CheckpointError(f"{out}: exists already and is not overwritten; choose another place").about(
             code="PHX-I056", file=str(out), do="choose another place"
         )
+    if tokenizer is not None:
+        checkpoint.check_vocabulary(vocabulary_digest(open_tokenizer(tokenizer.file, tokenizer.eos_id)))
     trained = {
         name.removeprefix(_WEIGHT): checkpoint.tensor(name) for name in checkpoint.names() if name.startswith(_WEIGHT)
     }

@@ -99,6 +99,23 @@ class Checkpoint:
         self._cached: Shard | None = None
         self.state = self._read_state()
 
+    def check_vocabulary(self, digest: str) -> None:
+        """Compare a vocabulary with the one that the model was trained with.
+
+        Args:
+            digest: Of `phalanx.data.tokenizers.vocabulary_digest`.
+
+        Raises:
+            CheckpointError: They differ: the numbers of tokens would mean other words to the model.
+        """
+        # checkpoints of before this version name none
+        saved = self.state.get("vocabulary", digest)
+        if saved != digest:
+            raise CheckpointError(
+                f"{self.path}: foreign: was trained with the vocabulary {saved!s:.16}..., that of data.tokenizer is "
+                f"{digest:.16}...; give the tokenizer and the text of the run"
+            ).about(code="PHX-I057", file=str(self.path), key="data.tokenizer", found=digest, expected=str(saved))
+
     def tensors(self, stage: int) -> dict[str, Tensor]:
         """Return the tensors of one stage by name, on the CPU.
 

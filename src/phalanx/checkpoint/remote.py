@@ -3,16 +3,16 @@
 import contextlib
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from phalanx.checkpoint.keys import KEY_FILE
 from phalanx.checkpoint.manifest import MANIFEST_FILE, CheckpointManifest, step_directory, step_of, verify_manifest
 from phalanx.checkpoint.save import publish, sync_directory
 from phalanx.errors import CheckpointError
+from phalanx.object_stores import client_errors, open_store, reason_of
 from phalanx.security.crypto import Peer
 
 _MAX_MANIFEST_BYTES = 64 * 1024 * 1024
@@ -39,9 +39,7 @@ class RemoteStore:
     def __init__(self, address: str, run: str) -> None:
         self._address = f"{address.rstrip('/')}/{run}"
         try:
-            import fsspec  # noqa: PLC0415 - an extra
-
-            self._files, self._root = fsspec.core.url_to_fs(self._address)
+            self._files, self._root = open_store(self._address)
         except (ImportError, ValueError) as exc:
             # an unknown protocol is a ValueError
             raise CheckpointError(
@@ -138,11 +136,10 @@ class RemoteStore:
             yield
         except FileNotFoundError as exc:
             raise CheckpointError(f"checkpoint.remote: {self._address} cannot {what}: it is not there") from exc
-        except _client_errors() as exc:
-            # the type and the system's word for it: a client's own text may repeat a request with its credentials
-            reason = getattr(exc, "strerror", None) or type(exc).__name__
+        except client_errors() as exc:
             raise CheckpointError(
-                f"checkpoint.remote: {self._address} cannot {what} ({reason}); look at network, credentials and space"
+                f"checkpoint.remote: {self._address} cannot {what} ({reason_of(exc)}); look at network, credentials "
+                "and space"
             ).about(code="PHX-I055", key="checkpoint.remote") from exc
 
 
@@ -158,16 +155,3 @@ def _copy_at_most(source: IO[bytes], target: IO[bytes], limit: int, where: str) 
         if copied > limit:
             raise CheckpointError(f"{where}: altered: more than the {limit} bytes that it may have; not used")
         target.write(piece)
-
-
-def _client_errors() -> tuple[type[Exception], ...]:
-    """What stores raise: the system's errors, and their clients' own where those are installed."""
-    found: list[type[Exception]] = [OSError, ValueError]
-    for module, name in (("botocore.exceptions", "BotoCoreError"), ("botocore.exceptions", "ClientError")):
-        found.append(_error_class(module, name) or OSError)
-    found.append(_error_class("aiohttp", "ClientError") or OSError)
-    return tuple(dict.fromkeys(found))
-
-
-def _error_class(module: str, name: str) -> Any:
-    return getattr(sys.modules.get(module), name, None)

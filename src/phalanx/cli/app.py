@@ -10,6 +10,8 @@ from phalanx.cli.attack import attack
 from phalanx.cli.audit import audit_app
 from phalanx.cli.bench import bench
 from phalanx.cli.calibrate import calibrate
+from phalanx.cli.data.group import data_app
+from phalanx.cli.data.tokenizer import tokenizer_app
 from phalanx.cli.doctor import doctor
 from phalanx.cli.enclave import enclave_app
 from phalanx.cli.explain import explain
@@ -17,7 +19,9 @@ from phalanx.cli.init import init
 from phalanx.cli.launch import launch
 from phalanx.cli.lr import lr
 from phalanx.cli.models.checkpoint import checkpoint_app
+from phalanx.cli.models.generate import generate
 from phalanx.cli.models.model import model_app
+from phalanx.cli.options import PLAN_EXAMPLES
 from phalanx.cli.parties.client import client
 from phalanx.cli.parties.invite import invite
 from phalanx.cli.parties.join import join
@@ -29,11 +33,6 @@ from phalanx.cli.reproduce import reproduce
 from phalanx.cli.train import train
 from phalanx.cli.worker import masked_worker, worker
 
-PLAN_EXAMPLES = (
-    "Example: phalanx plan run.toml --html plan.html --out parallel.toml\n\n"
-    "Example: phalanx plan --model llama-2-70b --cluster llama2-rsc --gpus 512 --tokens 2e12 --sequence-length 4096\n\n"
-    "Example: phalanx plan --model smollm2-135m --split --parties parties.toml --sequences 32 --sequence-length 256"
-)
 app = typer.Typer(
     name="phalanx",
     no_args_is_help=True,
@@ -86,12 +85,15 @@ app.command(
 app.command(epilog="Example: phalanx lr run.toml --to 0.1 --steps 100 --out rates.svg")(lr)
 app.command(epilog=PLAN_EXAMPLES)(plan)
 app.command(epilog="Example: phalanx report runs/first")(report)
+app.command(
+    epilog='Example: phalanx generate runs/first --prompt "The owner" --max-new-tokens 40\n\n'
+    "Example: phalanx generate runs/first --input prompts.jsonl --out texts.jsonl --temperature 0"
+)(generate)
 app.command(epilog="Example: phalanx bench pipeline --quick --json --out pipeline.json")(bench)
 app.command(epilog="Example: phalanx attack examples/quickstart.toml --kinds drift,framing --rate 0.5")(attack)
 app.command(epilog="Example: phalanx reproduce defence --quick --out defence.json")(reproduce)
 app.command(epilog="Example: phalanx calibrate examples/quickstart.toml --quick --out calibration.json")(calibrate)
-app.add_typer(audit_app, name="audit")
-app.add_typer(checkpoint_app, name="checkpoint")
-app.add_typer(enclave_app, name="enclave")
-app.add_typer(model_app, name="model")
-app.add_typer(pki_app, name="pki")
+GROUPS = {"audit": audit_app, "checkpoint": checkpoint_app, "data": data_app, "enclave": enclave_app}
+GROUPS |= {"model": model_app, "pki": pki_app, "tokenizer": tokenizer_app}
+for name, group in GROUPS.items():
+    app.add_typer(group, name=name)

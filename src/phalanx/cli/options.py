@@ -21,3 +21,10 @@ RunDir = Annotated[Path | None, typer.Option("--run-dir", metavar="DIR", help="W
 def overrides_of(sets: Sequence[str] | None, unsets: Sequence[str] | None) -> list[str]:
     """Return the overrides of a run file: what is taken out first, then what is set."""
     return [*(f"{key}-" for key in unsets or ()), *(sets or ())]
+
+
+PLAN_EXAMPLES = (
+    "Example: phalanx plan run.toml --html plan.html --out parallel.toml\n\n"
+    "Example: phalanx plan --model llama-2-70b --cluster llama2-rsc --gpus 512 --tokens 2e12 --sequence-length 4096\n\n"
+    "Example: phalanx plan --model smollm2-135m --split --parties parties.toml --sequences 32 --sequence-length 256"
+)

@@ -2,7 +2,7 @@
 
 from phalanx.config.code_source import KEPT_CODE, is_own, parse_reference
 from phalanx.config.digest import canonical_json, digest
-from phalanx.config.load import dump_toml, load_config, parse_override
+from phalanx.config.load import config_of, dump_toml, load_config, parse_override
 from phalanx.config.own_code import (
     OWN_KIND,
     changed_code,
@@ -30,6 +30,7 @@ __all__ = [
     "changed_code",
     "check_methods",
     "code_key",
+    "config_of",
     "digest",
     "dump_toml",
     "is_opened",

@@ -47,6 +47,28 @@ def load_config(
         raise ConfigError(f"{path}: is not valid TOML: {exc}").about(
             code="PHX-C004", file=str(path), found=str(exc)
         ) from exc
+    return config_of(data, path, model, overrides, prepare)
+
+
+def config_of(
+    data: dict[str, Any],
+    path: Path,
+    model: type[Config],
+    overrides: Iterable[str] = (),
+    prepare: Callable[[dict[str, Any], Path], None] | None = None,
+) -> Config:
+    """Make a config of what a file or a command line says; as `load_config`, which reads the file.
+
+    Args:
+        data: Sections and keys; overrides are written into it.
+        path: Where they are from, for messages and for `prepare`.
+        model: The config class.
+        overrides: As of `load_config`.
+        prepare: As of `load_config`.
+
+    Raises:
+        ConfigError: As `load_config`.
+    """
     for override in overrides:
         if override.endswith("-") and "=" not in override:
             _remove(data, override.removesuffix("-"), path)

@@ -17,15 +17,17 @@ from phalanx.data.sources import (
 from phalanx.late_names import late_names
 
 if TYPE_CHECKING:
-    from phalanx.data.batch import IGNORE, Batch
-    from phalanx.data.corpus import Corpus, open_corpus
+    from phalanx.data.batch import DOCUMENTS, IGNORE, Batch, without_documents
+    from phalanx.data.corpus import Corpus, SequenceLayout
     from phalanx.data.loader import BatchLoader, validation_batches
     from phalanx.data.manifest import CorpusManifest
     from phalanx.data.preparation import prepare
+    from phalanx.data.prepared_corpus import open_corpus
     from phalanx.data.unigram import unigram_perplexity
     from phalanx.data.validation_sets import prepare_validation_sets
 
 __all__ = [
+    "DOCUMENTS",
     "IGNORE",
     "Batch",
     "BatchLoader",
@@ -39,6 +41,7 @@ __all__ = [
     "ModelTokenizerConfig",
     "PythonDocstringsConfig",
     "PythonManualConfig",
+    "SequenceLayout",
     "SourceConfig",
     "TextConfig",
     "TokenizerConfig",
@@ -47,6 +50,7 @@ __all__ = [
     "prepare_validation_sets",
     "unigram_perplexity",
     "validation_batches",
+    "without_documents",
 ]
 
 
@@ -54,11 +58,12 @@ if not TYPE_CHECKING:
     __getattr__ = late_names(
         __name__,
         {
-            "batch": ("Batch", "IGNORE"),
-            "corpus": ("Corpus", "open_corpus"),
+            "batch": ("Batch", "DOCUMENTS", "IGNORE", "without_documents"),
+            "corpus": ("Corpus", "SequenceLayout"),
             "loader": ("BatchLoader", "validation_batches"),
             "manifest": ("CorpusManifest",),
             "preparation": ("prepare",),
+            "prepared_corpus": ("open_corpus",),
             "unigram": ("unigram_perplexity",),
             "validation_sets": ("prepare_validation_sets",),
         },

@@ -9,6 +9,14 @@ from phalanx.errors import ConfigError, DataError
 
 IGNORE = -100
 
+DOCUMENTS = "documents"
+"""The name of the extra rows that say which document a token is of, int64 ``[batch, seq]``: attention stays inside."""
+
+
+def without_documents(extras: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    """Return the extra rows that an objective reads."""
+    return {name: rows for name, rows in extras.items() if name != DOCUMENTS} if DOCUMENTS in extras else extras
+
 
 @dataclass(frozen=True)
 class Batch:

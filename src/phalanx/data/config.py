@@ -14,6 +14,17 @@ from pydantic import (
 )
 
 from phalanx.config import StrictModel, one_of
+from phalanx.data.phases import (
+    DatasetConfig,
+    DatasetTokenizerConfig,
+    DocumentAttention,
+    GroupName,
+    Packing,
+    PhaseConfig,
+    SkippedRange,
+    check_phases,
+    check_skipped,
+)
 from phalanx.data.sources import SourceConfig
 from phalanx.data.tasks import TASKS
 
@@ -40,7 +51,9 @@ class FileTokenizerConfig(StrictModel):
     eos_token: str = Field(default="<|endoftext|>", min_length=1)
 
 
-TokenizerConfig = Annotated[BpeConfig | ModelTokenizerConfig | FileTokenizerConfig, Field(discriminator="kind")]
+TokenizerConfig = Annotated[
+    BpeConfig | ModelTokenizerConfig | FileTokenizerConfig | DatasetTokenizerConfig, Field(discriminator="kind")
+]
 
 
 def _listed(value: object) -> object:
@@ -158,39 +171,62 @@ class ValidationSetConfig(StrictModel):
     max_sequences: int = Field(default=64, ge=1)
 
 
+Passes = Annotated[float, Field(gt=0.0, le=1e6, allow_inf_nan=False)]
+
+_OF_TEXT = ("packing", "attention", "phases", "repeats", "skip")
+_OF_SOURCES = ("validation_share", "max_documents", "max_validation_sequences", "validation")
+_NEW_KEYS = ("dataset", *_OF_TEXT)
+
+
 class DataConfig(StrictModel):
-    """Sources, tokenizer and the shape of the packed sequences; or labelled texts, one a row, in place of sources.
+    """Where sequences come from, of which shape they are, and in which order a run sees them.
+
+    One of `sources`, `labelled` and `dataset` is there.
 
     Attributes:
-        sources: Read in this order; a document seen before is dropped. Empty where there are labelled texts.
+        sources: Read in this order; a document seen before is dropped.
         labelled: Texts of a classification task, for ``train.objective = "classification"``.
-        tokenizer: Trained here, the model's own, or a file.
+        dataset: Token shards.
+        tokenizer: Trained here, the model's own, a file, or the one of the dataset.
         sequence_length: Tokens of one packed sequence; of a labelled text, the rest of which is cut off.
-        validation_share: Share of the documents that is held out, drawn by content and seed.
+        validation_share: Share of the documents that is held out, drawn by content and seed; a dataset has a split.
         max_documents: Stop after so many different documents, over all sources.
         max_validation_sequences: At most so many held-out sequences are used, spread evenly.
         validation: Further validation sets, with sources of their own.
+        packing: ``concatenate``: a sequence is cut out of all documents in a row; ``best_fit``: documents are put whole
+            into the sequences that they fill best, and only longer ones are cut.
+        attention: ``across``: attention reaches back over borders of documents; ``document``: it stays inside a
+            document, in which positions count from 0.
+        phases: Parts of the run with a mixture and a curriculum each; left out, one phase without an end.
+        repeats: Passes over a group that the whole run takes at most; its weight then goes to the others.
+        skip: Ranges of batches that the run leaves out.
     """
 
     sources: tuple[SourceConfig, ...] = ()
     labelled: LabelledConfig | None = None
-    tokenizer: TokenizerConfig
+    dataset: DatasetConfig | None = None
+    tokenizer: TokenizerConfig = DatasetTokenizerConfig()
     sequence_length: int = Field(ge=2)
     validation_share: float = Field(default=0.05, ge=0.0, le=0.5, allow_inf_nan=False)
     max_documents: int | None = Field(default=None, ge=1)
     max_validation_sequences: int = Field(default=64, ge=1)
     validation: tuple[ValidationSetConfig, ...] = ()
+    packing: Packing = "concatenate"
+    attention: DocumentAttention = "across"
+    phases: tuple[PhaseConfig, ...] = Field(default=(), max_length=1000)
+    repeats: dict[GroupName, Passes] = Field(default={}, max_length=1000)
+    skip: tuple[SkippedRange, ...] = Field(default=(), max_length=10_000)
 
     @property
     def validation_names(self) -> tuple[str, ...]:
         """Names of all validation sets, the held-out share first where there is one."""
-        own = (HELD_OUT,) if self.labelled is not None or self.validation_share else ()
+        own = (HELD_OUT,) if self.labelled is not None or self.dataset is not None or self.validation_share else ()
         return (*own, *(one.name for one in self.validation))
 
     @model_validator(mode="after")
     def _check_origin(self) -> Self:
-        if bool(self.sources) == (self.labelled is not None):
-            raise ValueError("expected either sources or labelled; give one of them")
+        if [bool(self.sources), self.labelled is not None, self.dataset is not None].count(True) != 1:
+            raise ValueError("expected either sources, labelled or dataset; give one of them")
         names = [one.name for one in self.validation]
         twice = [name for name in names if names.count(name) > 1 or name == HELD_OUT]
         if twice:
@@ -198,9 +234,32 @@ class DataConfig(StrictModel):
                 f'validation: the name "{twice[0]}" is taken, "{HELD_OUT}" being that of the held-out share; choose '
                 "another one"
             )
-        if self.labelled is None:
-            return self
-        for name in ("validation_share", "max_documents", "max_validation_sequences", "validation"):
-            if getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"{name} is for sources; labelled texts have labelled.test_texts: leave it out")
+        if self.labelled is not None:
+            self._refuse(_OF_SOURCES, "is for sources; labelled texts have labelled.test_texts")
+            self._refuse(_OF_TEXT, "is for text; a labelled text is one row, and each is drawn once an epoch")
+        if self.dataset is not None:
+            self._refuse(("validation_share", "max_documents"), "is for sources; a dataset was split when it was built")
+        if self.dataset is None and isinstance(self.tokenizer, DatasetTokenizerConfig):
+            raise ValueError('tokenizer: only a dataset brings its own; give kind = "bpe", "model" or "file"')
+        if self.dataset is not None and isinstance(self.tokenizer, BpeConfig):
+            raise ValueError('tokenizer: kind = "bpe" is trained on sources; a dataset has its own: leave it out')
         return self
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        check_phases(self.phases, self.sequence_length, self.attention)
+        check_skipped(self.skip)
+        if self.dataset is None and (self.repeats or any(phase.weights for phase in self.phases)):
+            raise ValueError("repeats and phases.weights name groups of a dataset; sources are one group: give dataset")
+        return self
+
+    def _refuse(self, names: tuple[str, ...], why: str) -> None:
+        for name in names:
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} {why}: leave it out")
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out the order where none is asked for, so that an older run file keeps its digest."""
+        plain = {name for name in _NEW_KEYS if getattr(self, name) == type(self).model_fields[name].default}
+        return {name: value for name, value in write(self).items() if name not in plain}

@@ -1,63 +1,196 @@
-"""A packed corpus on disk: opened only when every digest holds, then read through memory maps."""
+"""The sequences of a run: groups of tokens, packed into rows of one length, in the order that the run file asks for."""
 
 import hashlib
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from phalanx.config import digest
-from phalanx.data.batch import IGNORE, Batch
-from phalanx.data.manifest import CorpusManifest, SplitRecord, parse_manifest
-from phalanx.errors import DataError
+from phalanx.data.batch import DOCUMENTS, Batch
+from phalanx.data.config import DataConfig
+from phalanx.data.order import Curriculum, Group, Phase, RunOrder
+from phalanx.data.packing import BestFitRows, RowBlock, Rows, TokenArray, TokenSplit, Windows
+from phalanx.data.phases import CurriculumConfig, DocumentAttention, Packing, PhaseConfig
+from phalanx.data.tokenizers.tokenizer import open_tokenizer, vocabulary_digest
+from phalanx.errors import ConfigError, DataError
 
-MANIFEST_FILE = "manifest.json"
-TOKENIZER_FILE = "tokenizer.json"
-TRAIN_FILE = "train.tokens"
-VALIDATION_FILE = "validation.tokens"
+
+@dataclass(frozen=True)
+class SequenceLayout:
+    """How tokens become sequences, and sequences a run.
+
+    Attributes:
+        sequence_length: Tokens of a sequence.
+        max_validation_sequences: At most so many held-out ones are used, spread evenly.
+        packing: As in the run file.
+        attention: As in the run file.
+        phases: As in the run file.
+        weights: Of each group in phases that give none.
+        repeats: Passes that a group gives at most.
+        skip: Ranges of batches that are left out.
+    """
+
+    sequence_length: int
+    max_validation_sequences: int = 64
+    packing: Packing = "concatenate"
+    attention: DocumentAttention = "across"
+    phases: tuple[PhaseConfig, ...] = ()
+    weights: Mapping[str, float] = field(default_factory=dict)
+    repeats: Mapping[str, float] = field(default_factory=dict)
+    skip: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def of(cls, config: DataConfig) -> Self:
+        """Return what a run file says."""
+        return cls(
+            config.sequence_length,
+            config.max_validation_sequences,
+            config.packing,
+            config.attention,
+            config.phases,
+            {} if config.dataset is None else config.dataset.weights,
+            config.repeats,
+            config.skip,
+        )
+
+
+@dataclass(frozen=True)
+class CorpusFacts:
+    """What identifies a corpus.
+
+    Attributes:
+        digest: SHA-256 in hex of every token.
+        vocab_size: One more than the largest token id.
+        eos_id: Ends every document.
+        tokenizer_path: Its ``tokenizer.json``.
+        trust: What is known of the signer of a dataset, in one sentence; empty of text that was prepared here.
+    """
+
+    digest: str
+    vocab_size: int
+    eos_id: int
+    tokenizer_path: Path
+    trust: str = ""
+
+
+@dataclass(frozen=True)
+class TokenGroup:
+    """The tokens of one group.
+
+    Attributes:
+        name: Empty where a corpus is one group.
+        digest: SHA-256 in hex of its training tokens.
+        train: Trained on.
+        validation: Held out.
+    """
+
+    name: str
+    digest: str
+    train: TokenSplit
+    validation: TokenSplit
 
 
 class Corpus:
-    """Training and validation sequences of one fixed length.
+    """Training and validation sequences of one fixed length, numbered over all groups.
 
-    A sequence may hold several documents. No loss is taken across a border, but attention does reach
-    back over it, as in GPT-2's training.
+    A sequence may hold several documents. No loss is taken across a border; attention reaches back over it, as in
+    GPT-2's training, unless the layout says that it stays inside a document.
+
+    Args:
+        facts: What identifies it.
+        groups: At least one.
+        layout: How they become sequences.
 
     Attributes:
-        manifest: What it was made of.
+        digest: SHA-256 in hex of every token, and of how documents are packed.
         vocab_size: One more than the largest token id.
         eos_id: Ends every document.
-        digest: SHA-256 in hex of the manifest, and so of every token.
         tokenizer_path: Its ``tokenizer.json``.
-        num_train_sequences: At least 1.
-        num_validation_sequences: At most ``max_validation_sequences``; 0 when no share is held out.
+        layout: How tokens become sequences.
+        trust: As in `CorpusFacts`.
+        num_train_sequences: Over all groups.
+        num_validation_sequences: At most so many as the layout says; 0 when nothing is held out.
+
+    Raises:
+        DataError: A group has no training sequence.
     """
 
-    def __init__(self, directory: Path, manifest: CorpusManifest, max_validation_sequences: int) -> None:
-        self.manifest = manifest
-        self.digest = digest(manifest)
-        self.vocab_size = manifest.tokenizer.vocab_size
-        self.eos_id = manifest.tokenizer.eos_id
-        self.tokenizer_path = directory / TOKENIZER_FILE
-        self.num_train_sequences = manifest.train.sequences
-        self.num_validation_sequences = min(manifest.validation.sequences, max_validation_sequences)
-        self._train = _map_tokens(directory / TRAIN_FILE, manifest, manifest.train)
-        self._validation = _map_tokens(directory / VALIDATION_FILE, manifest, manifest.validation)
+    def __init__(self, facts: CorpusFacts, groups: Sequence[TokenGroup], layout: SequenceLayout) -> None:
+        self.vocab_size, self.eos_id, self.tokenizer_path = facts.vocab_size, facts.eos_id, facts.tokenizer_path
+        self.layout = layout
+        self.trust = facts.trust
+        self._groups = tuple(groups)
+        self._train = _Part([_rows(one.train, layout) for one in groups])
+        # held-out text is always measured on whole windows, so that packings can be compared
+        self._held_out = _Part([Windows(one.validation, layout.sequence_length) for one in groups])
+        self.digest = _packed(facts.digest, layout)
+        self.num_train_sequences = self._train.num_rows
+        self.num_validation_sequences = min(self._held_out.num_rows, layout.max_validation_sequences)
+        for one, rows in zip(groups, self._train.parts, strict=True):
+            if one.name and not rows.num_rows:
+                raise DataError(
+                    f'data: group "{one.name}" has {len(one.train.tokens)} tokens, one sequence needs '
+                    f"{layout.sequence_length + 1}; leave the group out, or lower data.sequence_length"
+                )
+
+    @cached_property
+    def vocabulary_digest(self) -> str:
+        """SHA-256 in hex over what decides the ids of a text.
+
+        Raises:
+            DataError: Its tokenizer cannot be read.
+        """
+        return vocabulary_digest(open_tokenizer(self.tokenizer_path, self.eos_id))
 
     @property
-    def train_tokens(self) -> NDArray[np.unsignedinteger]:
-        """All training tokens in a row, ``[tokens]``, read-only."""
-        return self._train
+    def train_tokens(self) -> list[TokenArray]:
+        """All training tokens, ``[tokens]`` of each group, read-only."""
+        return [one.train.tokens for one in self._groups]
+
+    def order(self, seed: int, batch_size: int) -> RunOrder:
+        """Return the order in which a run sees the sequences.
+
+        Raises:
+            ConfigError: A phase, a weight or a limit names a group that there is not.
+        """
+        known = [one.name for one in self._groups]
+        layout = self.layout
+        _check_names([layout.weights, layout.repeats, *(one.weights for one in layout.phases)], known)
+        sizes = [rows.num_rows for rows in self._train.parts]
+        default = layout.weights or dict(zip(known, map(float, sizes), strict=True))
+        phases = [
+            Phase(
+                None if one.until is None else one.until.in_samples(batch_size, layout.sequence_length),
+                tuple((one.weights or default).get(name, 0.0) for name in known),
+                _curriculum(one.curriculum),
+                one.sequence_length,
+            )
+            for one in layout.phases or (PhaseConfig(),)
+        ]
+        groups = [
+            Group(one.name, rows.num_rows, _packed(one.digest, layout), rows.scores)
+            for one, rows in zip(self._groups, self._train.parts, strict=True)
+        ]
+        limits = [
+            math.floor(layout.repeats[name] * size) if name in layout.repeats else None
+            for name, size in zip(known, sizes, strict=True)
+        ]
+        return RunOrder(groups, phases, seed, limits)
 
     def train_batch(self, indices: Sequence[int]) -> Batch:
         """Training sequences by number.
 
         Raises:
-            DataError: There is no such sequence.
+            DataError: There is no such sequence, or its tokens are not those that were signed.
         """
-        return self._batch(self._train, indices, self.num_train_sequences, indices)
+        _check_numbers(indices, self.num_train_sequences)
+        return self._batch(self._train, indices, indices)
 
     def validation_batch(self, indices: Sequence[int]) -> Batch:
         """Validation sequences by number, spread evenly over the held-out text when there are too many.
@@ -65,64 +198,66 @@ class Corpus:
         Raises:
             DataError: There is no such sequence.
         """
-        have, used = self.manifest.validation.sequences, self.num_validation_sequences
-        windows = [index * have // max(used, 1) for index in indices]
-        return self._batch(self._validation, indices, used, windows)
+        have, used = self._held_out.num_rows, self.num_validation_sequences
+        _check_numbers(indices, used)
+        return self._batch(self._held_out, indices, [index * have // max(used, 1) for index in indices])
 
-    def _batch(
-        self, tokens: NDArray[np.unsignedinteger], indices: Sequence[int], size: int, windows: Sequence[int]
-    ) -> Batch:
-        for index in indices:
-            if not 0 <= index < size:
-                raise DataError(f"sequence {index} was asked for; this split has 0 to {size - 1}")
-        length = self.manifest.sequence_length
-        starts = np.asarray(windows, dtype=np.int64).reshape(-1, 1) * length
-        rows = torch.from_numpy(tokens[starts + np.arange(length + 1)].astype(np.int64))
-        input_ids = rows[:, :-1].contiguous()
-        labels = rows[:, 1:].masked_fill(input_ids == self.eos_id, IGNORE)
-        return Batch(input_ids, labels, tuple(indices))
+    def _batch(self, part: "_Part", indices: Sequence[int], rows: Sequence[int]) -> Batch:
+        block = part.read(rows)
+        extras = {DOCUMENTS: torch.from_numpy(block.documents)} if self.layout.attention == "document" else {}
+        return Batch(torch.from_numpy(block.ids), torch.from_numpy(block.labels), tuple(indices), extras)
 
 
-def open_corpus(directory: Path, max_validation_sequences: int) -> Corpus:
-    """Check a prepared corpus against its manifest and open it.
+class _Part:
+    """The rows of all groups as one list."""
 
-    Raises:
-        DataError: A file is missing, or its size, digest or counts are not those of the manifest.
-    """
-    manifest = parse_manifest(_read(directory / MANIFEST_FILE), str(directory / MANIFEST_FILE))
-    itemsize = np.dtype(manifest.token_dtype).itemsize
-    _check_file(directory / TOKENIZER_FILE, manifest.tokenizer.digest)
-    for name, split in ((TRAIN_FILE, manifest.train), (VALIDATION_FILE, manifest.validation)):
-        _check_file(directory / name, split.digest, split.tokens * itemsize)
-    return Corpus(directory, manifest, max_validation_sequences)
+    def __init__(self, parts: Sequence[Rows]) -> None:
+        self.parts = tuple(parts)
+        self._edges = np.concatenate([[0], np.cumsum([rows.num_rows for rows in parts])]).astype(np.int64)
+        self.num_rows = int(self._edges[-1])
 
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as exc:
-        raise _damaged(path, f"cannot be read ({exc.strerror})") from exc
-
-
-def _check_file(path: Path, expected: str, size_bytes: int | None = None) -> None:
-    try:
-        with path.open("rb") as stream:
-            found = hashlib.file_digest(stream, "sha256").hexdigest()
-            size = stream.tell()
-    except OSError as exc:
-        raise _damaged(path, f"cannot be read ({exc.strerror})") from exc
-    if size_bytes is not None and size != size_bytes:
-        raise _damaged(path, f"has {size} bytes, expected {size_bytes}")
-    if found != expected:
-        raise _damaged(path, f"has SHA-256 {found[:16]}..., expected {expected[:16]}...")
+    def read(self, numbers: Sequence[int]) -> RowBlock:
+        """Read rows, each from its group."""
+        if len(self.parts) == 1:
+            return self.parts[0].read(numbers)
+        wanted = np.asarray(numbers, dtype=np.int64)
+        groups = np.searchsorted(self._edges, wanted, side="right") - 1
+        order = np.argsort(groups, kind="stable")
+        blocks = [
+            self.parts[group].read((wanted[groups == group] - self._edges[group]).tolist())
+            for group in np.unique(groups)
+        ]
+        back = np.argsort(order, kind="stable")
+        return RowBlock(*(_joined(blocks, name)[back] for name in ("ids", "labels", "documents")))
 
 
-def _damaged(path: Path, what: str) -> DataError:
-    return DataError(f"{path}: {what}; delete {path.parent} to have the data made again")
+def _joined(blocks: Sequence[RowBlock], name: str) -> NDArray[np.int64]:
+    return np.concatenate([getattr(block, name) for block in blocks])
 
 
-def _map_tokens(path: Path, manifest: CorpusManifest, split: SplitRecord) -> NDArray[np.unsignedinteger]:
-    # an empty file cannot be mapped
-    if split.tokens == 0:
-        return np.empty(0, dtype=manifest.token_dtype)
-    return np.memmap(path, dtype=manifest.token_dtype, mode="r")
+def _rows(split: TokenSplit, layout: SequenceLayout) -> Rows:
+    make = BestFitRows if layout.packing == "best_fit" else Windows
+    return make(split, layout.sequence_length)
+
+
+def _packed(content: str, layout: SequenceLayout) -> str:
+    """Return a digest of tokens and of how they are packed; as it always was where they are concatenated."""
+    if layout.packing == "concatenate":
+        return content
+    return hashlib.sha256(f"{layout.packing} {layout.sequence_length} {content}".encode()).hexdigest()
+
+
+def _curriculum(config: CurriculumConfig | None) -> Curriculum | None:
+    return None if config is None else Curriculum(config.by, config.buckets, config.descending)
+
+
+def _check_numbers(indices: Sequence[int], size: int) -> None:
+    for index in indices:
+        if not 0 <= index < size:
+            raise DataError(f"sequence {index} was asked for; this split has 0 to {size - 1}")
+
+
+def _check_names(named: Sequence[Mapping[str, float]], known: Sequence[str]) -> None:
+    stray = sorted({name for one in named for name in one} - set(known))
+    if stray:
+        raise ConfigError(f'data: there is no group "{stray[0]}"; the dataset has {", ".join(known)}: name one of them')

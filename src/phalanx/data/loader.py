@@ -1,10 +1,16 @@
 """Batches of a run in their one order, and the few integers that a checkpoint keeps of it."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from dataclasses import replace
+from typing import Any, Protocol
 
-from phalanx.data.batch import Batch
-from phalanx.data.order import sample_indices
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from phalanx.data.batch import DOCUMENTS, Batch
+from phalanx.data.corpus import Corpus
+from phalanx.data.order import NO_CURRICULA, Group, Phase, RunOrder
 from phalanx.errors import CheckpointError, ConfigError, DataError
 
 
@@ -40,20 +46,21 @@ class HeldOut(Protocol):
 
 
 class BatchLoader:
-    """Training batches without end; each epoch is another permutation of all sequences.
+    """Training batches without end, in an order that is computed: an epoch has each sequence once.
 
-    Sample k of a run depends on corpus, seed and k only, so a resumed run sees exactly the batches that it
-    would have seen, none lost and none doubled, even with another batch size.
+    Sample k of a run depends on corpus, seed, phases and k only, so a resumed run sees exactly the batches that it
+    would have seen, none lost and none doubled, on any number of ranks and even with another batch size.
 
     Args:
-        corpus: Where sequences come from.
+        corpus: Where sequences come from; a `Corpus` also says in which phases, and which batches are left out.
         batch_size: Sequences of a batch.
         seed: Of the order.
         share: (number, of so many): only every so manyth sequence is drawn, so that loaders of different numbers have
             none in common.
 
     Raises:
-        ConfigError: The batch size is not positive, or the corpus has not a sequence for every share.
+        ConfigError: The batch size is not positive, the corpus has not a sequence for every share, or a phase names a
+            group that there is not.
     """
 
     def __init__(self, corpus: Sequences, batch_size: int, seed: int, share: tuple[int, int] = (0, 1)) -> None:
@@ -69,6 +76,11 @@ class BatchLoader:
         self._batch_size = batch_size
         self._seed = seed
         self._num_samples = 0
+        if isinstance(corpus, Corpus) and share == (0, 1):
+            self._order = corpus.order(seed, batch_size)
+        else:
+            self._order = _one_group(corpus.digest, len(self._own), seed)
+        self._skip = corpus.layout.skip if isinstance(corpus, Corpus) else ()
 
     @property
     def corpus_digest(self) -> str:
@@ -76,26 +88,42 @@ class BatchLoader:
         return self._corpus.digest
 
     def next(self) -> Batch:
-        """The next batch, ``[batch_size, seq]``."""
-        indices = sample_indices(self._num_samples, self._batch_size, len(self._own), self._seed)
+        """The next batch, ``[batch_size, seq]``.
+
+        Raises:
+            DataError: The limits of the groups have ended the data.
+        """
+        samples = self._drawn()
+        indices = self._order.sequences(samples).tolist()
         batch = self._corpus.train_batch([self._own[index] for index in indices])
-        self._num_samples += self._batch_size
-        return batch
+        self._num_samples = int(samples[-1]) + 1
+        return spanned(batch, self._order.schedule.spans(samples))
 
-    def state(self) -> dict[str, int]:
+    @property
+    def consumed(self) -> dict[str, int]:
+        """Samples of each group so far, by its name, with those of skipped batches."""
+        return self._order.consumed(self._num_samples)
+
+    def state(self) -> dict[str, Any]:
         """Samples drawn so far, and what identifies the order that they were drawn from."""
-        return {"num_samples": self._num_samples, **self._identity()}
+        state: dict[str, Any] = {"num_samples": self._num_samples, **self._identity()}
+        if self._is_mixed:
+            state["groups"] = self._order.history(self._num_samples)
+        return state
 
-    def load_state(self, state: Mapping[str, int]) -> None:
+    def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken.
 
         Raises:
-            CheckpointError: The state is malformed, or from another corpus or seed.
+            CheckpointError: The state is malformed, from another seed, or from other sequences than those that this
+                run would have seen until there.
         """
         identity = self._identity()
-        if set(state) != {"num_samples", *identity}:
-            expected = ", ".join(sorted({"num_samples", *identity}))
-            raise CheckpointError(f"loader state: found keys {sorted(state)}, expected {expected}")
+        if self._is_mixed and "groups" not in state:
+            state = _of_one_group(state)
+        expected = {"num_samples", *identity, *(["groups"] if self._is_mixed else [])}
+        if set(state) != expected:
+            raise CheckpointError(f"loader state: found keys {sorted(state)}, expected {', '.join(sorted(expected))}")
         for name, value in identity.items():
             if state[name] != value:
                 raise CheckpointError(
@@ -105,14 +133,89 @@ class BatchLoader:
         num_samples = state["num_samples"]
         if type(num_samples) is not int or num_samples < 0:
             raise CheckpointError(f"loader state: num_samples is {num_samples!r}, expected an integer from 0")
+        if self._is_mixed:
+            _check_history(state["groups"], self._order.history(num_samples), num_samples)
         self._num_samples = num_samples
 
+    @property
+    def _is_mixed(self) -> bool:
+        """Whether groups or curricula are behind the samples, which older states know nothing of."""
+        return self._order.is_mixed
+
+    def _drawn(self) -> NDArray[np.int64]:
+        """Return the numbers of the next batch's samples: those that follow, without the skipped ones."""
+        samples = self._num_samples + np.arange(self._batch_size, dtype=np.int64)
+        for first, behind in self._skip:
+            start, stop = first * self._batch_size, behind * self._batch_size
+            samples[samples >= start] += max(0, stop - max(start, self._num_samples))
+        return samples
+
     def _identity(self) -> dict[str, int]:
+        if self._is_mixed:
+            return {"seed": self._seed}
         # 53 bits, so that a reader that takes JSON numbers for doubles keeps it whole
         corpus = int(self._corpus.digest[:13], 16)
         whole = {"seed": self._seed, "num_sequences": self._corpus.num_train_sequences, "corpus": corpus}
         number, shares = self._share
         return whole if shares == 1 else {**whole, "share": number, "shares": shares}
+
+
+def spanned(batch: Batch, spans: Sequence[int | None]) -> Batch:
+    """Return a batch in which attention spans no more tokens than each row's phase says."""
+    if all(span is None for span in spans):
+        return batch
+    documents = batch.extras[DOCUMENTS]
+    begins = torch.zeros_like(documents, dtype=torch.bool)
+    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    for row, span in enumerate(spans):
+        if span is not None:
+            begins[row, span::span] = True
+    return replace(batch, extras={**batch.extras, DOCUMENTS: begins.cumsum(1)})
+
+
+def _one_group(digest: str, size: int, seed: int) -> RunOrder:
+    return RunOrder([Group("", size, digest, _no_scores)], [Phase(None, (1.0,))], seed)
+
+
+def _no_scores(by: str) -> NDArray[np.float64]:
+    raise DataError(f"data: these sequences have no {by}")
+
+
+def _of_one_group(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state of a run that began without curricula as one with them has it; a malformed one stays so."""
+    if set(state) != {"num_samples", "seed", "num_sequences", "corpus"}:
+        return dict(state)
+    one = {
+        "identity": [state["num_sequences"], state["corpus"]],
+        "samples": state["num_samples"],
+        "curricula": NO_CURRICULA,
+    }
+    groups = {"": one} if state["num_samples"] else {}
+    return {"num_samples": state["num_samples"], "seed": state["seed"], "groups": groups}
+
+
+def _check_history(found: object, expected: Mapping[str, Mapping[str, Any]], num_samples: int) -> None:
+    """Return where a state's groups gave the samples that this run's phases would have taken of them."""
+    if not isinstance(found, dict):
+        raise CheckpointError(f"loader state: groups is {found!r:.80}, expected an object")
+    for name, there in found.items():
+        if not isinstance(there, dict) or set(there) != {"identity", "samples", "curricula"}:
+            raise CheckpointError(f"loader state: group {name!r:.80} is {there!r:.80}, expected what a loader writes")
+    for name in sorted({*found, *expected}):
+        there, here = found.get(name), expected.get(name)
+        if there == here:
+            continue
+        had, has = (0 if one is None else one["samples"] for one in (there, here))
+        if had != has:
+            why = f"it gave {had} of the first {num_samples} samples, and by these phases it would have given {has}"
+        elif there is not None and here is not None and there["identity"] != here["identity"]:
+            why = f"it gave {had} samples, and is another one now: {there['identity']} there, {here['identity']} here"
+        else:
+            why = "its samples so far came in the order of another curriculum"
+        raise CheckpointError(
+            f'loader state: group "{name}": {why}; what is over stays as it was: leave earlier phases as they are and '
+            "add one that begins here"
+        )
 
 
 def validation_batches(corpus: HeldOut, batch_size: int) -> Iterator[Batch]:

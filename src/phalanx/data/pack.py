@@ -9,7 +9,7 @@ import numpy as np
 
 from phalanx.data.manifest import SplitRecord, count_sequences
 from phalanx.data.spool import Progress, SplitSpool
-from phalanx.data.tokenizer import TextTokenizer
+from phalanx.data.tokenizers.encoder import Encoder
 
 # enough text at once to keep every core of the encoder busy
 _BATCH_CHARACTERS = 1 << 20
@@ -20,25 +20,23 @@ def token_dtype(vocab_size: int) -> Literal["<u2", "<u4"]:
     return "<u2" if vocab_size <= 1 << 16 else "<u4"
 
 
-def pack(
-    spool: SplitSpool, tokenizer: TextTokenizer, sequence_length: int, path: Path, report: Progress
-) -> SplitRecord:
+def pack(spool: SplitSpool, encoder: Encoder, sequence_length: int, path: Path, report: Progress) -> SplitRecord:
     """Write the tokens of one split, the end-of-text token after each document.
 
     Args:
         spool: The documents.
-        tokenizer: Gives the ids.
+        encoder: Gives the ids.
         sequence_length: Decides how many sequences there are; the file does not depend on it.
         path: Of the token file.
         report: Told ``("encode", documents so far)``.
     """
-    dtype = np.dtype(token_dtype(tokenizer.vocab_size))
-    content = hashlib.sha256()
+    dtype = np.dtype(token_dtype(encoder.tokenizer.vocab_size))
+    content, end = hashlib.sha256(), np.uint32(encoder.tokenizer.eos_id)
     num_tokens = num_documents = 0
     with path.open("wb") as stream:
         for texts in _batches(spool.texts()):
-            for ids in tokenizer.encode(texts):
-                block = np.array([*ids, tokenizer.eos_id], dtype=dtype).tobytes()
+            for ids in encoder.encode_batch(texts):
+                block = np.append(ids, end).astype(dtype).tobytes()
                 stream.write(block)
                 content.update(block)
                 num_tokens += len(ids) + 1

@@ -9,19 +9,27 @@ from pathlib import Path
 
 from phalanx.config import canonical_json
 from phalanx.data.config import BpeConfig, DataConfig
-from phalanx.data.corpus import (
-    MANIFEST_FILE,
-    TOKENIZER_FILE,
-    TRAIN_FILE,
-    VALIDATION_FILE,
-    Corpus,
-    open_corpus,
-)
+from phalanx.data.corpus import Corpus, SequenceLayout
+from phalanx.data.dataset_corpus import open_shards
 from phalanx.data.manifest import FORMAT, CorpusManifest, SplitRecord, TokenizerRecord
 from phalanx.data.pack import pack, token_dtype
+from phalanx.data.prepared_corpus import (
+    MANIFEST_FILE,
+    TRAIN_FILE,
+    VALIDATION_FILE,
+    open_corpus,
+)
 from phalanx.data.sources import Source, no_text, open_source
 from phalanx.data.spool import Intake, Progress, Spool
-from phalanx.data.tokenizer import TextTokenizer, fingerprint_tokenizer, load_tokenizer, train_bpe
+from phalanx.data.tokenizers.encoder import Encoder
+from phalanx.data.tokenizers.tokenizer import (
+    TOKENIZER_FILE,
+    TextTokenizer,
+    fingerprint_tokenizer,
+    load_tokenizer,
+    named_tokenizer,
+)
+from phalanx.data.tokenizers.training import train_bpe
 from phalanx.errors import DataError
 
 
@@ -32,7 +40,7 @@ def prepare(
     tokenizer_path: Path | None = None,
     progress: Progress | None = None,
 ) -> Corpus:
-    """Read, split, tokenise and pack the sources, or open the result of an earlier call.
+    """Read, split, tokenise and pack the sources, or open the result of an earlier call; or open a dataset of shards.
 
     Args:
         config: What to read and how to cut it.
@@ -49,6 +57,8 @@ def prepare(
         The same content, config, seed and library versions give the same bytes, whatever the number of
         threads. A crash leaves no half-made result. No text is in both splits, up to exact equality.
     """
+    if config.dataset is not None:
+        return open_shards(config, config.dataset, named_tokenizer(config.tokenizer, tokenizer_path))
     # said outright, the encoder uses threads and does not warn when the process forks later
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     sources = [open_source(source) for source in config.sources]
@@ -57,7 +67,7 @@ def prepare(
     home = cache_dir / key[:32]
     if not home.exists():
         _build(config, sources, _Job(key, home, seed, fingerprints, tokenizer_path, progress or _silent))
-    corpus = open_corpus(home, config.max_validation_sequences)
+    corpus = open_corpus(home, SequenceLayout.of(config))
     if corpus.manifest.key != key:
         raise DataError(f"{home}: holds the data of another config; delete it to have the data made again").about(
             code="PHX-I018", file=str(home), do="delete it"
@@ -99,9 +109,9 @@ def _fill(directory: Path, config: DataConfig, sources: list[Source], job: _Job)
     _check_text(spool, config, job)
     tokenizer = _tokenizer(config, spool, job)
     (directory / TOKENIZER_FILE).write_bytes(tokenizer.to_json())
-    length = config.sequence_length
-    train = pack(spool.train, tokenizer, length, directory / TRAIN_FILE, job.report)
-    validation = pack(spool.validation, tokenizer, length, directory / VALIDATION_FILE, job.report)
+    length, encoder = config.sequence_length, Encoder(tokenizer, spool.train.size_bytes + spool.validation.size_bytes)
+    train = pack(spool.train, encoder, length, directory / TRAIN_FILE, job.report)
+    validation = pack(spool.validation, encoder, length, directory / VALIDATION_FILE, job.report)
     _check_length(train, validation, config)
     manifest = CorpusManifest(
         key=job.key,

@@ -21,9 +21,9 @@ def unigram_perplexity(corpus: Corpus) -> float:
         DataError: Nothing is held out.
     """
     counts = np.ones(corpus.vocab_size, dtype=np.int64)
-    tokens = corpus.train_tokens
-    for start in range(0, len(tokens), _CHUNK_TOKENS):
-        counts += np.bincount(tokens[start : start + _CHUNK_TOKENS], minlength=corpus.vocab_size)
+    for tokens in corpus.train_tokens:
+        for start in range(0, len(tokens), _CHUNK_TOKENS):
+            counts += np.bincount(tokens[start : start + _CHUNK_TOKENS], minlength=corpus.vocab_size)
     log_share = np.log(counts) - math.log(int(counts.sum()))
     total, num_labels = 0.0, 0
     for batch in validation_batches(corpus, _BATCH_SIZE):

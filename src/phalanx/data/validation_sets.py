@@ -7,8 +7,10 @@ from phalanx.data.batch import Batch
 from phalanx.data.config import BpeConfig, DataConfig, FileTokenizerConfig
 from phalanx.data.corpus import Corpus
 from phalanx.data.loader import HeldOut
+from phalanx.data.phases import DatasetTokenizerConfig
 from phalanx.data.preparation import prepare
 from phalanx.data.spool import Progress
+from phalanx.data.tokenizers.tokenizer import end_of_text
 from phalanx.errors import DataError
 
 _SEED = 0
@@ -58,13 +60,17 @@ def prepare_validation_sets(
         DataError: Names the set; a source is missing, malformed or too short.
     """
     own = config.tokenizer
-    tokenizer = FileTokenizerConfig(path=corpus.tokenizer_path) if isinstance(own, BpeConfig) else own
+    if isinstance(own, BpeConfig | DatasetTokenizerConfig):
+        own = FileTokenizerConfig(
+            path=corpus.tokenizer_path, eos_token=end_of_text(corpus.tokenizer_path, corpus.eos_id)
+        )
     found: dict[str, HeldOut] = {}
     for one in config.validation:
         wanted = DataConfig(
             sources=one.sources,
-            tokenizer=tokenizer,
+            tokenizer=own,
             sequence_length=config.sequence_length,
+            attention=config.attention,
             validation_share=0.0,
         )
         try:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
         trained_shapes,
     )
     from phalanx.models.digest import weights_digest
-    from phalanx.models.families import FAMILIES, adopt_family, parse_hub_config, shared_hub_config
-    from phalanx.models.family import CAUSAL, AttentionPattern, Family
+    from phalanx.models.families import FAMILIES, adopt_family, made_one_by_one, parse_hub_config, shared_hub_config
+    from phalanx.models.family import CAUSAL, AttentionPattern, Family, with_documents
     from phalanx.models.source import ModelSource, open_model
     from phalanx.models.spf import add_spf
     from phalanx.models.stage import StageModule, tie
@@ -53,6 +53,7 @@ __all__ = [
     "build_empty_stage",
     "build_stage",
     "estimate_costs",
+    "made_one_by_one",
     "open_model",
     "parameter_names",
     "parameter_shapes",
@@ -63,6 +64,7 @@ __all__ = [
     "tie",
     "trained_shapes",
     "weights_digest",
+    "with_documents",
 ]
 
 
@@ -81,8 +83,8 @@ if not TYPE_CHECKING:
                 "trained_shapes",
             ),
             "digest": ("weights_digest",),
-            "families": ("FAMILIES", "adopt_family", "parse_hub_config", "shared_hub_config"),
-            "family": ("CAUSAL", "AttentionPattern", "Family"),
+            "families": ("FAMILIES", "adopt_family", "made_one_by_one", "parse_hub_config", "shared_hub_config"),
+            "family": ("CAUSAL", "AttentionPattern", "Family", "with_documents"),
             "source": ("ModelSource", "open_model"),
             "spf": ("add_spf",),
             "stage": ("StageModule", "tie"),

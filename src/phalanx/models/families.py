@@ -154,6 +154,21 @@ def parse_hub_config(data: Mapping[str, Any], where: str, refuse_unknown: bool =
     return config
 
 
+def made_one_by_one(data: Mapping[str, Any]) -> int:
+    """Return how many layers or labels these keys ask for, whichever are more; nothing is made of any.
+
+    transformers makes these one after another where it reads a config or builds a model of it. Every other number is a
+    width, which takes no work before there is memory for weights.
+
+    Raises:
+        ModelError: Unknown family.
+    """
+    family = family_of(data.get("model_type"), "model config")
+    layers = CONFIG_MAPPING[family.model_type].attribute_map.get("num_hidden_layers", "num_hidden_layers")
+    asked = (data.get(key) for key in (layers, "num_hidden_layers", "num_labels"))
+    return max((number for number in asked if type(number) is int), default=0)
+
+
 def shared_hub_config(data: Mapping[str, Any]) -> Any:
     """Return the config of equal keys that was parsed before; it is read, and never changed.
 

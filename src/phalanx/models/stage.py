@@ -9,7 +9,15 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from phalanx.errors import ModelError
-from phalanx.models.family import CAUSAL, HEAD, HEAD_WEIGHT, AttentionPattern, Family
+from phalanx.models.family import (
+    CAUSAL,
+    HEAD,
+    HEAD_WEIGHT,
+    AttentionPattern,
+    Family,
+    join_documents,
+    split_documents,
+)
 from phalanx.models.layout import StageSpec
 from phalanx.models.quiet import one_at_a_time
 
@@ -50,6 +58,8 @@ class StageModule(nn.Module):
         self.activation_checkpointing = activation_checkpointing
         self.num_virtual_tokens = 0
         """How many keys and values of an adapter every block puts before its own."""
+        self.reads_documents = False
+        """Whether inputs and hidden outputs have the borders of documents behind them, inside which attention stays."""
         self._head_is_shared = False
         self._gives_logits = True
         self._max_positions = family.max_positions(self.hub_config)
@@ -98,16 +108,21 @@ class StageModule(nn.Module):
         """Run the stage.
 
         Args:
-            x: Ids ``[batch, seq]`` for the stage that embeds, else hidden states ``[batch, seq, hidden]``.
-            pattern: Which tokens see which, the same for all stages of one call.
+            x: Ids ``[batch, seq]`` for the stage that embeds, else hidden states ``[batch, seq, hidden]``; with
+                `reads_documents` with borders behind them, as `with_documents` has it.
+            pattern: Which tokens see which, the same for all stages of one call; with `reads_documents` the borders
+                say it.
 
         Returns:
-            Logits ``[batch, seq, vocab]`` of the last stage, else hidden states ``[batch, seq, hidden]``.
+            Logits ``[batch, seq, vocab]`` of the last stage, else hidden states ``[batch, seq, hidden]``, with the
+            borders behind them where the input has them.
 
         Raises:
             ModelError: `x` has another shape, or is longer than the model has positions; or the family has no such
                 attention.
         """
+        if self.reads_documents:
+            x, pattern = split_documents(x, embeds=self.spec.embeds)
         self._check_input(x)
         trunk = self.trunk
         before = self.num_virtual_tokens
@@ -122,7 +137,9 @@ class StageModule(nn.Module):
                 hidden = checkpoint(_run_block, block, hidden, own, self.family.past_key, use_reentrant=False)
             else:
                 hidden = _run_block(block, hidden, own, self.family.past_key)
-        return self._score(self.family.finish(trunk, hidden)) if self.spec.is_last else hidden
+        if self.spec.is_last:
+            return self._score(self.family.finish(trunk, hidden))
+        return join_documents(hidden, pattern) if self.reads_documents else hidden
 
     def replace_head(self, head: nn.Module) -> None:
         """Put another head in the place of the language model's; its outputs are left as they are.

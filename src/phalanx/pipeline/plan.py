@@ -54,17 +54,19 @@ class StepPlan(StrictModel):
     objective: Annotated[str, one_of(OBJECTIVES, or_own=True)] = DEFAULT_OBJECTIVE
     family: Annotated[str, AfterValidator(check_reference)] | None = None
     """Code of the owner's own that cuts the model; a party has it from a file of its own, or has no part in the run."""
+    document_attention: bool = False
+    """Whether attention stays inside documents, the borders of which cross beside the hidden states."""
 
     @model_serializer(mode="wrap")
     def _as_before(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         """Leave out what is usual and what parties of an earlier version do not know."""
-        usual = (("objective", DEFAULT_OBJECTIVE), ("family", None))
+        usual = (("objective", DEFAULT_OBJECTIVE), ("family", None), ("document_attention", False))
         return {name: value for name, value in write(self).items() if (name, value) not in usual}
 
     @property
     def hidden_shape(self) -> tuple[int, int, int]:
         """Shape of every tensor that crosses a boundary: ``[batch, seq, dim]`` of one microbatch."""
-        return (self.microbatch_size, self.sequence_length, self.hidden_size)
+        return (self.microbatch_size, self.sequence_length, self.hidden_size + self.document_attention)
 
     @property
     def hidden_bytes(self) -> int:

@@ -5,17 +5,29 @@ from typing import TYPE_CHECKING
 from phalanx.late_names import late_names
 
 if TYPE_CHECKING:
+    from phalanx.report.data_page import write_data_report
+    from phalanx.report.fertility import write_fertility_svg
     from phalanx.report.loss import write_curve_svg
     from phalanx.report.page import report_page, write_report
     from phalanx.report.rates import write_rate_svg
     from phalanx.report.read import check_run
 
-__all__ = ["check_run", "report_page", "write_curve_svg", "write_rate_svg", "write_report"]
+__all__ = [
+    "check_run",
+    "report_page",
+    "write_curve_svg",
+    "write_data_report",
+    "write_fertility_svg",
+    "write_rate_svg",
+    "write_report",
+]
 
 if not TYPE_CHECKING:
     __getattr__ = late_names(
         __name__,
         {
+            "fertility": ("write_fertility_svg",),
+            "data_page": ("write_data_report",),
             "loss": ("write_curve_svg",),
             "page": ("report_page", "write_report"),
             "rates": ("write_rate_svg",),

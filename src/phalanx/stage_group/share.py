@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from phalanx.errors import ConfigError
 from phalanx.parallel.data.parameters import fill, held_parameters
 from phalanx.parallel.groups.mesh import Domain
 from phalanx.parallel.model.part import StagePart
@@ -47,6 +48,11 @@ class Share:
     """
 
     def __init__(self, plan: StepPlan, stage: int, domain: Domain) -> None:
+        if plan.document_attention:
+            raise ConfigError(
+                'the run has data.attention = "document", and ranks of one party share out hidden states alone; serve '
+                "the stage with one rank"
+            )
         copy = StageCopy.empty(plan, stage, has_moments=False)
         self._domain = domain
         part = SlicedStage(copy.module, _recomputing_as(plan, domain))

@@ -2,13 +2,14 @@
 
 import torch
 
-from phalanx.data import IGNORE, Batch, BpeConfig, DataConfig, PythonManualConfig
+from phalanx.data import DOCUMENTS, IGNORE, Batch, BpeConfig, DataConfig, PythonManualConfig
 from phalanx.models import LoraConfig, ModelConfig
 from phalanx.optimizers import OptimizerConfig
 from phalanx.pipeline import GuardConfig, PipelineConfig
 from phalanx.train import RunConfig, TrainConfig
 
 VOCAB_SIZE = 64
+_DOCUMENTS_PER_TOKEN = 0.3
 
 
 def tiny_run(
@@ -61,11 +62,16 @@ def tiny_run(
 def random_batch(run: RunConfig, vocab_size: int, step: int) -> Batch:
     """Draw the batch of a step; it depends on the run's seed and the step only.
 
-    The first row has no target in its first two places, so that microbatches differ in their number of targets.
+    The first row has no target in its first two places, so that microbatches differ in their number of targets. With
+    ``data.attention = "document"`` a document begins at three tokens of ten.
     """
     generator = torch.Generator().manual_seed(run.train.seed * 1_000_003 + step)
     shape = (run.train.batch_size, run.data.sequence_length + 1)
     tokens = torch.randint(0, vocab_size, shape, generator=generator)
     labels = tokens[:, 1:].clone()
     labels[0, :2] = IGNORE
-    return Batch(tokens[:, :-1].contiguous(), labels, tuple(range(shape[0])))
+    extras = {}
+    if run.data.attention == "document":
+        begins = torch.rand(labels.shape, generator=generator) < _DOCUMENTS_PER_TOKEN
+        extras[DOCUMENTS] = begins.cumsum(dim=1)
+    return Batch(tokens[:, :-1].contiguous(), labels, tuple(range(shape[0])), extras)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from phalanx.train.records.past_run import PastRun
     from phalanx.train.records.peers import PeersView, look_at_peers
     from phalanx.train.records.run_directory import ADDRESS_FILE, check_directory, default_directory, holds_run, is_made
+    from phalanx.train.saving.run_export import export_run
     from phalanx.train.setup.preflight import check_inputs, load_past_code
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "check_inputs",
     "default_directory",
     "describe",
+    "export_run",
     "find_rate",
     "follow",
     "holds_run",
@@ -57,6 +59,7 @@ if not TYPE_CHECKING:
             "records.past_run": ("PastRun",),
             "records.peers": ("PeersView", "look_at_peers"),
             "records.run_directory": ("ADDRESS_FILE", "check_directory", "default_directory", "holds_run", "is_made"),
+            "saving.run_export": ("export_run",),
             "setup.preflight": ("check_inputs", "load_past_code"),
         },
     )

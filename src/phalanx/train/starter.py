@@ -67,8 +67,8 @@ def _finetune(answers: Answers) -> str:
 
 
 def _remote(answers: Answers) -> str:
-    if len(answers.workers) < _FEWEST_PARTIES:
-        raise ConfigError(f"workers: found {len(answers.workers)}; name two at least, so that one can check the other")
+    if not answers.workers:
+        raise ConfigError("workers: found none; name one at least, whose stage the owner then checks itself")
     names = ", ".join(f'"{name}"' for name in answers.workers)
     engine = _REMOTE_PIPELINE.format(stages=len(answers.workers) + 2, names=names)
     return _text_run("A model in stages, the middle ones served by other people's machines.", answers, engine)
@@ -201,7 +201,6 @@ def _quoted(path: Path) -> str:
 
 _BATCH = 8
 _TOKENS = 128
-_FEWEST_PARTIES = 2
 _FEW_FILES = 200
 _VOCABULARY, _SMALL_VOCABULARY, _SMALL_BYTES = 2048, 512, 200_000
 

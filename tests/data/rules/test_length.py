@@ -25,3 +25,18 @@ def test_a_border_is_allowed_itself(text, found):
 def test_borders_that_drop_everything_are_refused():
     with pytest.raises(ValidationError, match="drops everything"):
         LengthConfig(least=3, most=2)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("a b", None), ("a", Drop(RuleReason("words", 1, 2))), ("a b\nc d", Drop(RuleReason("words", 4, 3)))],
+)
+def test_words_have_borders_of_their_own(text, found):
+    rule = make_rule(LengthConfig(least_words=2, most_words=3))
+
+    assert rule.judge(Page(Document("a", text), "books")) == found
+
+
+def test_borders_of_words_that_drop_everything_are_refused():
+    with pytest.raises(ValidationError, match="most_words=2 is below least_words=3"):
+        LengthConfig(least_words=3, most_words=2)

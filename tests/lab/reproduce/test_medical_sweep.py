@@ -10,7 +10,7 @@ from rich.console import Console
 
 from phalanx.data import BpeConfig
 from phalanx.data.tasks import Example, LabelledExamples
-from phalanx.data.tokenizer import train_bpe
+from phalanx.data.tokenizers import train_bpe
 from phalanx.errors import DataError
 from phalanx.lab.reproduce import medical
 from phalanx.lab.reproduce.medical import reproduce_medical, workshop

@@ -14,6 +14,7 @@ from phalanx.pipeline import GuardConfig, explain_evidence, token_distance
 from phalanx.pipeline.evidence.checked import Pins
 from phalanx.pipeline.evidence.explain import judge_evidence
 from phalanx.pipeline.evidence.files import MAX_RECORD_BYTES, MAX_TENSOR_BYTES
+from phalanx.pipeline.evidence.recompute import MOST_LAYERS
 from phalanx.pipeline.protocol.messages import (
     Activation,
     AuditReport,
@@ -360,6 +361,49 @@ def test_a_huge_file_is_refused_unread(altered, suffix, limit):
 
     with pytest.raises(EvidenceError, match="larger than"):
         explain_evidence(path)
+
+
+def claiming(**keys):
+    """A plan with a model of other counts, cut at its last layer as before."""
+
+    def claim(record):
+        record["plan"]["hub_config"] |= keys
+        layers = keys.get("n_layer", 0)
+        if layers:
+            record["plan"]["stages"][-1]["end_layer"] = layers
+
+    return claim
+
+
+@pytest.mark.parametrize("key", ["n_layer", "num_hidden_layers", "num_labels"])
+@pytest.mark.parametrize("claimed", [MOST_LAYERS + 1, 10**15])
+def test_a_plan_that_claims_more_layers_than_any_model_has_is_refused_before_one_is_built(
+    altered, monkeypatch, key, claimed
+):
+    def build(*about):
+        raise AssertionError("built")
+
+    path = altered(record=claiming(**{key: claimed}))
+    monkeypatch.setattr("phalanx.pipeline.evidence.recompute.shared_hub_config", build)
+
+    with pytest.raises(EvidenceError, match=f"its plan claims {claimed} layers or labels, more than the {MOST_LAYERS}"):
+        explain_evidence(path)
+
+
+def test_as_many_layers_as_may_be_are_built_without_memory_and_then_counted(altered, monkeypatch):
+    monkeypatch.setattr("phalanx.pipeline.evidence.recompute.MOST_LAYERS", 12)
+    longer = altered(record=claiming(n_layer=12))
+
+    # the middle stage is the same, whatever comes behind it
+    assert explain_evidence(longer)["recomputed here"] == "bit for bit what the referee got"
+
+
+def test_the_run_itself_builds_what_is_too_long_for_others(altered, monkeypatch):
+    monkeypatch.setattr("phalanx.pipeline.evidence.recompute.MOST_LAYERS", 1)
+
+    facts = judge_evidence(altered(), Pins(in_run=True))
+
+    assert str(facts["conclusion"]).startswith("holds: worker-1")
 
 
 def test_the_run_itself_reads_what_is_too_large_for_others(altered):

@@ -18,25 +18,27 @@ QUICK, PER_SEED = 30, 200
 SETTINGS = settings(deadline=None, database=None, print_blob=False, suppress_health_check=list(HealthCheck))
 
 
-def check(stage, schedule):
+def played(stage, schedule):
+    """What came of a schedule, and which invariants do not hold; hypothesis prints the first with a failure."""
     outcome = stage.play(schedule)
     note(f"{outcome}")
-    assert stage.faults(schedule, outcome) == []
-    return outcome
+    return outcome, stage.faults(schedule, outcome)
 
 
 # no time for shrinking here: the schedule that is printed goes into the long share, which does
 @settings(SETTINGS, max_examples=QUICK, derandomize=True, phases=[Phase.explicit, Phase.generate])
 @given(schedules())
 def test_a_hostile_insider_harms_nobody_honest(stage, schedule):
-    check(stage, schedule)
+    _, faults = played(stage, schedule)
+
+    assert faults == []
 
 
 @pytest.mark.parametrize("company", COMPANIES)
 def test_an_honest_company_of_each_kind_meets_every_bound(stage, company):
-    outcome = stage.play(Schedule(company, {}))
+    outcome, faults = played(stage, Schedule(company, {}))
 
-    assert stage.faults(Schedule(company, {}), outcome) == []
+    assert faults == []
     assert (outcome.evicted, outcome.lost) == ([], [])
     # nobody waits for anything but another's work, which takes no time of the simulation's
     assert outcome.passed_s == 0.0
@@ -50,34 +52,39 @@ def test_a_hostile_insider_harms_nobody_honest_for_as_long_as_is_asked(stage):
     while time.monotonic() < until:
         began, report = time.process_time(), f"seed {number}: stopped"
         try:
-            report = f"seed {number}: {summary(play_seed(stage, number), time.process_time() - began)}"
+            outcomes = play_seed(stage, number)
+            report = f"seed {number}: {summary(outcomes, time.process_time() - began)}"
         finally:
             if "PHALANX_FUZZ_LOG" in os.environ:
                 with Path(os.environ["PHALANX_FUZZ_LOG"]).open("a", encoding="utf-8") as log:
                     log.write(f"{time.strftime('%H:%M:%S')} {report}\n")
+        assert outcomes
         number += 1
 
 
 def play_seed(stage, number):
-    """Play the schedules that one seed draws."""
-    played = []
+    """Play the schedules that one seed draws; the first in which an invariant does not hold fails."""
+    outcomes = []
 
     @seed(number)
     @settings(SETTINGS, max_examples=PER_SEED)
     @given(schedules())
     def play(schedule):
-        played.append(check(stage, schedule))
+        outcome, faults = played(stage, schedule)
+        outcomes.append(outcome)
+        assert faults == []
 
     play()
-    return played
+    return outcomes
 
 
-def summary(played, cpu_s):
-    evicting = sum(bool(outcome.evicted) for outcome in played)
-    acts = sum(outcome.num_acts for outcome in played)
+def summary(outcomes, cpu_s):
+    evicting = sum(bool(outcome.evicted) for outcome in outcomes)
+    acts = sum(outcome.num_acts for outcome in outcomes)
     return (
-        f"{len(played)} schedules, {sum(outcome.fired for outcome in played)} of {acts} acts done, "
-        f"{evicting} with a conviction, most: {max(outcome.event_bytes for outcome in played)} bytes of events, "
-        f"{max(outcome.queued_bytes for outcome in played)} queued, {max(outcome.turns for outcome in played)} turns, "
-        f"{max(outcome.passed_s for outcome in played):.0f} s passed; {cpu_s:.0f} s of CPU"
+        f"{len(outcomes)} schedules, {sum(outcome.fired for outcome in outcomes)} of {acts} acts done, "
+        f"{evicting} with a conviction, most: {max(outcome.event_bytes for outcome in outcomes)} bytes of events, "
+        f"{max(outcome.queued_bytes for outcome in outcomes)} queued, "
+        f"{max(outcome.turns for outcome in outcomes)} turns, "
+        f"{max(outcome.passed_s for outcome in outcomes):.0f} s passed; {cpu_s:.0f} s of CPU"
     )

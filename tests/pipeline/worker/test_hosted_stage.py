@@ -3,6 +3,8 @@ import torch
 
 from phalanx.engine import StepInputs
 from phalanx.models import open_model
+from phalanx.objectives import objective_of
+from phalanx.pipeline.worker import stages
 from phalanx.pipeline.worker.stages import HostedStage
 from phalanx.testing import tiny_run
 from phalanx.train.setup.layout import make_plan
@@ -121,3 +123,12 @@ def test_the_owners_ends_need_a_batch(serve):
 
     first.begin(0, batch)
     assert first.ready()
+
+
+def test_what_is_minimised_is_looked_up_once_however_many_microbatches_there_are(make_company, monkeypatch):
+    asked = []
+    monkeypatch.setattr(stages, "objective_of", lambda kind: asked.append(kind) or objective_of(kind))
+
+    make_company(tiny_run()).run(2)
+
+    assert asked == ["causal_lm"]

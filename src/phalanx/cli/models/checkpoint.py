@@ -51,21 +51,12 @@ def export(
     own_code: Annotated[bool, typer.Option("--own-code", help="Run the code in RUN_DIR/code: read it.")] = False,
 ) -> Answer:
     """Write the model, or the adapter, of a verified checkpoint so that transformers and peft load it."""
-    from phalanx.checkpoint.export import RunTokenizer, export_model
-    from phalanx.data import prepare
-    from phalanx.models import open_model
-    from phalanx.train import PastRun, load_past_code
-    from phalanx.train.records.run_directory import cache_beside
+    from phalanx.train import PastRun, export_run
 
     past = PastRun(run_dir, certificate)
-    config, cache = load_past_code(past.config, run_dir, allowed=own_code), cache_beside(run_dir)
-    source = open_model(config.model, cache / "models", config.train.seed)
-    corpus = prepare(config.data, cache / "data", config.train.seed, source.tokenizer_path)
-    found = past.open(step, best=best)
-    tokenizer = RunTokenizer.of(config.data.tokenizer, source, corpus)
-    export_model(found, source, out, adapter=config.model.adapter, merge=merge, tokenizer=tokenizer)
-    typer.echo(f"{out}: weights of step {found.step}")
-    return Answer({"directory": out, "step": found.step, "merged": merge})
+    found = export_run(past, out, step=step, best=best, merge=merge, own_code=own_code)
+    typer.echo(f"{out}: weights of step {found}")
+    return Answer({"directory": out, "step": found, "merged": merge})
 
 
 @checkpoint_app.command("new-key", epilog="Example: phalanx checkpoint new-key secrets/checkpoint.key")

@@ -9,7 +9,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Discriminator, Tag
 
 from phalanx.data.rules.bad_words import BadWords, BadWordsConfig
+from phalanx.data.rules.c4 import C4, C4Config
+from phalanx.data.rules.decontamination import Decontamination, DecontaminationConfig, EvaluationSetConfig
+from phalanx.data.rules.duplicates import (
+    ExactDuplicates,
+    ExactDuplicatesConfig,
+    NearDuplicates,
+    NearDuplicatesConfig,
+    ParagraphDuplicates,
+    ParagraphDuplicatesConfig,
+    RepeatedSubstrings,
+    RepeatedSubstringsConfig,
+)
+from phalanx.data.rules.fineweb import FineWeb, FineWebConfig
+from phalanx.data.rules.gopher_quality import GopherQuality, GopherQualityConfig
+from phalanx.data.rules.gopher_repetition import GopherRepetition, GopherRepetitionConfig
+from phalanx.data.rules.language import Language, LanguageConfig
+from phalanx.data.rules.language_mixing import LanguageMixing, LanguageMixingConfig
 from phalanx.data.rules.length import Length, LengthConfig
+from phalanx.data.rules.mojibake import Mojibake, MojibakeConfig
 from phalanx.data.rules.page import Page
 from phalanx.data.rules.pii import Pii, PiiConfig
 from phalanx.data.rules.rule import (
@@ -26,6 +44,7 @@ from phalanx.data.rules.rule import (
 )
 from phalanx.data.rules.rule import Tag as Tagged
 from phalanx.data.rules.secrets import Secrets, SecretsConfig
+from phalanx.data.rules.unicode import Unicode, UnicodeConfig
 from phalanx.data.rules.url_blocklist import UrlBlocklist, UrlBlocklistConfig
 
 
@@ -45,8 +64,21 @@ class RuleLine:
 
 
 RULES: dict[str, RuleLine] = {
-    "bad_words": RuleLine(BadWordsConfig, BadWords),
+    "unicode": RuleLine(UnicodeConfig, Unicode, "Unicode Standard Annex 15"),
+    "mojibake": RuleLine(MojibakeConfig, Mojibake, "Speer 2019 (ftfy)"),
     "length": RuleLine(LengthConfig, Length),
+    "language": RuleLine(LanguageConfig, Language, "Joulin et al. 2017; Penedo et al. 2024"),
+    "language_mixing": RuleLine(LanguageMixingConfig, LanguageMixing, "our own, on Joulin et al. 2017"),
+    "gopher_quality": RuleLine(GopherQualityConfig, GopherQuality, "Rae et al. 2021, A.1.1"),
+    "gopher_repetition": RuleLine(GopherRepetitionConfig, GopherRepetition, "Rae et al. 2021, table A1"),
+    "c4": RuleLine(C4Config, C4, "Raffel et al. 2020, section 2.2"),
+    "fineweb": RuleLine(FineWebConfig, FineWeb, "Penedo et al. 2024, section 3.6"),
+    "exact_duplicates": RuleLine(ExactDuplicatesConfig, ExactDuplicates, "Lee et al. 2022, section 4"),
+    "near_duplicates": RuleLine(NearDuplicatesConfig, NearDuplicates, "Broder 1997; Lee et al. 2022, section 4.2"),
+    "paragraph_duplicates": RuleLine(ParagraphDuplicatesConfig, ParagraphDuplicates, "Wenzek et al. 2020, section 3.1"),
+    "repeated_substrings": RuleLine(RepeatedSubstringsConfig, RepeatedSubstrings, "Lee et al. 2022, section 4.1"),
+    "decontamination": RuleLine(DecontaminationConfig, Decontamination, "Brown et al. 2020, appendix C"),
+    "bad_words": RuleLine(BadWordsConfig, BadWords),
     "pii": RuleLine(PiiConfig, Pii, "ISO/IEC 7812, ISO 13616, ISO 7064"),
     "secrets": RuleLine(SecretsConfig, Secrets),
     "url_blocklist": RuleLine(UrlBlocklistConfig, UrlBlocklist),
@@ -77,22 +109,57 @@ def make_rule(config: RuleConfig) -> Rule:
 
 
 __all__ = [
+    "C4",
     "RULES",
+    "BadWords",
+    "BadWordsConfig",
+    "C4Config",
     "CorpusRule",
+    "Decontamination",
+    "DecontaminationConfig",
     "DocumentRule",
     "Drop",
     "Edit",
+    "EvaluationSetConfig",
+    "ExactDuplicates",
+    "ExactDuplicatesConfig",
+    "FineWeb",
+    "FineWebConfig",
+    "GopherQuality",
+    "GopherQualityConfig",
+    "GopherRepetition",
+    "GopherRepetitionConfig",
+    "Language",
+    "LanguageConfig",
+    "LanguageMixing",
+    "LanguageMixingConfig",
     "Length",
     "LengthConfig",
+    "Mojibake",
+    "MojibakeConfig",
+    "NearDuplicates",
+    "NearDuplicatesConfig",
     "Outcome",
     "Page",
+    "ParagraphDuplicates",
+    "ParagraphDuplicatesConfig",
+    "Pii",
+    "PiiConfig",
     "Quarantine",
+    "RepeatedSubstrings",
+    "RepeatedSubstringsConfig",
     "Rule",
     "RuleConfig",
     "RuleLine",
     "RuleReason",
     "RuleSettings",
+    "Secrets",
+    "SecretsConfig",
     "Tagged",
     "Texts",
+    "Unicode",
+    "UnicodeConfig",
+    "UrlBlocklist",
+    "UrlBlocklistConfig",
     "make_rule",
 ]

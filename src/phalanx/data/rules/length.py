@@ -9,16 +9,21 @@ from phalanx.data.rules.rule import Drop, Outcome, RuleReason, RuleSettings
 
 
 class LengthConfig(RuleSettings):
-    """Characters of a document; a border is allowed itself."""
+    """Characters and words (between white spaces) of a document; a border is allowed itself."""
 
     kind: Literal["length"] = "length"
     least: int = Field(default=1, ge=0)
     most: int | None = Field(default=None, ge=1)
+    least_words: int = Field(default=0, ge=0)
+    most_words: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.most is not None and self.most < self.least:
-            raise ValueError(f"most={self.most} is below least={self.least}, which drops everything; raise most")
+        for name, least, most in (("", self.least, self.most), ("_words", self.least_words, self.most_words)):
+            if most is not None and most < least:
+                raise ValueError(
+                    f"most{name}={most} is below least{name}={least}, which drops everything; raise most{name}"
+                )
         return self
 
 
@@ -27,12 +32,18 @@ class Length:
 
     def __init__(self, config: LengthConfig) -> None:
         self._config = config
+        self._counts_words = config.least_words > 0 or config.most_words is not None
 
     def judge(self, page: Page) -> Outcome:
         """Drop what is outside of the borders."""
-        size, config = len(page.text), self._config
-        if size < config.least:
-            return Drop(RuleReason("characters", size, config.least))
-        if config.most is not None and size > config.most:
-            return Drop(RuleReason("characters", size, config.most))
-        return None
+        config = self._config
+        reason = _outside("characters", len(page.text), config.least, config.most)
+        if reason is None and self._counts_words:
+            reason = _outside("words", len(page.words), config.least_words, config.most_words)
+        return Drop(reason) if reason else None
+
+
+def _outside(measure: str, size: int, least: int, most: int | None) -> RuleReason | None:
+    if size < least:
+        return RuleReason(measure, size, least)
+    return RuleReason(measure, size, most) if most is not None and size > most else None

@@ -15,7 +15,7 @@ from phalanx.data.shards.manifest import (
     MOST_MANIFEST_BYTES,
     DatasetManifest,
     PartRecord,
-    dataset_digest,
+    SignedDataset,
     verify_dataset,
 )
 from phalanx.data.shards.records import DOCUMENT, INDEX, MOST_ENTRY_BYTES, START, DocumentEntry
@@ -84,16 +84,16 @@ class Dataset:
         signer: Fingerprint of the key that signed it.
         signer_was_named: Whether the caller said which key that must be. Otherwise nothing vouches for the signer, and
             what shows the dataset to a person says so; `trust` is a sentence for that.
+        statement: What the signer says of the index alone, and its signature.
         groups: The splits of every group, in the order of the manifest.
     """
 
-    def __init__(
-        self, directory: Path, manifest: DatasetManifest, signer: str, seal: DatasetSeal | None, *, named: bool
-    ) -> None:
+    def __init__(self, directory: Path, signed: SignedDataset, seal: DatasetSeal | None, *, named: bool) -> None:
         self.directory = directory
-        self.manifest = manifest
-        self.digest = dataset_digest(manifest)
-        self.signer = signer
+        self.manifest = manifest = signed.manifest
+        self.digest = signed.statement.dataset
+        self.signer = signed.signer
+        self.statement, self.statement_signature = signed.statement, signed.statement_signature
         self.signer_was_named = named
         self.groups: dict[str, tuple[str, ...]] = {}
         for part in manifest.parts:
@@ -232,14 +232,14 @@ def open_dataset(directory: Path, signer: str | None = None, key: SealKey | None
             key is missing or another one.
     """
     path = directory / DATASET_FILE
-    manifest, found = verify_dataset(_read(path, MOST_MANIFEST_BYTES), path, signer)
+    signed = verify_dataset(_read(path, MOST_MANIFEST_BYTES), path, signer)
     seal = None
-    if manifest.seal is not None:
+    if signed.manifest.seal is not None:
         if key is None:
             raise DataError(f"{directory}: is encrypted; give the file of its key")
         path = directory / WRAPPED_KEY_FILE
-        seal = DatasetSeal.open(manifest.seal, key, _read(path, _MOST_KEY_BYTES), str(path))
-    return Dataset(directory, manifest, found, seal, named=signer is not None)
+        seal = DatasetSeal.open(signed.manifest.seal, key, _read(path, _MOST_KEY_BYTES), str(path))
+    return Dataset(directory, signed, seal, named=signer is not None)
 
 
 def _read(path: Path, most_bytes: int) -> bytes:

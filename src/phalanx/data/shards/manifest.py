@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,7 +21,7 @@ DATASET_FILE = "dataset.json"
 MOST_MANIFEST_BYTES = 64 * 2**20
 DOCUMENT_BYTES, INDEX_BYTES, BLOCK_RECORDS = 48, 64, 1024
 """Of one record of a part's documents and of the index; index records under one stored node."""
-_DOMAIN = "dataset-manifest/1"
+_DOMAIN, _INDEX_DOMAIN = "dataset-manifest/1", "dataset-index/1"
 _SIGNATURE = re.compile(r"[0-9a-f]{128}")
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}\z")]
@@ -163,6 +164,53 @@ class DatasetManifest(StrictModel):
     seal: SealRecord | None = None
 
 
+class IndexStatement(StrictModel):
+    """What a signer says of the index alone, so that a proof about one document needs no manifest.
+
+    Attributes:
+        dataset: Digest of the manifest.
+        documents: Records of the index.
+        index: Root of its tree.
+        parts: Group and split of each part, in the order of the numbers that records give.
+    """
+
+    dataset: Digest
+    documents: Count
+    index: Digest
+    parts: Annotated[tuple[tuple[Name, Name], ...], Field(min_length=1, max_length=2**16)]
+
+    @classmethod
+    def of(cls, manifest: DatasetManifest) -> "IndexStatement":
+        """Return what the manifest says."""
+        return cls(
+            dataset=dataset_digest(manifest),
+            documents=manifest.documents,
+            index=manifest.index.root,
+            parts=tuple((part.group, part.split) for part in manifest.parts),
+        )
+
+    def signed(self) -> bytes:
+        """Return what the signature is over."""
+        return in_domain(_INDEX_DOMAIN, canonical_json(self.model_dump(mode="json")))
+
+
+@dataclass(frozen=True)
+class SignedDataset:
+    """A verified manifest.
+
+    Attributes:
+        manifest: The body.
+        signer: Fingerprint of the key that signed it.
+        statement: Of the index, signed by the same key.
+        statement_signature: In hex.
+    """
+
+    manifest: DatasetManifest
+    signer: str
+    statement: IndexStatement
+    statement_signature: str
+
+
 def part_directory(group: str, split: str) -> str:
     """Return where the files of one split of one group are, in the dataset."""
     return f"shards/{group}.{split}"
@@ -179,49 +227,67 @@ def dataset_digest(manifest: DatasetManifest) -> str:
 
 
 def sign_dataset(manifest: DatasetManifest, signer: Identity) -> bytes:
-    """Return the bytes of ``dataset.json``: canonical JSON with an Ed25519 signature over its body."""
+    """Return the bytes of ``dataset.json``: canonical JSON with Ed25519 signatures over its body and its index."""
     body = manifest.model_dump(mode="json", exclude_none=True)
-    signature = signer.sign(in_domain(_DOMAIN, canonical_json(body)))
-    return canonical_json({"body": body, "signature": signature.hex(), "signer": fingerprint_of(signer)})
+    return canonical_json(
+        {
+            "body": body,
+            "index_signature": signer.sign(IndexStatement.of(manifest).signed()).hex(),
+            "signature": signer.sign(in_domain(_DOMAIN, canonical_json(body))).hex(),
+            "signer": fingerprint_of(signer),
+        }
+    )
 
 
-def verify_dataset(data: bytes, where: Path, signer: str | None = None) -> tuple[DatasetManifest, str]:
-    """Check the signature of a manifest, then read it.
+def verify_dataset(data: bytes, where: Path, signer: str | None = None) -> SignedDataset:
+    """Check the signatures of a manifest, then read it.
 
     Args:
         data: Bytes of ``dataset.json``.
         where: Its path, for messages.
         signer: Fingerprint of the key that must have signed; None: any key, the caller tells which.
 
-    Returns:
-        The manifest, and the fingerprint of the key that signed it.
-
     Raises:
         DataError: Malformed, altered, unsigned, or signed with another key.
     """
-    if signer is not None:
-        signer_of(signer)
     try:
         envelope = parse_canonical(data)
     except ValueError as exc:
         raise _altered(where, str(exc)) from exc
-    if set(envelope) != {"body", "signature", "signer"}:
-        raise _altered(where, f"found keys {sorted(envelope)!s:.200}, expected body, signature and signer")
-    found, signature = envelope["signer"], envelope["signature"]
+    if set(envelope) != {"body", "index_signature", "signature", "signer"}:
+        raise _altered(
+            where, f"found keys {sorted(envelope)!s:.200}, expected body, index_signature, signature and signer"
+        )
+    body, found, signature = envelope["body"], envelope["signer"], envelope["signature"]
+    _check_signature(in_domain(_DOMAIN, canonical_json(body)), signature, found, str(where), signer)
+    manifest = _read_body(body, where)
+    _check_sums(manifest, where)
+    statement, signature = IndexStatement.of(manifest), envelope["index_signature"]
+    verify_statement(statement, signature, found, str(where), signer)
+    return SignedDataset(manifest, found, statement, signature)
+
+
+def verify_statement(statement: IndexStatement, signature: str, found: str, where: str, signer: str | None) -> None:
+    """Return where the key `found` signed what is said of an index, and is the one that must have.
+
+    Raises:
+        DataError: It did not, or another key must have.
+    """
+    _check_signature(statement.signed(), signature, found, where, signer)
+
+
+def _check_signature(data: bytes, signature: Any, found: Any, where: str, signer: str | None) -> None:
     if not _matches(FINGERPRINT, found) or not _matches(_SIGNATURE, signature):
         raise _altered(where, "signer or signature is no text of 64 or 128 characters 0-9 and a-f")
-    if signer is not None and found != signer:
+    if signer is not None and signer_of(signer) != signer_of(found):
         raise DataError(
-            f"{where}: signed with key {found}, expected {signer}; use the dataset of that signer, or name this one if "
+            f"{where}: signed with key {found}, expected {signer}; use what that signer signed, or name this key if "
             "you have its fingerprint from a source that you trust"
         ).about(code="PHX-I028", found=found, expected=signer)
     try:
-        signer_of(found).verify(bytes.fromhex(signature), in_domain(_DOMAIN, canonical_json(envelope["body"])))
+        signer_of(found).verify(bytes.fromhex(signature), data)
     except SignatureError as exc:
         raise _altered(where, f"the signature of key {found} does not match") from exc
-    manifest = _read_body(envelope["body"], where)
-    _check_sums(manifest, where)
-    return manifest, found
 
 
 def _matches(pattern: re.Pattern[str], value: Any) -> bool:
@@ -281,7 +347,7 @@ def _check_sums(manifest: DatasetManifest, where: Path) -> None:
         raise DataError(f"{where}: leaf_bytes: found {manifest.leaf_bytes}, expected a power of two")
 
 
-def _altered(where: Path, what: str) -> DataError:
+def _altered(where: Path | str, what: str) -> DataError:
     return DataError(f"{where}: altered or damaged: {what}; restore it from a copy, or build the dataset again").about(
         code="PHX-I027"
     )

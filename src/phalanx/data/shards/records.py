@@ -60,7 +60,7 @@ class DocumentEntry:
         Raises:
             DataError: They are too long, or hold what JSON has no word for.
         """
-        odd = [name for name, value in self.fields.items() if not _is_plain(value)]
+        odd = [name for name, value in self.fields.items() if not is_plain(value)]
         if odd:
             raise DataError(
                 f"document {self.name[:80]!r}: fields {odd!s:.200}: expected text, finite or 64-bit numbers"
@@ -89,7 +89,7 @@ class DocumentEntry:
         except (ValueError, KeyError) as exc:
             raise DataError(f"{where}: malformed entry of a document: {exc}; build the dataset again") from exc
         plain = isinstance(name, str) and isinstance(fields, dict)
-        if len(entry) != 2 or not plain or not all(_is_plain(one) for one in fields.values()):
+        if len(entry) != 2 or not plain or not all(is_plain(one) for one in fields.values()):
             raise DataError(f"{where}: expected a name and fields of plain values; build the dataset again")
         return cls(digest, source, name, fields)
 
@@ -106,7 +106,8 @@ def document_digest(text: str) -> str:
         raise DataError(f"a text holds a lone surrogate at character {exc.start}; read it as UTF-8") from exc
 
 
-def _is_plain(value: object) -> bool:
+def is_plain(value: object) -> bool:
+    """Whether a value may be one of a document's fields: text, a finite number, an integer of 64 bits."""
     if isinstance(value, int):
         return abs(value) < 2**63
     return isinstance(value, str) or (isinstance(value, float) and math.isfinite(value))

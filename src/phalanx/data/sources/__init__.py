@@ -9,13 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Discriminator, Tag
 
 from phalanx.config import OWN_KIND, is_own, resolve
+from phalanx.data.sources.dialogue import DialogueConfig, DialogueFiles
+from phalanx.data.sources.epub import EpubConfig, EpubFiles
 from phalanx.data.sources.html import HtmlConfig, HtmlFiles
 from phalanx.data.sources.jsonl import JsonlConfig, JsonlFiles
+from phalanx.data.sources.mail import MailConfig, MailFiles
 from phalanx.data.sources.own import OwnSource, OwnSourceConfig
+from phalanx.data.sources.parquet import ParquetConfig, ParquetFiles
 from phalanx.data.sources.python_docstrings import PythonDocstrings, PythonDocstringsConfig
 from phalanx.data.sources.python_manual import PythonManual, PythonManualConfig
+from phalanx.data.sources.records import WholeSource, file_source
 from phalanx.data.sources.source import BrokenRecord, Document, FileSource, Origin, Source, SourceSettings
+from phalanx.data.sources.source_code import CodeConfig, CodeFiles
+from phalanx.data.sources.tables import CsvConfig, CsvFiles
 from phalanx.data.sources.text import TextConfig, TextFiles
+from phalanx.data.sources.warc import WarcConfig, WarcFiles
 from phalanx.errors import DataError
 
 
@@ -38,6 +46,13 @@ SOURCES: dict[str, SourceLine] = {
     "text": SourceLine(TextConfig, TextFiles),
     "jsonl": SourceLine(JsonlConfig, JsonlFiles),
     "html": SourceLine(HtmlConfig, HtmlFiles),
+    "warc": SourceLine(WarcConfig, WarcFiles),
+    "parquet": SourceLine(ParquetConfig, ParquetFiles),
+    "csv": SourceLine(CsvConfig, CsvFiles),
+    "dialogue": SourceLine(DialogueConfig, DialogueFiles),
+    "mail": SourceLine(MailConfig, MailFiles),
+    "epub": SourceLine(EpubConfig, EpubFiles),
+    "code": SourceLine(CodeConfig, CodeFiles),
 }
 
 
@@ -85,12 +100,18 @@ def no_text(kind: str) -> DataError:
 __all__ = [
     "SOURCES",
     "BrokenRecord",
+    "CodeConfig",
+    "CsvConfig",
+    "DialogueConfig",
     "Document",
+    "EpubConfig",
     "FileSource",
     "HtmlConfig",
     "JsonlConfig",
+    "MailConfig",
     "Origin",
     "OwnSourceConfig",
+    "ParquetConfig",
     "PythonDocstringsConfig",
     "PythonManualConfig",
     "Source",
@@ -98,7 +119,10 @@ __all__ = [
     "SourceLine",
     "SourceSettings",
     "TextConfig",
+    "WarcConfig",
+    "WholeSource",
     "any_of",
+    "file_source",
     "no_text",
     "open_source",
 ]

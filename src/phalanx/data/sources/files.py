@@ -2,65 +2,138 @@
 
 import gzip
 import hashlib
+import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, cast
+
+from pydantic import PlainSerializer, WrapValidator
 
 from phalanx.errors import DataError
+from phalanx.object_stores import client_errors, open_store, reason_of
 
+PACKED = (".gz", ".zst")
+"""Suffixes of files that are unpacked when they are read."""
 _BLOCK_BYTES = 1 << 20
+
+
+_ADDRESS = re.compile(r"[a-z][a-z0-9]*://.")
+
+
+def _address_or_path(value: object, to_path: Callable[[object], Path]) -> Path | str:
+    return value if isinstance(value, str) and _ADDRESS.match(value) else to_path(value)
+
+
+if TYPE_CHECKING:
+    Location = Path | str
+else:
+    Location = Annotated[Path, WrapValidator(_address_or_path), PlainSerializer(str, when_used="json")]
+"""A path on this machine, or the address of an object store: ``s3://bucket/folder``."""
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file and its name relative to the source, which is the same on every machine."""
+    """A file and its name relative to the source, which is the same on every machine.
+
+    Attributes:
+        name: Of the file, below what the config names.
+        path: On this machine; or its address, where it is an object in a store.
+    """
 
     name: str
-    path: Path
+    path: Path | str
+
+    def open(self) -> BinaryIO:
+        """Open its bytes as they lie there, packed or not; what is opened must be closed.
+
+        Raises:
+            DataError: It cannot be opened, or the client of its store is not installed.
+        """
+        if isinstance(self.path, Path):
+            try:
+                return self.path.open("rb")
+            except OSError as exc:
+                raise unreadable(self.path, exc) from exc
+        files, root = _store(self.path)
+        try:
+            return cast("BinaryIO", files.open(root, "rb"))
+        except client_errors() as exc:
+            raise unreadable(self.path, exc) from exc
 
 
-def list_files(path: Path, suffixes: tuple[str, ...]) -> list[SourceFile]:
+def list_files(location: Path | str, suffixes: tuple[str, ...], *, links: bool = True) -> list[SourceFile]:
     """List a single file, or every file below a directory with one of the suffixes, sorted by name.
 
     Args:
-        path: A file (any suffix) or a directory.
-        suffixes: For example ``(".txt",)``; ``.txt.gz`` is then meant too.
+        location: A file (any suffix) or a directory; here, or in an object store.
+        suffixes: For example ``(".txt",)``; ``.txt.gz`` and ``.txt.zst`` are then meant too.
+        links: Whether symbolic links below the directory are followed to files.
 
     Raises:
-        DataError: There is nothing at `path`, or nothing of that kind below it.
+        DataError: There is nothing at `location`, nothing of that kind below it, or a store does not answer.
     """
+    wanted = tuple(f"{suffix}{packed}" for suffix in suffixes for packed in ("", *PACKED))
+    found = _below(location, links=links) if isinstance(location, Path) else _below_address(location)
+    if found is None:
+        raise DataError(f"{location}: not found; give the path of a file or a directory").about(
+            code="PHX-I011", file=str(location), do="give the path of a file or a directory"
+        )
+    if isinstance(found, SourceFile):
+        return [found]
+    kept = [file for file in found if file.name.lower().endswith(wanted)]
+    if not kept:
+        raise DataError(f"{location}: no file of this source's kind found; expected {', '.join(wanted)}").about(
+            code="PHX-I011", file=str(location), expected=", ".join(wanted)
+        )
+    return sorted(kept, key=lambda file: file.name)
+
+
+def _below(path: Path, *, links: bool) -> SourceFile | list[SourceFile] | None:
     if path.is_file():
-        return [SourceFile(path.name, path)]
+        return SourceFile(path.name, path)
     if not path.is_dir():
-        raise DataError(f"{path}: not found; give the path of a file or a directory").about(
-            code="PHX-I011", file=str(path), do="give the path of a file or a directory"
-        )
-    wanted = suffixes + tuple(f"{suffix}.gz" for suffix in suffixes)
-    found = [
-        SourceFile(item.relative_to(path).as_posix(), item)
-        for item in path.rglob("*")
-        if item.name.lower().endswith(wanted) and item.is_file()
-    ]
-    if not found:
-        raise DataError(f"{path}: no file of this source's kind found; expected {', '.join(wanted)}").about(
-            code="PHX-I011", file=str(path), expected=", ".join(wanted)
-        )
-    return sorted(found, key=lambda file: file.name)
+        return None
+    items = (item for item in path.rglob("*") if links or not item.is_symlink())
+    return [SourceFile(item.relative_to(path).as_posix(), item) for item in items if item.is_file()]
 
 
-def fingerprint_files(files: list[SourceFile], options: str = "") -> str:
+def _below_address(address: str) -> SourceFile | list[SourceFile] | None:
+    files, root = _store(address)
+    scheme = address.partition("://")[0]
+    try:
+        if files.isfile(root):
+            return SourceFile(root.rpartition("/")[2], address)
+        found = [str(path) for path in files.find(root)]
+    except client_errors() as exc:
+        raise unreadable(address, exc) from exc
+    prefix = f"{root.rstrip('/')}/"
+    named = [(path.removeprefix(prefix), f"{scheme}://{path}") for path in found if path.startswith(prefix)]
+    return [SourceFile(name, place) for name, place in named] or None
+
+
+def _store(address: str) -> tuple[Any, str]:
+    try:
+        return open_store(address)
+    except (ImportError, ValueError) as exc:
+        # an unknown protocol is a ValueError
+        raise DataError(f"{address}: {exc}; install phalanx-train[s3], or the client that fsspec names").about(
+            code="PHX-I011", file=address, do="install phalanx-train[s3]"
+        ) from exc
+
+
+def fingerprint_files(files: Sequence[SourceFile], options: str = "") -> str:
     """SHA-256 in hex over options, names and contents of the files, in the given order."""
     total = hashlib.sha256(f"{len(options.encode())}:{options}".encode())
     for file in files:
         content = hashlib.sha256()
-        try:
-            with file.path.open("rb") as stream:
+        with file.open() as stream:
+            try:
                 while block := stream.read(_BLOCK_BYTES):
                     content.update(block)
-        except OSError as exc:
-            raise _unreadable(file.path, exc) from exc
+            except client_errors() as exc:
+                raise unreadable(file.path, exc) from exc
         total.update(f"{len(file.name.encode())}:{file.name}".encode() + content.digest())
     return total.hexdigest()
 
@@ -98,7 +171,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
             for line in stream:
                 yield line.rstrip(b"\r\n")
     except (OSError, EOFError, zlib.error) as exc:
-        raise _unreadable(path, exc) from exc
+        raise unreadable(path, exc) from exc
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
@@ -107,13 +180,15 @@ def _blocks(path: Path) -> Iterator[bytes]:
             while block := stream.read(_BLOCK_BYTES):
                 yield block
     except (OSError, EOFError, zlib.error) as exc:
-        raise _unreadable(path, exc) from exc
+        raise unreadable(path, exc) from exc
 
 
 def _open(path: Path) -> BinaryIO:
     return cast("BinaryIO", gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
 
 
-def _unreadable(path: Path, exc: Exception) -> DataError:
-    reason = getattr(exc, "strerror", None) or str(exc)
-    return DataError(f"{path}: cannot be read ({reason}); check the file and its permissions")
+def unreadable(place: Path | str, exc: Exception) -> DataError:
+    """Say that a file cannot be read, and why."""
+    # of a store the type alone: its client's own text may repeat a request with its credentials
+    reason = (getattr(exc, "strerror", None) or str(exc)) if isinstance(place, Path) else reason_of(exc)
+    return DataError(f"{place}: cannot be read ({reason}); check the file and its permissions")

@@ -1,67 +1,110 @@
 """JSON lines."""
 
 import json
+from abc import abstractmethod
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
-from phalanx.data.sources.files import decode, fingerprint_files, list_files, read_lines
-from phalanx.data.sources.source import Document, SourceSettings
+from phalanx.data.sources.columns import ColumnSettings, said_in
+from phalanx.data.sources.files import SourceFile, decode
+from phalanx.data.sources.packed import Damage
+from phalanx.data.sources.records import (
+    RawRecord,
+    RecordFiles,
+    broken,
+    document_of,
+    line_of,
+    lost,
+    too_long,
+)
+from phalanx.data.sources.source import BrokenRecord, Document
 from phalanx.errors import DataError
 
+_SHOWN_KEYS = 10
+_SHOWN_CHARACTERS = 40
 
-class JsonlConfig(SourceSettings):
-    """One JSON object a line, a file or a directory of ``*.jsonl`` (also ``.gz``); the text is in `field`."""
+
+class JsonlConfig(ColumnSettings):
+    """One JSON object a line, a file or a directory of ``*.jsonl`` (also ``.gz``, ``.zst``); text in `field`."""
 
     kind: Literal["jsonl"] = "jsonl"
-    path: Path
     field: str = Field(default="text", min_length=1)
 
 
-class JsonlFiles:
+class JsonLines(RecordFiles):
+    """One record per line, its end included; a blank line holds no text."""
+
+    def _records(self, file: SourceFile, name: str) -> Iterator[RawRecord | BrokenRecord]:
+        number, limit = 0, self._limits.max_record_bytes
+        for run in self._runs(file):
+            if isinstance(run, Damage):
+                yield lost(name, run)
+                continue
+            while line := line_of(run, limit):
+                number += 1
+                where = f"{name}, line {number}"
+                yield too_long(where, line, limit) if isinstance(line, int) else RawRecord(where, line)
+
+    def _document(self, record: RawRecord) -> Document | BrokenRecord:
+        if not record.content.strip():
+            return broken(record, "blank line", is_unsupported=True)
+        return self._of_object(record, parse_object(record.content.rstrip(b"\r\n"), record.name))
+
+    @abstractmethod
+    def _of_object(self, record: RawRecord, found: dict[str, Any]) -> Document | BrokenRecord:
+        """Make a document of the object in a line."""
+
+
+class JsonlFiles(JsonLines):
     """One document per line; a blank line is passed over, anything else malformed is an error."""
 
     def __init__(self, config: JsonlConfig) -> None:
-        self._field = config.field
-        self._files = list_files(config.path, (".jsonl",))
+        super().__init__(config, (".jsonl",))
+        self._config = config
 
-    def fingerprint(self) -> str:
-        """Digest of names, contents and field."""
-        return fingerprint_files(self._files, f"jsonl {self._field!r}")
+    def _options_before(self) -> str:
+        return f"jsonl {self._config.field!r}"
 
-    def documents(self) -> Iterator[Document]:
-        """Files by name, lines in order.
+    def _of_object(self, record: RawRecord, found: dict[str, Any]) -> Document:
+        return document_of(record, _text(found, self._config.field, record.name), said_in(found, self._config))
 
-        Raises:
-            DataError: Names the file and the line, and says what was found and expected.
-        """
-        for file in self._files:
-            for number, line in enumerate(read_lines(file.path), start=1):
-                if line.strip():
-                    where = f"{file.path}, line {number}"
-                    yield Document(where, self._text(line, where))
 
-    def _text(self, line: bytes, where: str) -> str:
-        try:
-            record = json.loads(decode(line, where))
-        except (json.JSONDecodeError, RecursionError) as exc:
-            raise DataError(f"{where}: is not JSON ({exc}); expected one object a line").about(
-                code="PHX-I013", file=where, expected="one object a line"
-            ) from exc
-        if not isinstance(record, dict):
-            raise DataError(f"{where}: found a JSON {type(record).__name__}, expected an object")
-        text = record.get(self._field)
-        if isinstance(text, str):
-            return text
-        if self._field not in record:
-            keys = ", ".join(sorted(record)[:10]) or "none"
-            raise DataError(
-                f"{where}: no field {self._field!r}; its fields are: {keys}; set `field` to the one with the text, or "
-                "write one text a line where it takes several"
-            ).about(code="PHX-I014", file=where, key="field", found=keys, expected=self._field)
+def parse_object(line: bytes, where: str) -> dict[str, Any]:
+    """Read the one object of a line.
+
+    Raises:
+        DataError: It is not UTF-8, not JSON, nested too deep, or no object.
+    """
+    try:
+        record = json.loads(decode(line, where))
+    except (ValueError, RecursionError) as exc:
+        # ValueError: bad syntax, and an integer of thousands of digits
+        raise DataError(f"{where}: is not JSON ({exc}); expected one object a line").about(
+            code="PHX-I013", file=where, expected="one object a line"
+        ) from exc
+    if not isinstance(record, dict):
+        raise DataError(f"{where}: found a JSON {type(record).__name__}, expected an object")
+    return record
+
+
+def keys_of(record: dict[str, Any]) -> str:
+    """The first names of its fields, for a message."""
+    return ", ".join(key[:_SHOWN_CHARACTERS] for key in sorted(record)[:_SHOWN_KEYS]) or "none"
+
+
+def _text(record: dict[str, Any], field: str, where: str) -> str:
+    text = record.get(field)
+    if isinstance(text, str):
+        return text
+    if field not in record:
+        keys = keys_of(record)
         raise DataError(
-            f"{where}: field {self._field!r} holds a JSON {type(text).__name__}, expected text"
-            + ("; a chat is not rendered here: write each conversation as one text" if isinstance(text, list) else "")
-        ).about(code="PHX-I014", file=where, key="field", found=type(text).__name__, expected="text")
+            f"{where}: no field {field!r}; its fields are: {keys}; set `field` to the one with the text, or "
+            "write one text a line where it takes several"
+        ).about(code="PHX-I014", file=where, key="field", found=keys, expected=field)
+    raise DataError(
+        f"{where}: field {field!r} holds a JSON {type(text).__name__}, expected text"
+        + ('; a chat is read by kind = "dialogue"' if isinstance(text, list) else "")
+    ).about(code="PHX-I014", file=where, key="field", found=type(text).__name__, expected="text")

@@ -59,7 +59,7 @@ def _parse(file: SourceFile) -> ast.Module:
         with warnings.catch_warnings():
             # an invalid escape in another author's module is not the user's business
             warnings.simplefilter("ignore")
-            return ast.parse(read_bytes(file.path))
+            return ast.parse(read_bytes(Path(file.path)))
     except (SyntaxError, ValueError) as exc:
         raise DataError(f"{file.path}: cannot be parsed ({exc}); repair this Python installation") from exc
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from phalanx.config import StrictModel
 from phalanx.data.sources.files import SourceFile
@@ -24,6 +24,7 @@ class Origin:
         url: Where it was fetched, as recorded.
         fetched_at: When, as recorded (RFC 3339).
         recorded_digest: What the archive itself says the digest is, as ``algorithm:value``; a claim.
+        digest_holds: Whether the payload has that digest; None where none is recorded or it cannot be checked.
     """
 
     raw_bytes: int
@@ -31,6 +32,7 @@ class Origin:
     url: str | None = None
     fetched_at: str | None = None
     recorded_digest: str | None = None
+    digest_holds: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,19 @@ class Document:
 
 @dataclass(frozen=True)
 class BrokenRecord:
-    """A record that no text could be taken out of: it is counted and told, never passed over in silence."""
+    """A record that no text could be taken out of: it is counted and told, never passed over in silence.
+
+    Attributes:
+        name: The same on every machine.
+        raw_bytes: Its size, as in `Origin`; of what could not be unpacked, the packed size.
+        reason: For a person.
+        is_unsupported: Whether it is whole, but nothing that this source reads: an image, a request, a blank line.
+    """
 
     name: str
     raw_bytes: int
     reason: str
+    is_unsupported: bool = False
 
 
 class Source(Protocol):
@@ -71,6 +81,7 @@ class Source(Protocol):
         ...
 
 
+@runtime_checkable
 class FileSource(Source, Protocol):
     """A source of files that several processes can read apart from each other."""
 

@@ -1,49 +1,60 @@
 """Plain text files."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
-from phalanx.data.sources.files import fingerprint_files, list_files, read_text
-from phalanx.data.sources.source import Document, SourceSettings
+from phalanx.data.sources.files import SourceFile, decode
+from phalanx.data.sources.packed import Damage
+from phalanx.data.sources.records import (
+    FileSettings,
+    RawRecord,
+    RecordFiles,
+    document_of,
+    lost,
+    parts_of,
+    too_long,
+)
+from phalanx.data.sources.source import BrokenRecord, Document
 
 _SUFFIXES = (".txt", ".md")
 
 
-class TextConfig(SourceSettings):
-    """UTF-8 text, a file or a directory of ``*.txt`` and ``*.md`` (also ``.gz``).
+class TextConfig(FileSettings):
+    """UTF-8 text, a file or a directory of ``*.txt`` and ``*.md`` (also ``.gz``, ``.zst``).
 
     One document per file, or, with `delimiter`, one per part between two delimiters.
     """
 
     kind: Literal["text"] = "text"
-    path: Path
     delimiter: str | None = Field(default=None, min_length=1)
+    max_record_bytes: int = Field(default=1 << 30, ge=1)
 
 
-class TextFiles:
-    """One document per file, or per part between delimiters; one file is in memory at a time."""
+class TextFiles(RecordFiles):
+    """One record per file, or per part with the delimiter behind it; one record is in memory at a time."""
 
     def __init__(self, config: TextConfig) -> None:
+        super().__init__(config, _SUFFIXES)
         self._delimiter = config.delimiter
-        self._files = list_files(config.path, _SUFFIXES)
 
-    def fingerprint(self) -> str:
-        """Digest of names, contents and delimiter."""
-        return fingerprint_files(self._files, f"text {self._delimiter!r}")
+    def _options_before(self) -> str:
+        return f"text {self._delimiter!r}"
 
-    def documents(self) -> Iterator[Document]:
-        """Files by name, parts in order.
-
-        Raises:
-            DataError: A file cannot be read or is not UTF-8.
-        """
-        for file in self._files:
-            text = read_text(file.path)
-            if self._delimiter is None:
-                yield Document(str(file.path), text)
+    def _records(self, file: SourceFile, name: str) -> Iterator[RawRecord | BrokenRecord]:
+        if self._delimiter is None:
+            yield self._whole(file, name)
+            return
+        number, limit = 0, self._limits.max_record_bytes
+        for run in self._runs(file):
+            if isinstance(run, Damage):
+                yield lost(name, run)
                 continue
-            for number, part in enumerate(text.split(self._delimiter), start=1):
-                yield Document(f"{file.path}, part {number}", part)
+            for part in parts_of(run, self._delimiter.encode(), limit):
+                number += 1
+                where = f"{name}, part {number}"
+                yield too_long(where, part, limit) if isinstance(part, int) else RawRecord(where, part)
+
+    def _document(self, record: RawRecord) -> Document:
+        return document_of(record, decode(record.content, record.name).removesuffix(self._delimiter or ""))

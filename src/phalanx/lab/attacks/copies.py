@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from phalanx.engine import NO_EXTRAS
+from phalanx.objectives import OBJECTIVES, Objective
 from phalanx.pipeline import StageCopy, StageRunner
 
 
@@ -46,7 +47,7 @@ class AttackedRunner(StageRunner):
         labels: Tensor,
         num_targets: int,
         extras: Mapping[str, Tensor] = NO_EXTRAS,
-        objective: str = "causal_lm",
+        objective: Objective = OBJECTIVES["causal_lm"],
     ) -> float:
         """As the honest runner."""
         return self._honest.loss(microbatch, labels, num_targets, extras, objective)

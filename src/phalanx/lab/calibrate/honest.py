@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from phalanx.data import DOCUMENTS, without_documents
 from phalanx.engine import StepInputs
+from phalanx.models import with_documents
 from phalanx.optimizers import clip_coefficient, gradient_norm_squared
 from phalanx.pipeline import StageCopy, StepPlan
 
@@ -50,10 +52,11 @@ class HonestRun:
         """
         cases = []
         for m, (ids, labels) in enumerate(zip(inputs.ids, inputs.labels, strict=True)):
-            entering = [ids]
+            extras = inputs.extras_of(m)
+            entering = [with_documents(ids, extras.get(DOCUMENTS))]
             for copy in self.copies:
                 entering.append(copy.runner.forward(step, m, entering[-1]))
-            self.copies[-1].runner.loss(m, labels, inputs.num_targets)
+            self.copies[-1].runner.loss(m, labels, inputs.num_targets, without_documents(extras))
             gradient: Tensor | None = None
             for copy in reversed(self.copies):
                 arrived, gradient = gradient, copy.runner.backward(step, m, gradient)

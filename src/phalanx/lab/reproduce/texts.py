@@ -46,7 +46,7 @@ class StandardLibraryCode:
             DataError: A module cannot be read or parsed.
         """
         for file in self._files:
-            yield Document(f"code of {file.name}", _bare_code(file.path))
+            yield Document(f"code of {file.name}", _bare_code(Path(file.path)))
 
 
 def library_docstrings() -> Source:

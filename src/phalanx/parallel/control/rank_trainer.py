@@ -86,6 +86,7 @@ class RankTrainer:
 
     Attributes:
         timer: Where the time of this rank goes.
+        objective: What is minimised.
 
     Raises:
         ModelError: A tensor is missing or wrong.
@@ -96,7 +97,7 @@ class RankTrainer:
         self.timer = PhaseTimer()
         self._recipe = recipe
         self._domain = domain
-        check_objective(recipe)
+        self.objective = check_objective(recipe)
         self._specs = recipe.stages(source)
         mine = self._specs[domain.pp :: recipe.parallel.pp]
         self._parts = [self._build(source, spec) for spec in mine]
@@ -121,11 +122,6 @@ class RankTrainer:
     def num_stages(self) -> int:
         """Stages of the whole pipeline."""
         return len(self._specs)
-
-    @property
-    def objective(self) -> Objective:
-        """What is minimised."""
-        return objective_of(self._recipe.objective)
 
     def step(self, step: int, ids: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS) -> AppliedStep:
         """Run one optimizer step on a whole batch.
@@ -309,8 +305,8 @@ class TargetRows:
         return self.labels[numbers], {name: rows[numbers] for name, rows in self.extras.items()}
 
 
-def check_objective(recipe: RankRecipe) -> None:
-    """Refuse an objective that a layout cannot learn.
+def check_objective(recipe: RankRecipe) -> Objective:
+    """Return what is minimised, if the layout can learn it.
 
     Raises:
         ConfigError: Says why, and what to do.
@@ -323,6 +319,7 @@ def check_objective(recipe: RankRecipe) -> None:
             f"parallel: tp={recipe.parallel.tp} shares the vocabulary, and of all objectives causal_lm alone is known "
             f"to be a sum over such shares, not {recipe.objective}; set tp to 1"
         )
+    return objective
 
 
 def seed_dropout(recipe: RankRecipe, step: int, domain: Domain) -> None:

@@ -6,11 +6,14 @@ import torch
 from torch import Tensor
 
 from phalanx.errors import ModelError
-from phalanx.models import shared_hub_config, stage_table
+from phalanx.models import made_one_by_one, shared_hub_config, stage_table
 from phalanx.pipeline.evidence.checked import CheckedEvidence
 from phalanx.pipeline.evidence.files import STAGE_PREFIX
 from phalanx.pipeline.protocol.messages import Ready, StateDigest, UpdateReport, WeightsHeld
 from phalanx.pipeline.stage.stage_copy import StageCopy, stage_spec
+
+MOST_LAYERS = 1024
+"""Layers, or labels, of a model that a file of others may claim; whole models are built of them, without memory."""
 
 
 def weights_vouched_by(checked: CheckedEvidence) -> list[str]:
@@ -95,7 +98,13 @@ def _rebuild(checked: CheckedEvidence, weights: Mapping[str, Tensor]) -> StageCo
         raise checked.refuse(f"stage {stage} is not one of the plan's {len(plan.stages)}")
     spec = stage_spec(plan, stage)
     try:
-        # counted before it is built: a plan must not claim memory that its weights do not fill
+        # read off the keys: what builds a model to count it does as much work as its config claims
+        claimed = made_one_by_one(plan.hub_config)
+        if claimed > MOST_LAYERS and not checked.pins.in_run:
+            raise checked.refuse(
+                f"its plan claims {claimed} layers or labels, more than the {MOST_LAYERS} that evidence is built of"
+            )
+        # counted before it has memory: a plan must not claim any that its weights do not fill
         (row,) = stage_table(shared_hub_config(plan.hub_config), (spec,), plan.adapter)
         found = sum(tensor.numel() for tensor in weights.values())
         if row.parameters != found:

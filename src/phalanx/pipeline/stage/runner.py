@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from phalanx.engine import NO_EXTRAS
 from phalanx.models import StageModule, StageSpec
-from phalanx.objectives import objective_of
+from phalanx.objectives import OBJECTIVES, Objective
 from phalanx.optimizers import gradient_norm_squared
 
 
@@ -77,7 +77,7 @@ class StageRunner:
         labels: Tensor,
         num_targets: int,
         extras: Mapping[str, Tensor] = NO_EXTRAS,
-        objective: str = "causal_lm",
+        objective: Objective = OBJECTIVES["causal_lm"],
     ) -> float:
         """Turn the last stage's logits into the loss; its backward pass comes next.
 
@@ -86,13 +86,13 @@ class StageRunner:
             labels: Next tokens ``[batch, seq]``.
             num_targets: Target tokens in the whole step, so that microbatches add up to the batch's mean.
             extras: More rows, as the objective reads them.
-            objective: A kind, as `objective_of` takes it.
+            objective: What is minimised.
 
         Returns:
             The sum of the token losses of this microbatch, in nats.
         """
         x, logits = self._graphs[microbatch]
-        total, _ = objective_of(objective)(logits, labels.to(logits.device), extras)
+        total, _ = objective(logits, labels.to(logits.device), extras)
         self._graphs[microbatch] = (x, total / num_targets)
         return float(total.detach())
 

@@ -170,9 +170,6 @@ class Party:
         if message.step == self.roles.step + 1 or self._shadowing.is_behind(message):
             self._keep_for_later(received)
             return
-        if message.stage in self.hosted:
-            # of a shared stage: what was verified is applied before anything of the next step is taken
-            self._serving.apply(self.hosted[message.stage])
         self._shadowing.take_gradient(received, message)
 
     def _take_upkeep(self, received: ReceivedMessage, message: Bulk) -> None:

@@ -6,8 +6,11 @@ from typing import Literal
 
 from torch import Tensor
 
+from phalanx.data import DOCUMENTS, without_documents
 from phalanx.engine import StepInputs
 from phalanx.errors import StaleReplicaError
+from phalanx.models import with_documents
+from phalanx.objectives import Objective, objective_of
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.protocol.tensor_stream import BulkReceiver
 from phalanx.pipeline.stage.runner import StageRunner
@@ -77,6 +80,11 @@ class HostedStage:
     def _order(self) -> tuple[Action, ...]:
         return actions(self.plan.schedule, self.index, len(self.plan.stages), self.plan.microbatches)
 
+    @cached_property
+    def _objective(self) -> Objective:
+        """What the last stage minimises; code of the user's own is looked for where that stage is, and once."""
+        return objective_of(self.plan.objective)
+
     def _keep_sent(self, step: int) -> None:
         if self.step >= 0 and step > self.step:
             self.past[self.step] = dict(self.sent)
@@ -130,7 +138,8 @@ class HostedStage:
     def _forward(self, microbatch: int) -> Tensor | None:
         spec = self.copy.spec
         if spec.is_first and self.batch is not None:
-            x = self.batch.ids[microbatch]
+            documents = self.batch.extras_of(microbatch).get(DOCUMENTS)
+            x = with_documents(self.batch.ids[microbatch], documents)
         else:
             x = self.inputs[(self.step, "forward", microbatch)]
         y = self.runner.forward(self.step, microbatch, x)
@@ -142,8 +151,8 @@ class HostedStage:
                 microbatch,
                 batch.labels[microbatch],
                 batch.num_targets,
-                batch.extras_of(microbatch),
-                self.plan.objective,
+                without_documents(batch.extras_of(microbatch)),
+                self._objective,
             )
             self.losses.append(loss)
         return None

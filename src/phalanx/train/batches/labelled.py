@@ -12,7 +12,7 @@ from torch import Tensor
 from phalanx.data import Batch, DataConfig
 from phalanx.data.config import BpeConfig, LabelledConfig, OwnTaskConfig
 from phalanx.data.tasks import TASKS, Columns, Example, Shares, load_own, share_out
-from phalanx.data.tokenizer import TextTokenizer, load_tokenizer, train_bpe
+from phalanx.data.tokenizers import TextTokenizer, load_tokenizer, train_bpe, vocabulary_digest
 from phalanx.errors import ConfigError, DataError
 from phalanx.objectives import mark_classes
 
@@ -86,6 +86,7 @@ class LabelledTexts:
         test: Held-out texts.
         shares: The same as words, for models that read those.
         vocab_size: One more than the largest token id.
+        vocabulary_digest: SHA-256 in hex over what decides the ids of a text.
         holders: The client that has each held-out text; empty where they belong to no client.
     """
 
@@ -94,6 +95,7 @@ class LabelledTexts:
     test: LabelledRows
     shares: Shares
     vocab_size: int
+    vocabulary_digest: str
     holders: tuple[str, ...] = ()
 
     @property
@@ -140,6 +142,7 @@ def prepare_labelled(
         encode_rows(shares.test, tokenizer, data.sequence_length),
         shares,
         tokenizer.vocab_size,
+        vocabulary_digest(tokenizer),
         holders,
     )
 

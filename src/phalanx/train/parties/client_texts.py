@@ -10,7 +10,7 @@ from torch import Tensor
 from phalanx.data.config import BpeConfig
 from phalanx.data.order import sample_indices
 from phalanx.data.tasks import load_own
-from phalanx.data.tokenizer import fingerprint_tokenizer, load_tokenizer
+from phalanx.data.tokenizers import fingerprint_tokenizer, load_tokenizer
 from phalanx.errors import ConfigError
 from phalanx.models import ModelSource
 from phalanx.models.layout import check_vocabulary

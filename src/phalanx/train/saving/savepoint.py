@@ -70,6 +70,7 @@ class Savepoint:
         source: The model; its files are part of what an adapter's checkpoint needs.
         history: What the audit log says about checkpoints, and about the run files of earlier sessions.
         log: The audit log; every manifest has its head; None where there is none.
+        vocabulary: Digest of the vocabulary that text is encoded with; None where this process has no text.
 
     Raises:
         CheckpointError: The key is missing or malformed, or the remote store's client is not installed.
@@ -86,6 +87,7 @@ class Savepoint:
         source: ModelSource,
         history: RunHistory,
         log: AuditLog | None = None,
+        vocabulary: str | None = None,
     ) -> None:
         self._run = run
         self._config_digest = digest(run)
@@ -101,6 +103,7 @@ class Savepoint:
         self._remote = None if settings.remote is None else RemoteStore(settings.remote, home.run_id)
         # an adapter's checkpoint holds no frozen weight: it says which ones belong to it
         self._base = None if run.model.adapter is None else source.files_digest()
+        self._vocabulary = vocabulary
 
     def state(self, num_steps: int) -> dict[str, Any]:
         """Everything beside the tensors, as it is now."""
@@ -112,7 +115,8 @@ class Savepoint:
             "figures": self._figures.to_json(),
             "totals": asdict(self._totals),
         }
-        return state if self._base is None else {**state, "base": self._base}
+        belongs = {"base": self._base, "vocabulary": self._vocabulary}
+        return state | {name: value for name, value in belongs.items() if value is not None}
 
     def write(
         self, num_steps: int, shards: Iterable[Shard], state: dict[str, Any], *, alone: bool = False
@@ -236,6 +240,8 @@ class Savepoint:
                 f"{path}: foreign: its adapter belongs to a model whose files have digest "
                 f"{checkpoint.state['base']!s:.12}..., those in [model] have {self._base:.12}...; give that model"
             )
+        if self._vocabulary is not None:
+            checkpoint.check_vocabulary(self._vocabulary)
         return checkpoint
 
     def _durable_log_head(self) -> LogHead | None:

@@ -139,7 +139,13 @@ class DomainFactory:
         context.figures.world = parallel.figures
         corpus = context.corpus(source)
         loader = BatchLoader(corpus, run.train.batch_size, run.train.seed)
-        material = RunMaterial(source, corpus, loader, context.validation_sets(source, corpus))
+        material = RunMaterial(
+            source,
+            corpus,
+            loader,
+            context.validation_sets(source, corpus),
+            vocabulary=corpus.vocabulary_digest,
+        )
         yield DomainSetup(context, parallel, place, material)
 
 

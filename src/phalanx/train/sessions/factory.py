@@ -31,6 +31,7 @@ class RunMaterial:
         loader: Training batches.
         named: Further validation sets by name.
         sampler: Has the model write texts; None where the run file asks for none.
+        vocabulary: Digest of the vocabulary; None where this process has no text.
     """
 
     source: ModelSource
@@ -38,6 +39,7 @@ class RunMaterial:
     loader: Loader
     named: Mapping[str, HeldOut] = field(default_factory=dict)
     sampler: TextSampler | None = None
+    vocabulary: str | None = None
 
     @property
     def validation_sets(self) -> Mapping[str, HeldOut]:

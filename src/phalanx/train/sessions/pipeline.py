@@ -60,7 +60,9 @@ class PipelineFactory:
         loader = BatchLoader(corpus, run.train.batch_size, run.train.seed)
         with contextlib.ExitStack() as stack:
             sampler = TextSampler.of(run, corpus)
-            material = RunMaterial(source, corpus, loader, context.validation_sets(source, corpus), sampler)
+            material = RunMaterial(
+                source, corpus, loader, context.validation_sets(source, corpus), sampler, corpus.vocabulary_digest
+            )
             yield PipelineSetup(context, plan, material, self._open_workers, stack)
 
 

@@ -136,6 +136,7 @@ class Session:
                 figures,
                 totals,
                 source=material.source,
+                vocabulary=material.vocabulary,
                 history=context.history,
                 log=context.log,
             )

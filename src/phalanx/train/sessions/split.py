@@ -100,7 +100,8 @@ class SplitFactory:
         drawn_from = corpus if isinstance(corpus, Corpus) else corpus.clients
         loader = ClientLoader(drawn_from, split.client_names, *sizes)
         named = context.validation_sets(source, corpus) if isinstance(corpus, Corpus) else {}
-        yield SplitSetup(context, RunMaterial(source, corpus, loader, named), labelled, self._open_workers)
+        material = RunMaterial(source, corpus, loader, named, vocabulary=corpus.vocabulary_digest)
+        yield SplitSetup(context, material, labelled, self._open_workers)
 
 
 class SplitSetup:

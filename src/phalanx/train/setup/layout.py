@@ -9,7 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from phalanx.config import digest, dump_toml
-from phalanx.models import ModelSource, StageSpec, estimate_costs, partition
+from phalanx.errors import ConfigError
+from phalanx.models import FAMILIES, ModelSource, StageSpec, estimate_costs, partition
 from phalanx.models.layout import check_length
 from phalanx.pipeline import OWNER, StageRange, StepPlan
 from phalanx.pipeline.assignment.assignment import first_assignment
@@ -69,7 +70,30 @@ def make_plan(run: RunConfig, source: ModelSource) -> StepPlan:
         optimizer=run.optimizer,
         guard=run.guard,
         objective=run.train.objective,
+        document_attention=_attends_in_documents(run, source),
     )
+
+
+def _attends_in_documents(run: RunConfig, source: ModelSource) -> bool:
+    """Whether attention stays inside documents.
+
+    Raises:
+        ConfigError: The model's family, or a party of several ranks, cannot do that.
+    """
+    if run.data.attention == "across":
+        return False
+    model_type = source.hub_config.model_type
+    if "documents" not in FAMILIES[model_type].attention_kinds:
+        raise ConfigError(
+            f'data.attention = "document": transformers has no such attention for {model_type}; take "across"'
+        )
+    shared = [name for name in run.pipeline.workers if run.pipeline.layout_of(name).world > 1]
+    if shared:
+        raise ConfigError(
+            f'data.attention = "document": {shared[0]} has several ranks, which share out hidden states alone; take '
+            '"across", or leave pipeline.layout out'
+        )
+    return True
 
 
 @dataclass(frozen=True)

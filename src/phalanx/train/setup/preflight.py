@@ -7,9 +7,12 @@ from typing import Any
 
 from phalanx.config import KEPT_CODE, open_own_code, own_references
 from phalanx.data import DataConfig, FileTokenizerConfig, ModelTokenizerConfig
+from phalanx.data.phases import DatasetTokenizerConfig
+from phalanx.data.run_dataset import open_groups
 from phalanx.data.sources import SourceSettings, no_text, open_source
 from phalanx.data.tasks import Columns, load_own
-from phalanx.data.tokenizer import load_tokenizer
+from phalanx.data.tokenizers import load_tokenizer
+from phalanx.data.tokenizers.tokenizer import named_tokenizer
 from phalanx.engine import check_build
 from phalanx.errors import ConfigError, DataError
 from phalanx.models import ModelConfig
@@ -59,9 +62,14 @@ def _check_sizes(run: RunConfig) -> None:
 def _check_tokenizer(run: RunConfig) -> None:
     """Read a tokenizer's file; compare its tokens, or those that one trained here will have, with the embeddings."""
     wanted, described = run.data.tokenizer, describe(run.model)
-    if isinstance(wanted, ModelTokenizerConfig):
+    if run.data.dataset is not None:
+        # one of a model is only known with the model, and compared before the first step
+        named = named_tokenizer(wanted, None) if isinstance(wanted, FileTokenizerConfig) else None
+        found, _ = open_groups(run.data, run.data.dataset, named)
+        num_tokens = found.manifest.tokenizer.vocab_size
+    elif isinstance(wanted, ModelTokenizerConfig | DatasetTokenizerConfig):
         return
-    if isinstance(wanted, FileTokenizerConfig):
+    elif isinstance(wanted, FileTokenizerConfig):
         if not wanted.path.is_file():
             raise DataError(f"data.tokenizer.path: {wanted.path}: is no file; give the path of a tokenizer.json").about(
                 code="PHX-I016",

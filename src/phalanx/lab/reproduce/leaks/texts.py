@@ -10,7 +10,7 @@ from torch import Tensor
 from phalanx.data import PythonDocstringsConfig, PythonManualConfig
 from phalanx.data.config import FileTokenizerConfig
 from phalanx.data.sources import Source, open_source
-from phalanx.data.tokenizer import TextTokenizer, load_tokenizer
+from phalanx.data.tokenizers import TextTokenizer, load_tokenizer
 from phalanx.errors import DataError
 from phalanx.lab.reproduce.leaks.size import SEQUENCE_LENGTH
 

@@ -7,7 +7,7 @@ from itertools import accumulate
 import torch
 
 from phalanx.data.tasks import Example, LabelledExamples, share_out
-from phalanx.data.tokenizer import TextTokenizer
+from phalanx.data.tokenizers import TextTokenizer
 from phalanx.lab.reproduce.medical.size import ALPHA, CLIENTS, MedicalSize
 from phalanx.train.batches.labelled import LabelledRows, encode_rows
 

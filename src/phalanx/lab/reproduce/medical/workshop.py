@@ -7,7 +7,7 @@ import torch
 
 from phalanx.data.config import ModelTokenizerConfig
 from phalanx.data.tasks import TASKS, LabelledExamples
-from phalanx.data.tokenizer import TextTokenizer, load_tokenizer
+from phalanx.data.tokenizers import TextTokenizer, load_tokenizer
 from phalanx.errors import DataError
 from phalanx.lab.reproduce.medical.arms import ArmMaterial
 from phalanx.lab.reproduce.medical.cell import MedicalCell, Row, run_cell

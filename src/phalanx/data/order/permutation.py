@@ -1,4 +1,4 @@
-"""The order of a run, computed instead of stored: sample k is the same everywhere, after every resume."""
+"""A keyed permutation that is computed, not stored: the order of one epoch."""
 
 import hashlib
 
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 _NUM_ROUNDS = 6
 
 
-def permute(positions: NDArray[np.uint64], size: int, seed: int, epoch: int) -> NDArray[np.uint64]:
+def permute(positions: NDArray[np.uint64], size: int, seed: int, epoch: int, label: str = "") -> NDArray[np.uint64]:
     """Where a keyed permutation of ``0 .. size - 1`` sends each position.
 
     A Feistel network on the next even number of bits, walked until it lands inside; a bijection for every
@@ -19,11 +19,12 @@ def permute(positions: NDArray[np.uint64], size: int, seed: int, epoch: int) -> 
         size: At least 1.
         seed: Of the run.
         epoch: Another permutation for each.
+        label: Of what is permuted: another permutation for each.
 
     Source: Black and Rogaway 2002 (cycle walking); the round function is the finaliser of splitmix64.
     """
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
-    keys = _round_keys(seed, epoch)
+    keys = _round_keys(seed, epoch, label)
     result = _feistel(positions.astype(np.uint64), half_bits, keys)
     outside = result >= size
     while outside.any():
@@ -42,8 +43,9 @@ def sample_indices(start: int, count: int, size: int, seed: int) -> list[int]:
     return indices
 
 
-def _round_keys(seed: int, epoch: int) -> NDArray[np.uint64]:
-    raw = hashlib.shake_256(f"phalanx order {seed} {epoch}".encode()).digest(8 * _NUM_ROUNDS)
+def _round_keys(seed: int, epoch: int, label: str) -> NDArray[np.uint64]:
+    text = f"phalanx order {seed} {epoch}" + (f" {label}" if label else "")
+    raw = hashlib.shake_256(text.encode()).digest(8 * _NUM_ROUNDS)
     return np.frombuffer(raw, dtype="<u8").astype(np.uint64)
 
 

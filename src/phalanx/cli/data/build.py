@@ -1,0 +1,97 @@
+"""``phalanx data build``: a recipe to a dataset."""
+
+import functools
+import time
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from phalanx.cli.answers.answer import Answer
+from phalanx.cli.console import say_figures, say_rows
+from phalanx.cli.options import Sets, Unsets, overrides_of
+
+_SAMPLE = 400
+
+
+def build(
+    recipe_file: Annotated[Path, typer.Argument(metavar="RECIPE.toml", help="The recipe.")],
+    *,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Where to write; default datasets/RECIPE.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", metavar="N", min=1, help="Processes at a time; default one a core.")
+    ] = None,
+    engine: Annotated[
+        Literal["local", "ray"], typer.Option("--engine", help="Processes of this machine, or tasks of a Ray cluster.")
+    ] = "local",
+    address: Annotated[
+        str | None, typer.Option("--address", metavar="ADDRESS", help="With ray: of a running cluster, such as auto.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show on a sample what would be kept and dropped; write nothing.")
+    ] = False,
+    documents: Annotated[
+        int, typer.Option("--documents", metavar="N", min=1, help="With --dry-run: documents of each source.")
+    ] = _SAMPLE,
+    sets: Sets = None,
+    unsets: Unsets = None,
+) -> Answer:
+    """Build a dataset from a recipe, or go on where an earlier build was cut off; the bytes come out the same."""
+    from phalanx.data.build.recipe import load_recipe
+
+    recipe = load_recipe(recipe_file, overrides_of(sets, unsets))
+    if dry_run:
+        return _preview(recipe, documents, recipe_file.parent)
+    from phalanx.cli.data.progress import BuildBar
+    from phalanx.data.build.local import default_workers, open_local
+    from phalanx.data.build.run import BuildOptions
+    from phalanx.data.build.run import build as build_dataset
+    from phalanx.report import write_data_report
+
+    number = workers or default_workers()
+    open_engine: Any = functools.partial(open_local, workers=number)
+    if engine == "ray":
+        from phalanx.launch.data_on_ray import RayTasks
+
+        open_engine = functools.partial(RayTasks, workers=workers, address=address)
+    directory = out or Path("datasets") / recipe_file.stem
+    begun = time.monotonic()
+    with BuildBar() as bar:
+        end = build_dataset(recipe, directory, BuildOptions(open_engine, recipe_file.parent, bar))
+    seconds = time.monotonic() - begun
+    page = write_data_report(directory)
+    figures = {
+        "directory": directory,
+        "digest": end.digest,
+        "was there already": end.was_there,
+        **_totals(end.report, None if end.was_there else seconds),
+    }
+    say_figures({**figures, "report": page})
+    return Answer({**{name.replace(" ", "_"): value for name, value in figures.items()}, "report": page})
+
+
+def _totals(report: dict[str, Any], seconds: float | None) -> dict[str, Any]:
+    sources = report["sources"]
+    raw = sum(
+        one["read"].get("raw_bytes", 0) + sum(part["raw_bytes"] for part in one["broken"].values()) for one in sources
+    )
+    return {
+        "documents": sum(group["documents"] for group in report["groups"]),
+        "tokens": sum(group["tokens"] for group in report["groups"]),
+        "raw bytes": raw,
+        "kept bytes": sum(one["kept"].get("raw_bytes", 0) for one in sources),
+        "MB per s": None if not seconds else raw / 1e6 / seconds,
+    }
+
+
+def _preview(recipe: Any, documents: int, home: Path) -> Answer:
+    from phalanx.cli.data.side_by_side import say_side_by_side
+    from phalanx.data.build.preview import preview
+
+    found = preview(recipe, documents, home)
+    say_side_by_side(found)
+    say_rows([{"what": name, "documents": count} for name, count in found.counts.items()])
+    facts = {"counts": found.counts, "edited": found.edited, "kept": found.kept, "left_out": found.left_out}
+    return Answer({"dry_run": True, **facts})

@@ -1,0 +1,31 @@
+"""``phalanx data diff``: two datasets compared."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from phalanx.cli.answers.answer import Answer
+from phalanx.cli.console import say_figures, say_rows
+from phalanx.cli.data.options import DatasetDir, KeyFile, opened
+
+
+def diff(
+    first: DatasetDir,
+    second: Annotated[Path, typer.Argument(metavar="OTHER", help="The directory of another dataset.")],
+    *,
+    documents: Annotated[
+        int, typer.Option("--documents", metavar="N", min=0, help="Name so many documents that only one has.")
+    ] = 10,
+    key: KeyFile = None,
+) -> Answer:
+    """Say what is other in a second dataset: sources, steps, thresholds, counts, documents by their digests."""
+    from phalanx.data.build.compare import compare, named_changes
+
+    datasets = opened(first, key), opened(second, key)
+    found = compare(*datasets)
+    named = list(named_changes(*datasets, documents))
+    say_rows(found["changed"])
+    say_figures({f"documents {name}": value for name, value in found["documents"].items()})
+    say_rows(named)
+    return Answer({**found, "named": named})

@@ -1,0 +1,30 @@
+"""``phalanx data``: all its verbs."""
+
+import typer
+
+from phalanx.cli.data.build import build
+from phalanx.cli.data.diff import diff
+from phalanx.cli.data.look import inspect, report, sample
+from phalanx.cli.data.verify import verify
+
+data_app = typer.Typer(
+    no_args_is_help=True,
+    help="Make a dataset of signed token shards from raw texts, look at one, check one, compare two.",
+)
+data_app.command(
+    epilog="Example: phalanx data build examples/data_folder.toml --dry-run\n\n"
+    "Example: phalanx data build recipe.toml --out datasets/mine --workers 8\n\n"
+    "Example: phalanx data build recipe.toml --engine ray --address auto"
+)(build)
+data_app.command(
+    epilog="Example: phalanx data inspect datasets/mine\n\n"
+    'Example: phalanx data inspect datasets/mine --document "notes/old.txt"\n\n'
+    "Example: phalanx data inspect datasets/mine --quarantine --json"
+)(inspect)
+data_app.command(
+    epilog="Example: phalanx data verify datasets/notes --signer FINGERPRINT\n\n"
+    "Example: phalanx data verify --proof notes-0007.proof.json --signer FINGERPRINT"
+)(verify)
+data_app.command(epilog="Example: phalanx data sample datasets/mine --count 3 --seed 7")(sample)
+data_app.command(epilog="Example: phalanx data diff datasets/first datasets/second --documents 20")(diff)
+data_app.command(epilog="Example: phalanx data report datasets/mine")(report)

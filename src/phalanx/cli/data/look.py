@@ -1,0 +1,98 @@
+"""``phalanx data inspect``, ``sample`` and ``report``: what is in a dataset, and what became of a document."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from phalanx.cli.answers.answer import Answer
+from phalanx.cli.console import say_figures, say_rows
+from phalanx.cli.data.options import DatasetDir, KeyFile, Signer, opened
+
+_SHOWN = 400
+_LEFT_OUT = ("dropped", "quarantined", "broken")
+_GROUP = ("group", "split", "documents", "tokens")
+
+
+def inspect(
+    directory: DatasetDir,
+    *,
+    document: Annotated[
+        str | None, typer.Option("--document", metavar="NAME", help="Say what became of documents of this name.")
+    ] = None,
+    quarantine: Annotated[bool, typer.Option("--quarantine", help="List what waits for a person to decide.")] = False,
+    key: KeyFile = None,
+    signer: Signer = None,
+) -> Answer:
+    """Say what a dataset is made of; or what became of a document; or what is in quarantine."""
+    from phalanx.data.build.look import account_lines, find_document, signed_report
+    from phalanx.errors import InputError
+
+    dataset = opened(directory, key, signer)
+    if document is not None:
+        found = find_document(dataset, document)
+        if not found:
+            raise InputError(
+                f"{directory}: no document is called {document!r}, kept or left out; `phalanx data sample` shows names"
+            ).about(found=document)
+        for one in found:
+            say_figures(one)
+        return Answer({"documents": found})
+    if quarantine:
+        lines = [line for line in account_lines(dataset) if line.get("fate") == "quarantined"]
+        columns = ("source", "document", "step", "measure", "value", "limit", "excerpt")
+        say_rows([{name: line.get(name) for name in columns} for line in lines])
+        return Answer({"quarantine": lines})
+    report = signed_report(dataset)
+    say_figures(
+        {
+            "digest": dataset.digest,
+            "signer": dataset.trust,
+            "tokenizer": f"{report['tokenizer']['kind']}, {report['tokenizer']['vocab_size']} tokens",
+            "steps": ", ".join(step["name"] for step in report["steps"]) or "none",
+        }
+    )
+    say_rows([{name: group[name] for name in _GROUP} for group in report["groups"]])
+    say_rows([_row(source) for source in report["sources"]])
+    return Answer({"directory": directory, "digest": dataset.digest, "signer": dataset.signer, **report})
+
+
+def _row(source: dict[str, Any]) -> dict[str, Any]:
+    left_out = {fate: sum(one["raw_bytes"] for one in source[fate].values()) for fate in _LEFT_OUT}
+    return {
+        "source": source["name"],
+        "licence": source["licence"],
+        "raw bytes": source["read"].get("raw_bytes", 0) + left_out["broken"],
+        "kept": source["kept"].get("raw_bytes", 0),
+        **left_out,
+    }
+
+
+def sample(
+    directory: DatasetDir,
+    *,
+    count: Annotated[int, typer.Option("--count", metavar="N", min=1, max=1000, help="How many.")] = 3,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Another one draws others.")] = 0,
+    group: Annotated[str | None, typer.Option("--group", metavar="NAME", help="Of this mixture group only.")] = None,
+    key: KeyFile = None,
+    signer: Signer = None,
+) -> Answer:
+    """Print documents drawn at random, decoded from their tokens, with source and fields."""
+    from phalanx.data.build.read_back import sampled_documents
+
+    found = list(sampled_documents(opened(directory, key, signer), count, seed, group))
+    for one in found:
+        text = one["text"]
+        say_figures({**one, "text": text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."})
+        typer.echo()
+    return Answer({"documents": found})
+
+
+def report(directory: DatasetDir, key: KeyFile = None, signer: Signer = None) -> Answer:
+    """Write report.html into the directory of a dataset and print its path."""
+    from phalanx.report import write_data_report
+
+    opened(directory, key, signer)
+    page: Path = write_data_report(directory)
+    typer.echo(page)
+    return Answer({"report": page})

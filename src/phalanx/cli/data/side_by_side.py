@@ -1,0 +1,56 @@
+"""Kept and dropped texts beside each other, with the rule and the value that decided."""
+
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
+
+from phalanx.cli.console import say_page
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from phalanx.data.build.preview import Preview
+
+_ROWS = 12
+_CHARACTERS = 220
+
+
+def say_side_by_side(found: "Preview") -> None:
+    """Print rows of kept and dropped texts; of each step that drops, at least one while there is room."""
+    from rich.table import Table
+
+    table = Table("kept", "left out", show_lines=True, expand=True)
+    table.columns[0].ratio = table.columns[1].ratio = 1
+    for kept, dropped in zip_longest(_spread(found.kept, "source"), _spread(found.left_out, "step")):
+        table.add_row(_kept(kept), _left_out(dropped))
+    say_page(table)
+
+
+def _spread(rows: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
+    """Return a few rows, those of different sources or steps first."""
+    by_key: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        by_key.setdefault(row[key], []).append(row)
+    turns = [row for together in zip_longest(*by_key.values()) for row in together if row is not None]
+    return turns[:_ROWS]
+
+
+def _kept(row: dict[str, Any] | None) -> "RenderableType":
+    return "" if row is None else _cell(f"{row['source']}: {row['document']}", "green", row["text"])
+
+
+def _left_out(row: dict[str, Any] | None) -> "RenderableType":
+    if row is None:
+        return ""
+    limit = f", limit {row['limit']}" if row["limit"] != "" else ""
+    value = f" {row['value']}" if row["value"] != "" else ""
+    title = f"{row['fate']} by {row['step']}: {row['measure']}{value}{limit}\n{row['source']}: {row['document']}"
+    return _cell(title, "yellow", row.get("excerpt", ""))
+
+
+def _cell(title: str, colour: str, text: str) -> "RenderableType":
+    from rich.text import Text
+
+    from phalanx.config import printable
+
+    cell = Text(printable(title, keep="\n"), style=colour)
+    return cell.append("\n" + printable(text, _CHARACTERS, keep="\n"), style="default")

@@ -1,0 +1,87 @@
+"""``phalanx tokenizer``: train a vocabulary, look at one, compare several on the same texts."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from phalanx.cli.answers.answer import Answer
+from phalanx.cli.console import say_figures, say_rows
+from phalanx.cli.data.tokenizer_options import Field, Texts
+from phalanx.cli.data.tokenizer_train import EXAMPLES, train
+
+tokenizer_app = typer.Typer(no_args_is_help=True, help="Train vocabularies, check one, compare several.")
+tokenizer_app.command(epilog=EXAMPLES)(train)
+
+
+class TextGroup(StrEnum):
+    """What `compare` counts texts by."""
+
+    FILE = "file"
+    LANGUAGE = "language"
+
+
+@tokenizer_app.command(
+    epilog="Example: phalanx tokenizer check vocabularies/first --text my_texts\n\n"
+    "Example: phalanx tokenizer check models/Qwen3-0.6B --json"
+)
+def check(
+    place: Annotated[Path, typer.Argument(metavar="DIR|FILE", help="A model's directory, or a tokenizer.json.")],
+    text: Texts = None,
+    field: Field = "text",
+    eos_token: Annotated[
+        str | None, typer.Option("--eos-token", metavar="TOKEN", help="Ends a document, where no file names it.")
+    ] = None,
+) -> Answer:
+    """Look at a vocabulary, and at what it makes of texts: what comes back, what is unknown, what a run would refuse.
+
+    The exit code is 3 where a run would refuse it, or do something wrong with it.
+    """
+    from phalanx.data.tokenizers.check import check_tokenizer
+    from phalanx.data.tokenizers.texts import texts_of
+    from phalanx.errors import DataError
+
+    found = check_tokenizer(place, texts_of(text, field) if text else (), eos_token)
+    say_figures(found.facts | {"refused": "; ".join(found.refused) or "nothing: a run can use it"})
+    error = DataError(f"{place}: {found.refused[0]}").about(file=str(place)) if found.refused else None
+    return Answer({**found.facts, "refused": found.refused}, error=error)
+
+
+@tokenizer_app.command(
+    epilog="Example: phalanx tokenizer compare vocabularies/first models/Qwen3-0.6B --text my_texts\n\n"
+    "Example: phalanx tokenizer compare vocabularies/first vocabularies/pieces --text pages.jsonl --by language "
+    "--out fertility.svg"
+)
+def compare(
+    places: Annotated[list[Path], typer.Argument(metavar="A B...", help="Directories, or tokenizer.json files.")],
+    *,
+    text: Annotated[list[Path], typer.Option("--text", metavar="PATH", help="As of check; may be repeated.")],
+    field: Field = "text",
+    by: Annotated[TextGroup, typer.Option("--by", help="What is counted apart; languages are told by a model.")] = (
+        TextGroup.FILE
+    ),
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Draw a picture there (SVG).")] = None,
+) -> Answer:
+    """Compare vocabularies on the same texts: tokens for a byte and for a word (fertility), unknown tokens, losses."""
+    from phalanx.data.tokenizers.check import open_vocabulary
+    from phalanx.data.tokenizers.measure import measure
+    from phalanx.data.tokenizers.texts import language_teller, texts_of
+    from phalanx.report import write_fertility_svg
+
+    vocabularies = {str(place): open_vocabulary(place) for place in dict.fromkeys(places)}
+    texts = texts_of(text, field)
+    if by is TextGroup.LANGUAGE:
+        tell = language_teller()
+        texts = ((tell(one), one) for _, one in texts)
+    found = measure(vocabularies, texts)
+    rows: list[dict[str, Any]] = [
+        {by.value: group, "vocabulary": name, **figures.to_json()} for (group, name), figures in sorted(found.items())
+    ]
+    say_rows(rows)
+    answer: dict[str, Any] = {"rows": rows}
+    if out is not None:
+        bars = [(f"{row[by.value]}, {row['vocabulary']}", 100 * row["tokens_per_byte"]) for row in rows]
+        answer["picture"] = write_fertility_svg(bars, out)
+        typer.echo(f"picture: {out}")
+    return Answer(answer)

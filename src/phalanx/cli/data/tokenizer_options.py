@@ -1,0 +1,12 @@
+"""Options that the commands about vocabularies share."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Texts = Annotated[
+    list[Path] | None,
+    typer.Option("--text", metavar="PATH", help="*.txt, *.md or *.jsonl, a file or a directory; may be repeated."),
+]
+Field = Annotated[str, typer.Option("--field", metavar="NAME", help="Of a JSON line, that has its text.")]

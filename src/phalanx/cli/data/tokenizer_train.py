@@ -1,0 +1,82 @@
+"""``phalanx tokenizer train``: a vocabulary by a recipe, or by what the command line says."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from phalanx.cli.answers.answer import Answer
+from phalanx.cli.console import say_figures
+from phalanx.cli.data.tokenizer_options import Field, Texts
+from phalanx.cli.options import Sets, Unsets, overrides_of
+
+if TYPE_CHECKING:
+    from phalanx.data.tokenizers.recipe import TokenizerRecipe
+
+EXAMPLES = (
+    "Example: phalanx tokenizer train vocabularies/first --text my_texts --vocab-size 8000\n\n"
+    "Example: phalanx tokenizer train vocabularies/mine --recipe tokenizer.toml --set tokenizer.vocab_size=16000\n\n"
+    "Example: phalanx tokenizer train vocabularies/pieces --text notes.jsonl --kind sentencepiece_unigram "
+    "--vocab-size 8000 --set tokenizer.split_digits=true"
+)
+
+
+class Kind(StrEnum):
+    """Kinds of vocabularies, as the table of trainers has them."""
+
+    BPE = "bpe"
+    WORD_PIECE = "wordpiece"
+    SENTENCE_PIECE_BPE = "sentencepiece_bpe"
+    SENTENCE_PIECE_UNIGRAM = "sentencepiece_unigram"
+
+
+def train(
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="New directory.")],
+    *,
+    recipe: Annotated[
+        Path | None, typer.Option("--recipe", metavar="FILE", help="TOML with [[sources]] and [tokenizer].")
+    ] = None,
+    text: Texts = None,
+    field: Field = "text",
+    kind: Annotated[Kind, typer.Option("--kind", help="With --text: what to train.")] = Kind.BPE,
+    vocab_size: Annotated[
+        int, typer.Option("--vocab-size", metavar="N", min=2, help="With --text: how many tokens.")
+    ] = 4096,
+    sets: Sets = None,
+    unsets: Unsets = None,
+) -> Answer:
+    """Train a vocabulary on texts, by a recipe or by what the command line says; the same texts give the same bytes."""
+    from phalanx.data.tokenizers.recipe import make_tokenizer
+
+    wanted = _recipe(recipe, _said(text or [], field, kind, vocab_size), overrides_of(sets, unsets))
+    record = make_tokenizer(wanted, out)
+    say_figures({name: value for name, value in record.items() if name != "sources"})
+    end = wanted.tokenizer.end_of_text
+    typer.echo(
+        f'{out}: in the run file: data.tokenizer = {{ kind = "file", path = "{out}/tokenizer.json", '
+        f'eos_token = "{end}" }}'
+    )
+    return Answer({"directory": out, **record})
+
+
+def _said(texts: list[Path], field: str, kind: Kind, vocab_size: int) -> dict[str, Any]:
+    """Return what the command line says as a recipe has it."""
+    from phalanx.data.tokenizers.texts import sources_of
+
+    return {
+        "sources": [source.model_dump(mode="json", exclude_none=True) for source in sources_of(texts, field)],
+        "tokenizer": {"kind": kind.value, "vocab_size": vocab_size},
+    }
+
+
+def _recipe(path: Path | None, said: dict[str, Any], overrides: list[str]) -> "TokenizerRecipe":
+    from phalanx.config import config_of, load_config
+    from phalanx.data.tokenizers.recipe import TokenizerRecipe
+    from phalanx.errors import ConfigError
+
+    if (path is None) == (not said["sources"]):
+        raise ConfigError("give either --recipe or --text").about(code="PHX-C001", expected="--recipe or --text")
+    if path is not None:
+        return load_config(path, TokenizerRecipe, overrides)
+    return config_of(said, Path("command line"), TokenizerRecipe, overrides)

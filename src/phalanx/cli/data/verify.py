@@ -1,0 +1,85 @@
+"""``phalanx data verify``: check every byte of a dataset, or what a proof about one document proves."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from phalanx.cli.answers.answer import Answer
+from phalanx.cli.console import say_figures
+from phalanx.cli.data.options import KeyFile, Signer, opened
+
+
+def verify(
+    directory: Annotated[Path | None, typer.Argument(metavar="[DIR]", help="A dataset.")] = None,
+    signer: Signer = None,
+    key: KeyFile = None,
+    proof: Annotated[
+        Path | None, typer.Option("--proof", metavar="FILE", help="A proof of `phalanx data where`.")
+    ] = None,
+) -> Answer:
+    """Check every byte that a dataset's signature covers, or a proof about one document, without the dataset.
+
+    Without --signer any key may have signed: the answer says which one, and nothing vouches for it.
+    """
+    if (directory is None) == (proof is None):
+        raise typer.BadParameter("give a dataset, or --proof FILE; not both")
+    return _proof(proof, signer) if proof is not None else _dataset(directory or Path(), signer, key)
+
+
+def _dataset(directory: Path, signer: str | None, key: Path | None) -> Answer:
+    dataset = opened(directory, key, signer)
+    files = sum(1 for _ in dataset.verify())
+    figures = {
+        "verdict": "every byte is the one that was signed",
+        "trust": dataset.trust,
+        "digest": dataset.digest,
+        "documents": dataset.manifest.documents,
+        "tokens": dataset.manifest.tokens,
+        "files": files,
+        "account": _account(dataset),
+        "encrypted": dataset.manifest.seal is not None,
+    }
+    say_figures(figures)
+    return Answer({**figures, "signer": dataset.signer, "signer_was_named": dataset.signer_was_named})
+
+
+def _account(dataset: Any) -> str:
+    """Check what a build adds to shards: the tokenizer beside them, and the account of every byte."""
+    from phalanx.data.build.finish import REPORT_FILE
+    from phalanx.data.build.look import verify_account
+    from phalanx.data.build.read_back import check_tokenizer
+
+    if REPORT_FILE not in dataset.manifest.files:
+        return "none: not made by phalanx data build"
+    check_tokenizer(dataset)
+    verify_account(dataset)
+    return "adds up to the byte"
+
+
+def _proof(path: Path, signer: str | None) -> Answer:
+    from phalanx.data.shards.proof import check_proof, load_proof
+
+    proof = load_proof(path)
+    proven = check_proof(proof, str(path), signer)
+    places = [f"{one.group}.{one.split}, document {one.document}, {one.tokens} tokens" for one in proven.places]
+    figures = {
+        "document": proof.digest,
+        "proven": "is in the dataset" if places else "is not in the dataset",
+        **{f"  place {number}": place for number, place in enumerate(places, 1)},
+        "further places": "none" if proven.is_complete else "there are some that the proof does not list",
+        "dataset": proof.statement.dataset,
+        "signed by": proof.signer + ("" if signer is not None else ", which nobody named: give it as --signer"),
+        "rests on": "the signer having sorted its index; the tree shows that it was not changed since",
+    }
+    say_figures(figures)
+    facts = {
+        "document": proof.digest,
+        "present": bool(places),
+        "places": [vars(one) for one in proven.places],
+        "complete": proven.is_complete,
+        "dataset": proof.statement.dataset,
+        "signer": proof.signer,
+        "signer_was_named": signer is not None,
+    }
+    return Answer(facts)

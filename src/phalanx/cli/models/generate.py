@@ -1,0 +1,81 @@
+"""``phalanx generate``: see what a model writes."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from phalanx.cli.answers.answer import Answer, for_programs
+from phalanx.cli.models.talk import chat_by_lines, say
+
+if TYPE_CHECKING:
+    from phalanx.serve import SamplingRule, TextModel
+
+
+def generate(
+    where: Annotated[Path, typer.Argument(metavar="RUN_DIR|DIR", help="A run, a checkpoint in one, or a model.")],
+    *,
+    prompt: Annotated[str | None, typer.Option("--prompt", help="The text to go on with; left out, stdin.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Talk, by the model's chat template; a line a turn.")] = False,
+    lines: Annotated[Path | None, typer.Option("--input", metavar="FILE.jsonl", help="Many prompts or chats.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE.jsonl", help="Where their texts go.")] = None,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="Longest text, in tokens.")] = 128,
+    temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 takes the likeliest token.")] = 0.8,
+    top_k: Annotated[int, typer.Option("--top-k", min=0, help="Draw from so many tokens; 0 for all.")] = 0,
+    top_p: Annotated[float, typer.Option("--top-p", help="Draw from the likeliest that have this share.")] = 0.95,
+    repetition_penalty: Annotated[float, typer.Option("--repetition-penalty", help="Above 1 repeats less.")] = 1.0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the draw.")] = 0,
+    step: Annotated[int | None, typer.Option("--step", metavar="STEP", help="Of a run; left out, the newest.")] = None,
+    best: Annotated[bool, typer.Option("--best", help="Of a run, the one with the best validation.")] = False,
+    certificate: Annotated[Path | None, typer.Option("--certificate", metavar="FILE", help="The owner's.")] = None,
+    own_code: Annotated[bool, typer.Option("--own-code", help="Run the code in RUN_DIR/code: read it.")] = False,
+    device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1 ...")] = "cpu",
+) -> Answer:
+    """Have a trained model go on with a text, talk, or complete a file of prompts; a run's checkpoint is verified."""
+    from pydantic import ValidationError
+
+    from phalanx.errors import ConfigError
+    from phalanx.serve import SamplingRule, open_text_model
+
+    if (lines is None) != (out is None):
+        raise ConfigError("--input and --out belong together; give both or none")
+    if sum([prompt is not None, chat, lines is not None]) > 1:
+        raise ConfigError("--prompt, --chat and --input are three ways; choose one")
+    try:
+        sampling = SamplingRule(
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            repetition_penalty=repetition_penalty,
+            seed=seed,
+        )
+    except ValidationError as exc:
+        first = exc.errors()[0]
+        raise ConfigError(f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']}, got {first['input']}") from exc
+    model = open_text_model(where, step=step, best=best, certificate=certificate, own_code=own_code, device=device)
+    if lines is not None and out is not None:
+        return _file(model, lines, out, sampling)
+    if chat:
+        return chat_by_lines(model, sampling)
+    text = sys.stdin.read() if prompt is None else prompt
+    if not for_programs():
+        typer.echo(text, nl=False)
+    found = say(model, model.prompt(text), sampling)
+    return Answer({"prompt": text, **found.model_dump()})
+
+
+def _file(model: "TextModel", lines: Path, out: Path, sampling: "SamplingRule") -> Answer:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from phalanx.serve import complete_file
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("texts", total=None)
+        done = complete_file(model, lines, out, sampling, lambda at, of: bar.update(task, completed=at, total=of))
+    if not for_programs():
+        typer.echo(f"{out}: {done} texts")
+    return Answer({"file": out, "completed": done})

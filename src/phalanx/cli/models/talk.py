@@ -1,0 +1,41 @@
+"""Texts on a terminal, piece by piece as a model writes them."""
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from phalanx.cli.answers.answer import Answer, for_programs
+
+if TYPE_CHECKING:
+    from phalanx.serve import Completion, SamplingRule, TextModel
+
+
+def say(model: "TextModel", ids: list[int], sampling: "SamplingRule") -> "Completion":
+    """Print what follows a prompt while it is written; for programs, print nothing."""
+    with model.stream(ids, sampling) as stream:
+        for piece in stream:
+            if not for_programs():
+                typer.echo(piece, nl=False)
+                sys.stdout.flush()
+    if not for_programs():
+        typer.echo()
+    return stream.completion
+
+
+def chat_by_lines(model: "TextModel", sampling: "SamplingRule") -> Answer:
+    """Answer each line of stdin as a turn of one chat, to the end of the input."""
+    from phalanx.serve import ChatMessage
+
+    said: list[Any] = []
+    while True:
+        if sys.stdin.isatty():
+            typer.echo("> ", nl=False)
+        line = sys.stdin.readline()
+        if not line:
+            return Answer({"messages": [message.model_dump() for message in said]})
+        if not line.strip():
+            continue
+        said.append(ChatMessage(role="user", content=line.rstrip("\n")))
+        found = say(model, model.chat_prompt(said), sampling)
+        said.append(ChatMessage(role="assistant", content=found.text))

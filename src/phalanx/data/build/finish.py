@@ -1,0 +1,245 @@
+"""The end of a build: shards, account and report from finished pieces, checked to the byte, then the manifest."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from phalanx.config import canonical_json, dump_toml
+from phalanx.data.build.encoding import TOKENIZER, dtype_of, encoded_documents
+from phalanx.data.build.passes import versions
+from phalanx.data.build.recipe import DataRecipe
+from phalanx.data.build.records import RecordFile, write_line, zstd
+from phalanx.data.build.report import BuildReport
+from phalanx.data.build.sift import ACCOUNT
+from phalanx.data.build.steps import STEPS
+from phalanx.data.build.store import WorkStore, bring_to_disk
+from phalanx.data.build.tally import ByteTally, check_account
+from phalanx.data.shards import (
+    DatasetFacts,
+    DatasetManifest,
+    DatasetWriter,
+    DocumentEntry,
+    RecipeRecord,
+    SealKey,
+    SourceFacts,
+    TokenizerRecord,
+    default_signing_key,
+    load_signer,
+)
+from phalanx.errors import DataError
+
+RECIPE_FILE, REPORT_FILE, ACCOUNT_DIRECTORY = "recipe.toml", "report.json", "account"
+_SAMPLES = 5
+"""Dropped texts of each source and step that the report shows."""
+
+
+@dataclass
+class SourceAccount:
+    """What became of one source.
+
+    Attributes:
+        read: Counts of what was read, and edited on the way.
+        found: Counts of what is in shards and account.
+        samples: Lines of the account with the smallest digests, so that nothing but their content chose them.
+    """
+
+    fingerprint: str
+    files: int
+    read: ByteTally = field(default_factory=ByteTally)
+    found: ByteTally = field(default_factory=ByteTally)
+    samples: dict[str, list[tuple[str, int, dict[str, Any]]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BuildEnding:
+    """The constants of the end of a build.
+
+    Attributes:
+        recipe: What is built.
+        store: Finished work.
+        directory: Of the dataset.
+        inputs: Digest of all that decided the dataset.
+        pieces: Of every piece, in order: the number of its source, and the summary of each pass over it.
+        encoded: Of every piece, in order, the summary of its tokens.
+        tokenizer: Key and facts of the vocabulary.
+    """
+
+    recipe: DataRecipe
+    store: WorkStore
+    directory: Path
+    inputs: str
+    pieces: Sequence[tuple[int, list[dict[str, Any]]]]
+    encoded: Sequence[dict[str, Any]]
+    tokenizer: dict[str, Any]
+
+    def finish(self) -> tuple[DatasetManifest, dict[str, Any]]:
+        """Write the dataset; return its manifest and its report.
+
+        Raises:
+            DataError: The account does not add up, nothing is left, or the directory cannot be written to.
+        """
+        output = self.recipe.output
+        seal = None if output.key is None else SealKey.read(output.key)
+        signer = load_signer(output.signer or default_signing_key())
+        ends = self._source_ends()
+        writer = DatasetWriter(self.directory, dtype_of(self.tokenizer["vocab_size"]), output.shard_tokens, seal=seal)
+        with writer:
+            groups = self._write_shards(writer, ends)
+            accounts = self._write_account(ends)
+            for name, end in zip(self.recipe.source_names, ends, strict=True):
+                check_account(name, end.read, end.found)
+            report = self._report(ends, groups)
+            self._write(RECIPE_FILE, public_recipe(self.recipe).encode())
+            self._write(REPORT_FILE, canonical_json(report))
+            shutil.copyfile(self.store.path(self.tokenizer["key"]) / TOKENIZER, self.directory / TOKENIZER)
+            bring_to_disk(self.directory / TOKENIZER)
+            return writer.finish(self._facts(ends, accounts), signer), report
+
+    def _source_ends(self) -> list[SourceAccount]:
+        files: list[list[str]] = [[] for _ in self.recipe.sources]
+        counts = [ByteTally() for _ in self.recipe.sources]
+        for source, summaries in self.pieces:
+            files[source] += summaries[0]["files"]
+            for summary in summaries:
+                counts[source].merge(ByteTally.from_json(summary["tally"]))
+        ends = []
+        for config, digests, count in zip(self.recipe.sources, files, counts, strict=True):
+            settings = config.model_dump(mode="json")
+            fingerprint = hashlib.sha256(canonical_json([settings, digests])).hexdigest()
+            ends.append(SourceAccount(fingerprint, len(digests), count))
+        return ends
+
+    def _write_shards(self, writer: DatasetWriter, ends: list[SourceAccount]) -> list[dict[str, Any]]:
+        counts: dict[tuple[str, str], list[int]] = {}
+        for (source, _), summary in zip(self.pieces, self.encoded, strict=True):
+            group = self.recipe.group_of(source)
+            for entry, ids in encoded_documents(self.store.path(summary["key"]), summary["dtype"]):
+                fields = entry["fields"]
+                document = DocumentEntry(entry["digest"], source, entry["name"], fields)
+                writer.group(group, entry["split"]).add(ids, document)
+                sizes = {"raw_bytes": fields.get("raw_bytes", 0), "text_bytes": fields["text_bytes"]}
+                ends[source].found.add("kept", "kept", **sizes)
+                count = counts.setdefault((group, entry["split"]), [0, 0])
+                count[0] += 1
+                count[1] += len(ids)
+        if not any(split == "train" for _, split in counts):
+            raise DataError(
+                f"{self.directory}: no document is left for training; `--dry-run` shows what drops them, "
+                "phalanx data report what became of each"
+            ).about(code="PHX-I012", do="look at --dry-run, or add text")
+        return [
+            {"group": group, "split": split, "documents": documents, "tokens": tokens}
+            for (group, split), (documents, tokens) in sorted(counts.items())
+        ]
+
+    def _write_account(self, ends: list[SourceAccount]) -> list[str]:
+        folder = self.directory / ACCOUNT_DIRECTORY
+        folder.mkdir(exist_ok=True)
+        written = []
+        for number, name in enumerate(self.recipe.source_names):
+            path = folder / f"{name}.jsonl.zst"
+            with path.open("wb") as stream, zstd().ZstdCompressor(level=6).stream_writer(stream) as packed:
+                for line in self._lines(number):
+                    packed.write(write_line(line))
+                    _count_line(line, ends[number])
+            bring_to_disk(path)
+            written.append(f"{ACCOUNT_DIRECTORY}/{path.name}")
+        return written
+
+    def _lines(self, source: int) -> Iterator[dict[str, Any]]:
+        """Yield the lines of one source, pass by pass, so that it does not matter how files were put together."""
+        of_source = [summaries for number, summaries in self.pieces if number == source]
+        for summaries in zip(*of_source, strict=True):
+            yield from account_of(self.store, summaries)
+
+    def _report(self, ends: list[SourceAccount], groups: list[dict[str, Any]]) -> dict[str, Any]:
+        recipe = self.recipe
+        steps = [
+            {"name": name, "kind": step.kind, "reference": STEPS[step.kind].reference, "settings": _settings(step)}
+            for name, step in zip(recipe.step_names, recipe.steps, strict=True)
+        ]
+        report = {
+            "inputs": self.inputs,
+            "versions": versions(),
+            "steps": steps,
+            "tokenizer": {name: value for name, value in self.tokenizer.items() if name != "key"},
+            "groups": groups,
+            "sources": [self._source_report(number, end) for number, end in enumerate(ends)],
+        }
+        return BuildReport.model_validate_json(canonical_json(report)).model_dump(mode="json")
+
+    def _source_report(self, number: int, end: SourceAccount) -> dict[str, Any]:
+        config, name = self.recipe.sources[number], self.recipe.source_names[number]
+        fates = {fate: end.found.by_step(fate) for fate in ("dropped", "quarantined")}
+        return {
+            "name": name,
+            "kind": config.kind,
+            "group": self.recipe.group_of(number),
+            "weight": config.weight,
+            "licence": config.licence,
+            "consent": config.consent,
+            "fingerprint": end.fingerprint,
+            "files": end.files,
+            "read": end.read.by_step("read").get("read", {}),
+            "kept": end.found.by_step("kept").get("kept", {}),
+            "broken": end.found.by_step("broken"),
+            **fates,
+            "edited": end.read.by_step("edited"),
+            "tagged": end.read.by_step("tagged"),
+            "released": end.read.by_step("released"),
+            "samples": {step: [line for _, _, line in sorted(lines)] for step, lines in sorted(end.samples.items())},
+        }
+
+    def _facts(self, ends: list[SourceAccount], accounts: list[str]) -> DatasetFacts:
+        recipe = self.recipe
+        return DatasetFacts(
+            sources=tuple(
+                SourceFacts(
+                    name=name,
+                    kind=config.kind,
+                    fingerprint=end.fingerprint,
+                    licence=config.licence,
+                    consent=config.consent,
+                )
+                for name, config, end in zip(recipe.source_names, recipe.sources, ends, strict=True)
+            ),
+            tokenizer=TokenizerRecord(**{n: v for n, v in self.tokenizer.items() if n != "key"}),
+            recipe=RecipeRecord.of(public_recipe(recipe)),
+            tools={name.lower(): version for name, version in versions().items()},
+            files=(RECIPE_FILE, REPORT_FILE, TOKENIZER, *accounts),
+        )
+
+    def _write(self, name: str, content: bytes) -> None:
+        (self.directory / name).write_bytes(content)
+        bring_to_disk(self.directory / name)
+
+
+def account_of(store: WorkStore, summaries: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the lines that some pieces have in the account, in their order."""
+    for summary in summaries:
+        yield from map(json.loads, RecordFile(store.path(summary["key"]) / ACCOUNT))
+
+
+def public_recipe(recipe: DataRecipe) -> str:
+    """Return the resolved recipe as TOML, without the path of the signer's key, which is of one machine."""
+    return dump_toml(recipe.model_copy(update={"output": recipe.output.model_copy(update={"signer": None})}))
+
+
+def _settings(config: Any) -> dict[str, Any]:
+    return {name: value for name, value in config.model_dump(mode="json").items() if name not in ("name", "kind")}
+
+
+def _count_line(line: dict[str, Any], end: SourceAccount) -> None:
+    end.found.add(line["fate"], line["step"], raw_bytes=line["raw_bytes"], text_bytes=line["text_bytes"])
+    chosen = end.samples.setdefault(line["step"], [])
+    order = hashlib.sha256(f"{line['document']} {line.get('digest')}".encode()).hexdigest()
+    entry = (order, len(chosen), line)
+    if len(chosen) < _SAMPLES:
+        chosen.append(entry)
+    elif order < max(chosen)[0]:
+        chosen.remove(max(chosen))
+        chosen.append(entry)

@@ -1,0 +1,216 @@
+"""The local engine: processes of this machine, each told its work as lines of JSON; they end with their starter."""
+
+import contextlib
+import itertools
+import json
+import os
+import queue
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import IO, Any, Protocol, Self
+
+from phalanx.child import PythonProcess, die_with_parent
+from phalanx.data.build.work import BuildWorker, Task
+from phalanx.errors import ConfigError, DataError, DiskError, InputError, PhalanxError
+
+_ERRORS = {error.__name__: error for error in (ConfigError, DataError, DiskError, InputError)}
+_AHEAD = 4
+"""Tasks that wait for each process, so that it never waits for its starter."""
+
+
+class BuildEngine(Protocol):
+    """Something that performs tasks, wherever and however many at a time."""
+
+    def results(self, tasks: Iterable[Task]) -> Iterator[dict[str, Any]]:
+        """Yield the result of each task, in the order of the tasks.
+
+        Raises:
+            PhalanxError: As the task did, or a process has ended.
+        """
+        ...
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End all processes."""
+        ...
+
+
+def default_workers() -> int:
+    """Return how many processes a build has: one for each core that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def open_local(worker: BuildWorker, workers: int = 1) -> AbstractContextManager[BuildEngine]:
+    """Return the engine of this machine; one worker works in this process."""
+    return OneProcess(worker) if workers == 1 else LocalProcesses(worker, workers)
+
+
+class OneProcess:
+    """Performs tasks here, one after the other."""
+
+    def __init__(self, worker: BuildWorker) -> None:
+        self._worker = worker
+
+    def results(self, tasks: Iterable[Task]) -> Iterator[dict[str, Any]]:
+        """Yield the result of each task."""
+        return map(self._worker.perform, tasks)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+
+class LocalProcesses:
+    """Performs tasks in processes of this machine."""
+
+    def __init__(self, worker: BuildWorker, workers: int) -> None:
+        self._job = worker.job()
+        self._threads = ThreadPoolExecutor(workers)
+        self._idle: queue.LifoQueue[_Child | None] = queue.LifoQueue()
+        self._children: list[_Child] = []
+        self._lock = threading.Lock()
+        self._workers = workers
+        for _ in range(workers):
+            self._idle.put(None)
+
+    def results(self, tasks: Iterable[Task]) -> Iterator[dict[str, Any]]:
+        """Yield the result of each task, in the order of the tasks."""
+        waiting: deque[Future[dict[str, Any]]] = deque()
+        more = iter(tasks)
+        while True:
+            for task in itertools.islice(more, self._workers * _AHEAD - len(waiting)):
+                waiting.append(self._threads.submit(self._perform, task))
+            if not waiting:
+                return
+            yield waiting.popleft().result()
+
+    def _perform(self, task: Task) -> dict[str, Any]:
+        child = self._idle.get() or self._start()
+        try:
+            return child.perform(task)
+        finally:
+            self._idle.put(child)
+
+    def _start(self) -> "_Child":
+        child = _Child(self._job)
+        with self._lock:
+            self._children.append(child)
+        return child
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # the threads wait for children, so these go first
+        with self._lock:
+            for child in self._children:
+                child.end()
+        self._threads.shutdown(cancel_futures=True)
+
+
+class _Child:
+    """One process, and the pipes to it."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        self._process = PythonProcess(["phalanx.data.build.local"], {"TOKENIZERS_PARALLELISM": "false"}, piped=True)
+        self._say(job)
+
+    def perform(self, task: Task) -> dict[str, Any]:
+        """Have it perform a task."""
+        self._say(task)
+        line = self._output.readline()
+        if not line:
+            self._process.wait(5.0)
+            raise DataError(
+                f"a process of the build ended ({self._process.how_it_ended()}) at {_about(task)}; run the build "
+                "again: it goes on from there, with fewer --workers if memory was short"
+            )
+        found: dict[str, Any] = json.loads(line)
+        if "error" in found:
+            raise error_from_json(found["error"])
+        return found
+
+    def end(self) -> None:
+        """End it at once: what it has not finished is never read."""
+        self._process.kill()
+        for pipe in (self._process.popen.stdin, self._process.popen.stdout):
+            # what it was told and had not read yet is lost with it
+            with contextlib.suppress(BrokenPipeError):
+                if pipe is not None:
+                    pipe.close()
+
+    @property
+    def _output(self) -> IO[str]:
+        pipe = self._process.popen.stdout
+        if pipe is None:
+            raise DataError("a process of the build has no output")
+        return pipe
+
+    def _say(self, value: dict[str, Any]) -> None:
+        pipe = self._process.popen.stdin
+        try:
+            if pipe is not None:
+                pipe.write(json.dumps(value) + "\n")
+                pipe.flush()
+        except BrokenPipeError:
+            # its end is told by the answer that does not come
+            return
+
+
+def _about(task: Task) -> str:
+    names = task.get("piece", {}).get("names")
+    return f"{task['act']} of {names[0]!r}" if names else str(task["act"])
+
+
+def error_to_json(exc: PhalanxError) -> dict[str, Any]:
+    """Return an error as plain data."""
+    return {"kind": type(exc).__name__, "message": str(exc), "facts": exc.facts}
+
+
+def error_from_json(value: dict[str, Any]) -> PhalanxError:
+    """Return the error that another process met."""
+    return _ERRORS.get(value["kind"], DataError)(value["message"]).about(**value["facts"])
+
+
+def answer(worker: BuildWorker, task: Task) -> dict[str, Any]:
+    """Perform a task; an error of ours is an answer."""
+    try:
+        return worker.perform(task)
+    except PhalanxError as exc:
+        return {"error": error_to_json(exc)}
+
+
+def main() -> None:
+    """Perform tasks until there are no more: a job on the first line of standard input, a task on every other one."""
+    die_with_parent()
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as lines:
+        # whatever a library prints is no answer
+        os.dup2(2, 1)
+        worker: BuildWorker | None = None
+        for line in sys.stdin:
+            value = json.loads(line)
+            if worker is None:
+                worker = BuildWorker.of(value)
+                continue
+            lines.write(json.dumps(answer(worker, value)) + "\n")
+            lines.flush()
+
+
+if __name__ == "__main__":
+    main()

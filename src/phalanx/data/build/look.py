@@ -1,0 +1,217 @@
+"""What a finished dataset says of itself: its report, the account of a document, documents drawn at random."""
+
+import hashlib
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from phalanx.data.build.finish import ACCOUNT_DIRECTORY, REPORT_FILE
+from phalanx.data.build.records import zstd
+from phalanx.data.build.report import BuildReport, LeftOut
+from phalanx.data.build.tally import ByteTally, check_account
+from phalanx.data.shards import Dataset, DocumentEntry
+from phalanx.errors import DataError
+
+_MOST_REPORT_BYTES = 256 << 20
+_MOST_LINE_BYTES = 1 << 20
+_BLOCK_BYTES = 1 << 18
+
+
+def read_report(directory: Path) -> dict[str, Any]:
+    """Read ``report.json``; that it is the one that was signed is `Dataset.verify`'s to say.
+
+    Raises:
+        DataError: It is missing, too long, or no report.
+    """
+    path = directory / REPORT_FILE
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(_MOST_REPORT_BYTES + 1)
+    except OSError as exc:
+        raise DataError(
+            f"{path}: cannot be read ({exc.strerror}); name the directory that `phalanx data build` made"
+        ) from exc
+    if len(content) > _MOST_REPORT_BYTES:
+        raise DataError(
+            f"{path}: is longer than {_MOST_REPORT_BYTES} bytes, which no report is; restore it from a copy"
+        )
+    try:
+        return BuildReport.model_validate_json(content).model_dump(mode="json")
+    except ValidationError as exc:
+        raise DataError(f"{path}: is not the report of a dataset ({_first(exc)}); restore it from a copy") from exc
+
+
+def signed_report(dataset: Dataset) -> dict[str, Any]:
+    """Read the report of a dataset with a verified manifest.
+
+    Raises:
+        DataError: It is not the one that was signed.
+    """
+    _check_signed(dataset, REPORT_FILE)
+    return read_report(dataset.directory)
+
+
+def account_lines(dataset: Dataset, source: str | None = None) -> Iterator[dict[str, Any]]:
+    """Yield a line for everything that was left out: dropped, quarantined, or broken.
+
+    Raises:
+        DataError: The account is not the one that was signed, or cannot be read.
+    """
+    for name in sorted(dataset.manifest.files):
+        if name.startswith(f"{ACCOUNT_DIRECTORY}/") and source in (None, Path(name).name.partition(".")[0]):
+            _check_signed(dataset, name)
+            yield from _lines(dataset.directory / name)
+
+
+def _check_signed(dataset: Dataset, name: str) -> None:
+    expected = dataset.manifest.files.get(name)
+    path = dataset.directory / name
+    if expected is None:
+        raise DataError(f"{dataset.directory}: its manifest names no {name}; it was not made by `phalanx data build`")
+    try:
+        with path.open("rb") as stream:
+            found = hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as exc:
+        raise DataError(f"{path}: cannot be read ({exc.strerror}); restore it from a copy") from exc
+    if found != expected.sha256:
+        raise DataError(f"{path}: altered: it is not the file that was signed; restore it from a copy").about(
+            code="PHX-I027", file=str(path)
+        )
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    rest = b""
+    try:
+        with path.open("rb") as stream:
+            blocks = zstd().ZstdDecompressor().stream_reader(stream)
+            while block := blocks.read(_BLOCK_BYTES):
+                *whole, rest = (rest + block).split(b"\n")
+                yield from map(_line, whole)
+                if len(rest) > _MOST_LINE_BYTES:
+                    raise DataError(f"{path}: has a line of more than {_MOST_LINE_BYTES} bytes; restore it from a copy")
+    except ValidationError as exc:
+        raise DataError(f"{path}: has a line that is none ({_first(exc)}); restore it from a copy") from exc
+    except (OSError, zstd().ZstdError) as exc:
+        raise DataError(f"{path}: cannot be read ({exc}); restore it from a copy") from exc
+    if rest:
+        raise DataError(f"{path}: its last line is cut; restore it from a copy")
+
+
+def _line(content: bytes) -> dict[str, Any]:
+    return LeftOut.model_validate_json(content).model_dump(mode="json")
+
+
+def _first(exc: ValidationError) -> str:
+    error = exc.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, error['loc']))}: {error['msg']}"
+
+
+def find_document(dataset: Dataset, name: str) -> list[dict[str, Any]]:
+    """Return all that is known of documents of one name: where they are kept, or what left them out."""
+    found = [
+        {
+            "fate": "kept",
+            "document": name,
+            "source": dataset.manifest.sources[entry.source].name,
+            "place": f"{group}.{split}",
+            "digest": entry.digest,
+            "fields": dict(entry.fields),
+        }
+        for group, splits in dataset.groups.items()
+        for split in splits
+        for entry in dataset.documents(group, split)
+        if entry.name == name
+    ]
+    return [*found, *(line for line in account_lines(dataset) if line.get("document") == name)]
+
+
+@dataclass(frozen=True)
+class DrawnDocument:
+    """One document of a dataset.
+
+    Attributes:
+        group: Its mixture group.
+        split: Its split.
+        number: Its place there.
+    """
+
+    group: str
+    split: str
+    number: int
+
+
+def draw_documents(dataset: Dataset, count: int, seed: int, group: str | None = None) -> list[DrawnDocument]:
+    """Draw documents at random, none twice; the same seed draws the same ones."""
+    parts = [part for part in dataset.manifest.parts if group in (None, part.group)]
+    if not parts:
+        raise DataError(f"{dataset.directory}: has no group {group!r}; it has {', '.join(dataset.groups)}")
+    total = sum(part.documents for part in parts)
+    # a draw of what to look at, not of a secret
+    numbers = random.Random(seed).sample(range(total), min(count, total))  # noqa: S311
+    places = []
+    for number in numbers:
+        for part in parts:
+            if number < part.documents:
+                places.append(DrawnDocument(part.group, part.split, number))
+                break
+            number -= part.documents  # noqa: PLW2901
+    return places
+
+
+def read_tokens(dataset: Dataset, place: DrawnDocument) -> list[int]:
+    """Return the tokens of one document, the one that ends it included."""
+    starts = dataset.document_starts(place.group, place.split)
+    first, last = int(starts[place.number]), int(starts[place.number + 1])
+    return [int(token) for token in np.asarray(dataset.tokens(place.group, place.split)[first:last])]
+
+
+def verify_account(dataset: Dataset) -> None:
+    """Add up documents and account of every source and compare them with the report.
+
+    Raises:
+        DataError: A byte is missing or there twice, or the report says something else.
+    """
+    report = signed_report(dataset)
+    found = {source.name: ByteTally() for source in dataset.manifest.sources}
+    for group, splits in dataset.groups.items():
+        for split in splits:
+            for entry in dataset.documents(group, split):
+                sizes = {name: _whole(entry, name) for name in ("raw_bytes", "text_bytes")}
+                found[dataset.manifest.sources[entry.source].name].add("kept", "kept", **sizes)
+    for line in account_lines(dataset):
+        if line["source"] not in found:
+            raise _foreign(dataset, line["source"])
+        sizes = {"raw_bytes": line["raw_bytes"], "text_bytes": line["text_bytes"]}
+        found[line["source"]].add(line["fate"], line["step"], **sizes)
+    for source in report["sources"]:
+        if source["name"] not in found:
+            raise _foreign(dataset, source["name"])
+        check_account(source["name"], _reported(source), found.pop(source["name"]))
+    if found:
+        raise DataError(f"{dataset.directory}: {REPORT_FILE} says nothing of source {next(iter(found))!r}")
+
+
+def _foreign(dataset: Dataset, name: str) -> DataError:
+    return DataError(f"{dataset.directory}: the account is of a source {name[:80]!r}, which the manifest does not name")
+
+
+def _reported(source: dict[str, Any]) -> ByteTally:
+    tally = ByteTally()
+    steps = {"read": {"read": source["read"]}, "broken": source["broken"], "edited": source["edited"]}
+    for fate, by_step in steps.items():
+        for step, measures in by_step.items():
+            for name, value in measures.items():
+                tally.counts[fate, step, name] += value
+    return tally
+
+
+def _whole(entry: DocumentEntry, name: str) -> int:
+    value = entry.fields.get(name)
+    if not isinstance(value, int):
+        raise DataError(f"document {entry.name[:80]!r}: has no whole number of {name}; build the dataset again")
+    return value

@@ -1,0 +1,150 @@
+"""Pieces of work: files that are read together as one piece of work, and the digest of their content."""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, cast
+
+from phalanx.data.build.recipe import DataRecipe
+from phalanx.data.sources import BrokenRecord, Document, FileSource, Source
+from phalanx.data.sources.files import SourceFile, unreadable
+from phalanx.errors import DataError
+from phalanx.object_stores import client_errors
+
+_PIECE_BYTES = 4 << 20
+_MOST_FILES = 512
+_BLOCK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class SourcePiece:
+    """Consecutive files of one source: small ones go together, a large one goes alone.
+
+    Attributes:
+        source: Number of the source in the recipe.
+        first: Number of the first file in the source.
+        names: Of the files; empty of a source that has none.
+        size_bytes: Of the files as they lie on disk; 0 where that is not known.
+        limit: Records of each file that are read at most; None of a whole build.
+    """
+
+    source: int
+    first: int = 0
+    names: tuple[str, ...] = ()
+    size_bytes: int = 0
+    limit: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return {**asdict(self), "names": list(self.names)}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "SourcePiece":
+        """Read what `to_json` returned."""
+        return cls(**{**value, "names": tuple(value["names"])})
+
+
+def list_pieces(recipe: DataRecipe, opened: Callable[[int], Source]) -> list[SourcePiece]:
+    """Return all pieces of work of a recipe, in the order of sources and files.
+
+    Args:
+        recipe: Its sources are counted.
+        opened: Returns a source by its number.
+
+    Raises:
+        DataError: A source is not there, or has nothing of its kind.
+    """
+    return [piece for number in range(len(recipe.sources)) for piece in _pieces(number, opened(number))]
+
+
+def _pieces(number: int, source: Source) -> Iterator[SourcePiece]:
+    files = files_of(source)
+    if files is None:
+        yield SourcePiece(number)
+        return
+    first, size = 0, 0
+    for at, file in enumerate(files):
+        own = _size(file)
+        if at > first and (size + own > _PIECE_BYTES or at - first >= _MOST_FILES):
+            yield SourcePiece(number, first, tuple(one.name for one in files[first:at]), size)
+            first, size = at, 0
+        size += own
+    yield SourcePiece(number, first, tuple(one.name for one in files[first:]), size)
+
+
+def files_of(source: Source) -> list[SourceFile] | None:
+    """Return the files of a source; None of one that is read as a whole."""
+    files = getattr(source, "files", None)
+    return None if files is None else list(files)
+
+
+def _size(file: SourceFile) -> int:
+    if isinstance(file.path, str):
+        # an object in a store goes alone: it is not asked for its size
+        return _PIECE_BYTES
+    try:
+        return file.path.stat().st_size
+    except OSError as exc:
+        raise unreadable(file.path, exc) from exc
+
+
+class PieceReader:
+    """Reads the records of one piece, and says by which bytes its documents were decided."""
+
+    def __init__(self, source: Source, piece: SourcePiece) -> None:
+        """Find the files of the piece.
+
+        Raises:
+            DataError: The files of the source are others than when the work was shared out.
+        """
+        self._source, self._piece = source, piece
+        self._files: list[SourceFile] = []
+        if piece.names:
+            found = (files_of(source) or [])[piece.first : piece.first + len(piece.names)]
+            if tuple(file.name for file in found) != piece.names:
+                raise DataError(
+                    f"files of a source changed while it was read: expected {piece.names[0]!r} as file {piece.first}; "
+                    "run the build again"
+                )
+            self._files = found
+
+    def digests(self) -> list[str]:
+        """Return the SHA-256 of each file, in hex, or the fingerprint of a source that has none."""
+        return [_digest(file) for file in self._files] if self._files else [self._source.fingerprint()]
+
+    def records(self) -> Iterator[Document | BrokenRecord]:
+        """Yield every record, in order."""
+        limit = self._piece.limit
+        if not self._files:
+            yield from _first(self._source.documents(), limit)
+            return
+        for file in self._files:
+            yield from _first(cast("FileSource", self._source).read(file), limit)
+
+    def check_unchanged(self, digests: list[str]) -> None:
+        """Compare the files with what they were.
+
+        Raises:
+            DataError: One is another than when it was hashed.
+        """
+        for file, before in zip(self._files, digests, strict=False):
+            if _digest(file) != before:
+                raise DataError(f"{file.path}: changed while it was read; run the build again")
+
+
+def _first(records: Iterator[Any], limit: int | None) -> Iterator[Any]:
+    for number, record in enumerate(records):
+        if limit is not None and number >= limit:
+            return
+        yield record
+
+
+def _digest(file: SourceFile) -> str:
+    total = hashlib.sha256()
+    with file.open() as stream:
+        try:
+            while block := stream.read(_BLOCK_BYTES):
+                total.update(block)
+        except client_errors() as exc:
+            raise unreadable(file.path, exc) from exc
+    return total.hexdigest()

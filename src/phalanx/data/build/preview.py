@@ -1,0 +1,84 @@
+"""A preview of a build on a sample of each source: which documents are kept, which are not, and why."""
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from phalanx.data.build.all_passes import NoProgress, run_passes
+from phalanx.data.build.finish import account_of
+from phalanx.data.build.local import OneProcess
+from phalanx.data.build.pieces import SourcePiece, files_of
+from phalanx.data.build.recipe import DataRecipe
+from phalanx.data.build.records import RecordFile, read_document
+from phalanx.data.build.sift import DOCUMENTS
+from phalanx.data.build.tally import ByteTally
+from phalanx.data.build.work import BuildWorker
+
+_MOST_FILES = 16
+_EXCERPT = 300
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What a sample came to.
+
+    Attributes:
+        counts: Documents by fate and step, over all sources.
+        kept: Names and texts of documents that would be kept, at most as many as were asked for.
+        left_out: Lines of the account of those that would not be.
+        edited: Documents and places by step.
+    """
+
+    counts: dict[str, int]
+    kept: list[dict[str, Any]]
+    left_out: list[dict[str, Any]]
+    edited: dict[str, dict[str, int]]
+
+
+def preview(recipe: DataRecipe, documents: int, code_home: Path = Path()) -> Preview:
+    """Take a sample of every source through all steps; nothing is left on the disk.
+
+    Args:
+        recipe: What would be built. A rule that compares documents sees those of the sample alone, so it finds less.
+        documents: Of each source, taken from the beginnings of files that are spread over the source.
+        code_home: Directory of the recipe.
+
+    Raises:
+        DataError: As a build.
+    """
+    with tempfile.TemporaryDirectory(prefix="phalanx-preview-") as place:
+        output = recipe.output.model_copy(update={"excerpt": _EXCERPT})
+        shown = recipe.model_copy(update={"output": output})
+        worker = BuildWorker(shown, Path(place), code_home)
+        pieces = [piece for number in range(len(recipe.sources)) for piece in _sampled(worker, number, documents)]
+        done = run_passes(worker, OneProcess(worker), pieces, NoProgress())
+        tally = ByteTally()
+        for summary in (one for summaries in done for one in summaries):
+            tally.merge(ByteTally.from_json(summary["tally"]))
+        kept = [
+            {"source": recipe.source_names[piece.source], "document": one.name, "text": one.text[:_EXCERPT]}
+            for piece, summaries in zip(pieces, done, strict=True)
+            for one in map(read_document, RecordFile(worker.store.path(summaries[-1]["key"]) / DOCUMENTS))
+        ]
+        left_out = [line for summaries in done for line in account_of(worker.store, summaries)]
+    counts = {"kept": len(kept), **_by_step(tally)}
+    return Preview(counts, kept, left_out, tally.by_step("edited"))
+
+
+def _by_step(tally: ByteTally) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for fate in ("broken", "dropped", "quarantined"):
+        for step, measures in tally.by_step(fate).items():
+            found[f"{fate} by {step}" if fate != "broken" else fate] = measures["documents"]
+    return found
+
+
+def _sampled(worker: BuildWorker, number: int, documents: int) -> Sequence[SourcePiece]:
+    files = files_of(worker.source(number))
+    if files is None:
+        return [SourcePiece(number, limit=documents)]
+    count = min(len(files), _MOST_FILES, documents)
+    chosen = sorted({at * len(files) // count for at in range(count)})
+    return [SourcePiece(number, at, (files[at].name,), limit=-(-documents // count)) for at in chosen]

@@ -1,0 +1,207 @@
+"""The recipe of a dataset: strict TOML, like a run file, and free of everything that reads or cleans text."""
+
+import functools
+import operator
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import Discriminator, Field, Tag, TypeAdapter, create_model, model_validator
+
+from phalanx.config import OWN_KIND, StrictModel, canonical_json, is_own, load_config, pin_own_code
+from phalanx.data.build.steps import STEPS
+from phalanx.data.config import FileTokenizerConfig
+from phalanx.data.rules import RuleSettings
+from phalanx.data.sources import SOURCES, OwnSourceConfig, SourceSettings
+from phalanx.data.tokenizers import ByteBpeTraining, SentencePieceTraining, WordPieceTraining
+
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,39}$")]
+"""Of a source, a group or a step: part of file names and of reports."""
+
+
+class SourceTerms(StrictModel):
+    """What a recipe says of any source beside its own keys.
+
+    Attributes:
+        name: In account, shards and reports; its kind where it is left out.
+        group: The mixture group that its documents belong to; its name where it is left out.
+        licence: Of its documents, as a person would write it; kept in the manifest.
+        consent: On which ground the documents may be used; kept in the manifest.
+        weight: A hint for the mixture of a run; kept in the manifest.
+    """
+
+    name: Name | None = None
+    group: Name | None = None
+    licence: str = Field(default="not stated", min_length=1, max_length=200)
+    consent: str = Field(default="not stated", min_length=1, max_length=200)
+    weight: float | None = Field(default=None, gt=0.0)
+
+
+class StepTerms(StrictModel):
+    """What a recipe says of any step beside its own keys.
+
+    Attributes:
+        name: In account and reports; its kind where it is left out.
+    """
+
+    name: Name | None = None
+
+
+def _either(terms: type[StrictModel], tables: Mapping[str, type[StrictModel]], tag: Any) -> Any:
+    """Return the type of one of these sections, each with further keys, told apart by ``kind``."""
+    combined: list[Any] = [
+        Annotated[create_model(config.__name__, __base__=(terms, config), __module__=__name__), Tag(name)]
+        for name, config in tables.items()
+    ]
+    return Annotated[functools.reduce(operator.or_, combined), Discriminator(tag)]
+
+
+def _kind(value: Any) -> Any:
+    kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
+    return OWN_KIND if is_own(kind) else kind
+
+
+if TYPE_CHECKING:
+
+    class RecipeSource(SourceTerms, SourceSettings):
+        """One source."""
+
+    class RecipeStep(StepTerms, RuleSettings):
+        """One step."""
+else:
+    # at run time the tables alone say which there are
+    RecipeSource = _either(
+        SourceTerms, {name: line.config for name, line in SOURCES.items()} | {OWN_KIND: OwnSourceConfig}, _kind
+    )
+    RecipeStep = _either(StepTerms, {name: line.config for name, line in STEPS.items()}, _kind)
+
+
+def _usual_steps() -> tuple[RecipeStep, ...]:
+    read: TypeAdapter[tuple[RecipeStep, ...]] = TypeAdapter(tuple[RecipeStep, ...])
+    return read.validate_python(({"kind": "unicode"}, {"kind": "exact_duplicates"}))
+
+
+class QuarantineConfig(StrictModel):
+    """What a person has decided of quarantined documents, by their names.
+
+    Attributes:
+        release: Scans let these documents pass.
+        drop: These documents are dropped for good.
+    """
+
+    release: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        both = sorted(set(self.release) & set(self.drop))
+        if both:
+            raise ValueError(f"{both[0]!r} is in release and in drop; take it out of one of them")
+        return self
+
+
+class OutputConfig(StrictModel):
+    """Shape of the dataset.
+
+    Attributes:
+        shard_tokens: Tokens of one shard.
+        validation_share: Share of the documents that is held out, drawn by content and seed.
+        seed: Of the split.
+        excerpt: Characters of a dropped or quarantined text that account and report show; 0 shows none. Left out: 300,
+            and none where the shards are encrypted.
+        key: File of the key that wraps the key of encrypted shards; left out, shards are not encrypted.
+        signer: File of the key that signs the manifest, made where there is none; left out, that of the user.
+    """
+
+    shard_tokens: int = Field(default=1 << 25, ge=1024, le=1 << 40)
+    validation_share: float = Field(default=0.05, ge=0.0, le=0.5)
+    seed: int = Field(default=0, ge=0, lt=1 << 63)
+    excerpt: int | None = Field(default=None, ge=0, le=2000)
+    key: Path | None = None
+    signer: Path | None = None
+
+    @property
+    def excerpt_characters(self) -> int:
+        """Characters of an excerpt."""
+        return self.excerpt if self.excerpt is not None else 0 if self.key is not None else 300
+
+
+class ModelVocabulary(StrictModel):
+    """The tokenizer of a model: the directory of the model, or its ``tokenizer.json``."""
+
+    kind: Literal["model"] = "model"
+    path: Path
+    eos_token: str | None = Field(default=None, min_length=1)
+
+
+RecipeTokenizer = Annotated[
+    ByteBpeTraining | WordPieceTraining | SentencePieceTraining | FileTokenizerConfig | ModelVocabulary,
+    Field(discriminator="kind"),
+]
+Training = ByteBpeTraining | WordPieceTraining | SentencePieceTraining
+
+
+class DataRecipe(StrictModel):
+    """Sources, steps, tokenizer and output of one dataset.
+
+    Attributes:
+        sources: Read in this order.
+        steps: Rules and scans, in the order in which each document meets them. Left out: texts are brought into one
+            Unicode form, and of equal ones the first is kept.
+        quarantine: What a person has decided.
+        tokenizer: Trained on the training split, a file, or that of a model.
+        output: Shape of the shards.
+    """
+
+    sources: tuple[RecipeSource, ...] = Field(min_length=1, max_length=1000)
+    steps: tuple[RecipeStep, ...] = Field(default=_usual_steps(), max_length=1000)
+    quarantine: QuarantineConfig = QuarantineConfig()
+    tokenizer: RecipeTokenizer
+    output: OutputConfig = OutputConfig()
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        """Of each source."""
+        return tuple(source.name or _plain(source.kind) for source in self.sources)
+
+    @property
+    def step_names(self) -> tuple[str, ...]:
+        """Of each step."""
+        return tuple(step.name or step.kind for step in self.steps)
+
+    def group_of(self, source: int) -> str:
+        """Return the mixture group of a source, by its number."""
+        return self.sources[source].group or self.source_names[source]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for key, names in (("sources", self.source_names), ("steps", self.step_names)):
+            twice = sorted(name for name in set(names) if names.count(name) > 1)
+            if twice:
+                raise ValueError(f"{key}: two of them are called {twice[0]!r}; give each a name of its own")
+        taken = sorted(set(self.step_names) & RESERVED)
+        if taken:
+            raise ValueError(f"steps: the name {taken[0]!r} is taken by the account; choose another one")
+        return self
+
+
+RESERVED = frozenset({"kept", "damaged", "unsupported", "empty", "nfc", "read"})
+"""What the account calls outcomes that no step decides."""
+
+
+def load_recipe(path: Path, overrides: Iterable[str] = ()) -> DataRecipe:
+    """Read a recipe; paths in it are taken from where the command runs, as in a run file.
+
+    Raises:
+        ConfigError: Names the file, the key, the value found and what was expected.
+    """
+    return load_config(path, DataRecipe, overrides, prepare=pin_own_code)
+
+
+def settings_bytes(config: StrictModel) -> bytes:
+    """Return the settings of a section in one way only, for a digest."""
+    return canonical_json(config.model_dump(mode="json"))
+
+
+def _plain(kind: str) -> str:
+    return "own" if is_own(kind) else kind

@@ -1,0 +1,207 @@
+"""A whole build: passes over all pieces, decisions between them, a vocabulary, tokens, and the dataset at the end."""
+
+import hashlib
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from phalanx.config import canonical_json
+from phalanx.data.build.all_passes import BuildProgress, NoProgress, run_passes, told
+from phalanx.data.build.decision import Summary
+from phalanx.data.build.encoding import EOS, TOKENIZER, training_texts
+from phalanx.data.build.finish import BuildEnding
+from phalanx.data.build.local import BuildEngine, open_local
+from phalanx.data.build.look import read_report
+from phalanx.data.build.passes import code_digest, versions
+from phalanx.data.build.pieces import PieceReader, SourcePiece, list_pieces
+from phalanx.data.build.recipe import DataRecipe, ModelVocabulary, Training
+from phalanx.data.build.records import RecordFile, read_document, zstd
+from phalanx.data.build.sift import DOCUMENTS
+from phalanx.data.build.store import WorkStore, key_of
+from phalanx.data.build.tally import ByteTally
+from phalanx.data.build.work import BuildWorker
+from phalanx.data.config import FileTokenizerConfig, ModelTokenizerConfig
+from phalanx.data.shards import DATASET_FILE, SealKey, open_dataset
+from phalanx.data.tokenizers import TextTokenizer, load_tokenizer, train_tokenizer
+from phalanx.errors import DataError, InputError
+
+WORK = ".work"
+"""Finished pieces of a build that goes on, inside of the dataset's directory."""
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """How a build is done: nothing here changes a byte of what comes out.
+
+    Attributes:
+        open_engine: Returns what performs the tasks, and ends with the build.
+        code_home: Directory of the recipe, in which code of the user's own is looked for.
+        progress: Is told how far it is.
+    """
+
+    open_engine: Callable[[BuildWorker], AbstractContextManager[BuildEngine]] = open_local
+    code_home: Path = Path()
+    progress: BuildProgress = field(default_factory=NoProgress)
+
+
+@dataclass(frozen=True)
+class BuildEnd:
+    """What a build came to.
+
+    Attributes:
+        directory: Of the dataset.
+        digest: Of its manifest.
+        report: As in ``report.json``.
+        was_there: Whether it was there already, made of the same.
+    """
+
+    directory: Path
+    digest: str
+    report: dict[str, Any]
+    was_there: bool = False
+
+
+def build(recipe: DataRecipe, directory: Path, options: BuildOptions | None = None) -> BuildEnd:
+    """Build a dataset, or go on where an earlier call was cut off.
+
+    Args:
+        recipe: What is built.
+        directory: Of the dataset; a build that is not over keeps its pieces in it.
+        options: How it is done.
+
+    Raises:
+        DataError: A source is missing or malformed, an extra is not installed, the account does not add up, or the
+            directory holds another dataset.
+        DiskError: The disk is full, or may not be written to.
+
+    Guarantees:
+        The same files, recipe and versions give the same bytes, whatever engine, the number of workers, and the
+        moments at which earlier calls were killed; encrypted shards have a new key each time. Until the build is over
+        there is no manifest.
+    """
+    options = options or BuildOptions()
+    zstd()
+    return _Build(recipe, directory, options).run()
+
+
+@dataclass
+class _Build:
+    recipe: DataRecipe
+    directory: Path
+    options: BuildOptions
+
+    def run(self) -> BuildEnd:
+        home = self.directory / WORK
+        worker = BuildWorker(self.recipe, home, self.options.code_home)
+        # an extra that is missing is told before anything is read
+        worker.rules  # noqa: B018
+        pieces = list_pieces(self.recipe, worker.source)
+        if (self.directory / DATASET_FILE).exists():
+            return self._found(self._inputs(pieces, self._digests(worker, pieces)), home)
+        _make(home)
+        with self.options.open_engine(worker) as engine:
+            done = run_passes(worker, engine, pieces, self.options.progress)
+            last = [summaries[-1]["key"] for summaries in done]
+            if not any(summaries[-1]["documents"] for summaries in done):
+                raise DataError(
+                    f"{self.directory}: nothing is left of what the sources hold; `--dry-run` shows what drops it"
+                ).about(code="PHX-I012", do="look at --dry-run, loosen a step, or add text")
+            tokenizer = self._vocabulary(worker, last)
+            size = sum(ByteTally.from_json(one["tally"]).of("text_bytes", "read") for (one, *_) in done)
+            about = {"tokenizer": tokenizer["key"], "size_bytes": size}
+            tasks = ({"act": "encode", "input": key, **about} for key in last)
+            encoded = list(told("encode", engine.results(tasks), pieces, self.options.progress))
+        ending = BuildEnding(
+            recipe=self.recipe,
+            store=worker.store,
+            directory=self.directory,
+            inputs=self._inputs(pieces, [summaries[0]["files"] for summaries in done]),
+            pieces=[(piece.source, summaries) for piece, summaries in zip(pieces, done, strict=True)],
+            encoded=encoded,
+            tokenizer=tokenizer,
+        )
+        self.options.progress.begin("write", 1, 0)
+        _, report = ending.finish()
+        shutil.rmtree(home, ignore_errors=True)
+        return BuildEnd(self.directory, self._digest(), report)
+
+    def _vocabulary(self, worker: BuildWorker, last: list[str]) -> Summary:
+        """Train the tokenizer, or load it; return its key and what the manifest says of it."""
+        config, output = self.recipe.tokenizer, self.recipe.output
+        decided_by: dict[str, Any] = {
+            "act": "vocabulary",
+            "config": config.model_dump(mode="json"),
+            "versions": versions(),
+            "code": code_digest(),
+        }
+        if not isinstance(config, Training):
+            content = _load(config).to_json()
+            decided_by["content"] = hashlib.sha256(content).hexdigest()
+        else:
+            decided_by |= {"texts": last, "seed": output.seed, "validation_share": output.validation_share}
+        key = key_of(decided_by)
+        self.options.progress.begin("vocabulary", 1, 0)
+
+        def work(directory: Path) -> Summary:
+            made = self._tokenizer(worker.store, last)
+            content = made.to_json()
+            (directory / TOKENIZER).write_bytes(content)
+            (directory / EOS).write_text(made.backend.id_to_token(made.eos_id) or "", encoding="utf-8")
+            return {
+                "kind": config.kind,
+                "vocab_size": made.vocab_size,
+                "eos_id": made.eos_id,
+                "digest": hashlib.sha256(content).hexdigest(),
+            }
+
+        return {"key": key, **(worker.store.find(key) or worker.store.put(key, work))}
+
+    def _tokenizer(self, store: WorkStore, last: list[str]) -> TextTokenizer:
+        config = self.recipe.tokenizer
+        if not isinstance(config, Training):
+            return _load(config)
+        documents = (read_document(record) for key in last for record in RecordFile(store.path(key) / DOCUMENTS))
+        return train_tokenizer(training_texts(documents, self.recipe.output), config)
+
+    def _digests(self, worker: BuildWorker, pieces: Sequence[SourcePiece]) -> list[list[str]]:
+        return [PieceReader(worker.source(piece.source), piece).digests() for piece in pieces]
+
+    def _inputs(self, pieces: Sequence[SourcePiece], digests: list[list[str]]) -> str:
+        """Return the digest of everything that decides the dataset, however its files were put together."""
+        files = [
+            [piece.source, name, digest]
+            for piece, found in zip(pieces, digests, strict=True)
+            for name, digest in zip(piece.names or [""], found, strict=True)
+        ]
+        settings = self.recipe.model_dump(mode="json", exclude={"output": {"signer"}})
+        return hashlib.sha256(canonical_json([settings, versions(), files])).hexdigest()
+
+    def _found(self, inputs: str, home: Path) -> BuildEnd:
+        report = read_report(self.directory)
+        if report["inputs"] != inputs:
+            raise InputError(
+                f"{self.directory}: holds a dataset of another recipe, other files or other versions; name another "
+                "directory with --out, or remove it; phalanx data diff compares two"
+            ).about(file=str(self.directory), do="name another directory with --out")
+        shutil.rmtree(home, ignore_errors=True)
+        return BuildEnd(self.directory, self._digest(), report, was_there=True)
+
+    def _digest(self) -> str:
+        key = self.recipe.output.key
+        return open_dataset(self.directory, key=None if key is None else SealKey.read(key)).digest
+
+
+def _load(config: FileTokenizerConfig | ModelVocabulary) -> TextTokenizer:
+    if isinstance(config, ModelVocabulary):
+        return load_tokenizer(ModelTokenizerConfig(eos_token=config.eos_token), config.path)
+    return load_tokenizer(config, None)
+
+
+def _make(home: Path) -> None:
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise DataError(f"{home}: cannot be made ({exc.strerror}); choose another place with --out") from exc

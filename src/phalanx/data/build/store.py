@@ -1,0 +1,101 @@
+"""The store of finished work: directories that appear whole or not at all, each under a digest of what decided it."""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from phalanx.config import canonical_json
+from phalanx.errors import DataError, DiskError
+
+SUMMARY = "summary.json"
+_UNFINISHED = ".unfinished-"
+
+
+def key_of(decided_by: Mapping[str, Any]) -> str:
+    """Return the name of a piece of work: 32 hex characters over everything that decides its result."""
+    return hashlib.sha256(canonical_json(decided_by)).hexdigest()[:32]
+
+
+class WorkStore:
+    """Finished work in one directory, shared by all processes of a build.
+
+    Work is written below a temporary name, brought to the disk, and renamed. What a killed process leaves behind is
+    never read, and is removed when the build is over.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+
+    def path(self, key: str) -> Path:
+        """Return the directory of finished work."""
+        return self._home / key
+
+    def find(self, key: str) -> dict[str, Any] | None:
+        """Return the summary of finished work; None where there is none yet.
+
+        Raises:
+            DataError: It is there and cannot be read.
+        """
+        path = self.path(key) / SUMMARY
+        try:
+            found = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as exc:
+            raise DataError(f"{path}: cannot be read ({exc}); delete {path.parent} to have it made again") from exc
+        return dict(found)
+
+    def put(self, key: str, work: Callable[[Path], Mapping[str, Any]]) -> dict[str, Any]:
+        """Do a piece of work and keep it.
+
+        Args:
+            key: Its name.
+            work: Fills the directory that it is given, and returns the summary.
+
+        Raises:
+            DiskError: The disk is full, or may not be written to.
+        """
+        try:
+            directory = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=self._home))
+        except OSError as exc:
+            raise _not_written(self._home, exc) from exc
+        try:
+            summary = dict(work(directory))
+            (directory / SUMMARY).write_bytes(canonical_json(summary))
+            for path in (*directory.iterdir(), directory):
+                bring_to_disk(path)
+            self._publish(directory, key)
+        except OSError as exc:
+            raise _not_written(directory, exc) from exc
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+        return summary
+
+    def _publish(self, directory: Path, key: str) -> None:
+        try:
+            directory.rename(self.path(key))
+        except OSError:
+            # another process was first, with the same bytes
+            if not self.path(key).is_dir():
+                raise
+        bring_to_disk(self._home)
+
+
+def bring_to_disk(path: Path) -> None:
+    """Wait until a file, or the names in a directory, would survive a loss of power."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _not_written(path: Path, exc: OSError) -> DiskError:
+    return DiskError(f"{path}: cannot be written ({exc.strerror}); free space, then run the build again").about(
+        file=str(path), do="free space, then run the build again"
+    )

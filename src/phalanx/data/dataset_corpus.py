@@ -1,0 +1,82 @@
+"""A dataset of token shards as the text of a run: every leaf of it is verified before a token of it is used."""
+
+import hashlib
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phalanx.config import canonical_json
+from phalanx.data.config import DataConfig
+from phalanx.data.corpus import Corpus, CorpusFacts, SequenceLayout, TokenGroup
+from phalanx.data.packing import TokenSplit
+from phalanx.data.phases import DatasetConfig
+from phalanx.data.run_dataset import TRAIN, VALIDATION, open_groups
+from phalanx.data.shards import Dataset
+from phalanx.data.tokenizers.tokenizer import TOKENIZER_FILE, TextTokenizer
+from phalanx.errors import DataError
+
+
+def open_shards(config: DataConfig, dataset: DatasetConfig, tokenizer: TextTokenizer | None = None) -> Corpus:
+    """Open a dataset as a run file names it.
+
+    Args:
+        config: Of the run's data.
+        dataset: Where it is, and which of its groups are used.
+        tokenizer: The one that the run file names; None for that of the dataset.
+
+    Raises:
+        ConfigError: A group is not in the dataset.
+        DataError: The dataset is altered, signed by another key or encoded with another tokenizer, or a group has no
+            training sequence.
+    """
+    found, names = open_groups(config, dataset, tokenizer)
+    record = found.manifest.tokenizer
+    groups = [
+        TokenGroup(name, _digest(found, name), _split(found, name, TRAIN), _split(found, name, VALIDATION))
+        for name in names
+    ]
+    path = dataset.path / TOKENIZER_FILE
+    facts = CorpusFacts(found.digest, record.vocab_size, record.eos_id, path, found.trust)
+    return Corpus(facts, groups, SequenceLayout.of(config))
+
+
+def _split(found: Dataset, group: str, split: str) -> TokenSplit:
+    eos_id = found.manifest.tokenizer.eos_id
+    if split not in found.groups[group]:
+        return TokenSplit(np.empty(0, dtype=np.uint32), eos_id, _nothing, _no_score)
+    tokens = found.tokens(group, split)
+    return TokenSplit(tokens, eos_id, partial(_starts, found, group, split), partial(_field, found, group, split))
+
+
+def _starts(found: Dataset, group: str, split: str) -> NDArray[np.int64]:
+    return found.document_starts(group, split).astype(np.int64)
+
+
+def _field(found: Dataset, group: str, split: str, name: str) -> NDArray[np.float64]:
+    """Return a field of each document as a number."""
+    values = []
+    for document in found.documents(group, split):
+        value = document.fields.get(name)
+        if not isinstance(value, int | float):
+            raise DataError(
+                f'data.phases: curriculum by "{name}": document {document.name[:80]!r} of group {group} has '
+                f"{'no such field' if value is None else 'no number there'}; it has "
+                f"{', '.join(sorted(document.fields)[:10]) or 'no fields'}"
+            )
+        values.append(float(value))
+    return np.array(values, dtype=np.float64)
+
+
+def _digest(found: Dataset, group: str) -> str:
+    part = found.part(group, TRAIN)
+    files = [one.model_dump(mode="json") for one in (*part.shards, part.starts)]
+    return hashlib.sha256(canonical_json(files)).hexdigest()
+
+
+def _nothing() -> NDArray[np.int64]:
+    return np.zeros(1, dtype=np.int64)
+
+
+def _no_score(name: str) -> NDArray[np.float64]:
+    return np.empty(0, dtype=np.float64)

@@ -1,0 +1,133 @@
+"""The order of a run: sample k is computed from seed, sizes, phases and k alone."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phalanx.config import canonical_json
+from phalanx.data.order.group_order import GroupOrder, Leg, Scores
+from phalanx.data.order.schedule import Phase, PhaseSchedule
+
+_HEX_OF_53_BITS = 13
+
+
+@dataclass(frozen=True)
+class Group:
+    """Sequences that are mixed as one source.
+
+    Attributes:
+        name: In the run file; empty where a corpus is one group.
+        size: Sequences, at least 1.
+        digest: SHA-256 in hex of all that decides what its sequences are.
+        scores: Gives a score of each sequence, for a curriculum.
+    """
+
+    name: str
+    size: int
+    digest: str
+    scores: Scores = field(compare=False, repr=False)
+
+    @property
+    def identity(self) -> list[int]:
+        """Sequences, and as many bits of the digest as every reader of JSON keeps whole."""
+        return [self.size, int(self.digest[:_HEX_OF_53_BITS], 16)]
+
+
+class RunOrder:
+    """Which sequence each sample of a run is; nothing of it is stored, and nothing is counted up from the beginning.
+
+    Sequences are numbered over all groups, in the order of the groups.
+
+    Args:
+        groups: At least one.
+        phases: As in `PhaseSchedule`.
+        seed: Of the run.
+        limits: Samples that each group may give; None for any number.
+
+    Guarantees:
+        Every epoch of a group has each of its sequences exactly once. In every prefix of a phase, up to a group's
+        limit, each group has its share to less than one sample. Neither depends on ranks, batch size or resumes.
+    """
+
+    def __init__(
+        self, groups: Sequence[Group], phases: Sequence[Phase], seed: int, limits: Sequence[int | None] | None = None
+    ) -> None:
+        self.groups = tuple(groups)
+        self.schedule = PhaseSchedule([one.size for one in groups], phases, limits or [None] * len(groups))
+        self._legs = [_legs(self.schedule, number) for number in range(len(groups))]
+        self._orders = [
+            GroupOrder(one.size, seed, one.name, legs, one.scores)
+            for one, legs in zip(self.groups, self._legs, strict=True)
+        ]
+        self._offsets = np.concatenate([[0], np.cumsum([one.size for one in groups])]).astype(np.int64)
+
+    def sequences(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return which sequence each sample is.
+
+        Args:
+            samples: Numbers in the run, from 0, ascending.
+
+        Raises:
+            DataError: The limits of the groups end the data before the last of them.
+        """
+        groups, ranks = self.schedule.locate(samples)
+        found = np.empty(len(samples), dtype=np.int64)
+        for number in np.unique(groups):
+            here = groups == number
+            found[here] = self._offsets[number] + self._orders[number].sequences(ranks[here])
+        return found
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether there is more than one permutation of all sequences an epoch: groups by name, or curricula."""
+        has_curriculum = any(phase.curriculum is not None for phase in self.schedule.phases)
+        return (
+            len(self.groups) > 1 or has_curriculum or self.schedule.num_samples is not None or bool(self.groups[0].name)
+        )
+
+    def consumed(self, num_samples: int) -> dict[str, int]:
+        """Return how many of the first so many samples each group has, by name."""
+        counts = self.schedule.consumed(num_samples)
+        return {one.name: count for one, count in zip(self.groups, counts, strict=True)}
+
+    def history(self, num_samples: int) -> dict[str, dict[str, Any]]:
+        """Return what a run that goes on behind so many samples must have in common with this one.
+
+        Returns:
+            By group, of those that have had a sample: its identity, its count, and a digest of its curricula so far.
+        """
+        found = {}
+        for one, legs, count in zip(self.groups, self._legs, self.schedule.consumed(num_samples), strict=True):
+            if count:
+                begun = [[leg.start, *_words(leg)] for leg in legs if leg.start < count]
+                found[one.name] = {"identity": one.identity, "samples": count, "curricula": _bits(begun)}
+        return found
+
+
+def _bits(content: object) -> int:
+    return int(hashlib.sha256(canonical_json(content)).hexdigest()[:_HEX_OF_53_BITS], 16)
+
+
+NO_CURRICULA = _bits([[0]])
+"""What `RunOrder.history` says of a group that gave its samples in a random order."""
+
+
+def _legs(schedule: PhaseSchedule, group: int) -> list[Leg]:
+    """Return a group's samples by curriculum: one leg for phases in a row that have the same one."""
+    legs: list[Leg] = []
+    for (_, consumed), phase in zip(schedule.starts, schedule.phases, strict=False):
+        leg = Leg(consumed[group], phase.curriculum)
+        if legs and legs[-1].start == leg.start:
+            legs.pop()
+        if not legs or legs[-1].curriculum != leg.curriculum:
+            legs.append(leg)
+    return legs
+
+
+def _words(leg: Leg) -> list[object]:
+    one = leg.curriculum
+    return [] if one is None else [one.by, one.buckets, one.descending]

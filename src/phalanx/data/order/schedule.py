@@ -1,0 +1,148 @@
+"""The phases of a run: which group sample k is from, and the number of that sample within its group."""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phalanx.data.order.mixture import Mixture, mixture_of
+from phalanx.errors import DataError
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a run with one mixture and one curriculum.
+
+    Attributes:
+        until: Samples of the run at its end; None of the last phase, which has none.
+        weights: Of each group, 0 where it has no sample in the phase.
+        curriculum: By which sequences of a group are put in an order; None for a random one.
+        span: Tokens that attention spans at most; None for whole sequences.
+    """
+
+    until: int | None
+    weights: tuple[float, ...]
+    curriculum: "Curriculum | None" = None
+    span: int | None = None
+
+
+@dataclass(frozen=True)
+class Curriculum:
+    """An order of sequences by a score, cut into buckets; within a bucket the order is random.
+
+    Attributes:
+        by: The score: "length", the tokens of a document, or a field of documents that holds numbers.
+        buckets: Parts of equal size, in the order of the score.
+        descending: Whether the highest score comes first.
+    """
+
+    by: str
+    buckets: int
+    descending: bool = False
+
+
+@dataclass(frozen=True)
+class _Segment:
+    """A run of samples with one mixture: a phase, or the part of it between two groups' ends."""
+
+    start: int
+    mixture: Mixture
+    consumed: tuple[int, ...]
+    """Samples of each group before it."""
+
+
+class PhaseSchedule:
+    """The phases of a run over groups of known sizes; only a few integers a phase are kept, whatever their length.
+
+    A group that has reached its limit gives no more: from the next sample on its weight goes to the others of its
+    phase, by their weights.
+
+    Args:
+        sizes: Sequences of each group, each at least 1.
+        phases: In order; at least one, and only the last has no end.
+        limits: Samples that each group may give in the whole run; None for as many as are asked for.
+    """
+
+    def __init__(self, sizes: Sequence[int], phases: Sequence[Phase], limits: Sequence[int | None]) -> None:
+        self.sizes = tuple(sizes)
+        self.phases = tuple(phases)
+        self._limits = tuple(limits)
+        self._segments: list[_Segment] = []
+        self.starts: list[tuple[int, tuple[int, ...]]] = []
+        """Of each phase: samples of the run, and of each group, before it."""
+        self.num_samples = self._lay_out()
+        """Samples until every group of the phase has reached its limit; None where there is no end."""
+
+    def locate(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the group of each sample, and its number within the group, counted over the whole run.
+
+        Args:
+            samples: Numbers in the run, from 0, ascending.
+
+        Raises:
+            DataError: The data is used up before the last of them.
+        """
+        if self.num_samples is not None and len(samples) and samples[-1] >= self.num_samples:
+            raise DataError(
+                f"data: sample {int(samples[-1])} was asked for, and data.repeats allows {self.num_samples}; raise a "
+                "limit, add a group, or train fewer steps"
+            )
+        starts = [segment.start for segment in self._segments]
+        which = np.searchsorted(starts, samples, side="right") - 1
+        groups, ranks = np.empty(len(samples), dtype=np.int64), np.empty(len(samples), dtype=np.int64)
+        for number in np.unique(which):
+            segment, here = self._segments[number], which == number
+            groups[here], own = segment.mixture.groups(samples[here] - segment.start)
+            ranks[here] = own + np.asarray(segment.consumed, dtype=np.int64)[groups[here]]
+        return groups, ranks
+
+    def consumed(self, num_samples: int) -> tuple[int, ...]:
+        """Return how many of the first so many samples of the run each group has."""
+        segment = self._segments[bisect_right([one.start for one in self._segments], num_samples) - 1]
+        own = segment.mixture.counts(num_samples - segment.start)
+        return tuple(before + more for before, more in zip(segment.consumed, own, strict=True))
+
+    def spans(self, samples: NDArray[np.int64]) -> list[int | None]:
+        """Return how many tokens attention spans in each sample's phase."""
+        ends = [start for start, _ in self.starts[1:]]
+        return [self.phases[bisect_right(ends, sample)].span for sample in samples.tolist()]
+
+    def _lay_out(self) -> int | None:
+        start, consumed = 0, (0,) * len(self.sizes)
+        for phase in self.phases:
+            self.starts.append((start, consumed))
+            for segment, stop in self._parts(phase, start, consumed):
+                self._segments.append(segment)
+                if stop is None:
+                    return None
+                counts = segment.mixture.counts(stop - segment.start)
+                start, consumed = stop, tuple(a + b for a, b in zip(segment.consumed, counts, strict=True))
+            if phase.until is None or start < phase.until:
+                return start
+        return start
+
+    def _parts(self, phase: Phase, start: int, consumed: tuple[int, ...]) -> Iterator[tuple[_Segment, int | None]]:
+        """Cut a phase where a group reaches its limit; a part without an end has None."""
+        while phase.until is None or start < phase.until:
+            left = [None if top is None else top - had for top, had in zip(self._limits, consumed, strict=True)]
+            weights = tuple(0.0 if rest == 0 else weight for weight, rest in zip(phase.weights, left, strict=True))
+            if not any(weights):
+                return
+            segment = _Segment(start, mixture_of(weights), consumed)
+            ends = [
+                segment.mixture.samples_until(group, rest)
+                for group, rest in enumerate(left)
+                if rest is not None and weights[group]
+            ]
+            stops = [start + end for end in ends if end is not None]
+            if phase.until is not None:
+                stops.append(phase.until)
+            if not stops:
+                yield segment, None
+                return
+            stop = min(stops)
+            yield segment, stop
+            counts = segment.mixture.counts(stop - start)
+            start, consumed = stop, tuple(a + b for a, b in zip(consumed, counts, strict=True))

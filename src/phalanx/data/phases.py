@@ -1,0 +1,168 @@
+"""What a run file says of the order of its data: a dataset of shards, phases, limits and packing."""
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from phalanx.config import StrictModel
+
+GroupName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}\z")]
+Weight = Annotated[float, Field(ge=0.0, le=1e9, allow_inf_nan=False)]
+Weights = Annotated[dict[GroupName, Weight], Field(max_length=1000)]
+Packing = Literal["concatenate", "best_fit"]
+DocumentAttention = Literal["across", "document"]
+_MOST_SAMPLES = 2**52
+
+
+class DatasetTokenizerConfig(StrictModel):
+    """The tokenizer that a dataset of shards was encoded with; it lies beside them."""
+
+    kind: Literal["dataset"] = "dataset"
+
+
+class DatasetConfig(StrictModel):
+    """Token shards that ``phalanx data build`` has made.
+
+    Attributes:
+        path: Directory of the dataset.
+        signer: Fingerprint of the key that must have signed its manifest; left out, any valid signature will do, and
+            the console tells the fingerprint.
+        key_file: The file with the key of encrypted shards.
+        groups: Those that are used; left out, all.
+        weights: Of each group in phases that give none; left out, each group weighs what it has in sequences.
+    """
+
+    path: Path
+    signer: str | None = Field(default=None, min_length=1, max_length=200)
+    key_file: Path | None = None
+    groups: Annotated[tuple[GroupName, ...], Field(max_length=1000)] = ()
+    weights: Weights = Field(default={})
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len(set(self.groups)) < len(self.groups):
+            raise ValueError("groups: one is named twice; name each once")
+        check_weights(self.weights, "weights")
+        stray = sorted(set(self.weights) - set(self.groups)) if self.groups else []
+        if stray:
+            raise ValueError(f'weights: "{stray[0]}" is not among groups {", ".join(self.groups)}; add it there')
+        return self
+
+
+def check_weights(weights: Weights, where: str) -> None:
+    """Return where there are no weights, or at least one above 0."""
+    if weights and not any(weights.values()):
+        raise ValueError(f"{where}: all are 0, so there is nothing to draw from; give one group a weight above 0")
+
+
+class UntilConfig(StrictModel):
+    """The end of a phase, counted from the beginning of the run; one of the three.
+
+    Attributes:
+        steps: Batches; one that was skipped, or given up by the guard, counts.
+        samples: Sequences.
+        tokens: Tokens of whole sequences.
+    """
+
+    steps: int | None = Field(default=None, ge=1, le=_MOST_SAMPLES)
+    samples: int | None = Field(default=None, ge=1, le=_MOST_SAMPLES)
+    tokens: int | None = Field(default=None, ge=1, le=_MOST_SAMPLES)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len([one for one in (self.steps, self.samples, self.tokens) if one is not None]) != 1:
+            raise ValueError("until: give one of steps, samples and tokens")
+        return self
+
+    def in_samples(self, batch_size: int, sequence_length: int) -> int:
+        """The end in samples, at least 1."""
+        if self.samples is not None:
+            return self.samples
+        return max(1, (self.steps or 0) * batch_size if self.tokens is None else self.tokens // sequence_length)
+
+
+class CurriculumConfig(StrictModel):
+    """An order of sequences within a phase.
+
+    Attributes:
+        by: ``length``, the tokens of a document, or a field of the dataset's documents that holds numbers, such as
+            ``quality``. A sequence of several documents has their mean, weighed by tokens.
+        buckets: Parts of equal size, in the order of the score; within one the order is random.
+        descending: The highest score first.
+    """
+
+    by: str = Field(min_length=1, max_length=100)
+    buckets: int = Field(default=16, ge=2, le=2**16)
+    descending: bool = False
+
+
+class PhaseConfig(StrictModel):
+    """A part of the run with a mixture and an order of its own.
+
+    Attributes:
+        until: Its end; left out of the last phase, which has none.
+        weights: Of each group; a group that is not named has no sample in the phase. Left out: those of the dataset.
+        curriculum: Left out: a random order.
+        sequence_length: Tokens that attention spans at most in this phase, a divisor of ``data.sequence_length``: rows
+            keep their shape and are cut into parts that do not see each other.
+    """
+
+    until: UntilConfig | None = None
+    weights: Weights = Field(default={})
+    curriculum: CurriculumConfig | None = None
+    sequence_length: int | None = Field(default=None, ge=2)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_weights(self.weights, "weights")
+        return self
+
+
+SkippedRange = tuple[
+    Annotated[int, Field(ge=0, le=_MOST_SAMPLES, strict=True)],
+    Annotated[int, Field(ge=1, le=_MOST_SAMPLES, strict=True)],
+]
+"""Batches that a run leaves out: the first one, and the one behind the last, counted from 0."""
+
+
+def check_phases(phases: tuple[PhaseConfig, ...], sequence_length: int, attention: DocumentAttention) -> None:
+    """Return where phases follow each other.
+
+    Raises:
+        ValueError: One has no end and is not the last; or the attention of the run cannot be cut.
+    """
+    for number, phase in enumerate(phases):
+        is_last = number == len(phases) - 1
+        if is_last != (phase.until is None):
+            what = "is the last one, which has no end: leave until out" if is_last else "has no end: give until"
+            raise ValueError(f"phases.{number}: {what}")
+        short = phase.sequence_length
+        if short is None:
+            continue
+        if attention != "document":
+            raise ValueError(
+                f"phases.{number}.sequence_length = {short}: rows keep their shape in all engines, and are cut by "
+                'attention; set data.attention = "document"'
+            )
+        if short > sequence_length or sequence_length % short:
+            raise ValueError(
+                f"phases.{number}.sequence_length = {short} does not divide data.sequence_length = {sequence_length}; "
+                "take a divisor"
+            )
+
+
+def check_skipped(skip: tuple[SkippedRange, ...]) -> None:
+    """Return where ranges are in order and none is empty.
+
+    Raises:
+        ValueError: Names the range.
+    """
+    behind = 0
+    for start, stop in skip:
+        if start >= stop or start < behind:
+            raise ValueError(
+                f"skip: [{start}, {stop}] is empty, or begins before the end of the range before it; give ascending "
+                "ranges, the first batch and the one behind the last"
+            )
+        behind = stop

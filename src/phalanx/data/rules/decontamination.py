@@ -1,0 +1,189 @@
+"""Documents that hold items of an evaluation set."""
+
+import csv
+import gzip
+import json
+import zlib
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Annotated, Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BeforeValidator, Field, model_validator
+
+from phalanx.config import StrictModel
+from phalanx.data.rules.page import LONGEST_GRAM, Page
+from phalanx.data.rules.rule import Drop, Outcome, Quarantine, RuleReason, RuleSettings
+from phalanx.data.rules.rule import Tag as Tagged
+from phalanx.data.sources import Document
+from phalanx.errors import DataError
+
+_LARGEST_ITEM = 1 << 20
+"""Characters of one line of a set's file: what is longer is no item."""
+
+
+def _path(value: Any) -> Any:
+    return Path(value) if isinstance(value, str) else value
+
+
+class EvaluationSetConfig(StrictModel):
+    """One evaluation set: a file of items, by its name's end JSONL, CSV or plain lines, each also ``.gz``.
+
+    `fields` are the columns of an item that count, each for itself; plain lines have none.
+    """
+
+    name: str = Field(min_length=1, max_length=100)
+    path: Annotated[Path, BeforeValidator(_path)]
+    fields: tuple[str, ...] = ()
+
+
+class DecontaminationConfig(RuleSettings):
+    """Which sets are looked for, by runs of how many words.
+
+    An item of fewer words counts as a whole if it has `least_words`; shorter ones would be found everywhere and are
+    not looked for.
+    """
+
+    kind: Literal["decontamination"] = "decontamination"
+    sets: tuple[EvaluationSetConfig, ...] = Field(min_length=1)
+    words: int = Field(default=13, ge=2, le=LONGEST_GRAM)
+    least_words: int = Field(default=8, ge=2, le=LONGEST_GRAM)
+    action: Literal["drop", "quarantine", "tag"] = "drop"
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.least_words > self.words:
+            raise ValueError(f"least_words={self.least_words} is above words={self.words}; lower it")
+        if len({one.name for one in self.sets}) < len(self.sets):
+            raise ValueError("two sets have one name; give each its own")
+        return self
+
+
+class Decontamination:
+    """Finds 13 words in a row, without case and punctuation, that also stand in an item of a named evaluation set.
+
+    The reason says which set and which item: of several the first of the first set. The sets are read once, when the
+    rule is made; 12 bytes of memory an n-gram. Reworded or translated items are not found.
+
+    Source: Brown et al. 2020, appendix C (13-grams).
+    """
+
+    def __init__(self, config: DecontaminationConfig) -> None:
+        self._config = config
+        hashes: dict[int, array[int]] = {}
+        items: dict[int, array[int]] = {}
+        self._names: list[str] = []
+        self._begins: list[int] = []
+        count = 0
+        for one in config.sets:
+            self._begins.append(count)
+            self._names.append(one.name)
+            looked_for = 0
+            for item in read_items(one):
+                looked_for += any([self._add(text, count, hashes, items) for text in item])
+                count += 1
+            if not looked_for:
+                raise DataError(
+                    f"evaluation set {one.name!r}: no item of {one.path} has {config.least_words} words; "
+                    "name the fields that hold its text"
+                )
+        self._grams = {length: _sorted(hashes[length], items[length]) for length in sorted(hashes)}
+
+    def _add(self, text: str, number: int, hashes: "dict[int, array[int]]", items: "dict[int, array[int]]") -> bool:
+        """Add the runs of words of one text; tell whether it has any."""
+        page = Page(Document("", text), "")
+        count = len(page.plain_grams(1))
+        if count < self._config.least_words:
+            return False
+        length = min(count, self._config.words)
+        grams = page.plain_grams(length)
+        hashes.setdefault(length, array("Q")).frombytes(grams.tobytes())
+        items.setdefault(length, array("l")).extend([number] * len(grams))
+        return True
+
+    def judge(self, page: Page) -> Outcome:
+        """Drop, quarantine or tag a document with an item in it."""
+        found = self._find(page)
+        if found is None:
+            return None
+        at = next(at for at in reversed(range(len(self._begins))) if self._begins[at] <= found)
+        item = f"{self._names[at]} item {found - self._begins[at] + 1}"
+        if self._config.action == "tag":
+            return Tagged({"contaminated_by": item})
+        reason = RuleReason("words_of", item, self._config.words)
+        return Drop(reason) if self._config.action == "drop" else Quarantine(reason)
+
+    def _find(self, page: Page) -> int | None:
+        """The first item that a run of words of this page is of."""
+        first: int | None = None
+        for length, (hashes, items) in self._grams.items():
+            grams = page.plain_grams(length)
+            at = np.minimum(np.searchsorted(hashes, grams), len(hashes) - 1)
+            hits = at[hashes[at] == grams]
+            if len(hits):
+                lowest = int(items[hits].min())
+                first = lowest if first is None else min(first, lowest)
+        return first
+
+
+def _sorted(hashes: "array[int]", items: "array[int]") -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
+    """N-grams in order, and of each the first item that has it."""
+    values, firsts = np.unique(np.frombuffer(hashes, np.uint64), return_index=True)
+    return values, np.array(items, np.int32)[firsts]
+
+
+def read_items(config: EvaluationSetConfig) -> Iterator[list[str]]:
+    """Yield the texts of each item of a set.
+
+    Raises:
+        DataError: The file cannot be read, or an item has not the named fields.
+    """
+    path = config.path
+    kind = path.name.removesuffix(".gz").rpartition(".")[2]
+    try:
+        with (
+            gzip.open(path, "rt", encoding="utf-8")
+            if path.name.endswith(".gz")
+            else path.open(encoding="utf-8") as file
+        ):
+            if kind in ("jsonl", "csv"):
+                yield from _records(config, kind, file)
+            else:
+                yield from ([line] for line in _lines(config, file))
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as exc:
+        raise DataError(f"evaluation set {config.name!r}: {path} cannot be read: {exc}") from exc
+
+
+def _lines(config: EvaluationSetConfig, file: IO[str]) -> Iterator[str]:
+    number = 0
+    while line := file.readline(_LARGEST_ITEM + 1):
+        number += 1
+        if len(line) > _LARGEST_ITEM:
+            raise DataError(
+                f"evaluation set {config.name!r}: line {number} of {config.path} has more than {_LARGEST_ITEM} "
+                "characters; give one item a line"
+            )
+        yield line
+
+
+def _records(config: EvaluationSetConfig, kind: str, file: IO[str]) -> Iterator[list[str]]:
+    if not config.fields:
+        raise DataError(f"evaluation set {config.name!r}: {config.path} has columns; name those that count in fields")
+    lines = _lines(config, file)
+    for number, record in enumerate(csv.DictReader(lines) if kind == "csv" else map(_parse, lines), start=1):
+        texts = [record.get(field) for field in config.fields] if isinstance(record, dict) else [None]
+        if not all(isinstance(text, str) for text in texts):
+            raise DataError(
+                f"evaluation set {config.name!r}: item {number} of {config.path} has no text in every field of "
+                f"{', '.join(config.fields)}"
+            )
+        yield [str(text) for text in texts]
+
+
+def _parse(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,144 @@
+"""Long runs of characters that occur twice, wherever they begin."""
+
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from phalanx.data.rules.libraries import library
+from phalanx.data.rules.page import Page
+from phalanx.data.rules.rule import Drop, Edit, Outcome, RuleReason, RuleSettings, Texts
+
+_SEPARATOR = b"\xff"
+"""Behind each document: a byte that no UTF-8 has."""
+
+
+class RepeatedSubstringsConfig(RuleSettings):
+    """How long a repetition must be, and how much text is compared at once: memory is some 40 times `shard_mib`."""
+
+    kind: Literal["repeated_substrings"] = "repeated_substrings"
+    least_bytes: int = Field(default=200, ge=20)
+    shard_mib: float = Field(default=16.0, gt=0, le=512)
+
+
+class RepeatedSubstrings:
+    """Cuts every run of at least `least_bytes` bytes that occurred before in its shard; the first occurrence stays.
+
+    A suffix array finds repetitions at any place, also inside of a document. Shards are filled in the order of
+    documents and compared within themselves only: a repetition in another shard is not found, nor one in a document
+    larger than a shard, which is left as it is. Characters are cut whole.
+
+    Source: Lee et al. 2022, section 4.1 (ExactSubstr; 50 tokens there, about 200 bytes of English).
+    """
+
+    def __init__(self, config: RepeatedSubstringsConfig) -> None:
+        self._config = config
+        self._suffixes = library("pydivsufsort", config.kind)
+
+    def mark(self, page: Page) -> bytes:
+        """The size of the text in bytes."""
+        text = page.text
+        size = len(text) if text.isascii() else len(_encode(text))
+        return size.to_bytes(8, "little")
+
+    def decide(self, marks: Iterable[bytes], texts: Texts) -> Iterator[tuple[int, Outcome]]:
+        """Cut repetitions shard by shard."""
+        for numbers in self._shards(marks):
+            yield from self._cut_shard(numbers, texts)
+
+    def _shards(self, marks: Iterable[bytes]) -> Iterator[list[int]]:
+        limit = int(self._config.shard_mib * 2**20)
+        shard: list[int] = []
+        filled = 0
+        for number, mark in enumerate(marks):
+            size = int.from_bytes(mark, "little") + len(_SEPARATOR)
+            if size > limit or size < self._config.least_bytes:
+                continue
+            if filled + size > limit:
+                yield shard
+                shard, filled = [], 0
+            shard.append(number)
+            filled += size
+        if shard:
+            yield shard
+
+    def _cut_shard(self, numbers: list[int], texts: Texts) -> Iterator[tuple[int, Outcome]]:
+        joined = bytearray()
+        begins: list[int] = []
+        for number in numbers:
+            begins.append(len(joined))
+            joined += _encode(texts.page(number).text) + _SEPARATOR
+        if len(joined) < 2 * self._config.least_bytes:
+            return
+        repeated = self._repeated(np.frombuffer(joined, np.uint8))
+        for number, begin, end in zip(numbers, begins, [*begins[1:], len(joined)], strict=True):
+            here = slice(begin, end - len(_SEPARATOR))
+            if repeated[here].any():
+                yield number, _without(bytes(joined[here]), repeated[here])
+
+    def _repeated(self, text: NDArray[np.uint8]) -> NDArray[np.bool_]:
+        """Tell of each byte whether it lies in a long enough run that occurred before."""
+        least, size = self._config.least_bytes, len(text)
+        suffixes = np.asarray(self._suffixes.divsufsort(text), np.int32)
+        common = np.asarray(self._suffixes.kasai(text, suffixes), np.int32)[: size - 1]
+        room = _room(text)[suffixes]
+        # neighbours in the suffix array that share enough, within their documents, are runs of one repeated text
+        shares = np.minimum(np.minimum(common, room[:-1]), room[1:]) >= least
+        is_first = np.concatenate((shares, [False]))
+        is_first[1:] &= ~shares
+        in_run = np.concatenate((shares, [False]))
+        in_run[1:] |= shares
+        places = suffixes[in_run]
+        if not len(places):
+            return np.zeros(size, bool)
+        begins = np.flatnonzero(is_first[in_run])
+        earliest = np.repeat(np.minimum.reduceat(places, begins), np.diff(begins, append=len(places)))
+        is_later = places != earliest
+        # where a text repeats itself without a gap, its first occurrence stays whole
+        starts = np.maximum(places, earliest + least)[is_later]
+        ends = places[is_later] + least
+        return np.cumsum(np.bincount(starts, minlength=size + 1) - np.bincount(ends, minlength=size + 1))[:-1] > 0
+
+
+def _room(text: NDArray[np.uint8]) -> NDArray[np.int32]:
+    """Bytes from each place to the end of its document."""
+    ends = np.flatnonzero(text == _SEPARATOR[0]).astype(np.int32)
+    rooms: NDArray[np.int32] = np.repeat(ends, np.diff(ends, prepend=-1))
+    rooms -= np.arange(len(text), dtype=np.int32)
+    return rooms
+
+
+def _encode(text: str) -> bytes:
+    return text.encode("utf-8", "replace")
+
+
+def _without(text: bytes, is_cut: NDArray[np.bool_]) -> Outcome:
+    """Leave out what is marked, whole characters only."""
+    borders = np.flatnonzero(np.diff(np.concatenate(([False], is_cut, [False])).astype(np.int8))).tolist()
+    kept: list[bytes] = []
+    at = places = cut = 0
+    for begin, end in zip(borders[::2], borders[1::2], strict=True):
+        first, stop = _next_character(text, begin), _last_character(text, end)
+        if first < stop:
+            kept.append(text[at:first])
+            at, places, cut = stop, places + 1, cut + stop - first
+    kept.append(text[at:])
+    if not places:
+        return None
+    edited = b"".join(kept).decode()
+    reason = RuleReason("repeated_bytes", cut)
+    return Edit(edited, places, reason) if edited.strip() else Drop(reason)
+
+
+def _next_character(text: bytes, at: int) -> int:
+    while at < len(text) and text[at] & 0xC0 == 0x80:
+        at += 1
+    return at
+
+
+def _last_character(text: bytes, at: int) -> int:
+    while at < len(text) and text[at] & 0xC0 == 0x80:
+        at -= 1
+    return at

@@ -1,0 +1,105 @@
+"""Documents that do not read like prose, by Gopher's word statistics."""
+
+from typing import Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from phalanx.data.rules.page import Page
+from phalanx.data.rules.rule import Drop, Outcome, RuleReason, RuleSettings
+from phalanx.data.rules.term_table import ALPHABETIC, SYMBOL, hash_term
+
+_ELLIPSES = ("...", "…")
+_BULLETS = ("•", "-")
+Share = float
+
+
+class GopherQualityConfig(RuleSettings):
+    """Borders of Gopher's quality rule; a border is allowed itself."""
+
+    kind: Literal["gopher_quality"] = "gopher_quality"
+    least_words: int = Field(default=50, ge=0)
+    most_words: int = Field(default=100_000, ge=1)
+    least_mean_length: float = Field(default=3.0, ge=0)
+    most_mean_length: float = Field(default=10.0, gt=0)
+    most_symbols: Share = Field(default=0.1, ge=0)
+    most_bullet_lines: Share = Field(default=0.9, ge=0, le=1)
+    most_ellipsis_lines: Share = Field(default=0.3, ge=0, le=1)
+    least_alphabetic: Share = Field(default=0.8, ge=0, le=1)
+    least_stop_words: int = Field(default=2, ge=0)
+    stop_words: tuple[str, ...] = ("the", "be", "to", "of", "and", "that", "have", "with")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.least_words > self.most_words or self.least_mean_length > self.most_mean_length:
+            raise ValueError("a least value is above its most, which drops everything; raise most_* or lower least_*")
+        if self.least_stop_words > len(set(self.stop_words)):
+            raise ValueError(
+                f"least_stop_words={self.least_stop_words}, but stop_words are {len(set(self.stop_words))}"
+            )
+        return self
+
+
+class GopherQuality:
+    """Drops by number and length of words, symbols, bullets, ellipses, letters and stop words, in this order.
+
+    Source: Rae et al. 2021, appendix A.1.1 (quality filtering).
+    """
+
+    def __init__(self, config: GopherQualityConfig) -> None:
+        self._config = config
+        self._stop_hashes = [np.uint64(hash_term(word)) for word in sorted(set(config.stop_words))]
+
+    def judge(self, page: Page) -> Outcome:
+        """Drop what the first broken border names."""
+        reason = self._of_words(page) or self._of_symbols(page) or self._of_lines(page) or self._of_language(page)
+        return Drop(reason) if reason else None
+
+    def _of_words(self, page: Page) -> RuleReason | None:
+        config = self._config
+        is_word = (page.term_bits & SYMBOL) == 0
+        count = int(np.count_nonzero(is_word))
+        if count < config.least_words:
+            return RuleReason("words", count, config.least_words)
+        if count > config.most_words:
+            return RuleReason("words", count, config.most_words)
+        mean = float(page.term_lengths[is_word].sum()) / count if count else 0.0
+        if mean < config.least_mean_length:
+            return RuleReason("mean_length", mean, config.least_mean_length)
+        if mean > config.most_mean_length:
+            return RuleReason("mean_length", mean, config.most_mean_length)
+        return None
+
+    def _of_symbols(self, page: Page) -> RuleReason | None:
+        most, terms = self._config.most_symbols, max(1, len(page.terms))
+        for measure, signs in (("hashes", ("#",)), ("ellipses", _ELLIPSES)):
+            share = sum(map(page.text.count, signs)) / terms
+            if share > most:
+                return RuleReason(measure, share, most)
+        return None
+
+    def _of_lines(self, page: Page) -> RuleReason | None:
+        config, lines, text = self._config, page.lines, page.text
+        # a sign that is rarer than lines may be cannot break a border: most documents need no look at their lines
+        if sum(map(text.count, _BULLETS)) > config.most_bullet_lines * len(lines):
+            share = sum(line.lstrip().startswith(_BULLETS) for line in lines) / len(lines)
+            if share > config.most_bullet_lines:
+                return RuleReason("bullet_lines", share, config.most_bullet_lines)
+        if sum(map(text.count, _ELLIPSES)) > config.most_ellipsis_lines * len(lines):
+            share = sum(line.rstrip().endswith(_ELLIPSES) for line in lines) / len(lines)
+            if share > config.most_ellipsis_lines:
+                return RuleReason("ellipsis_lines", share, config.most_ellipsis_lines)
+        return None
+
+    def _of_language(self, page: Page) -> RuleReason | None:
+        config = self._config
+        share = int(np.count_nonzero(page.term_bits & ALPHABETIC)) / max(1, len(page.terms))
+        if share < config.least_alphabetic:
+            return RuleReason("alphabetic", share, config.least_alphabetic)
+        found = 0
+        hashes = page.term_grams(1)
+        for stop_hash in self._stop_hashes:
+            if found >= config.least_stop_words:
+                return None
+            found += bool((hashes == stop_hash).any())
+        return RuleReason("stop_words", found, config.least_stop_words) if found < config.least_stop_words else None

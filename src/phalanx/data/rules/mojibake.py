@@ -1,0 +1,37 @@
+"""Text that was once read in the wrong encoding."""
+
+from typing import Literal
+
+from phalanx.data.rules.libraries import library
+from phalanx.data.rules.page import Page
+from phalanx.data.rules.rule import Edit, Outcome, RuleReason, RuleSettings
+
+
+class MojibakeConfig(RuleSettings):
+    """It has no settings: a line is repaired where it shows signs and a repair is sure."""
+
+    kind: Literal["mojibake"] = "mojibake"
+
+
+class Mojibake:
+    """Edits lines with signs of mojibake (``cafÃ©``) to what they were; a line without signs is never touched.
+
+    The signs are ftfy's table of sequences that hardly any language writes; the repair is its ``fix_encoding`` and
+    nothing else of it: quotes, widths and ligatures stay. Lines are looked at apart, as a document is often mixed.
+
+    Source: Speer 2019, ftfy.
+    """
+
+    def __init__(self, config: MojibakeConfig) -> None:
+        self._is_bad = library("ftfy.badness", config.kind).is_bad
+        self._repair = library("ftfy", config.kind).fix_encoding
+
+    def judge(self, page: Page) -> Outcome:
+        """Edit the lines that can be repaired."""
+        text = page.text
+        if text.isascii() or not self._is_bad(text):
+            return None
+        lines = text.split("\n")
+        repaired = [self._repair(line) if self._is_bad(line) else line for line in lines]
+        places = sum(one != other for one, other in zip(lines, repaired, strict=True))
+        return Edit("\n".join(repaired), places, RuleReason("lines_repaired", places)) if places else None

@@ -1,0 +1,233 @@
+"""How a piece of text between two white spaces becomes terms: the convention that published thresholds were set on.
+
+Gopher's and FineWeb's thresholds are shares of words, and the public pipelines count words as spaCy's English rules do:
+punctuation at both ends is cut off character by character, contractions are split (``do|n't``), letters are split at
+hyphens, slashes and commas between them, and an address stays whole. These are our own rules to the same effect; how
+often they agree is measured (docs/data_rules.md). Every loop is linear in the piece: the text is not trusted.
+"""
+
+import re
+import unicodedata
+
+_OPENERS = frozenset(
+    "§%=—–…,:;!?¿؟¡()[]{}<>_#*&。？！，、；：～·।،۔؛٪'\"”“`‘´’‚„»«「」『』（）〔〕【】《》〈〉⟦⟧$£€¥฿₽﷼₴₹₩₪₫₿"
+)
+_CLOSERS = (_OPENERS - frozenset("§%=$£€¥฿₽﷼₴₹₩₪₫₿")) | frozenset("—–")
+_QUOTES = "'\"”“`‘´’‚,„»«「」『』（）〔〕【】《》〈〉⟦⟧"
+_ICONS = (
+    "\u00a6\u00a9\u00ae\u00b0\u2117\u2122\ufffd\u2195-\u2199\u21a9-\u21aa\u2300-\u2307\u2322-\u2328"
+    "\u2400-\u2426\u249c-\u24e9\u2500-\u25b6\u25b8-\u25c0\u25c2-\u266e\u2670-\u2767\u2794-\u27bf"
+    "\u2800-\u28ff\u2b00-\u2b2f\U0001f000-\U0001faff"
+)
+_INFIX = re.compile(
+    r"\.\.+|…"
+    rf"|[{_ICONS}]"
+    r"|(?<=[0-9])[+\-*^](?=[0-9-])"
+    rf"|(?<=[^\W\d_])\.(?=[^\W\d_{_QUOTES}]|[{_QUOTES}])|(?<=[{_QUOTES}])\.(?=[^\W\d_]|[{_QUOTES}])"
+    r"|(?<=[^\W\d_]),(?=[^\W\d_])"
+    r"|(?<=[^\W_])(?:-{1,3}|–|——?|~)(?=[^\W\d_])"
+    r"|(?<=[^\W_])[:<>=/](?=[^\W\d_])"
+)
+_UNIT = re.compile(
+    r"(?<=[0-9])(?:[kdcmnµ]?m[²³]?|ha|yd|in|ft|[kmµ]?g|t|lb|oz|[mk]m/[sh]|kmh|mph|h?Pa|mbar|[mM]b|MB|[kK][bB]|[gG][bB]"
+    r"|[tT][bB]|T|G|M|K|%|[$£€¥฿])$"
+)
+_HOST_END = re.compile(r"[^\W\d_A-Z]{2,63}(?::[0-9]{2,5})?$")
+_LABEL = re.compile(r"[A-Za-z0-9\u00a1-\uffff](?:[A-Za-z0-9\u00a1-\uffff_-]{0,62}[A-Za-z0-9\u00a1-\uffff])?$")
+_IPV4 = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}(?::[0-9]{2,5})?$")
+
+
+def _contractions() -> dict[str, tuple[str, ...]]:
+    """Every contraction that is split, in lower case and with a capital, with and without its apostrophe."""
+    ends = {
+        "i": "'m 'll 'd 've",
+        "you": "'ll 'd 've 're",
+        "he": "'ll 'd 's",
+        "she": "'ll 'd 's",
+        "it": "'ll 'd 's",
+        "we": "'ll 'd 've 're",
+        "they": "'ll 'd 've 're",
+        **dict.fromkeys(("who", "what", "when", "where", "why", "how", "there", "that"), "'s 'll 're 've 'd"),
+        "this": "'s 'll 'd",
+        "these": "'ll 're 've 'd",
+        "those": "'ll 're 've 'd",
+        **dict.fromkeys(("could", "might", "must", "should", "would"), "'ve"),
+    }
+    negated = "ca could do does did had may might must need ought sha should wo would ai are is was were have has dare"
+    found: dict[str, tuple[str, ...]] = {}
+    for stem, tails in ends.items():
+        for tail in tails.split():
+            found[stem + tail] = (stem, tail)
+            found[stem + tail[1:]] = (stem, tail[1:])
+            if tail in ("'ll", "'d"):
+                found[f"{stem}{tail}'ve"] = (stem, tail, "'ve")
+    for stem in negated.split():
+        found[stem + "n't"], found[stem + "nt"] = (stem, "n't"), (stem, "nt")
+        found[stem + "n't've"] = (stem, "n't", "'ve")
+    found |= {"cannot": ("can", "not"), "gonna": ("gon", "na"), "gotta": ("got", "ta"), "let's": ("let", "'s")}
+    for word in ("ill", "its", "hell", "shell", "shed", "were", "well"):
+        found.pop(word, None)
+    found |= {key.replace("'", "’"): tuple(part.replace("'", "’") for part in parts) for key, parts in found.items()}
+    capital = {key.capitalize(): (parts[0].capitalize(), *parts[1:]) for key, parts in found.items()}
+    times = {f"{hour}{half}": (str(hour), half) for hour in range(1, 13) for half in ("am", "pm", "a.m.", "p.m.")}
+    return found | capital | times
+
+
+_WHOLE_TEXT = """
+Mr. Mrs. Ms. Dr. Prof. Rev. Gen. Gov. Sen. Rep. Adm. Jr. Messrs. Mt. St. Inc. Ltd. Co. co. Corp. Bros. vs. v.s.
+e.g. E.g. E.G. i.e. I.e. I.E. a.m. p.m. Ph.D. D.C. Jan. Feb. Mar. Apr. Jun. Jul. Aug. Sep. Sept. Oct. Nov. Dec.
+Md. Mo. Mont. Ak. Ala. Ariz. Ark. Calif. Colo. Conn. Del. Fla. Ga. Ia. Id. Ill. Ind. Kan. Kans. Ky. La. Mass.
+Mich. Minn. Miss. N.C. N.D. N.H. N.J. N.M. N.Y. Neb. Nebr. Nev. Okla. Ore. Pa. S.C. Tenn. Va. Wash. Wis. C++
+and/or w/o 'd 's 'S 're 'em 'll ma'am Ma'am o'clock O'clock 'cause 'Cause 'cos 'bout
+"""
+_WHOLE = frozenset(_WHOLE_TEXT.split()) | frozenset(f"{letter}." for letter in "abcdefghijklmnopqrstuvwxyzäöü")
+_FACES_TEXT = """
+:) :-) :)) (: =) (= :] :-] [: =] [= :o) :} 8) 8-) ;) ;-) (; :( :-( :(( ): =( >:( :/ :-/ =/ =| :| ]= :1 :P :p :O
+:o :0 :() :* :3 =3 :> :X :x :D ;D =D xD XD 8D ^_^ >.< >.> <.< ._. -_- v.v o.O O.o O.O o.o 0.0 o.0 0.o <3 </3 ''
+\\n \\t
+"""
+_FACES = frozenset(_FACES_TEXT.split())
+"""Kept whole, wherever their characters come out as terms of their own side by side."""
+_CONTRACTIONS = _contractions()
+_LONGEST_SPECIAL = 12
+
+
+def split_piece(piece: str) -> list[str]:
+    """Split text without white space into terms."""
+    head, (start, end), tail = _peel(piece)
+    middle = piece[start:end]
+    words = [*head, *_split_middle(middle), *reversed(tail)] if middle else [*head, *reversed(tail)]
+    return _join_faces(words) if len(words) > 1 else words
+
+
+def _is_special(text: str) -> bool:
+    return text in _CONTRACTIONS or text in _WHOLE or text in _FACES
+
+
+def _peel(piece: str) -> tuple[list[str], tuple[int, int], list[str]]:
+    """Cut off what stands at the ends: the terms in front, what is left, and those behind from the end inwards."""
+    head: list[str] = []
+    tail: list[str] = []
+    start, end = 0, len(piece)
+    while start < end:
+        if end - start <= _LONGEST_SPECIAL and _is_special(piece[start:end]):
+            break
+        front = _opening(piece, start, end)
+        if front:
+            head.append(piece[start : start + front])
+            start += front
+            if end - start <= _LONGEST_SPECIAL and _is_special(piece[start:end]):
+                break
+        back = _closing(piece, start, end)
+        if back:
+            tail.append(piece[end - back : end])
+            end -= back
+        if not front and not back:
+            break
+    return head, (start, end), tail
+
+
+def _opening(piece: str, start: int, end: int) -> int:
+    """How many characters at the start are a term of their own."""
+    first = piece[start]
+    if first.isalnum():
+        return 0
+    if first == ".":
+        return _run_of_dots(piece, start, end, 1)
+    if first == "+":
+        return int(not (start + 1 < end and piece[start + 1].isdigit()))
+    return int(first in _OPENERS or _is_icon(first))
+
+
+def _closing(piece: str, start: int, end: int) -> int:
+    """How many characters at the end are a term of their own."""
+    last, before = piece[end - 1 : end], piece[end - 2 : end - 1] if end - 2 >= start else ""
+    if start >= end or last.isdigit():
+        return 0
+    if last == ".":
+        return _closing_dot(piece, start, end)
+    if last in "sS" and before and before in "'’":
+        return 2
+    if last in _CLOSERS or _is_icon(last) or (last == "+" and before.isdigit()):
+        return 1
+    found = _UNIT.search(piece, max(start, end - 6), end)
+    return found.end() - found.start() if found else 0
+
+
+def _closing_dot(piece: str, start: int, end: int) -> int:
+    dots = _run_of_dots(piece, end - 1, start - 1, -1)
+    if dots:
+        return dots
+    before = piece[end - 2] if end - 2 >= start else ""
+    if not before:
+        return 0
+    if before.isdigit() or before in "%²-+" or before in _CLOSERS or (before.isalpha() and not before.isupper()):
+        return 1
+    return int(before.isupper() and end - 3 >= start and piece[end - 3].isupper())
+
+
+def _run_of_dots(piece: str, at: int, until: int, step: int) -> int:
+    count = 0
+    while at != until and piece[at] == ".":
+        count, at = count + 1, at + step
+    return count if count > 1 else 0
+
+
+def _is_icon(char: str) -> bool:
+    return char > "\xa0" and unicodedata.category(char) == "So"
+
+
+def _split_middle(text: str) -> list[str]:
+    """Split what is left between the ends, unless it is known as a whole."""
+    if text in _CONTRACTIONS:
+        return list(_CONTRACTIONS[text])
+    if len(text) <= _LONGEST_SPECIAL and _is_special(text):
+        return [text]
+    cuts = [found.span() for found in _INFIX.finditer(text) if found[0] != "." or _is_sentence_dot(text, found.start())]
+    if not cuts or _is_address(text):
+        return [text]
+    words, at = [], 0
+    for begin, end in cuts:
+        if begin == 0:
+            continue
+        if begin > at:
+            words.append(text[at:begin])
+        words.append(text[begin:end])
+        at = end
+    return [*words, text[at:]] if at < len(text) else words
+
+
+def _is_sentence_dot(text: str, at: int) -> bool:
+    before, after = text[at - 1], text[at + 1]
+    return not before.isupper() and not after.islower()
+
+
+def _is_address(text: str) -> bool:
+    """Whether this is a URL, a host with or without a path, or a mail address."""
+    scheme, found, rest = text.partition("://")
+    if not found or not re.fullmatch(r"[\w+\-.]{2,}", scheme):
+        rest = text
+    rest = rest.rpartition("@")[2]
+    host = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    if _IPV4.match(host):
+        return True
+    labels = host.split(".")
+    return len(labels) > 1 and bool(_HOST_END.match(labels[-1])) and all(map(_LABEL.match, labels[:-1]))
+
+
+def _join_faces(words: list[str]) -> list[str]:
+    if not any(len(one) == 1 and not one.isalnum() for one in words):
+        return words
+    joined: list[str] = []
+    at = 0
+    while at < len(words):
+        for count in (3, 2):
+            face = "".join(words[at : at + count])
+            if at + count <= len(words) and len(face) <= 4 and face in _FACES:
+                joined.append(face)
+                at += count
+                break
+        else:
+            joined.append(words[at])
+            at += 1
+    return joined

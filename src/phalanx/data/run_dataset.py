@@ -1,0 +1,65 @@
+"""The dataset that a run file names: opened, and compared with what the run file says of it; free of torch."""
+
+import hashlib
+from pathlib import Path
+
+from phalanx.data.config import DataConfig
+from phalanx.data.phases import DatasetConfig
+from phalanx.data.shards import Dataset, SealKey, open_dataset
+from phalanx.data.tokenizers.tokenizer import TOKENIZER_FILE, TextTokenizer, open_tokenizer, vocabulary_digest
+from phalanx.errors import ConfigError, DataError
+
+TRAIN, VALIDATION = "train", "validation"
+
+
+def open_groups(
+    config: DataConfig, dataset: DatasetConfig, tokenizer: TextTokenizer | None
+) -> tuple[Dataset, tuple[str, ...]]:
+    """Open a dataset and find the groups of a run in it; no token is read.
+
+    Args:
+        config: Of the run's data.
+        dataset: Where it is, and which of its groups are used.
+        tokenizer: The one that the run file names; None for that of the dataset.
+
+    Returns:
+        The dataset, and the names of the groups, in its order unless the run file gives one.
+
+    Raises:
+        ConfigError: A group is not in the dataset.
+        DataError: The dataset is altered, signed with another key or encoded with another tokenizer.
+    """
+    key = None if dataset.key_file is None else SealKey.read(dataset.key_file)
+    found = open_dataset(dataset.path, dataset.signer, key)
+    _check_tokenizer(dataset.path / TOKENIZER_FILE, found, tokenizer)
+    trained = tuple(name for name, splits in found.groups.items() if TRAIN in splits)
+    names = dataset.groups or trained
+    weighed = [dataset.weights, config.repeats, *(phase.weights for phase in config.phases)]
+    stray = sorted(({*names} - {*trained}) | ({name for one in weighed for name in one} - {*names}))
+    if stray or not names:
+        raise ConfigError(
+            f'data: {dataset.path} has no group "{stray[0] if stray else ""}" to train on; the run has '
+            f"{', '.join(names)}, the dataset {', '.join(trained) or 'none'}: name one of them"
+        )
+    return found, names
+
+
+def _check_tokenizer(path: Path, found: Dataset, wanted: TextTokenizer | None) -> None:
+    """Return where the dataset's tokenizer is the one that was signed, and the one that the run file names."""
+    record = found.manifest.tokenizer
+    try:
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as exc:
+        raise DataError(f"{path}: cannot be read ({exc.strerror}); restore it from a copy of the dataset") from exc
+    if content != record.digest:
+        raise DataError(
+            f"{path}: has SHA-256 {content[:16]}..., the signed manifest {record.digest[:16]}...: altered; restore it "
+            "from a copy of the dataset"
+        ).about(code="PHX-I027", file=str(path))
+    own = open_tokenizer(path, record.eos_id)
+    if wanted is not None and vocabulary_digest(own) != vocabulary_digest(wanted):
+        raise DataError(
+            f"data.tokenizer: is another one than {path} (SHA-256 {record.digest[:16]}...), with which the dataset was "
+            f"encoded: {wanted.vocab_size} tokens and end of text {wanted.eos_id}, where the dataset has "
+            f"{own.vocab_size} and {own.eos_id}; build the dataset with this tokenizer, or leave data.tokenizer out"
+        ).about(code="PHX-I018", file=str(path), key="data.tokenizer")

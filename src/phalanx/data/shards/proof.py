@@ -1,0 +1,237 @@
+"""Proofs about one document: where a signed dataset has it, or that it does not; checked without the dataset."""
+
+import pathlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field, ValidationError
+
+from phalanx.config import StrictModel, canonical_json
+from phalanx.data.shards.dataset import Dataset
+from phalanx.data.shards.index import record_hashes
+from phalanx.data.shards.leaves import Count, Digest
+from phalanx.data.shards.manifest import BLOCK_RECORDS, INDEX_BYTES, IndexStatement, verify_statement
+from phalanx.data.shards.merkle import audit_path, leaf_hash, root_from_path
+from phalanx.data.shards.records import INDEX
+from phalanx.errors import DataError
+from phalanx.security.crypto import parse_canonical
+
+MOST_PROOF_BYTES = 4 * 2**20
+_MOST_PLACES = 256
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+Record = Annotated[str, Field(pattern=r"^[0-9a-f]{128}\z")]
+AuditPath = Annotated[tuple[Digest, ...], Field(max_length=64)]
+
+
+class ProofLeaf(StrictModel):
+    """One record of the index, and the way from it to the root."""
+
+    number: Count
+    record: Record
+    path: AuditPath
+
+
+class DocumentProof(StrictModel):
+    """Records in a row: those of a digest, and the next ones on either side, between which no other record is.
+
+    Attributes:
+        digest: Of the document in question.
+        statement: What the signer says of the index.
+        signature: Of the statement.
+        signer: Fingerprint of the key.
+        leaves: In the order of their numbers.
+    """
+
+    format: Literal["phalanx-document-proof"] = "phalanx-document-proof"
+    version: Literal[1] = 1
+    digest: Digest
+    statement: IndexStatement
+    signature: Annotated[str, Field(pattern=r"^[0-9a-f]{128}\z")]
+    signer: Digest
+    leaves: Annotated[tuple[ProofLeaf, ...], Field(min_length=1, max_length=_MOST_PLACES + 2)]
+
+    def to_bytes(self) -> bytes:
+        """Return the proof as a file has it."""
+        return canonical_json(self.model_dump(mode="json")) + b"\n"
+
+
+@dataclass(frozen=True)
+class DocumentPlace:
+    """One place of a document in a dataset.
+
+    Attributes:
+        group: Its group.
+        split: Its split.
+        source: Number of its source.
+        document: Its number in the split.
+        start: Its first token in the split.
+        tokens: How many it has.
+    """
+
+    group: str
+    split: str
+    source: int
+    document: int
+    start: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class ProvenPlaces:
+    """What a proof proves, provided that its signer keeps the index in order.
+
+    Attributes:
+        places: Where the document is; none: it is nowhere in the dataset.
+        is_complete: Whether there are no further places.
+    """
+
+    places: tuple[DocumentPlace, ...]
+    is_complete: bool
+
+
+def prove_document(dataset: Dataset, digest: str) -> DocumentProof:
+    """Prove where a dataset has a document, or that it does not.
+
+    Args:
+        dataset: Open; the index is read, tokens are not.
+        digest: Of the document.
+
+    Raises:
+        DataError: The digest is none, or the index is not the one that was signed.
+    """
+    if _DIGEST.fullmatch(digest) is None:
+        raise DataError(f"digest {digest[:80]!r}: expected 64 characters of 0-9 and a-f")
+    wanted, count = bytes.fromhex(digest), dataset.manifest.documents
+    first = _first_from(dataset, wanted)
+    stop = first
+    while stop < count and stop - first < _MOST_PLACES and _digest_at(dataset, stop) == wanted:
+        stop += 1
+    numbers = range(max(0, first - 1), min(count, stop + 1))
+    return DocumentProof(
+        digest=digest,
+        statement=dataset.statement,
+        signature=dataset.statement_signature,
+        signer=dataset.signer,
+        leaves=_leaves(dataset, numbers),
+    )
+
+
+def read_proof(content: bytes, where: str) -> DocumentProof:
+    """Read a proof.
+
+    Raises:
+        DataError: It is malformed.
+    """
+    try:
+        if len(content) > MOST_PROOF_BYTES:
+            raise ValueError(f"has more than {MOST_PROOF_BYTES} bytes")  # noqa: TRY301
+        parse_canonical(content.removesuffix(b"\n"))
+        return DocumentProof.model_validate_json(content)
+    except ValidationError as exc:
+        first = exc.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise _no_proof(where, f"{place}: {first['msg']}") from exc
+    except ValueError as exc:
+        raise _no_proof(where, str(exc)) from exc
+
+
+def load_proof(path: pathlib.Path) -> DocumentProof:
+    """Read the file of a proof.
+
+    Raises:
+        DataError: It is missing, or malformed.
+    """
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(MOST_PROOF_BYTES + 1)
+    except OSError as exc:
+        raise DataError(f"{path}: cannot be read ({exc.strerror}); give the file of a proof").about(
+            code="PHX-I029"
+        ) from exc
+    return read_proof(content, str(path))
+
+
+def check_proof(proof: DocumentProof, where: str, signer: str | None = None) -> ProvenPlaces:
+    """Say what a proof proves.
+
+    Args:
+        proof: From anywhere.
+        where: Its file, for messages.
+        signer: Fingerprint of the key that must have signed; None: any key, the caller tells which.
+
+    Raises:
+        DataError: It proves nothing: a signature, a path or the order of its records does not hold.
+    """
+    statement, wanted = proof.statement, bytes.fromhex(proof.digest)
+    verify_statement(statement, proof.signature, proof.signer, where, signer)
+    numbers = [leaf.number for leaf in proof.leaves]
+    if numbers != list(range(numbers[0], numbers[0] + len(numbers))):
+        raise _no_proof(where, f"records {numbers[:10]} are not in a row")
+    for leaf in proof.leaves:
+        path = [bytes.fromhex(node) for node in leaf.path]
+        try:
+            root = root_from_path(leaf_hash(bytes.fromhex(leaf.record)), leaf.number, statement.documents, path).hex()
+        except ValueError as exc:
+            raise _no_proof(where, f"record {leaf.number}: {exc}") from exc
+        if root != statement.index:
+            raise _no_proof(where, f"record {leaf.number} leads to root {root[:16]}..., not {statement.index[:16]}...")
+    records = np.frombuffer(b"".join(bytes.fromhex(leaf.record) for leaf in proof.leaves), INDEX)
+    digests = [record["digest"].tobytes() for record in records]
+    if digests != sorted(digests):
+        raise _no_proof(where, "its records are not in the order of their digests")
+    begins = numbers[0] == 0 or digests[0] < wanted
+    ends = numbers[-1] == statement.documents - 1 or digests[-1] > wanted
+    found = [record for record, digest in zip(records, digests, strict=True) if digest == wanted]
+    if not found and not (begins and ends):
+        raise _no_proof(where, "the records on both sides of the digest are not there")
+    return ProvenPlaces(tuple(_place(record, statement, where) for record in found), begins and ends)
+
+
+def _place(record: Any, statement: IndexStatement, where: str) -> DocumentPlace:
+    part = int(record["part"])
+    if part >= len(statement.parts):
+        raise _no_proof(where, f"a record is of part {part}, there are {len(statement.parts)}")
+    group, split = statement.parts[part]
+    numbers = (int(record[name]) for name in ("source", "document", "start", "tokens"))
+    return DocumentPlace(group, split, *numbers)
+
+
+def _first_from(dataset: Dataset, wanted: bytes) -> int:
+    """Return the number of the first record with a digest that is not smaller."""
+    low, high = 0, dataset.manifest.documents
+    while low < high:
+        middle = (low + high) // 2
+        if _digest_at(dataset, middle) < wanted:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _digest_at(dataset: Dataset, number: int) -> bytes:
+    return bytes(dataset.index_table().read(number, number + 1)["digest"].tobytes())
+
+
+def _leaves(dataset: Dataset, numbers: Sequence[int]) -> tuple[ProofLeaf, ...]:
+    table, nodes = dataset.index_table(), [node.tobytes() for node in dataset.index_nodes().read_all()]
+    upper: dict[int, list[bytes]] = {}
+    leaves: list[ProofLeaf] = []
+    hashes: list[bytes] = []
+    for number in numbers:
+        block, within = divmod(number, BLOCK_RECORDS)
+        start = block * BLOCK_RECORDS
+        records = table.read(start, min(start + BLOCK_RECORDS, table.num_items)).tobytes()
+        if block not in upper:
+            upper[block], hashes = audit_path(nodes, block), record_hashes(records)
+        path = audit_path(hashes, within) + upper[block]
+        record = records[within * INDEX_BYTES : (within + 1) * INDEX_BYTES]
+        leaves.append(ProofLeaf(number=number, record=record.hex(), path=tuple(node.hex() for node in path)))
+    return tuple(leaves)
+
+
+def _no_proof(where: str, why: str) -> DataError:
+    return DataError(f"{where}: proves nothing: {why}; ask for it again").about(code="PHX-I029")

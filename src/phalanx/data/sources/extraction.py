@@ -1,0 +1,181 @@
+"""Text out of web pages: their charset found and kept to, their nesting bounded, one switch between two extractors."""
+
+import codecs
+import importlib
+import importlib.metadata
+import re
+from collections.abc import Callable
+from typing import Literal
+
+from pydantic import Field
+
+from phalanx.config import StrictModel
+from phalanx.errors import DataError
+
+Extractor = Literal["resiliparse", "trafilatura"]
+
+
+class PageSettings(StrictModel):
+    """The keys of sources that hold web pages.
+
+    Attributes:
+        extractor: `resiliparse` is fast; `trafilatura` keeps more of the text and less of what is around it.
+        main_content: Navigation, headers and footers are left out; `trafilatura` knows no other way.
+        encoding: Of pages; "detect" takes their mark, their header, what they declare, UTF-8, or what is found, in
+            this order.
+    """
+
+    extractor: Extractor = "resiliparse"
+    main_content: bool = True
+    encoding: str = Field(default="detect", min_length=1)
+
+
+DETECT = "detect"
+_DECLARED = re.compile(
+    rb"""<meta[^>]{0,200}?charset\s{0,9}=\s{0,9}["']?\s{0,9}([A-Za-z0-9_:.-]{1,40})""", re.IGNORECASE
+)
+_DECLARED_WITHIN = 4096
+_MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
+# pages are written for browsers, which read these names so (WHATWG Encoding Standard, section 4.2)
+_READ_AS = {
+    **dict.fromkeys(("iso-8859-1", "latin-1", "latin1", "us-ascii", "ascii", "iso8859-1"), "cp1252"),
+    **dict.fromkeys(("iso-8859-9", "latin5"), "cp1254"),
+    **dict.fromkeys(("iso-8859-11", "tis-620", "windows-874"), "cp874"),
+    **dict.fromkeys(("gb2312", "gbk", "x-gbk"), "gb18030"),
+    **dict.fromkeys(("shift_jis", "shift-jis", "x-sjis", "sjis"), "cp932"),
+    **dict.fromkeys(("euc-kr", "ks_c_5601-1987"), "cp949"),
+}
+_NEVER = frozenset({"punycode", "idna", "unicode-escape", "raw-unicode-escape", "undefined", "utf-7"})
+"""Codecs of Python that are no charset of a page, some of them slow on purpose-made input."""
+_NESTING = re.compile(r"<(/?)(div|a|b|big|code|em|font|i|nobr|s|small|strike|strong|tt|u)(?=[\s/>])", re.IGNORECASE)
+_FEW_TAGS = 1000
+# measured: a second for five million levels gone up through; 400 bytes for each formatting element opened again
+_DIV_WORK, _DIV_DEPTH = 5_000_000, 50
+_FORMAT_WORK, _FORMAT_DEPTH = 1_000_000, 4
+
+
+class TextExtractor:
+    """Makes text of pages by the library that the config names.
+
+    Args:
+        kind: Of the source, for messages.
+        config: What its keys say.
+
+    Raises:
+        DataError: The library is not installed.
+    """
+
+    def __init__(self, kind: str, config: PageSettings) -> None:
+        self._config = config
+        extra = "html" if config.extractor == "resiliparse" else "data"
+        try:
+            self._extract = _EXTRACTORS[config.extractor](config)
+            self._detect: Callable[[bytes], str] = importlib.import_module("resiliparse.parse.encoding").detect_encoding
+        except ImportError as exc:
+            raise DataError(f"source kind {kind!r} needs {config.extractor}; install phalanx-train[{extra}]") from exc
+
+    def versions(self) -> list[str]:
+        """Names and versions of the libraries that decide on the text."""
+        return [f"{name} {importlib.metadata.version(name)}" for name in {"resiliparse", self._config.extractor}]
+
+    def text_of(self, page: bytes, declared: str | None, where: str) -> str:
+        """Return the text of a page.
+
+        Args:
+            page: Its bytes.
+            declared: The charset that came with it, in a header.
+            where: For messages.
+
+        Raises:
+            DataError: It is not in the charset that it is said to be in, nests too deep, or the extractor fails.
+        """
+        found = self.decode(page, declared, where)
+        _check_nesting(found, where)
+        try:
+            return self._extract(found)
+        except Exception as exc:
+            # a page of the web stands against libraries for pages of the web
+            raise DataError(f"{where}: {self._config.extractor} cannot read it ({type(exc).__name__})") from exc
+
+    def decode(self, content: bytes, declared: str | None, where: str, *, is_page: bool = True) -> str:
+        """Decode strictly; a text that is no page declares nothing.
+
+        Raises:
+            DataError: It is not in the charset that it is said to be in, or that is unknown.
+        """
+        if self._config.encoding != DETECT:
+            return _decode(content, self._config.encoding, where)
+        for mark, encoding in _MARKS:
+            if content.startswith(mark):
+                return _decode(content[len(mark) :], encoding, where)
+        if declared is None and is_page and (meta := _DECLARED.search(content[:_DECLARED_WITHIN])):
+            declared = meta[1].decode("ascii").lower()
+            # a page in UTF-16 could not say so in ASCII
+            declared = "utf-8" if declared.startswith("utf-16") else declared
+        if declared is not None:
+            return _decode(content, _READ_AS.get(declared.lower(), declared), where)
+        try:
+            return content.decode()
+        except UnicodeDecodeError:
+            return _decode(content, self._detect(content), where)
+
+
+def _decode(content: bytes, encoding: str, where: str) -> str:
+    try:
+        known = codecs.lookup(encoding).name
+        return content.decode("" if known in _NEVER else known).removeprefix("\ufeff")
+    except UnicodeError as exc:
+        place = f"byte {exc.start} (0x{content[exc.start]:02x})" if isinstance(exc, UnicodeDecodeError) else "it"
+        raise DataError(f"{where}: {place} is not {encoding[:40]}").about(
+            code="PHX-I015", file=where, expected=encoding[:40]
+        ) from exc
+    except (LookupError, ValueError) as exc:
+        # ValueError: a name with a null character
+        raise DataError(f"{where}: unknown encoding {encoding[:40]!r}; use a name that Python knows") from exc
+
+
+def _check_nesting(page: str, where: str) -> None:
+    """Refuse a page of some kilobytes that costs an extractor seconds, or gigabytes.
+
+    Extractors go up through all open `div` elements from each inner tag. Formatting elements that are left open are
+    opened again in each paragraph, as browsers do.
+    """
+    tags = page.count("<")
+    if tags <= _FEW_TAGS:
+        return
+    depths: dict[str, int] = {}
+    open_divs = open_formats = div_work = format_work = last = 0
+    for tag in _NESTING.finditer(page):
+        between = page.count("<", last, tag.end())
+        last = tag.end()
+        div_work += between * open_divs
+        format_work += between * open_formats
+        name = tag[2].lower()
+        change = 1 if not tag[1] else -1 if depths.get(name) else 0
+        depths[name] = depths.get(name, 0) + change
+        if name == "div":
+            open_divs += change
+        else:
+            open_formats += change
+    rest = page.count("<", last)
+    if div_work + rest * open_divs > max(_DIV_WORK, _DIV_DEPTH * tags):
+        raise DataError(f"{where}: its elements nest too deep; a page that people read nests less")
+    if format_work + rest * open_formats > max(_FORMAT_WORK, _FORMAT_DEPTH * tags):
+        raise DataError(f"{where}: formatting is opened and never closed, too often; a page that people read closes it")
+
+
+def _resiliparse(config: PageSettings) -> Callable[[str], str]:
+    extract: Callable[..., str] = importlib.import_module("resiliparse.extract.html2text").extract_plain_text
+    return lambda page: extract(page, main_content=config.main_content)
+
+
+def _trafilatura(config: PageSettings) -> Callable[[str], str]:
+    del config
+    extract: Callable[..., str | None] = importlib.import_module("trafilatura").extract
+    return lambda page: extract(page, fast=True, include_comments=False) or ""
+
+
+_EXTRACTORS: dict[str, Callable[[PageSettings], Callable[[str], str]]] = {
+    "resiliparse": _resiliparse,
+    "trafilatura": _trafilatura,
+}

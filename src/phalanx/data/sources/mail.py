@@ -1,0 +1,152 @@
+"""Mail: mailboxes (mbox) and single messages (EML)."""
+
+import contextlib
+import email
+import email.errors
+import email.header
+import email.message
+from collections.abc import Iterator
+from typing import BinaryIO, Literal
+
+from pydantic import Field
+
+from phalanx.data.sources.extraction import PageSettings, TextExtractor
+from phalanx.data.sources.files import SourceFile
+from phalanx.data.sources.packed import Damage
+from phalanx.data.sources.records import (
+    FileSettings,
+    RawRecord,
+    RecordClaims,
+    RecordFiles,
+    broken,
+    document_of,
+    line_of,
+    lost,
+    too_long,
+)
+from phalanx.data.sources.source import BrokenRecord, Document
+from phalanx.errors import DataError
+
+_BEGIN = b"From "
+_MOST_PARTS = 1000
+_MOST_BOUNDARIES = 64
+_HEADER_CHARACTERS = 1000
+
+
+class MailConfig(FileSettings, PageSettings):
+    """Mail, a file or a directory of ``*.eml`` and ``*.mbox`` (also ``.gz``, ``.zst``); needs the extra `html`.
+
+    Attributes:
+        headers: Written above the text, and kept as fields, where a message has them; addresses are personal data.
+        suffixes: Of the files below a directory; ``[""]`` takes every file, as of a Maildir.
+    """
+
+    kind: Literal["mail"] = "mail"
+    headers: tuple[str, ...] = ("Subject",)
+    suffixes: tuple[str, ...] = Field(default=(".eml", ".mbox"), min_length=1)
+
+
+class MailFiles(RecordFiles):
+    """One record per message; in a mailbox, from its line ``From `` to the next one behind a blank line."""
+
+    def __init__(self, config: MailConfig) -> None:
+        self._extractor = TextExtractor("mail", config)
+        super().__init__(config, config.suffixes)
+        self._config = config
+
+    def _versions(self) -> list[str]:
+        return self._extractor.versions()
+
+    def _records(self, file: SourceFile, name: str) -> Iterator[RawRecord | BrokenRecord]:
+        number, limit = 0, self._limits.max_record_bytes
+        for run in self._runs(file):
+            if isinstance(run, Damage):
+                yield lost(name, run)
+                continue
+            for message in _messages(run, limit):
+                number += 1
+                where = f"{name}, message {number}"
+                yield too_long(where, message, limit) if isinstance(message, int) else RawRecord(where, message)
+
+    def _document(self, record: RawRecord) -> Document | BrokenRecord:
+        content = record.content
+        if content.startswith(_BEGIN):
+            content = content.partition(b"\n")[2]
+        try:
+            message = _parsed(content, record.name)
+            headers = {name: _header_of(message, name) for name in self._config.headers}
+            text = self._text(message, record.name)
+        except DataError:
+            raise
+        except Exception as exc:
+            # whatever a parser of foreign bytes raises
+            raise DataError(f"{record.name}: is no message that can be read ({type(exc).__name__})") from exc
+        if text is None:
+            return broken(record, "a message without text", is_unsupported=True)
+        above = "\n".join(f"{name}: {value}" for name, value in headers.items() if value)
+        fields = {name.lower(): value for name, value in headers.items() if value}
+        return document_of(record, f"{above}\n\n{text}" if above else text, RecordClaims(fields=fields))
+
+    def _text(self, message: email.message.Message, where: str) -> str | None:
+        """The first part of plain text, else the first page; None where there is neither."""
+        page: email.message.Message | None = None
+        for number, part in enumerate(message.walk()):
+            if number >= _MOST_PARTS:
+                raise DataError(f"{where}: has more than {_MOST_PARTS} parts")
+            if part.is_multipart() or part.get_content_disposition() == "attachment":
+                continue
+            kind = part.get_content_type()
+            if kind == "text/plain":
+                content, charset = _content_of(part)
+                return self._extractor.decode(content, charset, where, is_page=False).replace("\r\n", "\n")
+            if kind == "text/html" and page is None:
+                page = part
+        if page is None:
+            return None
+        content, charset = _content_of(page)
+        return self._extractor.text_of(content, charset, where)
+
+
+def _messages(stream: BinaryIO, limit: int) -> Iterator[bytes | int]:
+    """Messages of a mailbox, or the whole stream where it does not begin as one; of a longer one its size alone."""
+    lines: list[bytes] = []
+    size, is_mailbox, is_behind_blank = 0, False, True
+    while line := line_of(stream, limit):
+        length = line if isinstance(line, int) else len(line)
+        begins = isinstance(line, bytes) and line.startswith(_BEGIN)
+        if begins and size == 0:
+            is_mailbox = True
+        elif begins and is_mailbox and is_behind_blank:
+            yield b"".join(lines) if size <= limit else size
+            lines, size = [], 0
+        size += length
+        if isinstance(line, int) or size > limit:
+            lines = []
+        else:
+            lines.append(line)
+        is_behind_blank = line in (b"\n", b"\r\n")
+    if size:
+        yield b"".join(lines) if size <= limit else size
+
+
+def _parsed(content: bytes, where: str) -> email.message.Message:
+    if content.lower().count(b"boundary=") > _MOST_BOUNDARIES:
+        # each one nests, and all are looked for in each line
+        raise DataError(f"{where}: has more than {_MOST_BOUNDARIES} boundaries")
+    message = email.message_from_bytes(content)
+    if not message.keys():
+        raise DataError(f"{where}: is no message: it has no header")
+    return message
+
+
+def _header_of(message: email.message.Message, name: str) -> str:
+    value = str(message.get(name, ""))[:_HEADER_CHARACTERS]
+    # a header that cannot be decoded is shown as it stands
+    with contextlib.suppress(LookupError, ValueError, email.errors.HeaderParseError):
+        value = str(email.header.make_header(email.header.decode_header(value)))
+    return " ".join(value.split()).encode("utf-8", "replace").decode()
+
+
+def _content_of(part: email.message.Message) -> tuple[bytes, str | None]:
+    content = part.get_payload(decode=True)
+    return content if isinstance(content, bytes) else b"", part.get_content_charset()

@@ -1,0 +1,268 @@
+"""Files packed by gzip or Zstandard: unpacked in steps of bounded size, and again after damage.
+
+A packed byte may claim to stand for a thousand others, so input is fed to a decoder in pieces so small that one of
+them cannot become more than about 16 MiB. What comes out is counted against what went in.
+"""
+
+import importlib
+import io
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from phalanx.data.sources.files import SourceFile, unreadable
+from phalanx.errors import DataError
+from phalanx.object_stores import client_errors
+
+_BLOCK_BYTES = 1 << 20
+_FREE_BYTES = 16 << 20
+"""Below this a ratio says nothing: a short file of one repeated line packs a thousandfold."""
+_WINDOW_BYTES = 128 << 20
+"""Of memory that a Zstandard frame may ask for."""
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Packed bytes that nothing could be unpacked from; zero where a file ends too early."""
+
+    packed_bytes: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class _Codec:
+    """One way of packing.
+
+    Attributes:
+        decoder: Makes a decoder of one member, with the calls of `zlib.decompressobj`.
+        magic: How a member begins.
+        step: So many packed bytes become at most about 16 MiB.
+        errors: What the decoder raises.
+    """
+
+    decoder: Callable[[], Any]
+    magic: bytes
+    step: int
+    errors: tuple[type[Exception], ...]
+
+
+def _gzip() -> _Codec:
+    return _Codec(lambda: zlib.decompressobj(wbits=31), b"\x1f\x8b\x08", 16 << 10, (zlib.error,))
+
+
+def _zlib() -> _Codec:
+    return _Codec(zlib.decompressobj, b"", 16 << 10, (zlib.error,))
+
+
+def _deflate() -> _Codec:
+    return _Codec(lambda: zlib.decompressobj(wbits=-15), b"", 16 << 10, (zlib.error,))
+
+
+def _zstandard() -> _Codec:
+    try:
+        library = importlib.import_module("zstandard")
+    except ImportError as exc:
+        raise DataError("files packed as .zst need zstandard; install phalanx-train[data]") from exc
+
+    def decoder() -> Any:
+        return library.ZstdDecompressor(max_window_size=_WINDOW_BYTES).decompressobj()
+
+    # four bytes can stand for a block of 128 KiB
+    return _Codec(decoder, b"\x28\xb5\x2f\xfd", 512, (library.ZstdError,))
+
+
+_BY_SUFFIX = {".gz": _gzip, ".zst": _zstandard}
+_BY_CODING = {"gzip": _gzip, "x-gzip": _gzip, "deflate": _zlib, "zstd": _zstandard}
+
+
+def is_packed(file: SourceFile) -> bool:
+    """Whether the file's name says that it is packed."""
+    return file.name.lower().endswith(tuple(_BY_SUFFIX))
+
+
+def open_runs(file: SourceFile, max_ratio: int) -> Iterator[BinaryIO | Damage]:
+    """Unpack a file, as its name says it is packed.
+
+    Args:
+        file: The file.
+        max_ratio: More unpacked bytes than so many times the packed ones are not given out, once there are 16 MiB.
+
+    Yields:
+        Streams of unpacked bytes, each to be read to its end before the next; and what could not be unpacked.
+        Behind damage a new stream begins with the next whole member of a gzip file. A file that is not packed is one
+        stream.
+
+    Raises:
+        DataError: It cannot be opened or read, or an extra is missing.
+    """
+    packing = next((make for suffix, make in _BY_SUFFIX.items() if file.name.lower().endswith(suffix)), None)
+    with file.open() as stream:
+        try:
+            if packing is None:
+                # a store's own files read lines slowly
+                yield stream if isinstance(stream, io.BufferedReader) else _buffered(stream)
+            else:
+                yield from _Unpacker(stream, packing(), max_ratio).runs()
+        except client_errors() as exc:
+            raise unreadable(file.path, exc) from exc
+
+
+def unpack_bytes(content: bytes, coding: str, limit: int) -> bytes:
+    """Unpack the body of a web page.
+
+    Args:
+        content: As it was sent.
+        coding: What its header ``Content-Encoding`` says.
+        limit: More bytes are not given out.
+
+    Raises:
+        DataError: The coding is unknown, the content is damaged, or it is larger than `limit`.
+    """
+    make = _BY_CODING.get(coding)
+    if make is None:
+        raise DataError(f"is packed as {coding[:40]!r}, which is not read here")
+    codecs = [make()] if coding != "deflate" else [_zlib(), _deflate()]
+    for codec in codecs:
+        unpacked = _unpack_member(content, codec, limit)
+        if unpacked is not None:
+            return unpacked
+    raise DataError(f"its {coding} content is damaged")
+
+
+def _unpack_member(content: bytes, codec: _Codec, limit: int) -> bytes | None:
+    decoder, found = codec.decoder(), bytearray()
+    try:
+        for start in range(0, len(content), codec.step):
+            found += decoder.decompress(content[start : start + codec.step])
+            if len(found) > limit:
+                raise DataError(f"unpacks to more than {limit} bytes; if it is right, raise max_record_bytes")
+            if decoder.eof:
+                break
+    except codec.errors:
+        return None
+    return bytes(found) if decoder.eof else None
+
+
+class _Unpacker:
+    """Pieces of unpacked bytes, with an account of all packed ones."""
+
+    def __init__(self, stream: BinaryIO, codec: _Codec, max_ratio: int) -> None:
+        self._stream, self._codec, self._max_ratio = stream, codec, max_ratio
+        self._block, self._at = b"", 0
+        self._decoder: Any = None
+        self._packed = self._unpacked = 0
+        self._damage: Damage | None = None
+        self._is_over = False
+
+    def runs(self) -> Iterator[BinaryIO | Damage]:
+        """Yield streams, and the damage between them."""
+        lost, reason = 0, ""
+        while not self._is_over:
+            first = self.piece()
+            if first:
+                if reason:
+                    yield Damage(lost, reason)
+                    lost, reason = 0, ""
+                yield io.BufferedReader(_Run(self, first), _BLOCK_BYTES)
+            if self._damage is not None:
+                lost, reason = lost + self._damage.packed_bytes, reason or self._damage.reason
+                self._damage = None
+        if reason:
+            yield Damage(lost, reason)
+
+    def piece(self) -> bytes:
+        """Some unpacked bytes; none at the end of a stream."""
+        while self._damage is None and not self._is_over:
+            if not self._fill():
+                self._is_over = True
+                if self._decoder is not None:
+                    self._damage = Damage(0, "cannot be read (its packed data ends too early); fetch it again")
+                return b""
+            if self._decoder is None:
+                self._decoder = self._codec.decoder()
+            found = self._feed()
+            if found:
+                return found
+        return b""
+
+    def _feed(self) -> bytes:
+        start, fed = self._at, self._block[self._at : self._at + self._codec.step]
+        try:
+            found: bytes = self._decoder.decompress(fed)
+        except self._codec.errors as exc:
+            self._decoder = None
+            self._damage = Damage(self._seek_member(), f"cannot be read ({_plain(exc)}); fetch it again")
+            return b""
+        self._at = start + len(fed)
+        if self._decoder.eof:
+            self._at -= len(self._decoder.unused_data)
+            self._decoder = None
+        self._packed += self._at - start
+        self._unpacked += len(found)
+        if self._unpacked > max(_FREE_BYTES, self._max_ratio * self._packed):
+            self._refuse_ratio()
+        return found
+
+    def _fill(self) -> bool:
+        """Have packed bytes at hand, or say that there are none; zeros between gzip members are padding."""
+        while True:
+            if self._at >= len(self._block):
+                self._block, self._at = self._stream.read(_BLOCK_BYTES), 0
+            if self._decoder is None and self._block[self._at : self._at + 1] == b"\0":
+                self._at = len(self._block) - len(self._block[self._at :].lstrip(b"\0"))
+                continue
+            return self._at < len(self._block)
+
+    def _seek_member(self) -> int:
+        """Go on to where the next member may begin; return how many packed bytes were passed over."""
+        magic, passed, first = self._codec.magic, 0, self._at + 1
+        while True:
+            found = self._block.find(magic, first)
+            if found >= 0:
+                passed, self._at = passed + found - self._at, found
+                return passed
+            # the magic may lie across two blocks
+            tail = self._block[max(first, len(self._block) - len(magic) + 1) :]
+            more = self._stream.read(_BLOCK_BYTES)
+            if not more:
+                passed += len(self._block) - self._at
+                self._block, self._at = b"", 0
+                return passed
+            passed += len(self._block) - len(tail) - self._at
+            self._block, self._at, first = tail + more, 0, 0
+
+    def _refuse_ratio(self) -> None:
+        left = len(self._block) - self._at
+        while more := self._stream.read(_BLOCK_BYTES):
+            left += len(more)
+        self._damage = Damage(
+            left, f"unpacks to more than {self._max_ratio} times its size; if it is right, raise max_ratio"
+        )
+        self._is_over = True
+
+
+class _Run(io.RawIOBase):
+    """One stream of unpacked bytes."""
+
+    def __init__(self, unpacker: _Unpacker, first: bytes) -> None:
+        self._unpacker, self._piece = unpacker, memoryview(first)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        if not self._piece:
+            self._piece = memoryview(self._unpacker.piece())
+        size = min(len(buffer), len(self._piece))
+        buffer[:size] = self._piece[:size]
+        self._piece = self._piece[size:]
+        return size
+
+
+def _buffered(stream: Any) -> BinaryIO:
+    return io.BufferedReader(stream, _BLOCK_BYTES)
+
+
+def _plain(exc: Exception) -> str:
+    return str(exc).lower().removeprefix("error -3 while decompressing data: ")[:100]

@@ -1,0 +1,311 @@
+"""Files cut into records, records made into documents: what every source of files shares.
+
+A file is cut in one pass with one record in memory. What is longer than a record may be, or cannot be unpacked, is
+counted and passed over. The raw bytes of all records of a file are the bytes of the file, unpacked.
+"""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pydantic import Field, model_serializer
+
+from phalanx.config import canonical_json
+from phalanx.data.sources.files import Location, SourceFile, fingerprint_files, list_files, unreadable
+from phalanx.data.sources.packed import Damage, open_runs
+from phalanx.data.sources.source import BrokenRecord, Document, FileSource, Origin, Source, SourceSettings
+from phalanx.errors import DataError
+from phalanx.object_stores import client_errors
+
+_BLOCK_BYTES = 1 << 20
+_REASON_CHARACTERS = 300
+_CAME_LATER = ("max_record_bytes", "max_ratio", "fields", "url", "fetched_at", "extractor")
+"""Keys that run files of older versions cannot have."""
+
+
+class FileSettings(SourceSettings):
+    """The keys that all sources of files share.
+
+    Attributes:
+        path: A file, or a directory; or the address of either in an object store.
+        max_record_bytes: A record that is longer, unpacked, is counted as broken and never in memory as a whole.
+        max_ratio: A packed file is not unpacked to more than so many times its size, 16 MiB being free.
+    """
+
+    path: Location
+    max_record_bytes: int = Field(default=32 << 20, ge=1)
+    max_ratio: int = Field(default=200, ge=1)
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        """Leave out what came later and says nothing: the digests of older runs stay as they were."""
+        known = type(self).model_fields
+        return {
+            name: value
+            for name, value in write(self).items()
+            if name not in _CAME_LATER or getattr(self, name) != known[name].default
+        }
+
+
+@dataclass(frozen=True)
+class RawRecord:
+    """One record of a file, not yet a document.
+
+    Attributes:
+        name: File and number.
+        content: Its bytes, unpacked.
+        value: What was already taken out of them when the file was cut.
+    """
+
+    name: str
+    content: bytes
+    value: Any = None
+
+
+@dataclass(frozen=True)
+class RecordClaims:
+    """What a record says of itself beside its text; claims.
+
+    Attributes:
+        url: Where it was fetched.
+        fetched_at: When.
+        digest: What the archive says of its payload, as ``algorithm:value``.
+        digest_holds: Whether it is so; None where nothing is said, or nothing can be checked.
+    """
+
+    url: str | None = None
+    fetched_at: str | None = None
+    digest: str | None = None
+    digest_holds: bool | None = None
+    fields: Mapping[str, str | int | float] = field(default_factory=dict)
+
+
+NOTHING = RecordClaims()
+
+
+def document_of(record: RawRecord, text: str, said: RecordClaims = NOTHING) -> Document:
+    """Return a document with the origin of its record."""
+    origin = Origin(
+        raw_bytes=len(record.content),
+        raw_digest=hashlib.sha256(record.content).hexdigest(),
+        url=said.url,
+        fetched_at=said.fetched_at,
+        recorded_digest=said.digest,
+        digest_holds=said.digest_holds,
+    )
+    return Document(record.name, text, origin, said.fields)
+
+
+class RecordFiles(ABC):
+    """A source of files; a kind says how a file is cut, and how a record becomes a document."""
+
+    def __init__(self, config: FileSettings, suffixes: tuple[str, ...], *, links: bool = True) -> None:
+        self._limits = config
+        self._options = config.model_dump(mode="json", exclude={"path"})
+        self._files = list_files(config.path, suffixes, links=links)
+
+    @property
+    def files(self) -> Sequence[SourceFile]:
+        """All files, sorted by name."""
+        return self._files
+
+    def fingerprint(self) -> str:
+        """Digest of names, contents, options and the versions of what takes the text out."""
+        options = canonical_json([self._options, *self._versions()]).decode()
+        before = None if self._options.keys() & set(_CAME_LATER) else self._options_before()
+        return fingerprint_files(self._files, options if before is None else before)
+
+    def _options_before(self) -> str | None:
+        """How versions without the later keys named the same options: corpora and runs of theirs go on; None: new."""
+        return None
+
+    def documents(self) -> Iterator[Document]:
+        """Every document, files by name and records in order; records without text of this kind are passed over.
+
+        Raises:
+            DataError: A file cannot be read, or a record is broken: names it and says what was found and expected.
+        """
+        for file in self._files:
+            for record in self._cut(file, str(file.path)):
+                found = record if isinstance(record, BrokenRecord) else self._document(record)
+                if isinstance(found, Document):
+                    yield found
+                elif not found.is_unsupported:
+                    raise DataError(f"{found.name}: {found.reason}")
+
+    def read(self, file: SourceFile) -> Iterator[Document | BrokenRecord]:
+        """Every record of one file, in order; those that are broken too.
+
+        Raises:
+            DataError: The file cannot be opened or read.
+        """
+        for record in self._cut(file, file.name):
+            yield record if isinstance(record, BrokenRecord) else self._judge(record)
+
+    def _judge(self, record: RawRecord) -> Document | BrokenRecord:
+        try:
+            found = self._document(record)
+            if isinstance(found, Document):
+                _check_characters(found)
+        except DataError as exc:
+            return broken(record, str(exc).removeprefix(f"{record.name}: "))
+        return found
+
+    def _cut(self, file: SourceFile, name: str) -> Iterator[RawRecord | BrokenRecord]:
+        try:
+            yield from self._records(file, name)
+        except client_errors() as exc:
+            raise unreadable(file.path, exc) from exc
+
+    def _runs(self, file: SourceFile) -> Iterator[BinaryIO | Damage]:
+        return open_runs(file, self._limits.max_ratio)
+
+    def _whole(self, file: SourceFile, name: str) -> RawRecord | BrokenRecord:
+        """The file as one record."""
+        content, size, reason, limit = bytearray(), 0, "", self._limits.max_record_bytes
+        for run in self._runs(file):
+            if isinstance(run, Damage):
+                size, reason = size + run.packed_bytes, reason or run.reason
+                continue
+            while block := run.read(_BLOCK_BYTES):
+                size += len(block)
+                if size <= limit and not reason:
+                    content += block
+        if reason:
+            return BrokenRecord(name, size, reason)
+        return RawRecord(name, bytes(content)) if size <= limit else too_long(name, size, limit)
+
+    def _versions(self) -> list[str]:
+        """Versions of the libraries that decide on the text."""
+        return []
+
+    @abstractmethod
+    def _records(self, file: SourceFile, name: str) -> Iterator[RawRecord | BrokenRecord]:
+        """Cut a file; `name` is what its records' names begin with."""
+
+    @abstractmethod
+    def _document(self, record: RawRecord) -> Document | BrokenRecord:
+        """Make a document of a record, or say why there is none, by a `DataError` where it is broken."""
+
+
+def broken(record: RawRecord, reason: str, *, is_unsupported: bool = False) -> BrokenRecord:
+    """Count a record that gives no document."""
+    return BrokenRecord(record.name, len(record.content), _short(reason), is_unsupported)
+
+
+def too_long(name: str, size: int, limit: int) -> BrokenRecord:
+    """Count a record that is larger than the config allows."""
+    return BrokenRecord(
+        name, size, f"is larger than a record may be, {limit} bytes; if it is right, raise max_record_bytes"
+    )
+
+
+def lost(name: str, damage: Damage) -> BrokenRecord:
+    """Count what could not be unpacked."""
+    return BrokenRecord(name, damage.packed_bytes, damage.reason)
+
+
+def line_of(stream: BinaryIO, limit: int) -> bytes | int:
+    """The next line with its end, empty behind the last one; or the size of a line that is longer than `limit`."""
+    line = stream.readline(limit + 1)
+    if len(line) <= limit:
+        return line
+    size = len(line)
+    while not line.endswith(b"\n") and (line := stream.readline(_BLOCK_BYTES)):
+        size += len(line)
+    return size
+
+
+def parts_of(stream: BinaryIO, delimiter: bytes, limit: int) -> Iterator[bytes | int]:
+    """What lies between delimiters, each with the one behind it; of a part longer than `limit` its size alone."""
+    buffer, passed, start = bytearray(), 0, 0
+    while block := stream.read(_BLOCK_BYTES):
+        buffer += block
+        while (found := buffer.find(delimiter, start)) >= 0:
+            end = found + len(delimiter)
+            size = passed + end
+            yield bytes(buffer[:end]) if size <= limit and not passed else size
+            del buffer[:end]
+            passed, start = 0, 0
+        start = max(0, len(buffer) - len(delimiter) + 1)
+        if len(buffer) > limit + len(delimiter):
+            passed += start
+            del buffer[:start]
+            start = 0
+    size = passed + len(buffer)
+    yield bytes(buffer) if size <= limit and not passed else size
+
+
+def recorded_text(value: Any, most: int = 2000) -> str | None:
+    """A claim of a record as text; None where it is none, or too long to be one."""
+    return value if isinstance(value, str) and 0 < len(value) <= most and is_text(value) else None
+
+
+class WholeSource:
+    """A source without files as one of a single file, so that a build can treat all sources alike.
+
+    A record is a document of the source, and its raw bytes are those of its text in UTF-8. Its one file has the
+    name of the source's kind and cannot be opened.
+    """
+
+    def __init__(self, kind: str, source: Source) -> None:
+        self._source = source
+        self._files = (SourceFile(kind, Path(kind)),)
+
+    @property
+    def files(self) -> Sequence[SourceFile]:
+        """The one piece that the source is read in."""
+        return self._files
+
+    def fingerprint(self) -> str:
+        """The source's own."""
+        return self._source.fingerprint()
+
+    def documents(self) -> Iterator[Document]:
+        """The source's own."""
+        return self._source.documents()
+
+    def read(self, file: SourceFile) -> Iterator[Document | BrokenRecord]:
+        """Every document with an origin; one that holds a lone surrogate is broken.
+
+        Raises:
+            DataError: From the source; there, nothing is known of the rest.
+        """
+        del file
+        for document in self._source.documents():
+            content = document.text.encode("utf-8", "surrogatepass")
+            record = RawRecord(document.name, content)
+            if not is_text(document.text):
+                yield broken(record, "holds a lone surrogate, which is not text; repair the document")
+            elif document.origin is None:
+                yield document_of(record, document.text, RecordClaims(fields=document.fields))
+            else:
+                yield document
+
+
+def file_source(kind: str, source: Source) -> FileSource:
+    """Return a source as one of files: itself where it has them, else one of a single piece."""
+    return source if isinstance(source, FileSource) else WholeSource(kind, source)
+
+
+def _check_characters(document: Document) -> None:
+    if not is_text(document.text):
+        raise DataError("holds a lone surrogate, which is not text; repair the document")
+
+
+def is_text(text: str) -> bool:
+    """Whether a text can be written as UTF-8: it holds no lone surrogate."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _short(reason: str) -> str:
+    return reason if len(reason) <= _REASON_CHARACTERS else f"{reason[:_REASON_CHARACTERS]}..."

@@ -1,0 +1,174 @@
+"""Tables of text: CSV and TSV, each row put into a template."""
+
+import csv
+import string
+from collections.abc import Iterator
+from typing import Any, BinaryIO, Literal, Self
+
+from pydantic import Field, model_validator
+
+from phalanx.data.sources.columns import ColumnSettings, said_in
+from phalanx.data.sources.files import SourceFile
+from phalanx.data.sources.packed import Damage
+from phalanx.data.sources.records import RawRecord, RecordFiles, document_of, line_of, lost, too_long
+from phalanx.data.sources.source import BrokenRecord, Document
+from phalanx.errors import DataError
+
+_SUFFIXES = (".csv", ".tsv")
+
+
+class CsvConfig(ColumnSettings):
+    """Tables, a file or a directory of ``*.csv`` and ``*.tsv`` (also ``.gz``, ``.zst``); the first row names columns.
+
+    Attributes:
+        template: The text of a row, with columns in braces; a brace is written twice.
+        delimiter: Between cells; left out, a comma in ``.csv`` and a tab in ``.tsv``.
+    """
+
+    kind: Literal["csv"] = "csv"
+    template: str = Field(default="{text}", min_length=1)
+    delimiter: str | None = Field(default=None, min_length=1, max_length=1)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        try:
+            parts = list(string.Formatter().parse(self.template))
+        except ValueError as exc:
+            raise ValueError(f"template: {exc}; write columns in braces, and a brace twice") from exc
+        if any(spec or conversion for _, _, spec, conversion in parts):
+            raise ValueError("template: a column is its name in braces and nothing else")
+        if not any(name for _, name, _, _ in parts):
+            raise ValueError("template: names no column; write columns in braces")
+        return self
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that the template names."""
+        return [name for _, name, _, _ in string.Formatter().parse(self.template) if name is not None]
+
+
+class CsvFiles(RecordFiles):
+    """One record per row, its line ends included; the first row is counted, and is no text."""
+
+    def __init__(self, config: CsvConfig) -> None:
+        super().__init__(config, _SUFFIXES)
+        self._config = config
+
+    def _records(self, file: SourceFile, name: str) -> Iterator[RawRecord | BrokenRecord]:
+        delimiter = self._config.delimiter or ("\t" if ".tsv" in file.name.lower()[-8:] else ",")
+        names: list[str] | None = None
+        number = 0
+        for run in self._runs(file):
+            if isinstance(run, Damage):
+                yield lost(name, run)
+                continue
+            for found in _Rows(run, delimiter, self._limits.max_record_bytes):
+                number += 1
+                where = f"{name}, row {number}"
+                if isinstance(found, BrokenRecord):
+                    yield BrokenRecord(where, found.raw_bytes, found.reason, found.is_unsupported)
+                elif names is None:
+                    names = found.value
+                    yield self._header(where, found)
+                else:
+                    yield RawRecord(where, found.content, (names, found.value))
+
+    def _header(self, name: str, found: RawRecord) -> BrokenRecord:
+        missing = [column for column in self._config.columns if column not in found.value]
+        if not missing and len(set(found.value)) == len(found.value):
+            return BrokenRecord(name, len(found.content), "names of the columns", is_unsupported=True)
+        names = ", ".join(cell[:40] for cell in found.value[:10])
+        if len(set(found.value)) < len(found.value):
+            return BrokenRecord(name, len(found.content), f"names a column twice: {names}")
+        return BrokenRecord(
+            name, len(found.content), f"no column {missing[0][:40]!r}; its columns are: {names}; set `template`"
+        )
+
+    def _document(self, record: RawRecord) -> Document:
+        names, cells = record.value
+        if len(names) != len(cells):
+            raise DataError(
+                f"{record.name}: has {len(cells)} cells, expected {len(names)} as in the first row; quote cells that "
+                "hold a delimiter"
+            )
+        row = dict(zip(names, cells, strict=True))
+        for column in self._config.columns:
+            if column not in row:
+                raise DataError(f"{record.name}: no column {column[:40]!r}")
+        text = "".join(
+            before + ("" if name is None else row[name])
+            for before, name, _, _ in string.Formatter().parse(self._config.template)
+        )
+        return document_of(record, text, said_in({**row, **_numbers(row, self._config)}, self._config))
+
+
+def _numbers(row: dict[str, str], config: CsvConfig) -> dict[str, Any]:
+    """Cells of the kept fields that are written as numbers."""
+    found: dict[str, Any] = {}
+    for name in config.fields:
+        cell = row.get(name, "")
+        for kind in (int, float):
+            try:
+                found[name] = kind(cell)
+                break
+            except ValueError:
+                continue
+    return found
+
+
+class _Rows:
+    """Rows of a stream with their bytes; the reader of the standard library asks for lines, which are counted."""
+
+    def __init__(self, stream: BinaryIO, delimiter: str, limit: int) -> None:
+        # the limit is one of the process: no other reader here has a lower one
+        csv.field_size_limit(max(csv.field_size_limit(), limit))
+        self._stream, self._limit = stream, limit
+        self._lines: list[bytes] = []
+        self._size, self._is_first = 0, True
+        self._too_long = False
+        self._reader = csv.reader(self._texts(), delimiter=delimiter, strict=True)
+        self._delimiter = delimiter
+
+    def _texts(self) -> Iterator[str]:
+        while line := line_of(self._stream, self._limit):
+            size = line if isinstance(line, int) else len(line)
+            self._size += size
+            if isinstance(line, int) or self._size > self._limit:
+                self._too_long = True
+                self._lines.clear()
+                # the row ends here for the reader, whatever quotation marks are open
+                return
+            self._lines.append(line)
+            text = line.decode("utf-8", "surrogateescape")
+            yield text.removeprefix("\ufeff") if self._is_first else text
+            self._is_first = False
+
+    def __iter__(self) -> Iterator[RawRecord | BrokenRecord]:
+        while True:
+            self._lines, self._size, self._too_long = [], 0, False
+            reason, cells = "", None
+            try:
+                cells = next(self._reader, None)
+            except csv.Error as exc:
+                reason = f"is no row of a table ({exc}); quote cells as RFC 4180 has it"
+            content = b"".join(self._lines)
+            if self._too_long:
+                yield too_long("", self._size, self._limit)
+            elif reason:
+                yield BrokenRecord("", self._size, reason)
+            elif cells is None:
+                return
+            elif not cells:
+                yield BrokenRecord("", self._size, "blank line", is_unsupported=True)
+            else:
+                yield _decoded(content, cells)
+            if self._too_long or reason:
+                self._reader = csv.reader(self._texts(), delimiter=self._delimiter, strict=True)
+
+
+def _decoded(content: bytes, cells: list[str]) -> RawRecord | BrokenRecord:
+    try:
+        content.decode()
+    except UnicodeDecodeError as exc:
+        return BrokenRecord("", len(content), f"byte {exc.start} (0x{content[exc.start]:02x}) is not utf-8")
+    return RawRecord("", content, cells)

@@ -1,0 +1,246 @@
+"""Web archives: WARC, and the WET archives of plain text.
+
+Records are cut apart here and parsed by fastwarc one at a time: so that each byte of a file is in one record, the
+next one is found behind a broken one, and no record is unpacked without a bound ([ADR 106]).
+"""
+
+import base64
+import binascii
+import hashlib
+import importlib
+import importlib.metadata
+import io
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Literal
+
+from phalanx.data.sources.extraction import PageSettings, TextExtractor
+from phalanx.data.sources.files import SourceFile
+from phalanx.data.sources.packed import Damage, unpack_bytes
+from phalanx.data.sources.records import (
+    FileSettings,
+    RawRecord,
+    RecordClaims,
+    RecordFiles,
+    broken,
+    document_of,
+    lost,
+    recorded_text,
+    too_long,
+)
+from phalanx.data.sources.source import BrokenRecord, Document
+from phalanx.errors import DataError
+
+_VERSION = re.compile(rb"WARC/\d\.\d{1,2}\r?\n")
+_LENGTH = re.compile(rb"^content-length:[ \t]*(\d{1,18})[ \t]*\r?$", re.IGNORECASE | re.MULTILINE)
+_HEAD_BYTES = 64 << 10
+_BLOCK_BYTES = 1 << 20
+_LINE_END = re.compile(rb"(?:\r?\n)*")
+_ENDS = (b"\r\n\r\n", b"\n\n")
+_PAGES = ("text/html", "application/xhtml+xml")
+_PLAIN = "text/plain"
+_DIGESTS = {"md5": "md5", "sha1": "sha1", "sha-1": "sha1", "sha256": "sha256", "sha-256": "sha256", "sha512": "sha512"}
+
+
+class WarcConfig(FileSettings, PageSettings):
+    """Web archives, a file or a directory of ``*.warc`` and ``*.wet`` (also ``.gz``, ``.zst``); needs `data`.
+
+    Pages and plain texts that came with status 200 give documents, and so do the texts of WET archives.
+    """
+
+    kind: Literal["warc"] = "warc"
+
+
+@dataclass(frozen=True)
+class _Gap:
+    """Bytes that are no whole record."""
+
+    size: int
+    reason: str
+
+
+class WarcFiles(RecordFiles):
+    """One record per record of the archive: its header, its block and the two line ends behind it."""
+
+    def __init__(self, config: WarcConfig) -> None:
+        self._extractor = TextExtractor("warc", config)
+        try:
+            self._parse: Any = importlib.import_module("fastwarc.warc").ArchiveIterator
+        except ImportError as exc:
+            raise DataError("source kind 'warc' needs fastwarc; install phalanx-train[data]") from exc
+        super().__init__(config, (".warc", ".wet"))
+
+    def _versions(self) -> list[str]:
+        return [*self._extractor.versions(), f"fastwarc {importlib.metadata.version('fastwarc')}"]
+
+    def _records(self, file: SourceFile, name: str) -> Iterator[RawRecord | BrokenRecord]:
+        number, limit = 0, self._limits.max_record_bytes
+        for run in self._runs(file):
+            if isinstance(run, Damage):
+                yield lost(name, run)
+                continue
+            for found in _cut_archive(run, limit):
+                number += 1
+                where = f"{name}, record {number}"
+                if isinstance(found, int):
+                    yield too_long(where, found, limit)
+                elif isinstance(found, _Gap):
+                    yield BrokenRecord(where, found.size, found.reason)
+                else:
+                    yield RawRecord(where, found)
+
+    def _document(self, record: RawRecord) -> Document | BrokenRecord:
+        parsed, body = self._parsed(record, decode="none")
+        kind, headers = str(parsed.record_type), parsed.headers
+        if kind not in ("response", "resource", "conversion"):
+            return broken(record, f"{kind} record", is_unsupported=True)
+        raw_body = body
+        media, charset = _media_of(headers.get("Content-Type") or "")
+        if parsed.is_http_parsed:
+            status = parsed.http_headers.status_code
+            if status != 200:
+                return broken(record, f"HTTP status {status}", is_unsupported=True)
+            media, charset = _media_of(parsed.http_headers.get("Content-Type") or "")
+        if media not in (*_PAGES, _PLAIN):
+            return broken(record, f"content of type {media[:60] or 'unknown'}", is_unsupported=True)
+        if parsed.is_http_parsed:
+            body = self._http_body(record, parsed.http_headers, body)
+        said = _claims_of(headers, kind, raw_body)
+        if media == _PLAIN:
+            declared = "utf-8" if kind == "conversion" else charset
+            return document_of(record, self._extractor.decode(body, declared, record.name, is_page=False), said)
+        return document_of(record, self._extractor.text_of(body, charset, record.name), said)
+
+    def _parsed(self, record: RawRecord, *, decode: str) -> tuple[Any, bytes]:
+        try:
+            for parsed in self._parse(io.BytesIO(record.content), parse_http=True, auto_decode=decode):
+                return parsed, parsed.reader.read()
+        except Exception as exc:
+            # whatever a parser of foreign bytes raises
+            raise DataError(f"{record.name}: fastwarc cannot read it ({str(exc)[:80]})") from exc
+        raise DataError(f"{record.name}: fastwarc finds no record in it")
+
+    def _http_body(self, record: RawRecord, headers: Any, body: bytes) -> bytes:
+        if "chunked" in (headers.get("Transfer-Encoding") or "").lower():
+            _, body = self._parsed(record, decode="transfer")
+        coding = (headers.get("Content-Encoding") or "").strip().lower()
+        if coding in ("", "identity"):
+            return body
+        try:
+            return unpack_bytes(body, coding, self._limits.max_record_bytes)
+        except DataError as exc:
+            raise DataError(f"{record.name}: {exc}") from exc
+
+
+def _cut_archive(stream: BinaryIO, limit: int) -> Iterator[bytes | int | _Gap]:
+    """Cut a stream into records; of one that is longer than `limit` the size alone."""
+    line = stream.readline(_HEAD_BYTES)
+    while line:
+        if not _VERSION.fullmatch(line):
+            size, line = _pass_over(stream, line)
+            yield _Gap(size, "is not where a WARC record begins")
+            continue
+        head, line = _head_of(stream, line)
+        found = _LENGTH.findall(head)
+        if line or len(found) != 1:
+            size, line = _pass_over(stream, line or stream.readline(_HEAD_BYTES))
+            yield _Gap(len(head) + size, "has no header that ends, with one Content-Length")
+            continue
+        length = int(found[0])
+        block, size = _block_of(stream, length, limit - len(head))
+        if size < length:
+            yield _Gap(len(head) + size, f"ends too early: its length is {length}, found {size} bytes")
+            return
+        end, passed, line = _end_of(stream)
+        whole = len(head) + length + len(end) + passed
+        if line and end not in _ENDS:
+            size, line = _pass_over(stream, line)
+            yield _Gap(whole + size, "its length is not that of its content")
+        elif block is None:
+            yield whole
+        else:
+            yield head + block + end
+
+
+def _head_of(stream: BinaryIO, line: bytes) -> tuple[bytes, bytes]:
+    """The header with its blank line, and nothing; or what there is of one, and the line that is none of it."""
+    lines, size = [line], len(line)
+    while line := stream.readline(_HEAD_BYTES):
+        if _VERSION.fullmatch(line):
+            return b"".join(lines), line
+        lines.append(line)
+        size += len(line)
+        if line in (b"\r\n", b"\n"):
+            return b"".join(lines), b""
+        if size > _HEAD_BYTES:
+            break
+    # a header that does not end has no length that counts
+    return b"".join(lines).replace(b":", b"."), b""
+
+
+def _block_of(stream: BinaryIO, length: int, limit: int) -> tuple[bytes | None, int]:
+    if length <= limit:
+        block = stream.read(length)
+        return block, len(block)
+    size = 0
+    while size < length and (piece := stream.read(min(_BLOCK_BYTES, length - size))):
+        size += len(piece)
+    return None, size
+
+
+def _end_of(stream: BinaryIO) -> tuple[bytes, int, bytes]:
+    """The line ends behind a block, the number of further bytes, and the next line."""
+    tail = stream.read(4)
+    if tail == b"\r\n\r\n":
+        return tail, 0, stream.readline(_HEAD_BYTES)
+    ends = _LINE_END.match(tail)
+    end = ends[0] if ends else b""
+    last = tail[len(end) :].rpartition(b"\n")[2]
+    return end, len(tail) - len(end) - len(last), last + stream.readline(_HEAD_BYTES)
+
+
+def _pass_over(stream: BinaryIO, line: bytes) -> tuple[int, bytes]:
+    """How many bytes there are before the next line that begins a record, and that line."""
+    size = 0
+    while line and not _VERSION.fullmatch(line):
+        size += len(line)
+        line = stream.readline(_HEAD_BYTES)
+    return size, line
+
+
+def _media_of(value: str) -> tuple[str, str | None]:
+    media, _, rest = value.partition(";")
+    charset = re.search(r"charset\s{0,9}=\s{0,9}[\"']?([\w.:-]{1,40})", rest[:1000], re.IGNORECASE)
+    return media.strip().lower(), charset[1].lower() if charset else None
+
+
+def _claims_of(headers: Any, kind: str, body: bytes) -> RecordClaims:
+    digest = recorded_text(headers.get("WARC-Payload-Digest"), most=200)
+    if digest is None and kind == "conversion":
+        # the block of such a record is its payload
+        digest = recorded_text(headers.get("WARC-Block-Digest"), most=200)
+    truncated = recorded_text(headers.get("WARC-Truncated"), most=40)
+    url = recorded_text(headers.get("WARC-Target-URI"), most=8000)
+    return RecordClaims(
+        url=url.strip("<>") if url else None,
+        fetched_at=recorded_text(headers.get("WARC-Date"), most=40),
+        digest=digest,
+        digest_holds=_holds(digest, body) if digest else None,
+        fields={"truncated": truncated} if truncated else {},
+    )
+
+
+def _holds(digest: str, content: bytes) -> bool | None:
+    algorithm, _, value = digest.partition(":")
+    name = _DIGESTS.get(algorithm.strip().lower())
+    if name is None:
+        return None
+    found = hashlib.new(name, content, usedforsecurity=False).digest()
+    value = value.strip()
+    try:
+        if len(value) == 2 * len(found):
+            return bytes.fromhex(value) == found
+        return base64.b32decode(value.rstrip("=").upper() + "=" * (-len(value.rstrip("=")) % 8)) == found
+    except (binascii.Error, ValueError):
+        return False

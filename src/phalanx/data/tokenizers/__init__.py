@@ -1,0 +1,64 @@
+"""Vocabularies: trained, checked, compared, and used as fast as libraries of the same ids allow.
+
+The configs are there at once; what needs a library of tokenizers is imported at its first use.
+"""
+
+from typing import TYPE_CHECKING
+
+from phalanx.data.tokenizers.config import (
+    END_OF_TEXT,
+    ByteBpeTraining,
+    SentencePieceTraining,
+    TrainingConfig,
+    WordPieceTraining,
+)
+from phalanx.late_names import late_names
+
+if TYPE_CHECKING:
+    from phalanx.data.tokenizers.encoder import Encoder
+    from phalanx.data.tokenizers.tokenizer import (
+        TextTokenizer,
+        fingerprint_tokenizer,
+        load_tokenizer,
+        locate_tokenizer,
+        open_tokenizer,
+        original_tokenizer,
+        vocabulary_digest,
+    )
+    from phalanx.data.tokenizers.training import train_bpe, train_tokenizer
+
+__all__ = [
+    "END_OF_TEXT",
+    "ByteBpeTraining",
+    "Encoder",
+    "SentencePieceTraining",
+    "TextTokenizer",
+    "TrainingConfig",
+    "WordPieceTraining",
+    "fingerprint_tokenizer",
+    "load_tokenizer",
+    "locate_tokenizer",
+    "open_tokenizer",
+    "original_tokenizer",
+    "train_bpe",
+    "train_tokenizer",
+    "vocabulary_digest",
+]
+
+if not TYPE_CHECKING:
+    __getattr__ = late_names(
+        __name__,
+        {
+            "encoder": ("Encoder",),
+            "tokenizer": (
+                "TextTokenizer",
+                "fingerprint_tokenizer",
+                "load_tokenizer",
+                "locate_tokenizer",
+                "open_tokenizer",
+                "original_tokenizer",
+                "vocabulary_digest",
+            ),
+            "training": ("train_bpe", "train_tokenizer"),
+        },
+    )

@@ -1,0 +1,103 @@
+"""What a vocabulary makes of texts: tokens a byte and a word, unknown tokens, and texts that do not come back."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tokenizers
+
+from phalanx.data.tokenizers.tokenizer import TextTokenizer
+
+_BATCH_CHARACTERS = 1 << 20
+
+
+@dataclass
+class TextFigures:
+    """The counts of the texts of one group, under one vocabulary.
+
+    Attributes:
+        words: Pieces between white space; in languages without it, a sentence is one.
+        unknown: Tokens that stand for whatever is not in the vocabulary.
+        returned: Texts that decode to what they were.
+        altered: The beginning of the first text that did not come back; empty where all did.
+    """
+
+    documents: int = 0
+    size_bytes: int = 0
+    words: int = 0
+    tokens: int = 0
+    unknown: int = 0
+    returned: int = 0
+    altered: str = ""
+
+    def take(self, text: str, ids: list[int], unknown: int | None, decoded: str) -> None:
+        """Count one text."""
+        self.documents += 1
+        self.size_bytes += len(text.encode())
+        self.words += len(text.split())
+        self.tokens += len(ids)
+        self.unknown += 0 if unknown is None else ids.count(unknown)
+        self.returned += decoded == text
+        if decoded != text and not self.altered:
+            self.altered = text[:60]
+
+    def to_json(self) -> dict[str, Any]:
+        """Counts, and the shares that follow from them."""
+        return {
+            "documents": self.documents,
+            "size_bytes": self.size_bytes,
+            "tokens": self.tokens,
+            "tokens_per_byte": self.tokens / self.size_bytes,
+            "tokens_per_word": self.tokens / self.words if self.words else None,
+            "unknown_share": self.unknown / self.tokens if self.tokens else None,
+            "returned_share": self.returned / self.documents,
+        }
+
+
+def measure(
+    vocabularies: Mapping[str, TextTokenizer], texts: Iterable[tuple[str, str]]
+) -> dict[tuple[str, str], TextFigures]:
+    """Encode and decode each text with each vocabulary.
+
+    Args:
+        vocabularies: By name.
+        texts: Pairs of group and text; a batch of them is in memory at a time.
+
+    Returns:
+        Figures by group and vocabulary, in the order of their first text.
+    """
+    found: dict[tuple[str, str], TextFigures] = {}
+    batch: list[tuple[str, str]] = []
+    characters = 0
+    for group, text in texts:
+        batch.append((group, text))
+        characters += len(text)
+        if characters >= _BATCH_CHARACTERS:
+            _take(vocabularies, batch, found)
+            batch, characters = [], 0
+    _take(vocabularies, batch, found)
+    return found
+
+
+def unknown_id(backend: tokenizers.Tokenizer) -> int | None:
+    """The token that stands for what is not in the vocabulary; None where there is none."""
+    name = getattr(backend.model, "unk_token", None)
+    number = getattr(backend.model, "unk_id", None)
+    return number if name is None else backend.token_to_id(name)
+
+
+def _take(
+    vocabularies: Mapping[str, TextTokenizer],
+    batch: list[tuple[str, str]],
+    found: dict[tuple[str, str], TextFigures],
+) -> None:
+    for group, _ in batch:
+        for name in vocabularies:
+            found.setdefault((group, name), TextFigures())
+    for name, tokenizer in vocabularies.items():
+        backend, unknown = tokenizer.backend, unknown_id(tokenizer.backend)
+        encoded = backend.encode_batch_fast([text for _, text in batch], add_special_tokens=False)
+        ids = [item.ids for item in encoded]
+        decoded = backend.decode_batch(ids, skip_special_tokens=False)
+        for (group, text), tokens, back in zip(batch, ids, decoded, strict=True):
+            found[group, name].take(text, tokens, unknown, back)

@@ -1,0 +1,138 @@
+"""A vocabulary made from a recipe: sources, kind and size to a directory that a run can name."""
+
+import importlib.metadata
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from phalanx.config import StrictModel, digest, dump_toml
+from phalanx.data.sources import Source, SourceConfig, no_text, open_source
+from phalanx.data.tokenizers.config import TrainingConfig, WordPieceTraining
+from phalanx.data.tokenizers.tokenizer import TextTokenizer, vocabulary_digest
+from phalanx.data.tokenizers.training import train_tokenizer
+from phalanx.errors import DataError
+
+TOKENIZER_FILE = "tokenizer.json"
+_LIBRARIES = ("tokenizers", "sentencepiece")
+
+
+class TokenizerRecipe(StrictModel):
+    """What a vocabulary is made of.
+
+    Attributes:
+        sources: Text that it is trained on, read in this order.
+        tokenizer: Its kind, size and tokens.
+        max_documents: Stop after so many documents that are not empty.
+    """
+
+    sources: tuple[SourceConfig, ...] = Field(min_length=1)
+    tokenizer: TrainingConfig
+    max_documents: int | None = Field(default=None, ge=1)
+
+
+@dataclass
+class _Texts:
+    """The texts of all sources, counted while they are read."""
+
+    sources: list[Source]
+    most: int | None
+    documents: int = 0
+    size_bytes: int = 0
+
+    def read(self) -> Iterator[str]:
+        for source in self.sources:
+            for document in source.documents():
+                if self.most is not None and self.documents >= self.most:
+                    return
+                text = document.text.replace("\r\n", "\n").replace("\r", "\n").strip()
+                if not text:
+                    continue
+                self.documents += 1
+                try:
+                    self.size_bytes += len(text.encode())
+                except UnicodeEncodeError as exc:
+                    raise DataError(f"{document.name}: holds a lone surrogate, which is no text; repair it") from exc
+                yield text
+
+
+def make_tokenizer(recipe: TokenizerRecipe, out: Path) -> dict[str, Any]:
+    """Train a vocabulary and write it, with what it was made of, to a new directory.
+
+    Args:
+        recipe: What to train on, and what.
+        out: Gets ``tokenizer.json``, ``tokenizer_config.json``, ``recipe.toml`` and ``training.json``.
+
+    Returns:
+        The content of ``training.json``: digests, counts and library versions.
+
+    Raises:
+        DataError: `out` is there already or cannot be written, a source cannot be read, or the vocabulary cannot be
+            trained.
+
+    Guarantees:
+        Equal recipes, texts and library versions give the same bytes. A crash leaves no half-made directory.
+    """
+    if out.exists():
+        raise DataError(f"{out}: exists already and is not overwritten; choose another place").about(file=str(out))
+    texts = _Texts([open_source(source) for source in recipe.sources], recipe.max_documents)
+    fingerprints = [source.fingerprint() for source in texts.sources]
+    tokenizer = train_tokenizer(texts.read(), recipe.tokenizer)
+    if not texts.documents:
+        raise no_text(recipe.sources[0].kind)
+    record = {
+        "vocabulary_digest": vocabulary_digest(tokenizer),
+        "vocab_size": tokenizer.vocab_size,
+        "kind": recipe.tokenizer.kind,
+        "recipe_digest": digest(recipe),
+        "sources": fingerprints,
+        "documents": texts.documents,
+        "size_bytes": texts.size_bytes,
+        "libraries": dict(_versions()),
+    }
+    try:
+        _write(out, tokenizer, recipe, record)
+    except OSError as exc:
+        raise DataError(f"{out}: cannot be written ({exc.strerror}); choose another place").about(
+            file=str(out)
+        ) from exc
+    return record
+
+
+def _write(out: Path, tokenizer: TextTokenizer, recipe: TokenizerRecipe, record: dict[str, Any]) -> None:
+    wanted = recipe.tokenizer
+    named: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": wanted.end_of_text,
+        "clean_up_tokenization_spaces": False,
+    }
+    named |= {"unk_token": wanted.unknown} if isinstance(wanted, WordPieceTraining) else {}
+    named |= {"additional_special_tokens": list(wanted.special_tokens)} if wanted.special_tokens else {}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    spare = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=out.parent))
+    try:
+        (spare / TOKENIZER_FILE).write_bytes(tokenizer.to_json())
+        (spare / "tokenizer_config.json").write_text(_json(named), encoding="utf-8")
+        (spare / "recipe.toml").write_text(dump_toml(recipe), encoding="utf-8")
+        (spare / "training.json").write_text(_json(record), encoding="utf-8")
+        spare.chmod(0o755)
+        spare.rename(out)
+    finally:
+        shutil.rmtree(spare, ignore_errors=True)
+
+
+def _json(value: dict[str, Any]) -> str:
+    return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    for name in _LIBRARIES:
+        try:
+            yield name, importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue

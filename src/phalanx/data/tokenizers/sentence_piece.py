@@ -1,0 +1,194 @@
+"""SentencePiece vocabularies: trained by its library, then written as a tokenizer.json that gives the same ids."""
+
+import importlib
+import io
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import tokenizers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
+
+from phalanx.data.tokenizers.config import SentencePieceTraining
+from phalanx.data.tokenizers.probes import probe_texts
+from phalanx.errors import DataError
+
+_SPACE = "\u2581"
+_UNKNOWN = "<unk>"
+_LONGEST = 2_000
+"""Characters that are given to the trainer at once; it holds all of them in memory."""
+_KEPT_FOR_PROOF = 200
+_ROUNDING = 1e-5
+"""SentencePiece adds scores as float32."""
+_TOO_MANY = re.compile(r"to a value <= (\d+)")
+_TOO_FEW = re.compile(r"smaller than required_chars\. \d+ vs (\d+)")
+
+
+def train_sentence_piece(
+    texts: Iterator[str], config: SentencePieceTraining, normalizer: Any, where: str
+) -> tokenizers.Tokenizer:
+    """Train a vocabulary and return it in the form of the tokenizers library.
+
+    Args:
+        texts: Read once.
+        config: Kind and size.
+        normalizer: Of the tokenizers library, applied before SentencePiece, which gets none of its own; or None.
+        where: The section of `config`, for messages.
+
+    Raises:
+        DataError: The extra is missing, the text supports another number of tokens, or the two forms give different ids
+            for a text.
+    """
+    library = _library()
+    kept: list[str] = []
+    learned, model = config.vocab_size - len(config.all_special), io.BytesIO()
+    try:
+        library.SentencePieceTrainer.train(
+            sentence_iterator=_pieces_of(texts, normalizer, kept),
+            model_writer=model,
+            model_type=config.kind.removeprefix("sentencepiece_"),
+            vocab_size=learned,
+            character_coverage=config.character_coverage,
+            byte_fallback=config.byte_fallback,
+            split_digits=config.split_digits,
+            # text comes back as it was: what is given up is up to the normalizer alone
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            add_dummy_prefix=False,
+            allow_whitespace_only_pieces=True,
+            unk_id=0,
+            bos_id=-1,
+            eos_id=-1,
+            pad_id=-1,
+            # sums of floats depend on the number of threads
+            num_threads=1,
+            max_sentence_length=8 * _LONGEST,
+            minloglevel=2,
+        )
+    except (RuntimeError, OSError) as exc:
+        raise _refusal(exc, config, learned, where) from exc
+    processor = library.SentencePieceProcessor(model_proto=model.getvalue())
+    backend = _converted(processor, config, normalizer)
+    prove_equal(processor, backend, normalizer, [*kept, *probe_texts(config.all_special)])
+    return backend
+
+
+def prove_equal(processor: Any, backend: tokenizers.Tokenizer, normalizer: Any, texts: Iterable[str]) -> None:
+    """Compare ids of both forms on each text.
+
+    Where two splits of a text have the same score, a unigram model may take either; both forms then do as they like.
+
+    Args:
+        processor: SentencePiece's form.
+        backend: The other one.
+        normalizer: As of `train_sentence_piece`.
+        texts: What is encoded by both.
+
+    Raises:
+        DataError: They differ; names the text and the first place.
+    """
+    for text in texts:
+        expected = processor.encode(_normal(text, normalizer))
+        found = backend.encode(text, add_special_tokens=False).ids
+        if expected != found and not _are_equally_good(processor, backend, expected, found):
+            pairs = zip([*expected, None], [*found, None], strict=False)
+            at = next(at for at, (one, other) in enumerate(pairs) if one != other)
+            raise DataError(
+                f"SentencePiece gives other ids than its tokenizer.json from token {at} on, for the "
+                f"text that starts {text[:40]!r}; train with other settings, or take kind = 'bpe'"
+            ).about(code="PHX-I019")
+
+
+def _are_equally_good(processor: Any, backend: tokenizers.Tokenizer, one: list[int], other: list[int]) -> bool:
+    """Whether two splits are of the same text and, for a unigram model, have the same score."""
+    if not isinstance(backend.model, models.Unigram) or backend.decode(one) != backend.decode(other):
+        return False
+    first, second = (sum(processor.get_score(number) for number in ids) for ids in (one, other))
+    return bool(abs(first - second) <= _ROUNDING * abs(first))
+
+
+def _library() -> Any:
+    try:
+        return importlib.import_module("sentencepiece")
+    except ImportError as exc:
+        raise DataError("SentencePiece is not installed; pip install 'phalanx-train[tokenizers]'").about(
+            do="pip install 'phalanx-train[tokenizers]'"
+        ) from exc
+
+
+def _pieces_of(texts: Iterator[str], normalizer: Any, kept: list[str]) -> Iterator[str]:
+    """Yield texts in parts that end behind white space where they can; keep the first ones for the proof."""
+    for text in texts:
+        normal = _normal(text, normalizer)
+        if len(kept) < _KEPT_FOR_PROOF:
+            kept.append(text[: 10 * _LONGEST])
+        start = 0
+        while start < len(normal):
+            stop = min(start + _LONGEST, len(normal))
+            blank = max(normal.rfind(" ", start + 1, stop), normal.rfind("\n", start + 1, stop))
+            stop = blank if blank > start and stop < len(normal) else stop
+            # the trainer passes over a sentence with a NUL
+            yield normal[start:stop].replace("\x00", " ")
+            start = stop
+
+
+def _converted(processor: Any, config: SentencePieceTraining, normalizer: Any) -> tokenizers.Tokenizer:
+    count = processor.get_piece_size()
+    pieces = [(processor.id_to_piece(number), processor.get_score(number)) for number in range(count)]
+    is_learned = [
+        not (processor.is_unknown(number) or processor.is_byte(number) or processor.is_control(number))
+        for number in range(count)
+    ]
+    if config.kind == "sentencepiece_bpe":
+        model: Any = _as_bpe(pieces, is_learned, byte_fallback=config.byte_fallback)
+    else:
+        model = models.Unigram(pieces, unk_id=0, byte_fallback=config.byte_fallback)
+    backend = tokenizers.Tokenizer(model)
+    space = normalizers.Replace(" ", _SPACE)
+    backend.normalizer = space if normalizer is None else normalizers.Sequence([normalizer, space])
+    # the library finds the names of bytes and of the unknown in a text, where SentencePiece sees characters
+    names = Regex(r"<(?=unk>|0x[0-9A-F]{2}>)")
+    if config.kind == "sentencepiece_unigram":
+        backend.pre_tokenizer = pre_tokenizers.Split(names, "isolated")
+    backend.decoder = decoders.Sequence([decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
+    backend.add_special_tokens(list(config.all_special))
+    backend.encode_special_tokens = True
+    return backend
+
+
+def _as_bpe(pieces: Sequence[tuple[str, float]], is_learned: Sequence[bool], *, byte_fallback: bool) -> Any:
+    """Return a BPE that merges in every way to make a piece of two others, best piece first."""
+    vocabulary = {piece: number for number, (piece, _) in enumerate(pieces)}
+    merges = []
+    for piece, score in pieces:
+        if not is_learned[vocabulary[piece]]:
+            continue
+        halves = [(piece[:at], piece[at:]) for at in range(1, len(piece))]
+        known = [
+            (vocabulary[left], vocabulary[right], left, right)
+            for left, right in halves
+            if left in vocabulary and right in vocabulary
+        ]
+        merges += [(-score, vocabulary[piece], *one) for one in sorted(known)]
+    pairs = [(left, right) for *_, left, right in sorted(merges)]
+    return models.BPE(vocabulary, pairs, unk_token=_UNKNOWN, fuse_unk=True, byte_fallback=byte_fallback)
+
+
+def _normal(text: str, normalizer: Any) -> str:
+    return text if normalizer is None else str(normalizer.normalize_str(text))
+
+
+def _refusal(exc: Exception, config: SentencePieceTraining, learned: int, where: str) -> DataError:
+    said, wanted = str(exc), config.vocab_size
+    special = wanted - learned
+    limits = (("too large", "lower", "at most", _TOO_MANY), ("too small", "raise", "at least", _TOO_FEW))
+    for what, change, bound, pattern in limits:
+        found = pattern.search(said)
+        if found is not None:
+            limit = int(found[1]) + special
+            return DataError(
+                f"{where}.vocab_size={wanted}: {what} for the training text; {change} it to {bound} {limit}"
+            ).about(code="PHX-I017", key=f"{where}.vocab_size", found=str(wanted), expected=f"{bound} {limit}")
+    return DataError(
+        f"{where}: SentencePiece made no vocabulary of {wanted} tokens ({said.strip()[-120:]}); add text"
+    ).about(code="PHX-I017", key=f"{where}.vocab_size", found=str(wanted), do="add text")

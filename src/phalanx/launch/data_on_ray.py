@@ -1,0 +1,92 @@
+"""A data build on a Ray cluster: the same pieces of work as tasks, and so the same bytes."""
+
+import itertools
+import json
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from phalanx.data.build.local import answer, default_workers, error_from_json, error_to_json
+from phalanx.data.build.work import BuildWorker, Task
+from phalanx.errors import DataError, PhalanxError
+from phalanx.launch.on_ray import connected
+
+_AHEAD = 4
+
+
+class RayTasks:
+    """Performs tasks on a cluster; its machines share the current directory, the sources and the dataset's directory.
+
+    Args:
+        worker: What tasks are performed for.
+        workers: Tasks at a time; None: as many as the cluster has cores for.
+        address: Of a running cluster; None starts one on this machine.
+    """
+
+    def __init__(self, worker: BuildWorker, workers: int | None = None, address: str | None = None) -> None:
+        self._job = json.dumps({**worker.job(), "directory": str(Path.cwd())})
+        self._workers, self._address = workers, address
+        self._stack = ExitStack()
+        self._ray: Any = None
+
+    def __enter__(self) -> Self:
+        self._ray = self._stack.enter_context(connected(self._address, self._workers or default_workers()))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def results(self, tasks: Iterable[Task]) -> Iterator[dict[str, Any]]:
+        """Yield the result of each task, in the order of the tasks.
+
+        Raises:
+            PhalanxError: As the task did.
+            DataError: A machine was lost, and the task failed elsewhere too.
+        """
+        ray = self._ray
+        perform = ray.remote(num_cpus=1, max_retries=3)(perform_task)
+        slots = self._workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
+        waiting: deque[Any] = deque()
+        more = iter(tasks)
+        while True:
+            for task in itertools.islice(more, slots * (1 if self._workers else _AHEAD) - len(waiting)):
+                waiting.append(perform.remote(self._job, json.dumps(task)))
+            if not waiting:
+                return
+            yield self._result(ray, waiting.popleft())
+
+    def _result(self, ray: Any, waiting: Any) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = json.loads(ray.get(waiting))
+        except ray.exceptions.RayError as exc:
+            raise DataError(f"--engine ray: a task failed ({str(exc)[:500]}); run the build again: it goes on") from exc
+        if "error" in found:
+            raise error_from_json(found["error"])
+        return found
+
+
+def perform_task(job: str, task: str) -> str:
+    """Perform one task in a process of Ray's, which keeps its worker for the next one."""
+    wanted = json.loads(job)
+    try:
+        worker = _WORKERS.get(job)
+        if worker is None:
+            # paths of a recipe are taken from where the build was started
+            os.chdir(wanted["directory"])
+            worker = _WORKERS[job] = BuildWorker.of(wanted)
+    except OSError as exc:
+        lost = DataError(f"{wanted['directory']}: is not on every machine of the cluster ({exc.strerror}); share it")
+        return json.dumps({"error": error_to_json(lost)})
+    except PhalanxError as exc:
+        return json.dumps({"error": error_to_json(exc)})
+    return json.dumps(answer(worker, json.loads(task)))
+
+
+_WORKERS: dict[str, BuildWorker] = {}
+"""The worker of the build that this process serves."""

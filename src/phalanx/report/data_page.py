@@ -1,0 +1,216 @@
+"""The page of a dataset: every byte of every source kept or left out by a rule, and samples of what was left out."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from phalanx.config import printable
+from phalanx.data.build.look import read_report
+from phalanx.report.bars import part_bars
+from phalanx.report.figures import amount, count, number, size, words
+from phalanx.report.markup import Markup, element
+from phalanx.report.shell import section, shell, write_page
+from phalanx.report.tables import table
+
+PAGE = "report.html"
+_MOST_SOURCES, _MOST_PARTS, _MOST_STEPS, _MOST_SAMPLES = 40, 6, 60, 5
+_LONGEST = 600
+Source = Mapping[str, Any]
+
+
+def write_data_report(directory: Path) -> Path:
+    """Write ``report.html`` into the directory of a dataset; return its path.
+
+    Raises:
+        DataError: There is no report to draw, or it is malformed.
+        InputError: The page cannot be written there.
+    """
+    return write_page(directory / PAGE, render_data_report(read_report(directory), directory.name))
+
+
+def render_data_report(report: Mapping[str, Any], name: str) -> str:
+    """Return the whole page."""
+    sources = [one for one in report["sources"] if isinstance(one, dict)][:_MOST_SOURCES]
+    groups = [one for one in _listed(report.get("groups")) if isinstance(one, dict)]
+    parts = [
+        _head(name, sources, groups),
+        section("Every byte of every source", _ACCOUNT, _bars(sources), _account(sources)),
+        section("Steps", "In the order in which each document met them.", _steps(report, sources)),
+        section("Groups", "What a run mixes.", table(_GROUPS, [_group(one) for one in groups], "figures")),
+        section("Terms of use", "As the recipe states them.", table(_TERMS, [_terms(one) for one in sources])),
+        section("Samples of what was left out", _SAMPLED, *_samples(sources)),
+        section("Made with", "", table(("Library", "Version"), _versions(report), "figures")),
+    ]
+    return shell(f"Dataset {printable(name, 80)}", parts)
+
+
+_ACCOUNT = (
+    "Raw bytes as they were read. Those of kept, dropped, quarantined and broken records add up to those of the "
+    "source, exactly; no dataset is made where they do not."
+)
+_SAMPLED = (
+    "Chosen by their digests alone. phalanx data inspect DIR --document NAME says what became of any document; a "
+    "quarantined one is let in by [quarantine] release in the recipe."
+)
+_GROUPS = ("Group", "Split", "Documents", "Tokens")
+_TERMS = ("Source", "Licence", "Consent", "Kind", "Files")
+
+
+def _head(name: str, sources: Sequence[Source], groups: Sequence[Mapping[str, Any]]) -> Markup:
+    raw = sum(_raw(one) for one in sources)
+    kept = sum(_of(one.get("kept"), "raw_bytes") for one in sources)
+    waiting = sum(_of(one, "documents") for source in sources for one in _fates(source, "quarantined").values())
+    tiles = [
+        ("Read", size(raw)),
+        ("Kept", f"{size(kept)} ({100 * kept / raw if raw else 0:.1f} %)"),
+        ("Documents", count(sum(_of(one, "documents") for one in groups))),
+        ("Tokens", count(sum(_of(one, "tokens") for one in groups))),
+        ("In quarantine", f"{count(waiting)} documents"),
+    ]
+    drawn = [
+        element(
+            "div", {"class": "tile"}, element("div", {"class": "name"}, key), element("div", {"class": "value"}, value)
+        )
+        for key, value in tiles
+    ]
+    return element(
+        "header",
+        {},
+        element("p", {"class": "run"}, "Dataset"),
+        element("h1", {}, words(name, 80)),
+        element("div", {"class": "tiles"}, *drawn),
+    )
+
+
+def _bars(sources: Sequence[Source]) -> Markup:
+    """Draw a bar for each source, with the steps that left out most as its parts."""
+    by_source = [_left_out(one) for one in sources]
+    total: dict[str, float] = {}
+    for parts in by_source:
+        for name, value in parts.items():
+            total[name] = total.get(name, 0.0) + value
+    largest = sorted(total, key=lambda name: (-total[name], name))
+    named = largest[: _MOST_PARTS - 1]
+    rows = []
+    for source, parts in zip(sources, by_source, strict=True):
+        row = {"kept": _of(source.get("kept"), "raw_bytes"), **{name: parts.get(name, 0.0) for name in named}}
+        if len(largest) > len(named):
+            row["by other steps"] = sum(value for name, value in parts.items() if name not in named)
+        rows.append((words(source.get("name"), 40), row))
+    return part_bars(rows, size, "Raw bytes of each source, kept and left out by step")
+
+
+def _left_out(source: Source) -> dict[str, float]:
+    found = {step: _of(one, "raw_bytes") for step, one in _fates(source, "dropped").items()}
+    for step, one in _fates(source, "quarantined").items():
+        found[f"{step} (quarantine)"] = _of(one, "raw_bytes")
+    found["broken"] = _broken(source)
+    return {name: value for name, value in found.items() if value}
+
+
+def _account(sources: Sequence[Source]) -> Markup:
+    rows = []
+    for source in sources:
+        name = words(source.get("name"), 40)
+        rows.append([name, "read", *_sizes(source.get("read"))])
+        rows.append(["", "kept", *_sizes(source.get("kept"))])
+        for fate in ("dropped", "quarantined", "broken"):
+            for step, one in list(_fates(source, fate).items())[:_MOST_STEPS]:
+                rows.append(["", f"{_HOW[fate]} {words(step, 40)}", *_sizes(one)])
+    return table(("Source", "What became of it", "Documents", "Raw bytes", "Bytes of text"), rows, "figures")
+
+
+def _sizes(value: Any) -> list[str]:
+    return [count(_of(value, name)) for name in ("documents", "raw_bytes", "text_bytes")]
+
+
+def _steps(report: Mapping[str, Any], sources: Sequence[Source]) -> Markup:
+    rows = []
+    for step in _listed(report.get("steps"))[:_MOST_STEPS]:
+        name = words(step.get("name"), 40) if isinstance(step, dict) else ""
+        if not name:
+            continue
+        told = {fate: sum(_of(_fates(one, fate).get(name), "documents") for one in sources) for fate in _FATES}
+        net = sum(_of(_fates(one, "edited").get(name), "net_bytes") for one in sources)
+        rows.append(
+            [
+                name,
+                words(step.get("settings"), 200),
+                words(step.get("reference"), 120),
+                *(count(told[fate]) for fate in _FATES),
+                f"{net:+.0f}" if net else "0",
+            ]
+        )
+    heads = ("Step", "Settings", "Reference", "Dropped", "Quarantined", "Released", "Edited", "Bytes by edits")
+    return table(heads, rows)
+
+
+_HOW = {"dropped": "dropped by", "quarantined": "quarantined by", "broken": "broken:"}
+_FATES = ("dropped", "quarantined", "released", "edited")
+
+
+def _group(one: Mapping[str, Any]) -> list[str]:
+    return [
+        words(one.get("group"), 40),
+        words(one.get("split"), 40),
+        count(one.get("documents")),
+        count(one.get("tokens")),
+    ]
+
+
+def _terms(source: Source) -> list[str]:
+    return [
+        *(words(source.get(name), 200) for name in ("name", "licence", "consent", "kind")),
+        count(source.get("files")),
+    ]
+
+
+def _versions(report: Mapping[str, Any]) -> list[list[str]]:
+    found = report.get("versions")
+    return (
+        [[words(name, 40), words(value, 40)] for name, value in sorted(found.items())]
+        if isinstance(found, dict)
+        else []
+    )
+
+
+def _samples(sources: Sequence[Source]) -> list[Markup]:
+    drawn = []
+    for source in sources:
+        for step, lines in list(_fates(source, "samples").items())[:_MOST_STEPS]:
+            shown = [_sample(line) for line in _listed(lines)[:_MOST_SAMPLES] if isinstance(line, dict)]
+            title = f"{words(source.get('name'), 40)}: {words(step, 40)}"
+            drawn.append(element("details", {}, element("summary", {}, title), *shown))
+    return drawn or [element("p", {"class": "quiet"}, "Nothing was left out.")]
+
+
+def _sample(line: Mapping[str, Any]) -> Markup:
+    limit = f", limit {words(line.get('limit'), 60)}" if line.get("limit") not in ("", None) else ""
+    value = line.get("value")
+    shown = amount(value) if isinstance(value, float) else words(value, 200)
+    reason = f"{words(line.get('fate'), 20)}: {words(line.get('measure'), 200)} {shown}{limit}"
+    parts = [element("p", {"class": "remark"}, f"{words(line.get('document'), 200)}: {reason}")]
+    if line.get("excerpt"):
+        parts.append(element("pre", {}, words(line["excerpt"], _LONGEST)))
+    return element("div", {}, *parts)
+
+
+def _raw(source: Source) -> float:
+    return _of(source.get("read"), "raw_bytes") + _broken(source)
+
+
+def _broken(source: Source) -> float:
+    return sum(_of(one, "raw_bytes") for one in _fates(source, "broken").values())
+
+
+def _of(value: Any, name: str) -> float:
+    return (number(value.get(name)) if isinstance(value, Mapping) else None) or 0.0
+
+
+def _fates(source: Source, name: str) -> dict[str, Any]:
+    found = source.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

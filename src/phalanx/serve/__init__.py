@@ -1,0 +1,23 @@
+"""Texts by a trained model: from a run, one of its checkpoints, or a directory in the hub's layout."""
+
+from typing import TYPE_CHECKING
+
+from phalanx.late_names import late_names
+
+if TYPE_CHECKING:
+    from phalanx.serve.batch import complete_file
+    from phalanx.serve.text_model import ChatMessage, Completion, SamplingRule, TextModel
+    from phalanx.serve.where import open_text_model
+
+__all__ = ["ChatMessage", "Completion", "SamplingRule", "TextModel", "complete_file", "open_text_model"]
+
+
+if not TYPE_CHECKING:
+    __getattr__ = late_names(
+        __name__,
+        {
+            "batch": ("complete_file",),
+            "text_model": ("Completion", "ChatMessage", "SamplingRule", "TextModel"),
+            "where": ("open_text_model",),
+        },
+    )

@@ -1,0 +1,110 @@
+"""Many prompts from a file to a file, one JSON object a line; what was written before an interruption is kept."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from phalanx.config import StrictModel
+from phalanx.errors import DataError
+from phalanx.serve.text_model import ChatMessage, SamplingRule, TextModel
+
+Told = Callable[[int, int], None]
+"""Told how many lines are done, of how many."""
+
+
+class PromptLine(StrictModel):
+    """A line of the input: a prompt or a chat."""
+
+    prompt: str | None = None
+    messages: tuple[ChatMessage, ...] | None = None
+
+
+def complete_file(model: TextModel, source: Path, target: Path, sampling: SamplingRule, told: Told) -> int:
+    """Complete every line of a file; lines that `target` has already are not done again.
+
+    Every line is read and counted in tokens before the first one is completed: a mistake in the last line costs no
+    waiting. Line n is drawn with ``sampling.seed + n``, so that an interrupted file goes on as it would have.
+
+    Args:
+        model: Completes.
+        source: JSON lines with ``prompt`` or ``messages``.
+        target: Gets the same lines with ``text``, ``prompt_tokens``, ``tokens`` and ``finish``.
+        sampling: The same for all.
+        told: Of each line that is done.
+
+    Returns:
+        Lines that were completed by this call.
+
+    Raises:
+        DataError: Names file and line: no JSON, neither prompt nor messages, or a prompt that does not fit; or
+            `target` holds completions of other lines.
+    """
+    lines = list(_lines(source))
+    prompts = [_ids(model, line, f"{source}, line {number}") for number, line in enumerate(lines, start=1)]
+    done = _done(target, lines)
+    told(done, len(lines))
+    try:
+        with target.open("a", encoding="utf-8") as stream:
+            for number in range(done, len(lines)):
+                own = sampling.model_copy(update={"seed": (sampling.seed + number) % (1 << 63)})
+                found = model.complete(prompts[number], own)
+                written = {**_plain(lines[number]), **found.model_dump()}
+                stream.write(json.dumps(written, ensure_ascii=False) + "\n")
+                stream.flush()
+                told(number + 1, len(lines))
+    except OSError as exc:
+        raise DataError(f"{target}: cannot be written ({exc.strerror})") from exc
+    return len(lines) - done
+
+
+def _lines(source: Path) -> Iterator[PromptLine]:
+    try:
+        content = source.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise DataError(f"{source}: cannot be read ({exc})") from exc
+    for number, line in enumerate(content.splitlines(), start=1):
+        where = f"{source}, line {number}"
+        try:
+            found = PromptLine.model_validate_json(line)
+        except ValidationError as exc:
+            first = exc.errors()[0]
+            at = ".".join(str(part) for part in first["loc"])
+            raise DataError(f"{where}: {at + ': ' if at else ''}{first['msg']}") from exc
+        if (found.prompt is None) == (found.messages is None):
+            raise DataError(f"{where}: expected either prompt or messages")
+        yield found
+
+
+def _ids(model: TextModel, line: PromptLine, where: str) -> list[int]:
+    try:
+        if line.messages is not None:
+            return model.chat_prompt(line.messages)
+        return model.prompt(line.prompt or "")
+    except DataError as exc:
+        raise DataError(f"{where}: {exc}") from exc
+
+
+def _done(target: Path, lines: list[PromptLine]) -> int:
+    """Lines of the target that are whole; a torn last one is cut off."""
+    if not target.exists():
+        return 0
+    try:
+        content = target.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):
+            with target.open("r+b") as stream:
+                stream.truncate(len(whole))
+        found = [json.loads(line) for line in whole.splitlines()]
+    except (OSError, ValueError, RecursionError) as exc:
+        raise DataError(f"{target}: is there already and holds no completions ({exc}); give another name") from exc
+    for number, one in enumerate(found, start=1):
+        if number > len(lines) or not isinstance(one, dict) or not _plain(lines[number - 1]).items() <= one.items():
+            raise DataError(f"{target}, line {number}: is of another input; give another name")
+    return len(found)
+
+
+def _plain(line: PromptLine) -> dict[str, Any]:
+    return line.model_dump(mode="json", exclude_none=True)

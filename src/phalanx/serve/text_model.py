@@ -1,0 +1,255 @@
+"""A model and its tokenizer, that go on with a text or answer in a chat; transformers generates, with a KV cache."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import jinja2
+import torch
+from pydantic import Field
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LogitsProcessorList,
+    StoppingCriteriaList,
+    TextIteratorStreamer,
+)
+from transformers.utils import logging as hub_logging
+
+from phalanx.config import StrictModel
+from phalanx.errors import DataError, ModelError
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+class SamplingRule(StrictModel):
+    """The rule by which the next token is chosen.
+
+    Attributes:
+        max_new_tokens: At most so many; fewer where the model's window is full or a text ends.
+        temperature: Of the draw; 0 takes the likeliest token.
+        top_k: Draw from so many likeliest tokens; 0 for all.
+        top_p: Draw from the likeliest tokens that have this share together.
+        repetition_penalty: Above 1 makes tokens that were there less likely (Keskar et al. 2019).
+        seed: Of the draw: the same seed, model and prompt give the same text on one machine.
+    """
+
+    max_new_tokens: int = Field(default=128, ge=1, le=1 << 20)
+    temperature: float = Field(default=0.8, ge=0.0, le=100.0, allow_inf_nan=False)
+    top_k: int = Field(default=0, ge=0)
+    top_p: float = Field(default=0.95, gt=0.0, le=1.0, allow_inf_nan=False)
+    repetition_penalty: float = Field(default=1.0, gt=0.0, le=10.0, allow_inf_nan=False)
+    seed: int = Field(default=0, ge=0, lt=1 << 63)
+
+    def arguments(self) -> dict[str, Any]:
+        """What transformers' ``generate`` is told."""
+        chosen: dict[str, Any] = {"repetition_penalty": self.repetition_penalty}
+        if self.temperature == 0.0:
+            return {**chosen, "do_sample": False, "temperature": None, "top_k": None, "top_p": None}
+        drawn = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
+        return {**chosen, **drawn, "do_sample": True}
+
+
+class ChatMessage(StrictModel):
+    """One message of a chat."""
+
+    role: Role
+    content: str
+
+
+class Completion(StrictModel):
+    """What the model wrote.
+
+    Attributes:
+        text: Without special tokens.
+        prompt_tokens: Tokens of the prompt.
+        tokens: Tokens that were written, the end of text included.
+        finish: ``stop`` where the text ended, ``length`` where no further token was allowed.
+    """
+
+    text: str
+    prompt_tokens: int
+    tokens: int
+    finish: Literal["stop", "length"]
+
+
+class TextModel:
+    """A causal language model with its tokenizer, in this process.
+
+    Args:
+        directory: In the hub's layout, with a tokenizer; nothing is downloaded and no code of it is run.
+        device: Of torch.
+
+    Raises:
+        ModelError: It is no model that transformers loads from safetensors, or its tokenizer is of another model.
+    """
+
+    def __init__(self, directory: Path, device: str = "cpu") -> None:
+        self._where = directory
+        # a text is all that a terminal should show
+        hub_logging.disable_progress_bar()
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+            model = AutoModelForCausalLM.from_pretrained(
+                directory, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype="auto"
+            )
+            self._model: Any = model.to(device).eval()
+        except (OSError, ValueError, KeyError, RuntimeError) as exc:
+            raise ModelError(f"{directory}: no model that can write texts ({str(exc)[:300]})") from exc
+        rows = self._model.get_input_embeddings().weight.shape[0]
+        if len(self._tokenizer) > rows:
+            raise ModelError(
+                f"{directory}: the tokenizer has {len(self._tokenizer)} tokens, the model embeddings for {rows}; "
+                "give the tokenizer that the model was trained with"
+            )
+
+    @property
+    def window(self) -> int:
+        """Tokens that a prompt and its continuation may have together."""
+        return int(getattr(self._model.config, "max_position_embeddings", 0) or 1 << 20)
+
+    def prompt(self, text: str) -> list[int]:
+        """Token ids of a text that is to be continued.
+
+        Raises:
+            DataError: It has no token, or leaves no room in the window.
+        """
+        return self._checked(self._tokenizer(text).input_ids)
+
+    def chat_prompt(self, messages: Sequence[ChatMessage]) -> list[int]:
+        """Token ids of a chat, up to where the assistant begins, by the model's own template.
+
+        transformers renders the template in a sandbox: it reaches no attribute, file or module.
+
+        Raises:
+            DataError: There is no message, the last one is the assistant's, or the template refuses them.
+            ModelError: The model has no chat template, or it does not render.
+        """
+        if not messages or messages[-1].role == "assistant":
+            raise DataError("messages: expected at least one, the last of which is not the assistant's")
+        if not self._tokenizer.chat_template:
+            raise ModelError(f"{self._where}: has no chat template; use a prompt, or a model that was tuned for chats")
+        said = [message.model_dump() for message in messages]
+        try:
+            text = self._tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+        except jinja2.exceptions.SecurityError as exc:
+            raise ModelError(f"{self._where}: its chat template does what no template may ({exc})") from exc
+        except (jinja2.exceptions.TemplateError, TypeError, ValueError, OverflowError, RecursionError) as exc:
+            raise DataError(f"{self._where}: its chat template does not render these messages ({exc})") from exc
+        return self._checked(self._tokenizer(text, add_special_tokens=False).input_ids)
+
+    def stream(self, ids: Sequence[int], sampling: SamplingRule) -> "TextStream":
+        """Go on with a prompt; the pieces of text come while they are written."""
+        return TextStream(self._model, self._tokenizer, ids, sampling, self.window)
+
+    def complete(self, ids: Sequence[int], sampling: SamplingRule) -> Completion:
+        """Go on with a prompt, to the end."""
+        with self.stream(ids, sampling) as stream:
+            for _ in stream:
+                pass
+            return stream.completion
+
+    def _checked(self, ids: Sequence[int]) -> list[int]:
+        if not ids:
+            raise DataError("prompt: has no token; give words")
+        if len(ids) >= self.window:
+            raise DataError(
+                f"prompt: has {len(ids)} tokens, the model's window is {self.window}; shorten it to {self.window - 1}"
+            )
+        return list(ids)
+
+
+class TextStream:
+    """The pieces of one text while it is written; leaving the context ends the writing.
+
+    Attributes:
+        completion: The whole, once all pieces have come.
+    """
+
+    completion: Completion
+
+    def __init__(self, model: Any, tokenizer: Any, ids: Sequence[int], sampling: SamplingRule, window: int) -> None:
+        self._model, self._tokenizer, self._ids, self._sampling = model, tokenizer, list(ids), sampling
+        self._most = min(sampling.max_new_tokens, window - len(ids))
+        self._streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        self._left = threading.Event()
+        self._fault: Exception | None = None
+        self._written: list[int] = []
+        self._writer = threading.Thread(target=self._write, name="text-stream", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._writer.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._left.set()
+        self._writer.join()
+
+    def __iter__(self) -> Iterator[str]:
+        """The pieces, in order.
+
+        Raises:
+            ModelError: A logit is no finite number, or the model cannot be run.
+        """
+        pieces = []
+        for piece in self._streamer:
+            pieces.append(piece)
+            yield piece
+        self._writer.join()
+        if self._fault is not None:
+            raise ModelError(f"the model cannot go on: {self._fault}") from self._fault
+        ends = _ends(self._model)
+        is_over = bool(self._written) and self._written[-1] in ends
+        self.completion = Completion(
+            text="".join(pieces),
+            prompt_tokens=len(self._ids),
+            tokens=len(self._written),
+            finish="stop" if is_over else "length",
+        )
+
+    def _write(self) -> None:
+        prompt = torch.tensor([self._ids], device=self._model.device)
+        try:
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                torch.manual_seed(self._sampling.seed)
+                found = self._model.generate(
+                    prompt,
+                    attention_mask=torch.ones_like(prompt),
+                    max_new_tokens=self._most,
+                    streamer=self._streamer,
+                    logits_processor=LogitsProcessorList([_finite]),
+                    stopping_criteria=StoppingCriteriaList([_stop_when(self._left.is_set)]),
+                    pad_token_id=min(_ends(self._model), default=0),
+                    **self._sampling.arguments(),
+                )
+            self._written = found[0, len(self._ids) :].tolist()
+        except (RuntimeError, ValueError, IndexError, ModelError) as exc:
+            self._fault = exc
+            self._streamer.end()
+
+
+def _finite(_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """Pass finite logits on; the likeliest of NaN would be token 0.
+
+    Raises:
+        ModelError: One is not finite.
+    """
+    if not bool(torch.isfinite(scores).all()):
+        raise ModelError("a logit is no finite number; the weights are damaged or training had diverged")
+    return scores
+
+
+def _stop_when(is_asked: Callable[[], bool]) -> Callable[..., torch.Tensor]:
+    """The criterion that stops when a function says so; it tells of each row whether it is over, ``[batch]``."""
+
+    def stops(ids: torch.Tensor, _scores: torch.Tensor, **_: object) -> torch.Tensor:
+        return torch.full((ids.shape[0],), is_asked(), dtype=torch.bool, device=ids.device)
+
+    return stops
+
+
+def _ends(model: Any) -> set[int]:
+    """Tokens that end a text."""
+    ends = model.generation_config.eos_token_id
+    return set() if ends is None else {ends} if isinstance(ends, int) else set(ends)

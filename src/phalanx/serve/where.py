@@ -1,0 +1,56 @@
+"""The model that a path means: a run, one of its checkpoints, or a directory in the hub's layout."""
+
+import tempfile
+from pathlib import Path
+
+from phalanx.errors import ModelError
+from phalanx.serve.text_model import TextModel
+from phalanx.train import PastRun, export_run
+
+_CHECKPOINTS = "checkpoints"
+_STEP = "step-"
+
+
+def open_text_model(
+    where: Path,
+    *,
+    step: int | None = None,
+    best: bool = False,
+    certificate: Path | None = None,
+    own_code: bool = False,
+    device: str = "cpu",
+) -> TextModel:
+    """Open the model at a path; of a run, a verified checkpoint, with its adapter added to the weights.
+
+    Args:
+        where: A run directory, a checkpoint in one, or a directory in the hub's layout.
+        step: Which checkpoint of a run; None takes the newest.
+        best: Take the one with the best validation.
+        certificate: The owner's, kept by the caller.
+        own_code: Code of the user's own that the run directory keeps may be run.
+        device: Of torch.
+
+    Raises:
+        ModelError: There is neither, or no model that can be run.
+        CheckpointError: The run has no such checkpoint, or it is damaged.
+        ConfigError: The run needs code of the user's own, which may not be run.
+    """
+    if where.parent.name == _CHECKPOINTS and where.name.startswith(_STEP) and step is None and not best:
+        number = where.name.removeprefix(_STEP)
+        if not number.isdecimal():
+            raise ModelError(f"{where}: is no checkpoint's name; expected step-00000100 or the like")
+        where, step = where.parent.parent, int(number)
+    if (where / "config.toml").is_file():
+        past = PastRun(where, certificate)
+        with tempfile.TemporaryDirectory(prefix="phalanx-model-") as spare:
+            directory = Path(spare) / "model"
+            export_run(past, directory, step=step, best=best, merge=True, own_code=own_code)
+            return TextModel(directory, device)
+    if not (where / "config.json").is_file():
+        raise ModelError(
+            f"{where}: holds neither a run (config.toml) nor a model (config.json); give a run directory, a checkpoint "
+            "in one, or a directory in the hub's layout"
+        ).about(code="PHX-I030", file=str(where))
+    if step is not None or best:
+        raise ModelError(f"{where}: is a model directory, which has no checkpoints; leave --step and --best out")
+    return TextModel(where, device)

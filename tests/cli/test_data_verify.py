@@ -1,0 +1,65 @@
+"""``phalanx data verify`` says what holds of a dataset or a proof, by which signer, and what does not."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from made_dataset import entry_of, make_dataset
+from phalanx.cli.outcome import run
+from phalanx.data.shards import SealKey, fingerprint_of, open_dataset
+from phalanx.data.shards.proof import prove_document
+from phalanx.security.crypto import Identity
+
+SIGNER = Identity.without_certificate("signer")
+FINGERPRINT = fingerprint_of(SIGNER)
+
+
+def test_a_whole_dataset_is_said_to_be_whole_and_by_whom_it_is_signed(tmp_path: Path, capsys) -> None:
+    make_dataset(tmp_path / "d", 60, SIGNER)
+
+    assert run(["data", "verify", str(tmp_path / "d"), "--signer", FINGERPRINT]) == 0
+    named = capsys.readouterr().out
+    assert run(["data", "verify", str(tmp_path / "d"), "--json"]) == 0
+    unnamed = json.loads(capsys.readouterr().out)
+
+    assert "every byte is the one that was signed" in named
+    assert f"signed with the expected key {FINGERPRINT}" in named
+    assert (unnamed["documents"], unnamed["signer"], unnamed["signer_was_named"]) == (60, FINGERPRINT, False)
+    assert "which nobody named" in unnamed["trust"]
+
+
+def test_an_encrypted_dataset_is_checked_with_its_key(tmp_path: Path, capsys) -> None:
+    make_dataset(tmp_path / "d", 60, SIGNER, seal=SealKey.make(tmp_path / "key"))
+
+    assert run(["data", "verify", str(tmp_path / "d")]) == 3
+    assert "is encrypted; give the file of its key" in capsys.readouterr().err
+    assert run(["data", "verify", str(tmp_path / "d"), "--key", str(tmp_path / "key")]) == 0
+
+
+@pytest.mark.parametrize(("number", "words"), [(3, "is in the dataset"), (99, "is not in the dataset")])
+def test_a_proof_is_checked_without_the_dataset(tmp_path: Path, capsys, number: int, words: str) -> None:
+    make_dataset(tmp_path / "d", 60, SIGNER)
+    proof = tmp_path / "proof.json"
+    proof.write_bytes(prove_document(open_dataset(tmp_path / "d"), entry_of(number).digest).to_bytes())
+
+    assert run(["data", "verify", "--proof", str(proof), "--signer", FINGERPRINT]) == 0
+    assert words in capsys.readouterr().out
+    assert run(["data", "verify", "--proof", str(proof), "--signer", "0" * 64]) == 3
+    assert f"signed with key {FINGERPRINT}, expected" in capsys.readouterr().err
+
+
+def test_a_flipped_byte_a_missing_dataset_and_no_argument_end_in_a_sentence(tmp_path: Path, capsys) -> None:
+    make_dataset(tmp_path / "d", 60, SIGNER)
+    shard = tmp_path / "d" / "shards" / "web.train" / "tokens-00000"
+    shard.write_bytes(bytes([shard.read_bytes()[0] ^ 1]) + shard.read_bytes()[1:])
+
+    for arguments, code, message in (
+        (["data", "verify", str(tmp_path / "d")], 3, "web.train/tokens-00000: leaf 0"),
+        (["data", "verify", str(tmp_path / "none")], 3, "cannot be read"),
+        (["data", "verify", "--proof", str(shard)], 3, "proves nothing"),
+        (["data", "verify", "--proof", str(tmp_path / "none")], 3, "cannot be read"),
+        (["data", "verify"], 2, "give a dataset, or --proof FILE"),
+    ):
+        assert run(arguments) == code
+        assert message in capsys.readouterr().err

@@ -1,0 +1,180 @@
+"""A build: the same bytes whatever was killed and however many worked, and every byte told of."""
+
+import functools
+import os
+import shutil
+
+import pytest
+from build_recipes import FILES, LINES, fake_steps, read_recipe, tree
+
+from phalanx.data.build.look import account_lines, find_document, signed_report, verify_account
+from phalanx.data.build.run import WORK, build
+from phalanx.data.build.store import WorkStore
+from phalanx.data.shards import open_dataset
+from phalanx.errors import DataError, InputError
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """Rules of four kinds in place of those that the recipe names."""
+    monkeypatch.setattr("phalanx.data.build.work.make_steps", fake_steps)
+
+
+@pytest.fixture
+def built(tmp_path, steps):
+    """A finished dataset with all fates in it."""
+    build(read_recipe(tmp_path), tmp_path / "whole")
+    return open_dataset(tmp_path / "whole")
+
+
+def test_every_byte_of_every_source_is_kept_or_told_of(built):
+    report = signed_report(built)
+    lines, again = report["sources"]
+
+    assert lines["read"]["documents"] == FILES * LINES
+    assert lines["quarantined"]["suspect"]["documents"] == FILES
+    assert lines["dropped"]["twice"]["documents"] == FILES - 1 + FILES - 1 + FILES - 1
+    assert lines["dropped"]["length"]["documents"] == 1
+    assert lines["dropped"]["empty"]["documents"] == 1
+    assert lines["edited"]["quiet"] == {"documents": FILES, "places": FILES, "net_bytes": -5 * FILES}
+    ends = [lines["kept"], *lines["dropped"].values(), *lines["quarantined"].values()]
+    assert sum(one["raw_bytes"] for one in ends) == lines["read"]["raw_bytes"]
+    assert again["kept"]["documents"] == 1
+    verify_account(built)
+
+
+def test_the_manifest_names_terms_steps_versions_and_the_account(built, tmp_path):
+    manifest = built.manifest
+
+    assert [(one.name, one.licence) for one in manifest.sources] == [("lines", "CC0"), ("again", "not stated")]
+    assert {"account/lines.jsonl.zst", "account/again.jsonl.zst", "report.json", "recipe.toml"} <= set(manifest.files)
+    assert manifest.tools["phalanx-train"]
+    assert "signer" not in manifest.recipe.content
+    assert not (tmp_path / "whole" / WORK).exists()
+
+
+def test_a_document_that_was_left_out_is_found_with_step_and_value(built):
+    (short,) = [line for line in account_lines(built, "lines") if line["step"] == "length"]
+
+    (found,) = [line for line in find_document(built, short["document"]) if line["source"] == "lines"]
+
+    told = [found[name] for name in ("fate", "step", "measure", "value", "limit", "excerpt")]
+    assert told == ["dropped", "length", "characters", 5, 20, "short"]
+
+
+def test_a_released_document_is_let_in_and_one_dropped_by_hand_leaves_the_quarantine(built, tmp_path):
+    names = [line["document"] for line in account_lines(built) if line["fate"] == "quarantined"]
+    more = f'[quarantine]\nrelease = ["{names[0]}"]\ndrop = ["{names[1]}"]'
+
+    end = build(read_recipe(tmp_path, more=more), tmp_path / "decided")
+
+    source = end.report["sources"][0]
+    assert source["quarantined"]["suspect"]["documents"] == FILES - 2
+    assert source["dropped"]["suspect"]["documents"] == 1
+    assert source["released"]["suspect"]["documents"] == 1
+    (kept,) = [one for one in find_document(open_dataset(end.directory), names[0]) if one["fate"] == "kept"]
+    assert kept["source"] == "lines"
+
+
+def test_a_build_of_the_same_is_there_already_and_one_of_something_else_is_refused(built, tmp_path):
+    recipe = read_recipe(tmp_path)
+
+    again = build(recipe, built.directory)
+
+    assert (again.was_there, again.digest) == (True, built.digest)
+    (tmp_path / "texts" / "note.txt").write_text("another text that is long enough to be kept by all of the steps")
+    with pytest.raises(InputError, match="another recipe, other files"):
+        build(recipe, built.directory)
+
+
+def test_the_signature_covers_the_account(built):
+    (built.directory / "account" / "lines.jsonl.zst").write_bytes(b"")
+
+    with pytest.raises(DataError, match=r"lines\.jsonl\.zst: altered"):
+        list(account_lines(built))
+
+
+def test_a_rule_that_loses_a_document_is_found_before_a_manifest_is_written(tmp_path, steps, monkeypatch):
+    from phalanx.data.build.sift import PieceWriter
+
+    keep = PieceWriter.keep
+    monkeypatch.setattr(
+        PieceWriter, "keep", lambda out, document, mark: "line 8" in document.text or keep(out, document, mark)
+    )
+
+    with pytest.raises(DataError, match="account of source 'lines': documents do not add up"):
+        build(read_recipe(tmp_path), tmp_path / "lost")
+
+    assert not (tmp_path / "lost" / "dataset.json").exists()
+
+
+def die_at_write(number):
+    """End this process, as a kill would, at one of the moments at which something becomes durable or visible."""
+    left = [number]
+
+    def counted(call):
+        @functools.wraps(call)
+        def wrapped(*args, **kwargs):
+            left[0] -= 1
+            if left[0] < 0:
+                os._exit(9)
+            return call(*args, **kwargs)
+
+        return wrapped
+
+    for name in ("fsync", "rename", "replace"):
+        setattr(os, name, counted(getattr(os, name)))
+
+
+def killed_build(recipe, directory, number):
+    """Build in a process that dies at a write; return whether it did."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            die_at_write(number)
+            build(recipe, directory)
+            code = 0
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) in (0, 9)
+    return os.waitstatus_to_exitcode(status) == 9
+
+
+@pytest.mark.parametrize("stride", [pytest.param(31, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)])
+def test_a_build_that_was_killed_at_a_write_goes_on_to_the_same_bytes(tmp_path, steps, built, stride):
+    recipe, expected = read_recipe(tmp_path), tree(built.directory)
+    number, deaths = 0, 0
+
+    while killed_build(recipe, tmp_path / "killed", number):
+        end = build(recipe, tmp_path / "killed")
+        assert tree(end.directory) == expected
+        shutil.rmtree(end.directory)
+        number, deaths = number + stride, deaths + 1
+
+    assert deaths > 2
+
+
+def test_finished_pieces_are_not_made_again(tmp_path, steps, built, monkeypatch):
+    recipe = read_recipe(tmp_path)
+    # far enough that the first pass is over
+    assert killed_build(recipe, tmp_path / "killed", 30)
+    kept = {path.name for path in (tmp_path / "killed" / WORK).iterdir() if not path.name.startswith(".")}
+    made, put = [], WorkStore.put
+    monkeypatch.setattr(WorkStore, "put", lambda store, key, work: made.append(key) or put(store, key, work))
+
+    build(recipe, tmp_path / "killed")
+
+    assert kept
+    assert not kept & set(made)
+
+
+def test_a_damaged_piece_is_refused_by_name(tmp_path, steps):
+    recipe = read_recipe(tmp_path)
+    assert killed_build(recipe, tmp_path / "killed", 30)
+    for path in (tmp_path / "killed" / WORK).glob("*/documents"):
+        path.write_bytes(path.read_bytes()[:-9])
+
+    with pytest.raises(DataError, match="documents: was cut or altered; delete"):
+        build(recipe, tmp_path / "killed")

@@ -1,0 +1,190 @@
+"""Engines: whatever performs the pieces, results come in the order of the tasks and errors arrive as they were."""
+
+import json
+import os
+import signal
+import threading
+
+import pytest
+from build_recipes import read_recipe
+
+from phalanx.child import PythonProcess
+from phalanx.data.build import local
+from phalanx.data.build.local import LocalProcesses, OneProcess, answer, error_from_json, open_local
+from phalanx.data.build.work import BuildWorker
+from phalanx.errors import ConfigError, DataError, DiskError
+from phalanx.launch.data_on_ray import RayTasks, perform_task
+
+TASKS = [{"act": "number", "number": number} for number in range(20)]
+
+
+@pytest.fixture
+def worker(tmp_path):
+    """A worker that nothing was asked of yet."""
+    (tmp_path / "work").mkdir()
+    return BuildWorker(read_recipe(tmp_path), tmp_path / "work", tmp_path)
+
+
+class SlowFirst:
+    """Stands in for a process: of two neighbours the later one is answered first."""
+
+    answered: dict[int, threading.Event]
+
+    def __init__(self, job):
+        self.job = job
+
+    def perform(self, task):
+        number = task["number"]
+        if number % 2 == 0:
+            assert self.answered[number + 1].wait(60)
+        self.answered[number].set()
+        return {"number": number}
+
+    def end(self):
+        pass
+
+
+def test_results_come_in_the_order_of_the_tasks(worker, monkeypatch):
+    SlowFirst.answered = {task["number"]: threading.Event() for task in TASKS}
+    monkeypatch.setattr(local, "_Child", SlowFirst)
+
+    with LocalProcesses(worker, 2) as engine:
+        assert [one["number"] for one in engine.results(iter(TASKS))] == list(range(20))
+
+
+def test_tasks_are_taken_no_further_ahead_than_processes_need(worker, monkeypatch):
+    SlowFirst.answered = {number: threading.Event() for number in range(1001)}
+    monkeypatch.setattr(local, "_Child", SlowFirst)
+    taken = []
+
+    def tasks():
+        for number in range(1000):
+            taken.append(number)
+            yield {"number": number}
+
+    with LocalProcesses(worker, 2) as engine:
+        next(engine.results(tasks()))
+        assert len(taken) <= 8
+
+
+def test_one_worker_is_this_process(worker):
+    assert isinstance(open_local(worker, 1), OneProcess)
+    assert isinstance(open_local(worker, 3), LocalProcesses)
+
+
+@pytest.mark.parametrize("kind", [DataError, DiskError, ConfigError])
+def test_an_error_of_another_process_arrives_as_it_was(worker, monkeypatch, kind):
+    def fail(task):
+        raise kind("texts/a.jsonl, line 3: is not JSON").about(code="PHX-I013", file="texts/a.jsonl")
+
+    monkeypatch.setattr(worker, "perform", fail)
+
+    found = error_from_json(json.loads(json.dumps(answer(worker, {})))["error"])
+
+    assert type(found) is kind
+    assert str(found) == "texts/a.jsonl, line 3: is not JSON"
+    assert found.facts == {"code": "PHX-I013", "file": "texts/a.jsonl"}
+
+
+def test_a_machine_with_other_versions_is_refused(worker):
+    job = worker.job()
+    job["versions"] = {**job["versions"], "numpy": "0.1"}
+
+    with pytest.raises(DataError, match=r"a worker has other versions than the build: \{'numpy'"):
+        BuildWorker.of(job)
+
+
+class LostError(Exception):
+    """Stands for an error of Ray's own."""
+
+
+class Ray:
+    """Stands in for the module: a task is performed when its result is asked for."""
+
+    class exceptions:  # noqa: N801 - as Ray names it
+        RayError = LostError
+
+    def __init__(self, loses=()):
+        self.loses, self.waiting = loses, 0
+
+    def remote(self, **options):
+        assert options == {"num_cpus": 1, "max_retries": 3}
+        return lambda call: Remote(self, call)
+
+    def cluster_resources(self):
+        return {"CPU": 2.0}
+
+    def get(self, found):
+        self.waiting -= 1
+        if found[1] in self.loses:
+            raise LostError("the machine is gone")
+        return found[0](*found[1:])
+
+
+class Remote:
+    def __init__(self, ray, call):
+        self.ray, self.call = ray, call
+
+    def remote(self, job, task):
+        self.ray.waiting += 1
+        assert self.ray.waiting <= 8
+        return lambda _: self.call(job, task), task
+
+
+def on_ray(worker, ray):
+    """Return the tasks of a cluster that is there already."""
+    engine = RayTasks(worker)
+    engine._ray = ray
+    return engine
+
+
+def test_tasks_on_ray_are_the_same_as_here(worker):
+    pieces = [{"act": "sift", "pass": 0, "piece": piece.to_json()} for piece in pieces_of(worker)]
+
+    there = list(on_ray(worker, Ray()).results(iter(pieces)))
+
+    assert there == list(OneProcess(worker).results(pieces))
+    assert [one["documents"] for one in there] == [42, 1]
+
+
+def pieces_of(worker):
+    from phalanx.data.build.pieces import list_pieces
+
+    return list_pieces(worker.recipe, worker.source)
+
+
+def test_a_task_that_ray_lost_for_good_ends_the_build_with_what_to_do(worker):
+    task = {"act": "sift"}
+
+    with pytest.raises(DataError, match=r"a task failed \(the machine is gone\); run the build again: it goes on"):
+        list(on_ray(worker, Ray(loses=[json.dumps(task)])).results([task]))
+
+
+def test_an_error_on_ray_is_the_error_here(worker):
+    job = {**worker.job(), "code": "another", "directory": str(worker.home)}
+
+    found = json.loads(perform_task(json.dumps(job), json.dumps({})))
+
+    assert "other versions" in found["error"]["message"]
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_is_told_by_signal_and_piece(worker, monkeypatch):
+    started = []
+    start = PythonProcess.__init__
+
+    def noted(self, *words, **options):
+        started.append(self)
+        start(self, *words, **options)
+
+    monkeypatch.setattr(PythonProcess, "__init__", noted)
+    task = {"act": "sift", "pass": 0, "piece": pieces_of(worker)[0].to_json()}
+
+    with LocalProcesses(worker, 2) as engine:
+        assert next(engine.results([task]))["documents"] == 42
+        os.kill(started[0].pid, signal.SIGKILL)
+        started[0].wait(60)
+        with pytest.raises(DataError, match=r"ended \(signal 9\) at sift of 'part-0.jsonl'; run the build again"):
+            list(engine.results([task]))
+
+    assert all(process.poll() is not None for process in started)

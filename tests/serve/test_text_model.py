@@ -1,0 +1,215 @@
+"""A model writes what transformers writes, the same for one seed, and says what stands in the way."""
+
+import json
+
+import pytest
+import tokenizers
+import torch
+from transformers import AutoModelForCausalLM
+
+from phalanx.errors import DataError, ModelError
+from phalanx.models import parse_hub_config
+from phalanx.models.scratch import write_random_model
+from phalanx.serve import ChatMessage, SamplingRule, TextModel, complete_file, open_text_model
+
+WORDS = ["<unk>", "<end>", "the", "owner", "holds", "both", "ends"]
+CONFIG = {
+    "model_type": "gpt2",
+    "vocab_size": 7,
+    "n_positions": 16,
+    "n_embd": 16,
+    "n_layer": 2,
+    "n_head": 2,
+    "bos_token_id": 1,
+    "eos_token_id": 1,
+}
+TEMPLATE = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
+GREEDY = SamplingRule(max_new_tokens=6, temperature=0.0)
+SEEDED = SamplingRule(max_new_tokens=8, temperature=1.5, top_p=1.0, seed=3)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    """A tiny model of the hub's layout with a tokenizer and a chat template."""
+    cache = tmp_path_factory.mktemp("models")
+    found = write_random_model(parse_hub_config(CONFIG, "tiny"), 1, cache, None)
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="<unk>"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    words.add_special_tokens(["<unk>", "<end>"])
+    words.save(str(found / "tokenizer.json"))
+    (found / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<end>", "unk_token": "<unk>"})
+    )
+    (found / "chat_template.jinja").write_text(TEMPLATE)
+    return found
+
+
+@pytest.fixture(scope="module")
+def model(directory):
+    return TextModel(directory)
+
+
+def changed(directory, tmp_path, **files):
+    """A copy of the model with other files."""
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for path in directory.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    for name, content in files.items():
+        (copy / name.replace("__", ".")).write_text(content)
+    return copy
+
+
+def test_the_likeliest_tokens_are_those_of_transformers_without_a_cache(directory, model):
+    ids = model.prompt("the owner holds")
+
+    found = model.complete(ids, GREEDY)
+
+    plain, row = AutoModelForCausalLM.from_pretrained(directory), list(ids)
+    for _ in range(GREEDY.max_new_tokens):
+        row.append(int(plain(torch.tensor([row])).logits[0, -1].argmax()))
+        if row[-1] == 1:
+            break
+    expected = [WORDS[token] for token in row[len(ids) :] if token > 1]
+    assert [word for word in found.text.split() if word != "<unk>"] == expected
+    assert (found.prompt_tokens, found.tokens) == (3, len(row) - len(ids))
+
+
+def test_one_seed_writes_one_text_and_leaves_the_draws_of_others_alone(model):
+    ids = model.prompt("the owner")
+    torch.manual_seed(5)
+    undisturbed = torch.rand(3)
+    torch.manual_seed(5)
+
+    texts = [model.complete(ids, SEEDED.model_copy(update={"seed": seed})).text for seed in (3, 3, *range(4, 12))]
+
+    assert texts[0] == texts[1]
+    assert len(set(texts)) > 1
+    assert torch.equal(torch.rand(3), undisturbed)
+
+
+def test_the_pieces_of_a_stream_are_the_text(model):
+    ids = model.prompt("both ends")
+
+    with model.stream(ids, SEEDED) as stream:
+        pieces = list(stream)
+
+    assert "".join(pieces) == stream.completion.text == model.complete(ids, SEEDED).text
+
+
+def test_a_stream_that_is_left_stops_writing(model):
+    with model.stream(model.prompt("the"), SEEDED) as stream:
+        pass
+
+    assert not stream._writer.is_alive()
+
+
+def test_a_full_window_ends_a_text(model):
+    found = model.complete([2] * 14, SamplingRule(max_new_tokens=100, temperature=2.0, top_p=1.0, seed=1))
+
+    assert found.tokens <= 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("", "has no token"), ("the " * 16, "has 16 tokens, the model's window")]
+)
+def test_a_prompt_that_does_not_fit_is_refused(model, text, message):
+    with pytest.raises(DataError, match=message):
+        model.prompt(text)
+
+
+def test_a_chat_is_rendered_by_the_models_template(model):
+    said = [ChatMessage(role="user", content="the owner"), ChatMessage(role="assistant", content="holds")]
+
+    assert model.chat_prompt([*said, ChatMessage(role="user", content="both")]) == [2, 3, 4, 5]
+    with pytest.raises(DataError, match="the last of which is not the assistant's"):
+        model.chat_prompt(said)
+    with pytest.raises(DataError, match="at least one"):
+        model.chat_prompt([])
+
+
+@pytest.mark.parametrize(
+    ("template", "error", "message"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", DataError, "roles must alternate"),
+        ("{% for m in %}", DataError, "does not render"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", ModelError, "what no template may"),
+    ],
+    ids=["refuses the messages", "is broken", "attacks the sandbox"],
+)
+def test_a_template_that_does_not_render_is_named(directory, tmp_path, template, error, message):
+    model = TextModel(changed(directory, tmp_path, chat_template__jinja=template))
+
+    with pytest.raises(error, match=message):
+        model.chat_prompt([ChatMessage(role="user", content="the")])
+
+
+def test_a_tokenizer_of_another_model_is_refused(directory, tmp_path):
+    copy = changed(directory, tmp_path)
+    larger = tokenizers.Tokenizer.from_file(str(copy / "tokenizer.json"))
+    larger.add_tokens([f"word{number}" for number in range(20)])
+    larger.save(str(copy / "tokenizer.json"))
+
+    with pytest.raises(ModelError, match="27 tokens, the model embeddings for 7"):
+        TextModel(copy)
+
+
+def test_damaged_weights_are_named_and_write_nothing(directory):
+    model = TextModel(directory)
+    with torch.no_grad():
+        model._model.transformer.ln_f.weight.fill_(float("nan"))
+
+    with pytest.raises(ModelError, match="no finite number"):
+        model.complete([2], GREEDY)
+
+
+def test_a_place_without_a_model_is_refused(tmp_path, directory):
+    with pytest.raises(ModelError, match="neither a run"):
+        open_text_model(tmp_path)
+    with pytest.raises(ModelError, match="no checkpoints"):
+        open_text_model(directory, step=3)
+
+
+class TestFiles:
+    @pytest.fixture
+    def lines(self, tmp_path):
+        path = tmp_path / "prompts.jsonl"
+        chat = {"messages": [{"role": "user", "content": "the owner"}]}
+        path.write_text("".join(json.dumps(one) + "\n" for one in ({"prompt": "the"}, chat, {"prompt": "both ends"})))
+        return path
+
+    def test_each_line_is_completed_and_an_interrupted_file_goes_on_as_it_would_have(self, model, lines, tmp_path):
+        whole, cut, told = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl", []
+        complete_file(model, lines, whole, SEEDED, lambda at, of: told.append((at, of)))
+        content = whole.read_bytes()
+        cut.write_bytes(content[: content.index(b"\n") + 9])
+
+        assert complete_file(model, lines, cut, SEEDED, lambda at, of: None) == 2
+
+        assert cut.read_bytes() == content
+        assert told == [(0, 3), (1, 3), (2, 3), (3, 3)]
+        assert json.loads(content.splitlines()[2])["prompt"] == "both ends"
+
+    @pytest.mark.parametrize(
+        ("line", "message"),
+        [
+            ("{", "line 4: Invalid JSON"),
+            ("{}", "line 4: expected either prompt or messages"),
+            ('{"messages": [{"role": "king", "content": "x"}]}', "line 4: messages.0.role"),
+            ('{"prompt": ""}', "line 4: prompt: has no token"),
+        ],
+    )
+    def test_a_mistake_in_the_last_line_is_told_before_the_first_text(self, model, lines, tmp_path, line, message):
+        lines.write_text(lines.read_text() + line + "\n")
+
+        with pytest.raises(DataError, match=message):
+            complete_file(model, lines, tmp_path / "out.jsonl", GREEDY, lambda at, of: None)
+
+        assert not (tmp_path / "out.jsonl").exists()
+
+    def test_the_texts_of_another_input_are_not_continued(self, model, lines, tmp_path):
+        out = tmp_path / "out.jsonl"
+        out.write_text('{"prompt": "another", "text": "x"}\n')
+
+        with pytest.raises(DataError, match="line 1: is of another input"):
+            complete_file(model, lines, out, GREEDY, lambda at, of: None)
