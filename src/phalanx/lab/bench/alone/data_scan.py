@@ -79,7 +79,7 @@ def _rng(seed: int) -> random.Random:
 
 
 def _pages(folder: Path) -> Iterator[str]:
-    paths = sorted(folder.rglob("*.html"))
+    paths = sorted(path for path in folder.rglob("*.html") if path.is_file())
     _rng(0).shuffle(paths)
     size = 0
     for path in paths:
