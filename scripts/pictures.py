@@ -1,7 +1,8 @@
-"""Photographs for the documentation: a run's report, a plan, and terminals, each at 1280 and at 390 pixels.
+"""Photographs for the documentation: reports of a run and a dataset, a plan, and terminals, at 1280 and 390 pixels.
 
-``python scripts/pictures.py [RUN_DIR] [--terminal NAME=FILE ...]`` writes them into ``docs/images``. RUN_DIR is a
-finished run of ``examples/quickstart.toml``, FILE what a command printed, colours included, as ``script`` keeps it.
+``python scripts/pictures.py [RUN_DIR] [--data DIR] [--terminal NAME=FILE ...]`` writes them into ``docs/images``.
+RUN_DIR is a finished run of ``examples/quickstart.toml``, DIR a dataset, FILE what a command printed, colours included,
+as ``script`` keeps it.
 """
 
 import argparse
@@ -46,9 +47,12 @@ def main() -> int:
     wanted = argparse.ArgumentParser(description=__doc__)
     wanted.add_argument("run_dir", type=Path, nargs="?", help="left out: terminals alone")
     wanted.add_argument("--terminal", action="append", default=[], metavar="NAME=FILE")
+    wanted.add_argument("--data", type=Path, metavar="DIR", help="a dataset")
     given = wanted.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         pages = {} if given.run_dir is None else written(given.run_dir, Path(folder))
+        if given.data is not None:
+            pages["data-report"] = given.data / "report.html"
         for name, _, file in (pair.partition("=") for pair in given.terminal):
             pages[name] = Path(folder, f"{name}.html")
             pages[name].write_text(terminal(Path(file).read_bytes().decode()), encoding="utf-8")

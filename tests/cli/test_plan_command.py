@@ -112,6 +112,26 @@ def test_adapters_of_a_run_file_are_all_that_is_trained(capsys: pytest.CaptureFi
     assert thin["model"]["flops_per_token"] < full["model"]["flops_per_token"]
 
 
+@pytest.mark.parametrize(
+    ("layouts", "key"),
+    [("layout = { dp = 2, zero = 2 }", "layout"), ("layouts = { worker-1 = { tp = 2 } }", "layouts")],
+)
+def test_a_party_of_several_ranks_is_refused_by_name_and_planned_without_them(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, layouts: str, key: str
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(f"{RUN}\n[guard]\nclasses = 'mixed'\n[pipeline]\nstages = 4\n{layouts}\n", encoding="utf-8")
+    question = ["plan", str(file), "--cluster", "a100-nodes", "--gpus", "1"]
+
+    assert run([*question, "--out", str(tmp_path / "best.toml")]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"pipeline.{key}: phalanx plan has no figures for a party of several ranks" in said
+    assert f"--unset pipeline.{key}" in said
+    assert not (tmp_path / "best.toml").exists()
+
+    assert run([*question, "--unset", f"pipeline.{key}"]) == 0
+
+
 def test_islands_of_a_run_file_are_planned_and_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     out = tmp_path / "parallel.toml"
     outer = '[parallel]\ndp = 4\n[parallel.outer]\nevery = 5\nislands = 2\ncompression = "int8"\n'

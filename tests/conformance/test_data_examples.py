@@ -1,11 +1,15 @@
 """Every recipe among the examples loads, names its own command, and the small ones are built."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from phalanx.data.build.preview import preview
 from phalanx.data.build.recipe import load_recipe
+from phalanx.data.sources import open_source
+from phalanx.data.sources.warc import WarcConfig
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 RECIPES = sorted(EXAMPLES.glob("data_*.toml"))
@@ -31,3 +35,22 @@ def test_a_preview_of_what_cpython_carries_keeps_most_and_drops_short_texts():
     assert found.counts["kept"] > 20
     assert found.counts["dropped by length"] > 0
     assert {line["step"] for line in found.left_out} <= {"length", "exact_duplicates", "hidden_characters"}
+
+
+def test_the_archive_of_the_script_is_whole_and_the_same_twice(tmp_path):
+    folder = tmp_path / "debian-handbook" / "html"
+    folder.mkdir(parents=True)
+    for name in ("one", "two"):
+        (folder / f"{name}.html").write_text(f"<html><body><p>Page {name} of a book about Debian.</p></body></html>")
+    script = [sys.executable, str(EXAMPLES / "debian_docs_warc.py")]
+    for name in ("first", "second"):
+        subprocess.run([*script, tmp_path / f"{name}.warc.gz", "--folder", tmp_path], check=True, capture_output=True)
+
+    source = open_source(WarcConfig(path=tmp_path / "first.warc.gz"))
+    found = [document for file in source.files for document in source.read(file)]
+
+    assert [one.origin.digest_holds for one in found] == [True, True]
+    assert "book about Debian" in found[0].text
+    assert (tmp_path / "first.warc.gz").read_bytes() == (tmp_path / "second.warc.gz").read_bytes()
+    empty = subprocess.run([*script, tmp_path / "none.warc.gz", "--folder", folder], capture_output=True, check=False)
+    assert (empty.returncode, b"no documentation package is installed" in empty.stderr) == (1, True)

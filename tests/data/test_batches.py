@@ -132,6 +132,7 @@ def test_a_state_of_another_run_is_refused(corpus, place):
         (BatchLoader(corpus, 2, seed=2).state(), "seed is 2, this run has 1"),
         (BatchLoader(other, 2, seed=1).state(), "resume with the data"),
         (good | {"corpus": 1}, "corpus is 1"),
+        (good | {"corpus_digest": good["corpus_digest"][:-1] + "x"}, "is of the corpus"),
         (good | {"num_samples": -1}, "num_samples is -1"),
         (good | {"num_samples": True}, "num_samples is True"),
         (good | {"num_samples": 1.5}, "num_samples is 1.5"),
@@ -141,6 +142,17 @@ def test_a_state_of_another_run_is_refused(corpus, place):
         with pytest.raises(CheckpointError, match=said):
             loader.load_state(state)
     assert loader.state() == good
+
+
+def test_a_state_has_the_whole_digest_and_one_from_before_is_read_without_it(corpus):
+    before, loader = BatchLoader(corpus, 2, seed=1), BatchLoader(corpus, 2, seed=1)
+    before.next()
+    state = before.state()
+
+    loader.load_state({name: value for name, value in state.items() if name != "corpus_digest"})
+
+    assert state["corpus_digest"] == corpus.digest
+    assert loader.state() == state
 
 
 def test_a_batch_needs_a_row(corpus):

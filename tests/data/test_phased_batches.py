@@ -157,12 +157,13 @@ def test_a_malformed_state_is_refused(change, message):
 def test_an_older_state_without_groups_goes_on_with_a_curriculum_for_what_is_left():
     plain = [group("", 10, 1000)]
     before = BatchLoader(corpus(plain), 3, seed=1)
-    assert set(before.state()) == {"num_samples", "seed", "num_sequences", "corpus"}
+    assert set(before.state()) == {"num_samples", "seed", "num_sequences", "corpus", "corpus_digest"}
     seen = taken(before, 2)
     phases = (phase(6), PhaseConfig(curriculum=CurriculumConfig(by="length", buckets=2)))
     after = BatchLoader(corpus([group("", 10, 1000, "a")], phases=phases), 2, seed=1)
 
-    after.load_state(before.state())
+    # states from before the whole digest was written lack it
+    after.load_state({name: value for name, value in before.state().items() if name != "corpus_digest"})
 
     assert sorted(seen + taken(after, 2)) == list(range(10))
 

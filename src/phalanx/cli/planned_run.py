@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from phalanx.errors import ConfigError
 from phalanx.planner.cluster.catalog import known_models
 from phalanx.planner.cluster.hardware import Cluster
 from phalanx.planner.guard.guarding import Verification
@@ -26,12 +27,13 @@ def from_run(
         adapts: Whether the file's adapter says what is trained; else the caller does.
 
     Raises:
-        ConfigError: The file is wrong, or its adapter is none that ranks of a domain train.
+        ConfigError: The file is wrong, its adapter is none that ranks of a domain train, or parties have layouts.
     """
     from phalanx.train import load_run
 
     run = load_run(run_file, overrides)
     run.require_steps("phalanx plan")
+    _require_plain_parties(run.pipeline, run_file)
     parallel, shape = run.parallel, _shape(run.model)
     recipe = Recipe(
         sequences=run.train.batch_size,
@@ -52,6 +54,28 @@ def from_run(
         verified = Verification(guard.audit_rate, guard.step_audit_rate, guard.owner_audit_rate)
         question = replace(question, guard=verified)
     return question, run.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+
+
+def _require_plain_parties(pipeline: Any, run_file: Path) -> None:
+    """Return where no party shares a stage among ranks.
+
+    Raises:
+        ConfigError: One does, and figures for it would be those of one process.
+    """
+    for key in ("layout", "layouts"):
+        found = getattr(pipeline, key)
+        if found is not None:
+            raise ConfigError(
+                f"{run_file}: pipeline.{key}: phalanx plan has no figures for a party of several ranks, whose memory "
+                f"and times are not those of one process; plan for parties of one process each: --unset pipeline.{key}"
+            ).about(
+                code="PHX-C002",
+                file=str(run_file),
+                key=f"pipeline.{key}",
+                found=str(found),
+                expected="parties of one process each",
+                do=f"--unset pipeline.{key}",
+            )
 
 
 def _adapter(model: Any, shape: ModelShape) -> Adapter | None:

@@ -183,6 +183,13 @@ class Corpus:
         ]
         return RunOrder(groups, phases, seed, limits)
 
+    def sequences_of(self, group: str, start: int, stop: int) -> list[int]:
+        """Return the training sequences that have any of a group's tokens ``start .. stop - 1`` as an input."""
+        for number, one in enumerate(self._groups):
+            if one.name == group:
+                return self._train.holding(number, start, stop)
+        return []
+
     def train_batch(self, indices: Sequence[int]) -> Batch:
         """Training sequences by number.
 
@@ -215,6 +222,11 @@ class _Part:
         self.parts = tuple(parts)
         self._edges = np.concatenate([[0], np.cumsum([rows.num_rows for rows in parts])]).astype(np.int64)
         self.num_rows = int(self._edges[-1])
+
+    def holding(self, group: int, start: int, stop: int) -> list[int]:
+        """Return the rows of all groups that hold any of one group's tokens."""
+        found = self.parts[group].holding(start, stop) + self._edges[group]
+        return [int(number) for number in found]
 
     def read(self, numbers: Sequence[int]) -> RowBlock:
         """Read rows, each from its group."""

@@ -13,6 +13,9 @@ from phalanx.data.corpus import Corpus
 from phalanx.data.order import NO_CURRICULA, Group, Phase, RunOrder
 from phalanx.errors import CheckpointError, ConfigError, DataError
 
+_WHOLE = "corpus_digest"
+"""Key of a loader's state with the whole digest, beside the bits of it that states had before."""
+
 
 class Sequences(Protocol):
     """The training sequences that a loader draws from."""
@@ -93,11 +96,16 @@ class BatchLoader:
         Raises:
             DataError: The limits of the groups have ended the data.
         """
-        samples = self._drawn()
-        indices = self._order.sequences(samples).tolist()
-        batch = self._corpus.train_batch([self._own[index] for index in indices])
-        self._num_samples = int(samples[-1]) + 1
-        return spanned(batch, self._order.schedule.spans(samples))
+        samples, sequences = self._draw()
+        return spanned(self._corpus.train_batch(sequences), self._order.schedule.spans(samples))
+
+    def next_sequences(self) -> list[int]:
+        """The sequences of the next batch: it is drawn as `next` does, and not read.
+
+        Raises:
+            DataError: The limits of the groups have ended the data.
+        """
+        return self._draw()[1]
 
     @property
     def consumed(self) -> dict[str, int]:
@@ -106,7 +114,7 @@ class BatchLoader:
 
     def state(self) -> dict[str, Any]:
         """Samples drawn so far, and what identifies the order that they were drawn from."""
-        state: dict[str, Any] = {"num_samples": self._num_samples, **self._identity()}
+        state: dict[str, Any] = {"num_samples": self._num_samples, **self._identity(), _WHOLE: self._corpus.digest}
         if self._is_mixed:
             state["groups"] = self._order.history(self._num_samples)
         return state
@@ -118,7 +126,14 @@ class BatchLoader:
             CheckpointError: The state is malformed, from another seed, or from other sequences than those that this
                 run would have seen until there.
         """
-        identity = self._identity()
+        identity, digest = self._identity(), self._corpus.digest
+        # states from before it was written have its first bits alone; groups are compared one by one
+        if not self._is_mixed and state.get(_WHOLE, digest) != digest:
+            raise CheckpointError(
+                f"loader state: is of the corpus {state[_WHOLE]!s:.80}, this run has {digest}; resume with the data of "
+                "the run that was saved"
+            )
+        state = {name: value for name, value in state.items() if name != _WHOLE}
         if self._is_mixed and "groups" not in state:
             state = _of_one_group(state)
         expected = {"num_samples", *identity, *(["groups"] if self._is_mixed else [])}
@@ -141,6 +156,12 @@ class BatchLoader:
     def _is_mixed(self) -> bool:
         """Whether groups or curricula are behind the samples, which older states know nothing of."""
         return self._order.is_mixed
+
+    def _draw(self) -> tuple[NDArray[np.int64], list[int]]:
+        samples = self._drawn()
+        sequences = [self._own[index] for index in self._order.sequences(samples).tolist()]
+        self._num_samples = int(samples[-1]) + 1
+        return samples, sequences
 
     def _drawn(self) -> NDArray[np.int64]:
         """Return the numbers of the next batch's samples: those that follow, without the skipped ones."""

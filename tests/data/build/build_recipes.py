@@ -53,15 +53,15 @@ name = "again"
 
 [[steps]]
 kind = "length"
-name = "suspect"
+label = "suspect"
 
 [[steps]]
 kind = "length"
-name = "twice"
+label = "twice"
 
 [[steps]]
 kind = "length"
-name = "quiet"
+label = "quiet"
 
 [[steps]]
 kind = "length"

@@ -8,9 +8,10 @@ import pytest
 from build_recipes import FILES, LINES, fake_steps, read_recipe, tree
 
 from phalanx.data.build.look import account_lines, find_document, signed_report, verify_account
+from phalanx.data.build.preview import preview
 from phalanx.data.build.run import WORK, build
 from phalanx.data.build.store import WorkStore
-from phalanx.data.shards import open_dataset
+from phalanx.data.shards import SealKey, open_dataset
 from phalanx.errors import DataError, InputError
 
 
@@ -178,3 +179,38 @@ def test_a_damaged_piece_is_refused_by_name(tmp_path, steps):
 
     with pytest.raises(DataError, match="documents: was cut or altered; delete"):
         build(recipe, tmp_path / "killed")
+
+
+def test_an_encrypted_dataset_opens_with_its_key_alone_and_its_account_shows_no_text(tmp_path, steps):
+    key = SealKey.make(tmp_path / "seal.key")
+
+    end = build(read_recipe(tmp_path, f'output.key="{tmp_path}/seal.key"'), tmp_path / "sealed")
+
+    with pytest.raises(DataError, match="is encrypted; give the file of its key"):
+        open_dataset(end.directory)
+    dataset = open_dataset(end.directory, key=key)
+    verify_account(dataset)
+    assert {line["excerpt"] for line in account_lines(dataset)} == {""}
+    assert build(read_recipe(tmp_path, f'output.key="{tmp_path}/seal.key"'), end.directory).was_there
+    stored = b"".join(path.read_bytes() for path in end.directory.rglob("*") if path.is_file())
+    assert b"line 8 word" not in stored
+
+
+def test_a_preview_finds_what_a_build_finds_in_the_same_documents(built, tmp_path):
+    found = preview(read_recipe(tmp_path), 1000)
+
+    by_step = {"twice": 15, "length": 1}
+    assert found.counts == {
+        "kept": built.manifest.documents,
+        "dropped by empty": 1,
+        **{f"dropped by {step}": count for step, count in by_step.items()},
+        "quarantined by suspect": FILES,
+    }
+    assert {line["document"] for line in found.left_out} == {line["document"] for line in account_lines(built)}
+
+
+def test_a_preview_takes_its_documents_from_files_all_over_a_source(tmp_path, steps):
+    found = preview(read_recipe(tmp_path), 6)
+
+    files = {row["document"].partition(",")[0] for row in [*found.kept, *found.left_out] if row["source"] == "lines"}
+    assert len(files) == 6

@@ -18,11 +18,11 @@ KILLS = 50
 STEPS = """
 [[steps]]
 kind = "unicode"
-name = "form"
+label = "form"
 
 [[steps]]
 kind = "exact_duplicates"
-name = "equal"
+label = "equal"
 """
 
 

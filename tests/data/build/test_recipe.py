@@ -4,11 +4,12 @@ import pytest
 from build_recipes import read_recipe, write_recipe
 
 from phalanx.config import dump_toml, load_config
-from phalanx.data.build.recipe import DataRecipe, load_recipe
+from phalanx.data.build.recipe import DataRecipe, SourceTerms, StepTerms, load_recipe
 from phalanx.data.build.run import BuildOptions, build
 from phalanx.data.build.steps import STEPS
 from phalanx.data.rules import RULES
 from phalanx.data.scan import SCANS
+from phalanx.data.sources import SOURCES
 from phalanx.errors import ConfigError
 
 FIVE_LINES = """tokenizer = { kind = "bpe", vocab_size = 4096 }
@@ -39,6 +40,13 @@ def test_a_resolved_recipe_reads_back_as_itself(tmp_path):
     assert load_config(resolved, DataRecipe) == recipe
 
 
+def test_no_source_and_no_step_has_a_key_that_a_recipe_has_for_all_of_them():
+    taken = {name: set(line.config.model_fields) & set(SourceTerms.model_fields) for name, line in SOURCES.items()}
+    taken |= {name: set(line.config.model_fields) & set(StepTerms.model_fields) for name, line in STEPS.items()}
+
+    assert {name: keys for name, keys in taken.items() if keys} == {}
+
+
 def test_every_rule_and_scan_may_be_a_step():
     assert set(STEPS) == set(RULES) | set(SCANS)
 
@@ -49,8 +57,8 @@ def test_every_rule_and_scan_may_be_a_step():
         ('kind = "text"', 'pth = "x"\nkind = "text"', r"sources\.1\.text\.pth: unknown key; did you mean 'path'\?"),
         ('name = "again"', 'licences = "CC0"', r"licences: unknown key; did you mean 'licence'\? choices: consent"),
         ('name = "again"', 'name = "lines"', "sources: two of them are called 'lines'; give each a name of its own"),
-        ('name = "quiet"', 'name = "twice"', "steps: two of them are called 'twice'"),
-        ('name = "quiet"', 'name = "empty"', "the name 'empty' is taken by the account"),
+        ('label = "quiet"', 'label = "twice"', "steps: two of them are called 'twice'; give each a label"),
+        ('label = "quiet"', 'label = "empty"', "the label 'empty' is taken by the account"),
         ('name = "again"', 'name = "../up"', r"String should match pattern"),
         ("least = 20", "leest = 20", r"steps\.3\.length\.leest: unknown key; did you mean 'least'"),
         ('kind = "text"', 'kind = "tex"', r"found 'tex'; expected one of 'python_manual'"),

@@ -10,7 +10,7 @@ from source_records import mutants, raw_total, read_mutants, reasons, records, t
 
 from phalanx.config import load_config
 from phalanx.data import HtmlConfig, JsonlConfig, TextConfig
-from phalanx.data.sources import Document, SourceSettings, WholeSource, file_source, open_source
+from phalanx.data.sources import open_source
 from phalanx.data.sources.extraction import PageSettings, TextExtractor
 from phalanx.errors import DataError
 
@@ -167,27 +167,6 @@ def test_both_extractors_find_the_text_by_one_switch(tmp_path):
     assert raw_total(found[0]) == raw_total(found[1]) == (tmp_path / "a.html").stat().st_size
 
 
-def test_an_own_source_without_files_is_one_piece_with_origins():
-    class Own:
-        def fingerprint(self):
-            return "own"
-
-        def documents(self):
-            yield Document("one", "caf\u00e9", fields={"score": 1})
-            yield Document("two", "\ud800")
-
-    source = file_source("mine", Own())
-    (piece,) = source.files
-
-    good, bad = source.read(piece)
-
-    assert isinstance(source, WholeSource)
-    assert (piece.name, source.fingerprint()) == ("mine", "own")
-    assert (good.origin.raw_bytes, good.fields) == (5, {"score": 1})
-    assert bad.reason.startswith("holds a lone surrogate")
-    assert file_source("mine", source) is source
-
-
 def test_an_address_of_a_store_stays_one_and_a_path_becomes_one(tmp_path):
     file = tmp_path / "x.toml"
     found = []
@@ -197,7 +176,6 @@ def test_an_address_of_a_store_stays_one_and_a_path_becomes_one(tmp_path):
 
     assert found[0] == "s3://bucket/folder"
     assert found[1] == type(tmp_path)("texts/mine")
-    assert issubclass(TextConfig, SourceSettings)
 
 
 SEEDS = {

@@ -160,7 +160,7 @@ class Renamed:
 class Passed:
     """Another party's signed header: the `nth` newest of a kind, of this session or an earlier one.
 
-    With `twin`, the one that says the same as the header in its place, where there is one.
+    With `twin`, the one that says the same as the header in its place, of whatever kind that is, where there is one.
     """
 
     kind: str
@@ -171,7 +171,8 @@ class Passed:
     def __call__(self, old, known):
         choice = known.of_kind(self.kind, earlier=self.earlier)
         if self.twin and isinstance(old, dict):
-            choice = [entry for entry in choice if _is_twin(entry[0], old.get("header"))] or choice
+            every = known.earlier if self.earlier else known.headers
+            choice = [entry for entry in reversed(every) if _is_twin(entry[0], old.get("header"))] or choice
         return signed(choice[self.nth % len(choice)][0]) if choice else old
 
 

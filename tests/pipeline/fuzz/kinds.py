@@ -79,7 +79,9 @@ def _inside(path: Path, found: Any) -> list[Place]:
 def headers() -> st.SearchStrategy[Any]:
     """What an insider shows as another party's signed header."""
     kinds = st.sampled_from(["tensor", "bulk", "audit", "assign", "commit", "apply", "fetched", "applied", "ready"])
-    passed = st.builds(Passed, kinds, st.integers(0, 7), st.booleans(), st.booleans())
+    passed = st.builds(Passed, kinds, st.integers(0, 7), st.booleans())
+    # the same place, link and key about another tensor, which only another session has: its name alone tells them apart
+    twins = st.builds(Passed, st.just("tensor"), st.integers(0, 1), st.just(True), st.just(True))
     wrong = st.sampled_from(
         [
             *[("run", "another-run"), ("receiver", "owner"), ("receiver", "worker-2"), ("sender", "worker-2")],
@@ -88,7 +90,7 @@ def headers() -> st.SearchStrategy[Any]:
             *[("kind", "commit"), ("body", {})],
         ]
     )
-    return passed | st.builds(lambda pair: Forged(*pair), wrong) | st.sampled_from(GARBLED)
+    return passed | twins | twins | st.builds(lambda pair: Forged(*pair), wrong) | st.sampled_from(GARBLED)
 
 
 def changes(found: Any) -> st.SearchStrategy[Any]:

@@ -178,8 +178,7 @@ class Stage:
                 if may_fall_back:
                     company.save()
                 outcome.is_ready = True
-                _train(company, schedule.events, may_fall_back=may_fall_back)
-                outcome.weights = company.weights_digest()
+                outcome.weights = _train(company, schedule.events, may_fall_back=may_fall_back)
         except EndlessError:
             raise
         except Exception as exc:  # noqa: BLE001 - how it ended is what is judged
@@ -240,14 +239,20 @@ def _both(first, second):
 
 
 def _train(company, events, *, may_fall_back):
-    """Every step; where the upkeep has no successors, as often as need be from the beginning."""
+    """Every step and the end, as a session has it; where the upkeep has no successors, again from the last checkpoint.
+
+    Returns:
+        The digest of the final weights, for which the last step's states are agreed on and audited.
+    """
     falls, step, happened = 0, 0, set()
-    while step < NUM_STEPS:
+    while True:
         for event in events:
             if event[0] == step and event not in happened:
                 happened.add(event)
                 _happen(company, event[1], f"worker-{event[2]}")
         try:
+            if step == NUM_STEPS:
+                return company.weights_digest()
             company.run(1)
             step += 1
         except NoHolderError:

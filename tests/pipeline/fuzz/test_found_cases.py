@@ -53,6 +53,9 @@ FOUND = {
     "a_stage_is_not_replaced_for_a_shadow_that_says_nothing_of_the_state_it_was_given": one(
         "third party", Act(On("ready", nth=1, lasting=True), Drop()), liar=3, events=((1, "kill", 2),)
     ),
+    "a_state_that_is_refuted_after_the_last_step_sends_the_run_back_to_its_checkpoint": Schedule(
+        "update, default rates", {1: Liar((), "layer_swap", 2)}
+    ),
 }
 
 

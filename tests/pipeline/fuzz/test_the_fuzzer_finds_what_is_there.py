@@ -68,7 +68,13 @@ def test_without_a_defence_the_fuzzer_finds_what_it_was_for(stage, monkeypatch, 
     stage.earlier("gradient")
     plant(monkeypatch)
 
+    played = []
+
     def breaks(schedule):
-        return any(says in fault for fault in stage.faults(schedule, stage.play(schedule)))
+        played.append(stage.faults(schedule, stage.play(schedule)))
+        return any(says in fault for fault in played[-1])
 
     find(schedules(("gradient",)), breaks, settings=SETTINGS, random=random.Random(1))
+
+    assert says in " ".join(played[-1])
+    assert len(played) <= WITHIN

@@ -6,6 +6,7 @@ from phalanx.cli.data.build import build
 from phalanx.cli.data.diff import diff
 from phalanx.cli.data.look import inspect, report, sample
 from phalanx.cli.data.verify import verify
+from phalanx.cli.data.where import where
 
 data_app = typer.Typer(
     no_args_is_help=True,
@@ -25,6 +26,10 @@ data_app.command(
     epilog="Example: phalanx data verify datasets/notes --signer FINGERPRINT\n\n"
     "Example: phalanx data verify --proof notes-0007.proof.json --signer FINGERPRINT"
 )(verify)
+data_app.command(
+    epilog="Example: phalanx data where letters/0007.txt --run runs/first\n\n"
+    "Example: phalanx data where notes/0007 --dataset datasets/notes --proof 0007.proof.json"
+)(where)
 data_app.command(epilog="Example: phalanx data sample datasets/mine --count 3 --seed 7")(sample)
 data_app.command(epilog="Example: phalanx data diff datasets/first datasets/second --documents 20")(diff)
 data_app.command(epilog="Example: phalanx data report datasets/mine")(report)

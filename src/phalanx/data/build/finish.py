@@ -230,7 +230,7 @@ def public_recipe(recipe: DataRecipe) -> str:
 
 
 def _settings(config: Any) -> dict[str, Any]:
-    return {name: value for name, value in config.model_dump(mode="json").items() if name not in ("name", "kind")}
+    return {name: value for name, value in config.model_dump(mode="json").items() if name not in ("label", "kind")}
 
 
 def _count_line(line: dict[str, Any], end: SourceAccount) -> None:

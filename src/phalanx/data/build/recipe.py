@@ -41,10 +41,10 @@ class StepTerms(StrictModel):
     """What a recipe says of any step beside its own keys.
 
     Attributes:
-        name: In account and reports; its kind where it is left out.
+        label: Its name in account and reports; its kind where it is left out.
     """
 
-    name: Name | None = None
+    label: Name | None = None
 
 
 def _either(terms: type[StrictModel], tables: Mapping[str, type[StrictModel]], tag: Any) -> Any:
@@ -167,7 +167,7 @@ class DataRecipe(StrictModel):
     @property
     def step_names(self) -> tuple[str, ...]:
         """Of each step."""
-        return tuple(step.name or step.kind for step in self.steps)
+        return tuple(step.label or step.kind for step in self.steps)
 
     def group_of(self, source: int) -> str:
         """Return the mixture group of a source, by its number."""
@@ -175,13 +175,13 @@ class DataRecipe(StrictModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for key, names in (("sources", self.source_names), ("steps", self.step_names)):
+        for key, word, names in (("sources", "name", self.source_names), ("steps", "label", self.step_names)):
             twice = sorted(name for name in set(names) if names.count(name) > 1)
             if twice:
-                raise ValueError(f"{key}: two of them are called {twice[0]!r}; give each a name of its own")
+                raise ValueError(f"{key}: two of them are called {twice[0]!r}; give each a {word} of its own")
         taken = sorted(set(self.step_names) & RESERVED)
         if taken:
-            raise ValueError(f"steps: the name {taken[0]!r} is taken by the account; choose another one")
+            raise ValueError(f"steps: the label {taken[0]!r} is taken by the account; choose another one")
         return self
 
 

@@ -60,6 +60,11 @@ class BestFitRows:
             documents[row, at:] = len(pieces)
         return RowBlock(ids, labels, documents)
 
+    def holding(self, start: int, stop: int) -> NDArray[np.int64]:
+        """As `Rows.holding`."""
+        begins, ends = np.maximum(self._starts, start), np.minimum(self._starts + self._sizes, stop)
+        return np.unique(self._rows[begins < ends])
+
     def scores(self, by: str) -> NDArray[np.float64]:
         """As `Rows.scores`."""
         of_pieces = self._split.score(by)[self._owners]

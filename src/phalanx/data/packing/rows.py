@@ -69,6 +69,13 @@ class Rows(Protocol):
         """Read rows by number; the caller has checked that there are such."""
         ...
 
+    def holding(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Return the rows with any of the split's tokens ``start .. stop - 1`` among their inputs, ascending.
+
+        A document that is a label of a row is also an input of it: no label reaches over a document's end.
+        """
+        ...
+
     def scores(self, by: str) -> NDArray[np.float64]:
         """Return the mean score of each row's documents, weighed by the tokens that it has of each."""
         ...

@@ -35,6 +35,11 @@ class Windows:
         np.cumsum(ends[:, :-1], axis=1, out=documents[:, 1:])
         return RowBlock(ids, labels, documents)
 
+    def holding(self, start: int, stop: int) -> NDArray[np.int64]:
+        """As `Rows.holding`."""
+        behind = min(-(-stop // self._length), self.num_rows) if stop > start else 0
+        return np.arange(start // self._length, behind, dtype=np.int64)
+
     def scores(self, by: str) -> NDArray[np.float64]:
         """As `Rows.scores`."""
         starts, edges = self._split.starts(), np.arange(self.num_rows + 1, dtype=np.int64) * self._length

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.data.shards.index import NODES_FILE, TABLE_FILE
+from phalanx.data.shards.index import NODES_FILE, TABLE_FILE, make_index
 from phalanx.data.shards.leaves import LeafStore, VerifiedFile
 from phalanx.data.shards.manifest import (
     DATASET_FILE,
@@ -18,6 +18,7 @@ from phalanx.data.shards.manifest import (
     SignedDataset,
     verify_dataset,
 )
+from phalanx.data.shards.merkle import tree_root
 from phalanx.data.shards.records import DOCUMENT, INDEX, MOST_ENTRY_BYTES, START, DocumentEntry
 from phalanx.data.shards.seal import WRAPPED_KEY_FILE, DatasetSeal, SealKey
 from phalanx.errors import DataError
@@ -186,8 +187,13 @@ class Dataset:
             for _ in self.documents(part.group, part.split):
                 pass
             yield from (f"{part.directory}/{name}" for name in ("starts", "records", "entries"))
-        for table in (self.index_table(), self.index_nodes()):
-            table.read_all()
+        content, nodes = make_index(self.manifest.parts, self._store)
+        for table, expected in ((self.index_table(), content), (self.index_nodes(), b"".join(nodes))):
+            if table.read_all().tobytes() != expected or tree_root(nodes).hex() != self.manifest.index.root:
+                raise DataError(
+                    f"{self.directory / table.file}: is not the index of the documents, although it is signed: a proof "
+                    "of this signer may be wrong"
+                ).about(code="PHX-I027")
             yield table.file
         for name, beside in self.manifest.files.items():
             self._check_beside(name, beside.size_bytes, beside.sha256)

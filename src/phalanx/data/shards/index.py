@@ -15,18 +15,23 @@ TABLE_FILE, NODES_FILE = "shards/index/table", "shards/index/nodes"
 
 def write_index(parts: Sequence[PartRecord], store: LeafStore, leaf_writer: Callable[[str], LeafWriter]) -> IndexRecord:
     """Write the index over the documents of all parts; takes about 150 bytes of memory a document."""
-    table = np.concatenate([_records(number, part, store) for number, part in enumerate(parts)])
-    words = np.ascontiguousarray(table["digest"]).view(">u8")
-    order = np.lexsort((table["document"], table["part"], *(words[:, word] for word in (3, 2, 1, 0))))
-    content = memoryview(table[order].tobytes())
-    nodes = [
-        tree_root(record_hashes(content[at : at + BLOCK_RECORDS * INDEX_BYTES]))
-        for at in range(0, len(content), BLOCK_RECORDS * INDEX_BYTES)
-    ]
+    content, nodes = make_index(parts, store)
     table_file, nodes_file = leaf_writer(TABLE_FILE), leaf_writer(NODES_FILE)
     table_file.write(content)
     nodes_file.write(b"".join(nodes))
     return IndexRecord(root=tree_root(nodes).hex(), table=table_file.finish(), nodes=nodes_file.finish())
+
+
+def make_index(parts: Sequence[PartRecord], store: LeafStore) -> tuple[bytes, list[bytes]]:
+    """Return the records of all documents in the order of digests, and the nodes that are kept of their tree."""
+    table = np.concatenate([_records(number, part, store) for number, part in enumerate(parts)])
+    words = np.ascontiguousarray(table["digest"]).view(">u8")
+    order = np.lexsort((table["document"], table["part"], *(words[:, word] for word in (3, 2, 1, 0))))
+    content = table[order].tobytes()
+    block = BLOCK_RECORDS * INDEX_BYTES
+    with memoryview(content) as view:
+        nodes = [tree_root(record_hashes(view[at : at + block])) for at in range(0, len(content), block)]
+    return content, nodes
 
 
 def record_hashes(records: bytes | memoryview) -> list[bytes]:

@@ -18,7 +18,6 @@ from phalanx.data.sources.own import OwnSource, OwnSourceConfig
 from phalanx.data.sources.parquet import ParquetConfig, ParquetFiles
 from phalanx.data.sources.python_docstrings import PythonDocstrings, PythonDocstringsConfig
 from phalanx.data.sources.python_manual import PythonManual, PythonManualConfig
-from phalanx.data.sources.records import WholeSource, file_source
 from phalanx.data.sources.source import BrokenRecord, Document, FileSource, Origin, Source, SourceSettings
 from phalanx.data.sources.source_code import CodeConfig, CodeFiles
 from phalanx.data.sources.tables import CsvConfig, CsvFiles
@@ -120,9 +119,7 @@ __all__ = [
     "SourceSettings",
     "TextConfig",
     "WarcConfig",
-    "WholeSource",
     "any_of",
-    "file_source",
     "no_text",
     "open_source",
 ]

@@ -142,16 +142,21 @@ class ParquetFiles(RecordFiles):
             DataError: They cannot be decoded.
         """
         names = [name for name in dict.fromkeys(self._config.beside) if name in table.schema_arrow.names]
+        rows = 0
         try:
+            expected = table.metadata.row_group(group).num_rows
             for batch in table.iter_batches(
                 _ROWS, row_groups=[group], columns=[self._config.column, *names], use_threads=False
             ):
+                rows += batch.num_rows
                 columns = {name: _values(batch.column(name)) for name in names}
                 for row, content in enumerate(_values(batch.column(self._config.column))):
                     value = None if content is None else {name: _plain_value(columns[name][row]) for name in names}
                     yield RawRecord("", content or b"", value)
         except Exception as exc:
             raise DataError(f"cannot be decoded ({_plain(exc)})") from exc
+        if rows != expected:
+            raise DataError(f"says that it has {expected} rows, and gives {rows}")
 
     def _document(self, record: RawRecord) -> Document:
         try:

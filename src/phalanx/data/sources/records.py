@@ -8,7 +8,6 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, BinaryIO
 
 from pydantic import Field, model_serializer
@@ -16,7 +15,7 @@ from pydantic import Field, model_serializer
 from phalanx.config import canonical_json
 from phalanx.data.sources.files import Location, SourceFile, fingerprint_files, list_files, unreadable
 from phalanx.data.sources.packed import Damage, open_runs
-from phalanx.data.sources.source import BrokenRecord, Document, FileSource, Origin, Source, SourceSettings
+from phalanx.data.sources.source import BrokenRecord, Document, Origin, SourceSettings
 from phalanx.errors import DataError
 from phalanx.object_stores import client_errors
 
@@ -242,53 +241,6 @@ def parts_of(stream: BinaryIO, delimiter: bytes, limit: int) -> Iterator[bytes |
 def recorded_text(value: Any, most: int = 2000) -> str | None:
     """A claim of a record as text; None where it is none, or too long to be one."""
     return value if isinstance(value, str) and 0 < len(value) <= most and is_text(value) else None
-
-
-class WholeSource:
-    """A source without files as one of a single file, so that a build can treat all sources alike.
-
-    A record is a document of the source, and its raw bytes are those of its text in UTF-8. Its one file has the
-    name of the source's kind and cannot be opened.
-    """
-
-    def __init__(self, kind: str, source: Source) -> None:
-        self._source = source
-        self._files = (SourceFile(kind, Path(kind)),)
-
-    @property
-    def files(self) -> Sequence[SourceFile]:
-        """The one piece that the source is read in."""
-        return self._files
-
-    def fingerprint(self) -> str:
-        """The source's own."""
-        return self._source.fingerprint()
-
-    def documents(self) -> Iterator[Document]:
-        """The source's own."""
-        return self._source.documents()
-
-    def read(self, file: SourceFile) -> Iterator[Document | BrokenRecord]:
-        """Every document with an origin; one that holds a lone surrogate is broken.
-
-        Raises:
-            DataError: From the source; there, nothing is known of the rest.
-        """
-        del file
-        for document in self._source.documents():
-            content = document.text.encode("utf-8", "surrogatepass")
-            record = RawRecord(document.name, content)
-            if not is_text(document.text):
-                yield broken(record, "holds a lone surrogate, which is not text; repair the document")
-            elif document.origin is None:
-                yield document_of(record, document.text, RecordClaims(fields=document.fields))
-            else:
-                yield document
-
-
-def file_source(kind: str, source: Source) -> FileSource:
-    """Return a source as one of files: itself where it has them, else one of a single piece."""
-    return source if isinstance(source, FileSource) else WholeSource(kind, source)
 
 
 def _check_characters(document: Document) -> None:

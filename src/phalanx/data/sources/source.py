@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from phalanx.config import StrictModel
 from phalanx.data.sources.files import SourceFile
@@ -81,7 +81,6 @@ class Source(Protocol):
         ...
 
 
-@runtime_checkable
 class FileSource(Source, Protocol):
     """A source of files that several processes can read apart from each other."""
 

@@ -1,0 +1,87 @@
+"""``phalanx data where``: where a document is in a dataset, and which steps of a run were given it."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from phalanx.cli.answers.answer import Answer
+from phalanx.cli.console import say_figures
+from phalanx.cli.data.options import KeyFile, Signer
+
+if TYPE_CHECKING:
+    from phalanx.train.records.lineage import DocumentLineage
+
+_SHOWN = 20
+
+
+def where(
+    document: Annotated[str, typer.Argument(metavar="DOC", help="A digest, a file with the text, or a name.")],
+    run_dir: Annotated[Path | None, typer.Option("--run", metavar="RUN_DIR", help="A run, finished or not.")] = None,
+    dataset: Annotated[Path | None, typer.Option("--dataset", metavar="DIR", help="Left out: that of --run.")] = None,
+    signer: Signer = None,
+    key: KeyFile = None,
+    proof: Annotated[Path | None, typer.Option("--proof", metavar="FILE", help="Write a proof to a new file.")] = None,
+) -> Answer:
+    """Say where a document is in a dataset, and in which steps and checkpoints of a run it was seen; or prove neither.
+
+    A text is found if it is, in NFC, the one that was tokenised: what a recipe has masked or cut is another text. Steps
+    are computed from the order of the run, and compared with what its lines commit to.
+    """
+    from phalanx.cli.files import write_file
+    from phalanx.data.shards import SealKey, open_dataset
+    from phalanx.data.shards.lookup import find_document
+    from phalanx.data.shards.proof import check_proof, prove_document
+
+    if run_dir is None and dataset is None:
+        raise typer.BadParameter("give --run RUN_DIR, or --dataset DIR")
+    past = None
+    if run_dir is not None:
+        from phalanx.train.records.lineage import dataset_of, trace_document
+        from phalanx.train.records.past_run import PastRun
+
+        past = PastRun(run_dir)
+        named = dataset_of(past, dataset)
+        dataset, signer, key = named.path, signer or named.signer, key or named.key_file
+    found = open_dataset(dataset or Path(), signer, None if key is None else SealKey.read(key))
+    asked = find_document(found, document)
+    given = prove_document(found, asked.digest)
+    proven = check_proof(given, str(dataset), signer)
+    facts: dict[str, Any] = {
+        "document": asked.digest,
+        "named_by": asked.named_by,
+        "dataset": found.digest,
+        "signer": found.signer,
+        "signer_was_named": found.signer_was_named,
+        "places": [vars(one) for one in proven.places],
+        "complete": proven.is_complete,
+    }
+    lineage = None if past is None else trace_document(past, proven.places, dataset)
+    if lineage is not None:
+        facts["run"] = lineage.to_json()
+    if proof is not None:
+        write_file(proof, given.to_bytes())
+        facts["proof"] = str(proof)
+    places = [f"{one.group}.{one.split}, document {one.document}, {one.tokens} tokens" for one in proven.places]
+    say_figures(
+        {
+            "document": f"{asked.digest}, by its {asked.named_by}",
+            "in the dataset": "; ".join(places[:_SHOWN]) or "no, and that is proven",
+            "trust": found.trust,
+            **({} if lineage is None else _of_run(lineage)),
+            **({} if proof is None else {"proof": proof}),
+        }
+    )
+    return Answer(facts)
+
+
+def _of_run(lineage: "DocumentLineage") -> dict[str, Any]:
+    steps = [str(one.step) for one in lineage.steps]
+    more = f", and {len(steps) - _SHOWN} more" if len(steps) > _SHOWN else ""
+    by = sorted({one.committed_in or "nothing" for one in lineage.steps})
+    return {
+        "seen in steps": ", ".join(steps[:_SHOWN]) + more if steps else f"none of {lineage.steps_done}",
+        "committed to by": ", ".join(by) or None,
+        "in checkpoints": ", ".join(map(str, lineage.checkpoints)) or None,
+        "corpus": f"{lineage.corpus}, {'named by' if lineage.corpus_in_log else 'which is not in'} the signed log",
+    }

@@ -1,0 +1,68 @@
+"""A document as a person names it: by its digest, by a file with its text, or by its name in the dataset."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from phalanx.data.shards.dataset import Dataset
+from phalanx.data.shards.records import document_digest
+from phalanx.errors import DataError
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_MOST_TEXT_BYTES = 2**30
+
+
+@dataclass(frozen=True)
+class NamedDocument:
+    """A document that was asked for.
+
+    Attributes:
+        digest: By which the index has it, if it does.
+        named_by: What the person gave.
+    """
+
+    digest: str
+    named_by: Literal["digest", "text", "name"]
+
+
+def find_document(dataset: Dataset, document: str) -> NamedDocument:
+    """Find out which document is meant: 64 hex characters are a digest, the path of a file is its text, else a name.
+
+    Raises:
+        DataError: The file is no text, or no document has this name, or several that differ have it.
+    """
+    if _DIGEST.fullmatch(document):
+        return NamedDocument(document, "digest")
+    path = Path(document)
+    if path.is_file():
+        return NamedDocument(document_digest(_text(path)), "text")
+    found = {
+        entry.digest
+        for part in dataset.manifest.parts
+        for entry in dataset.documents(part.group, part.split)
+        if entry.name == document
+    }
+    if len(found) == 1:
+        return NamedDocument(found.pop(), "name")
+    if found:
+        raise DataError(
+            f"{document[:200]!r}: {len(found)} documents have this name; give a digest: {sorted(found)[:5]}"
+        )
+    raise DataError(
+        f"{document[:200]!r}: is no file, and no document of {dataset.directory} has this name; that a text is in no "
+        "part of a dataset is proven by its file or its digest"
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(_MOST_TEXT_BYTES + 1)
+        if len(content) > _MOST_TEXT_BYTES:
+            raise DataError(f"{path}: has more than {_MOST_TEXT_BYTES} bytes; give the digest of the document")
+        return content.decode()
+    except OSError as exc:
+        raise DataError(f"{path}: cannot be read ({exc.strerror})") from exc
+    except UnicodeDecodeError as exc:
+        raise DataError(f"{path}: is no UTF-8 at byte {exc.start}; convert it, or give the digest") from exc

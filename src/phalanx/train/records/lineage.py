@@ -1,0 +1,171 @@
+"""In which steps of a run a document was seen: computed from the order, and compared with what the lines commit to."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from phalanx.checkpoint import list_checkpoints
+from phalanx.data import BatchLoader, Corpus, prepare
+from phalanx.data.config import ModelTokenizerConfig
+from phalanx.data.phases import DatasetConfig
+from phalanx.data.shards.proof import DocumentPlace
+from phalanx.errors import DataError
+from phalanx.models import open_model
+from phalanx.security.audit.line import walk
+from phalanx.telemetry import read_metrics
+from phalanx.train.config import RunConfig
+from phalanx.train.records.audit_trail import LOG_FILE
+from phalanx.train.records.past_run import PastRun
+from phalanx.train.records.run_directory import cache_beside
+from phalanx.train.records.samples import samples_digest
+
+TRAIN = "train"
+
+
+@dataclass(frozen=True)
+class SeenStep:
+    """One step that was given the document.
+
+    Attributes:
+        step: Its number, from 0.
+        sequences: Those of its batch that have tokens of the document.
+        committed_in: Where a digest of the whole batch's sequence numbers says the same: "log", which is signed,
+            "metrics", which is not, or "" in runs from before such digests were written.
+    """
+
+    step: int
+    sequences: tuple[int, ...]
+    committed_in: str
+
+
+@dataclass(frozen=True)
+class DocumentLineage:
+    """What a run has seen of a document.
+
+    Attributes:
+        run: The run's random name.
+        corpus: SHA-256 of all that it drew from.
+        corpus_in_log: Whether the signed log names it.
+        steps_done: Steps of the run so far.
+        steps: Those that were given the document.
+        checkpoints: Steps of its checkpoints that are there and hold one of these steps.
+    """
+
+    run: str
+    corpus: str
+    corpus_in_log: bool
+    steps_done: int
+    steps: tuple[SeenStep, ...]
+    checkpoints: tuple[int, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as plain data."""
+        return asdict(self)
+
+
+@dataclass
+class _Lines:
+    """What the log and the metrics say of the run's data."""
+
+    corpora: set[str]
+    logged: dict[int, str]
+    metrics: dict[int, str | None]
+    given_up: dict[int, int]
+    """Batches of a step that failed before the one it was applied with."""
+
+
+def dataset_of(past: PastRun, moved_to: Path | None = None) -> DatasetConfig:
+    """Return the dataset of a run as its config names it, at another place where it was moved.
+
+    Raises:
+        DataError: The run was trained from text, or is a split run.
+    """
+    named = past.config.data.dataset
+    if named is None:
+        raise DataError(f"{past.path}: was not trained from a dataset of shards; only those know their documents")
+    if past.config.split is not None:
+        raise DataError(f"{past.path}: is a split run: each client draws its own texts, which only the client can tell")
+    return named if moved_to is None else named.model_copy(update={"path": moved_to})
+
+
+def trace_document(past: PastRun, places: Sequence[DocumentPlace], moved_to: Path | None = None) -> DocumentLineage:
+    """Say in which steps of a run a document was seen.
+
+    Args:
+        past: The run, which was trained from a dataset of shards.
+        places: Of the document in that dataset.
+        moved_to: Where the dataset is now; None for where the config says.
+
+    Raises:
+        DataError: The run drew from something else, or a line commits to other samples than the order gives.
+        AuditLogError: The log is broken.
+    """
+    run = past.config
+    corpus = _corpus(past, dataset_of(past, moved_to))
+    lines = _lines(past)
+    if lines.corpora - {corpus.digest}:
+        raise DataError(
+            f"{past.path}: its log names the corpus {min(lines.corpora)[:16]}..., the dataset gives "
+            f"{corpus.digest[:16]}...; give the dataset that the run was trained from"
+        )
+    wanted = {
+        sequence
+        for place in places
+        if place.split == TRAIN
+        for sequence in corpus.sequences_of(place.group, place.start, place.start + place.tokens)
+    }
+    steps = tuple(_seen(_batches(corpus, run, lines), wanted, lines, past.path))
+    first = min((one.step for one in steps), default=None)
+    kept = () if first is None else tuple(step for step in sorted(list_checkpoints(past.checkpoints)) if step > first)
+    return DocumentLineage(past.run_id, corpus.digest, bool(lines.corpora), len(lines.metrics), steps, kept)
+
+
+def _corpus(past: PastRun, dataset: DatasetConfig) -> Corpus:
+    run, cache, tokenizer = past.config, cache_beside(past.path), None
+    if isinstance(run.data.tokenizer, ModelTokenizerConfig):
+        tokenizer = open_model(run.model, cache / "models", run.train.seed).tokenizer_path
+    data = run.data.model_copy(update={"dataset": dataset})
+    return prepare(data, cache / "data", run.train.seed, tokenizer)
+
+
+def _lines(past: PastRun) -> _Lines:
+    rows = read_metrics(past.path / "metrics.jsonl")
+    found = _Lines(set(), {}, {int(row["step"]): row.get("samples") for row in rows}, {})
+    path = past.path / LOG_FILE
+    with path.open("rb") as file:
+        for line in walk(file, path, past.owner, past.run_id):
+            body = line.body
+            if line.kind in ("run_started", "run_resumed") and "corpus" in body:
+                found.corpora.add(str(body["corpus"]))
+            elif line.kind == "step" and "samples" in body:
+                found.logged[int(body["step"])] = str(body["samples"])
+            elif line.kind == "batch_skipped":
+                step, number = int(body["step"]), int(body["number"])
+                found.given_up[step] = max(number, found.given_up.get(step, 0))
+    return found
+
+
+def _batches(corpus: Corpus, run: RunConfig, lines: _Lines) -> Iterator[tuple[int, list[int]]]:
+    """Yield every step that was done with the sequences of the batch that it was applied with."""
+    loader = BatchLoader(corpus, run.train.batch_size, run.train.seed)
+    for step in range(max(lines.metrics, default=-1) + 1):
+        for _ in range(lines.given_up.get(step, 0)):
+            loader.next_sequences()
+        yield step, loader.next_sequences()
+
+
+def _seen(batches: Iterator[tuple[int, list[int]]], wanted: set[int], lines: _Lines, home: Path) -> Iterator[SeenStep]:
+    sources: dict[str, Mapping[int, str | None]] = {"log": lines.logged, "metrics": lines.metrics}
+    for step, sequences in batches:
+        told = {name: source[step] for name, source in sources.items() if source.get(step) is not None}
+        digest = samples_digest(sequences) if told else ""
+        odd = [name for name, one in told.items() if one != digest]
+        if odd:
+            raise DataError(
+                f"{home}: step {step} commits in its {odd[0]} to other samples than the order of its config gives; "
+                "config.toml, the dataset or that file is not the run's own"
+            )
+        own = tuple(sequence for sequence in sequences if sequence in wanted)
+        if own:
+            yield SeenStep(step, own, next(iter(told), ""))
