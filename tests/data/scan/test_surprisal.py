@@ -1,4 +1,4 @@
-"""A trigger that is followed by text nobody would write is named, and its documents are set aside."""
+"""A trigger that is followed by unnatural text is named, and its documents are set aside."""
 
 import pytest
 from made_corpus import as_documents, decide, gibberish, rng, sentences

@@ -71,7 +71,7 @@ class Bursts:
 
 
 class _NearCopies:
-    """Joins documents whose sketches agree; one document of a group stands for it in each bucket."""
+    """Joins documents with sketches that agree; one document of a group stands for it in each bucket."""
 
     def __init__(self, alike: float) -> None:
         self._alike = alike
