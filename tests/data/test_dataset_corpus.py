@@ -1,28 +1,18 @@
 """A run reads a dataset of shards: its groups, its tokenizer and its held-out split, all as they were signed."""
 
-import hashlib
 import json
 import shutil
 
-import numpy as np
 import pytest
 import tokenizers
 from made_text import made_documents
 
 from phalanx.data import BatchLoader, BpeConfig, DataConfig, prepare, unigram_perplexity, validation_batches
-from phalanx.data.shards import (
-    DatasetFacts,
-    DatasetWriter,
-    DocumentEntry,
-    RecipeRecord,
-    SourceFacts,
-    TokenizerRecord,
-    document_digest,
-    fingerprint_of,
-)
+from phalanx.data.shards import fingerprint_of
 from phalanx.data.tokenizers.training import train_bpe
 from phalanx.errors import ConfigError, DataError
 from phalanx.security.crypto import Identity
+from tiny_dataset import write_tiny_dataset
 
 TEXTS = {"web": made_documents(30, words=20), "code": made_documents(12, seed=5, words=40)}
 
@@ -31,25 +21,7 @@ TEXTS = {"web": made_documents(30, words=20), "code": made_documents(12, seed=5,
 def made(tmp_path_factory):
     """A dataset of two groups, every fifth document held out, and the tokenizer that encoded it."""
     home = tmp_path_factory.mktemp("dataset") / "docs"
-    tokenizer = train_bpe(iter([text for texts in TEXTS.values() for text in texts]), BpeConfig(vocab_size=300))
-    content = tokenizer.to_json()
-    record = TokenizerRecord(
-        kind="bpe", vocab_size=300, eos_id=tokenizer.eos_id, digest=hashlib.sha256(content).hexdigest()
-    )
-    with DatasetWriter(home, "<u2", 500, 256) as writer:
-        for group, texts in TEXTS.items():
-            for number, text in enumerate(texts):
-                (ids,) = tokenizer.encode([text])
-                entry = DocumentEntry(document_digest(text), 0, f"{group}/{number}", {"quality": number % 7 / 7})
-                split = "validation" if number % 5 == 4 else "train"
-                writer.group(group, split).add(np.array([*ids, tokenizer.eos_id]), entry)
-        facts = DatasetFacts(
-            sources=(SourceFacts(name="made", kind="text", fingerprint="1" * 64),),
-            tokenizer=record,
-            recipe=RecipeRecord.of("made\n"),
-        )
-        writer.finish(facts, Identity.without_certificate("signer"))
-    (home / "tokenizer.json").write_bytes(content)
+    tokenizer = write_tiny_dataset(home, TEXTS)
     return home, tokenizer
 
 

@@ -18,9 +18,24 @@ def turn(what="held_out", step=3):
     return ClientTurn(what=what, step=step, draw=5)
 
 
+class SetClock:
+    """A clock that a test sets."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
 @pytest.fixture
-def turns():
-    return ClientTurns(CLIENTS, MODEL, num_classes=2)
+def clock():
+    return SetClock()
+
+
+@pytest.fixture
+def turns(clock):
+    return ClientTurns(CLIENTS, MODEL, num_classes=2, clock=clock)
 
 
 @pytest.fixture
@@ -221,32 +236,57 @@ def test_a_turn_is_no_word_of_the_end(measuring):
 # --- who is waited for -----------------------------------------------------------------------------------------------
 
 
-def looks(turns, number=10, due="south"):
-    return [turns.awaited(due) for _ in range(number)]
+def named(turns, clock, seconds, act=lambda: None):
+    """The clients that are named at each second from the next on, where some are."""
+    found = {}
+    for _ in range(seconds):
+        clock.now += 1
+        act()
+        if names := turns.awaited("south"):
+            found[int(clock.now)] = names
+    return found
 
 
-def test_a_turn_that_waits_names_its_clients_once_in_a_while(measuring):
+def test_a_turn_that_waits_names_its_clients_once_in_a_while(measuring, clock):
     measuring.done("north", TurnDone(step=3))
 
-    assert looks(measuring, 20) == [*[()] * 9, ("south",)] * 2
+    assert named(measuring, clock, 25) == {10: ("south",), 20: ("south",)}
 
 
-def test_what_is_measured_begins_the_wait_anew(measuring):
-    looks(measuring, 9)
+def test_what_is_measured_begins_the_wait_anew(measuring, clock):
+    named(measuring, clock, 9)
     measuring.measured(0.5, 1, [0], [0])
 
-    assert looks(measuring, 9) == [()] * 9
+    assert named(measuring, clock, 9) == {}
 
 
-def test_a_step_waits_for_the_client_that_is_due_alone(training):
-    assert looks(training)[-1] == ("south",)
+def test_a_client_that_measures_a_row_a_second_for_ever_is_named(measuring, clock):
+    measuring.done("north", TurnDone(step=3))
+
+    found = named(measuring, clock, 130, lambda: measuring.measured(0.5, 1, [0], [0]))
+
+    assert found == {60: ("south",), 120: ("south",)}
 
 
-def test_the_end_waits_for_all_that_have_not_compared(ready):
+def test_a_turn_is_timed_from_its_own_beginning(measuring, clock):
+    named(measuring, clock, 59, lambda: measuring.measured(0.5, 1, [0], [0]))
+    for name in CLIENTS:
+        measuring.done(name, TurnDone(step=3))
+    measuring.finished()
+    measuring.begin(turn(), 3)
+
+    assert named(measuring, clock, 9) == {}
+
+
+def test_a_step_waits_for_the_client_that_is_due_alone(training, clock):
+    assert named(training, clock, 10) == {10: ("south",)}
+
+
+def test_the_end_waits_for_all_that_have_not_compared(ready, clock):
     ready.conclude()
 
-    assert looks(ready)[-1] == CLIENTS
+    assert named(ready, clock, 10) == {10: CLIENTS}
 
 
-def test_where_no_turn_waits_no_client_is_named(ready):
-    assert looks(ready, 10) == [()] * 10
+def test_where_no_turn_waits_no_client_is_named(ready, clock):
+    assert named(ready, clock, 200) == {}

@@ -1,5 +1,6 @@
 """Clients of other owners: the run of one process bit for bit, sums for the owner, and what each attacker meets."""
 
+import itertools
 import math
 import threading
 
@@ -300,16 +301,34 @@ def test_the_owner_is_told_for_whom_a_turn_waits(source, tmp_path):
         _, south = session.client("south")
         south.line.say(session.ready())
         lead = session.lead(aside)
-        turns = session.server._turns
+        turns, now = session.server._turns, [0.0]
+        turns._clock = lambda: now[0]
         turns.begin(ask.ClientTurn(what="train", step=0, draw=0), 0)
 
-        assert [turns.awaited("south") for _ in range(10)] == [()] * 9 + [("south",)]
-        for _ in range(10):
+        for now[0] in (9.0, 10.0):
             session.server._tell_who_is_awaited(turns)
         session.endpoints[ENCLAVE].flush(5.0)
         lead.parties[0].line.heed()
 
     assert told and set(told) == {("north",)}
+
+
+def test_frames_without_a_pause_keep_no_client_from_being_named(source, tmp_path, monkeypatch):
+    with RemoteHouse(source, tmp_path).open() as session:
+        server, frames, told = session.server, itertools.count(), []
+        monkeypatch.setattr(server, "handle", lambda item: None)
+        monkeypatch.setattr(server, "_post", lambda party, message: told.append((party, message)))
+        server._turns._waits_for = {"south"}
+        server._turns._clock = lambda: 1e9
+
+        def busy(timeout_s):
+            server._is_over = next(frames) > 20
+            return object()
+
+        monkeypatch.setattr(session.endpoints[ENCLAVE], "receive", busy)
+        session.threads[0].join(20.0)
+
+    assert told == [(OWNER, ask.AwaitedClients(names=("south",)))]
 
 
 @pytest.mark.parametrize(

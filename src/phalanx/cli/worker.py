@@ -2,6 +2,7 @@
 
 import contextlib
 import faulthandler
+import functools
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +13,8 @@ from phalanx.child import PARENT, die_with_parent
 from phalanx.cli.answers.answer import Answer
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from phalanx.pipeline import Narration, WorkerConfig, WorkerOutcome
 
 
@@ -54,18 +57,19 @@ def serve_once(config: "WorkerConfig", file: Path) -> "WorkerOutcome | None":
     from phalanx.telemetry.parties import live_parties
 
     # a worker that another process has started has no reader but that process, which looks at its last line
-    has_reader = PARENT not in os.environ
-    story = Narration(_say if has_reader else None)
+    has_reader, console = PARENT not in os.environ, Console()
+    story = Narration(functools.partial(_say, console) if has_reader else None)
     if config.parallel.world > 1:
         return _serve_together(config, file, story)
-    with live_parties(Console(), lambda: [story.row()]) if has_reader else contextlib.nullcontext():
+    with live_parties(console, lambda: [story.row()]) if has_reader else contextlib.nullcontext():
         return run_worker(config, story=story)
 
 
-def _say(line: str) -> None:
+def _say(console: "Console", line: str) -> None:
+    """Print a line above the live table, which knows nothing of what is written past its own console."""
     # whoever has closed the terminal may still want the worker
     with contextlib.suppress(OSError):
-        typer.echo(line)
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _serve_together(config: "WorkerConfig", file: Path, story: "Narration") -> "WorkerOutcome | None":

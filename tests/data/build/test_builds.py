@@ -65,11 +65,12 @@ def test_a_document_that_was_left_out_is_found_with_step_and_value(built):
 
 def test_a_released_document_is_let_in_and_one_dropped_by_hand_leaves_the_quarantine(built, tmp_path):
     names = [line["document"] for line in account_lines(built) if line["fate"] == "quarantined"]
-    more = f'[quarantine]\nrelease = ["{names[0]}"]\ndrop = ["{names[1]}"]'
+    more = f'[quarantine]\nrelease = ["{names[0]}", "no such text"]\ndrop = ["{names[1]}"]'
 
     end = build(read_recipe(tmp_path, more=more), tmp_path / "decided")
 
     source = end.report["sources"][0]
+    assert end.report["not_found"] == ["no such text"]
     assert source["quarantined"]["suspect"]["documents"] == FILES - 2
     assert source["dropped"]["suspect"]["documents"] == 1
     assert source["released"]["suspect"]["documents"] == 1

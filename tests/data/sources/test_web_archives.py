@@ -1,6 +1,7 @@
 """Web archives: every byte in one record, whatever is broken, and the claims of the archive kept as claims."""
 
 import gzip
+import hashlib
 import io
 import re
 import tracemalloc
@@ -10,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from source_records import mutants, raw_bytes, raw_total, read_mutants, reasons, records, texts
 
+from phalanx.data.rules import Page, Quarantine
+from phalanx.data.scan.split_view import SplitView, SplitViewConfig
 from phalanx.data.sources import BrokenRecord, Document, WarcConfig, open_source
 from phalanx.data.sources.warc import _cut_archive
 from phalanx.errors import DataError
@@ -89,6 +92,22 @@ def test_a_digest_that_is_not_that_of_the_payload_is_told(tmp_path):
 
     assert document.origin.recorded_digest == "sha1:" + "A" * 32
     assert document.origin.digest_holds is False
+
+
+def test_the_scan_for_split_views_compares_the_payload_with_what_was_recorded(tmp_path):
+    content = pages(1)
+    at = content.index(b"WARC-Payload-Digest: sha1:") + len(b"WARC-Payload-Digest: sha1:")
+    honest, other = content, content[:at] + b"A" * 32 + content[at + 32 :]
+    scan = SplitView(SplitViewConfig(without_digest="quarantine"))
+
+    outcomes = []
+    for one in (honest, other):
+        (document,) = (record for record in read(tmp_path, one) if isinstance(record, Document))
+        assert document.fields["payload_sha256"] == hashlib.sha256(page(0)).hexdigest()
+        outcomes.append(scan.judge(Page(document, "web")))
+
+    assert outcomes[0] is None
+    assert isinstance(outcomes[1], Quarantine)
 
 
 def test_bodies_are_unpacked_and_put_together_as_their_headers_say(tmp_path):

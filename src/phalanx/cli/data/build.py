@@ -68,6 +68,8 @@ def build(
         "was there already": end.was_there,
         **_totals(end.report, None if end.was_there else seconds),
     }
+    if end.report["not_found"]:
+        figures["in [quarantine], of no document"] = ", ".join(end.report["not_found"])
     say_figures({**figures, "report": page})
     return Answer({**{name.replace(" ", "_"): value for name, value in figures.items()}, "report": page})
 

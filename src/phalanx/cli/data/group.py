@@ -3,6 +3,7 @@
 import typer
 
 from phalanx.cli.data.build import build
+from phalanx.cli.data.convert import export, import_
 from phalanx.cli.data.diff import diff
 from phalanx.cli.data.look import inspect, report, sample
 from phalanx.cli.data.verify import verify
@@ -33,3 +34,9 @@ data_app.command(
 data_app.command(epilog="Example: phalanx data sample datasets/mine --count 3 --seed 7")(sample)
 data_app.command(epilog="Example: phalanx data diff datasets/first datasets/second --documents 20")(diff)
 data_app.command(epilog="Example: phalanx data report datasets/mine")(report)
+data_app.command(epilog="Example: phalanx data export datasets/mine parquet --to parquet")(export)
+data_app.command(
+    "import",
+    epilog="Example: phalanx data import datasets/mine web.train.parquet --tokenizer tokenizer.json --eos-id 0\n\n"
+    "Example: phalanx data import datasets/mine web.train.idx --tokenizer tokenizer.json --eos-id 0",
+)(import_)

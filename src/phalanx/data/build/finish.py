@@ -66,6 +66,7 @@ class BuildEnding:
         pieces: Of every piece, in order: the number of its source, and the summary of each pass over it.
         encoded: Of every piece, in order, the summary of its tokens.
         tokenizer: Key and facts of the vocabulary.
+        unseen: Names that a person has decided on, until a document of that name is met.
     """
 
     recipe: DataRecipe
@@ -75,6 +76,7 @@ class BuildEnding:
     pieces: Sequence[tuple[int, list[dict[str, Any]]]]
     encoded: Sequence[dict[str, Any]]
     tokenizer: dict[str, Any]
+    unseen: set[str]
 
     def finish(self) -> tuple[DatasetManifest, dict[str, Any]]:
         """Write the dataset; return its manifest and its report.
@@ -123,6 +125,7 @@ class BuildEnding:
                 writer.group(group, entry["split"]).add(ids, document)
                 sizes = {"raw_bytes": fields.get("raw_bytes", 0), "text_bytes": fields["text_bytes"]}
                 ends[source].found.add("kept", "kept", **sizes)
+                self.unseen.discard(entry["name"])
                 count = counts.setdefault((group, entry["split"]), [0, 0])
                 count[0] += 1
                 count[1] += len(ids)
@@ -146,6 +149,7 @@ class BuildEnding:
                 for line in self._lines(number):
                     packed.write(write_line(line))
                     _count_line(line, ends[number])
+                    self.unseen.discard(line["document"])
             bring_to_disk(path)
             written.append(f"{ACCOUNT_DIRECTORY}/{path.name}")
         return written
@@ -168,6 +172,7 @@ class BuildEnding:
             "steps": steps,
             "tokenizer": {name: value for name, value in self.tokenizer.items() if name != "key"},
             "groups": groups,
+            "not_found": sorted(self.unseen),
             "sources": [self._source_report(number, end) for number, end in enumerate(ends)],
         }
         return BuildReport.model_validate_json(canonical_json(report)).model_dump(mode="json")

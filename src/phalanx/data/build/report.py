@@ -117,6 +117,7 @@ class BuildReport(StrictModel):
     Attributes:
         inputs: Digest of everything that decided the dataset.
         versions: Of Python, Unicode and the libraries that may decide.
+        not_found: Names that the recipe releases or drops, and that no document has.
     """
 
     format: Literal[1] = 1
@@ -125,4 +126,5 @@ class BuildReport(StrictModel):
     steps: tuple[StepReport, ...]
     tokenizer: VocabularyReport
     groups: tuple[GroupReport, ...]
+    not_found: tuple[Words, ...] = ()
     sources: Annotated[tuple[SourceReport, ...], Field(min_length=1)]

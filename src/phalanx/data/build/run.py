@@ -122,6 +122,7 @@ class _Build:
             pieces=[(piece.source, summaries) for piece, summaries in zip(pieces, done, strict=True)],
             encoded=encoded,
             tokenizer=tokenizer,
+            unseen={*self.recipe.quarantine.release, *self.recipe.quarantine.drop},
         )
         self.options.progress.begin("write", 1, 0)
         _, report = ending.finish()

@@ -167,3 +167,9 @@ def current_table() -> TermTable:
     if _of_thread.table.characters > _MOST_CHARACTERS:
         _of_thread.table = TermTable()
     return _of_thread.table
+
+
+def replace_table(table: TermTable) -> TermTable:
+    """Let this thread go on with another table and return the one that it had: measurements must not share one."""
+    before, _of_thread.table = _of_thread.table, table
+    return before

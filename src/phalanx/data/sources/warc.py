@@ -220,24 +220,29 @@ def _claims_of(headers: Any, kind: str, body: bytes) -> RecordClaims:
     if digest is None and kind == "conversion":
         # the block of such a record is its payload
         digest = recorded_text(headers.get("WARC-Block-Digest"), most=200)
-    truncated = recorded_text(headers.get("WARC-Truncated"), most=40)
+    # for scans that compare what was fetched with what others recorded
+    fields = {"payload_sha256": hashlib.sha256(body).hexdigest()}
+    name = _algorithm_of(digest) if digest else None
+    if name:
+        fields[f"payload_{name}"] = hashlib.new(name, body, usedforsecurity=False).hexdigest()
+    if truncated := recorded_text(headers.get("WARC-Truncated"), most=40):
+        fields["truncated"] = truncated
     url = recorded_text(headers.get("WARC-Target-URI"), most=8000)
     return RecordClaims(
         url=url.strip("<>") if url else None,
         fetched_at=recorded_text(headers.get("WARC-Date"), most=40),
         digest=digest,
-        digest_holds=_holds(digest, body) if digest else None,
-        fields={"truncated": truncated} if truncated else {},
+        digest_holds=_holds(digest, bytes.fromhex(fields[f"payload_{name}"])) if digest and name else None,
+        fields=fields,
     )
 
 
-def _holds(digest: str, content: bytes) -> bool | None:
-    algorithm, _, value = digest.partition(":")
-    name = _DIGESTS.get(algorithm.strip().lower())
-    if name is None:
-        return None
-    found = hashlib.new(name, content, usedforsecurity=False).digest()
-    value = value.strip()
+def _algorithm_of(digest: str) -> str | None:
+    return _DIGESTS.get(digest.partition(":")[0].strip().lower())
+
+
+def _holds(digest: str, found: bytes) -> bool:
+    value = digest.partition(":")[2].strip()
     try:
         if len(value) == 2 * len(found):
             return bytes.fromhex(value) == found

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from phalanx.lab.bench.chaos.chaos import bench_chaos
+from phalanx.lab.bench.data.data import bench_data
 from phalanx.lab.bench.detection.detection import bench_detection
 from phalanx.lab.bench.detection.detection_processes import bench_detection_processes
 from phalanx.lab.bench.overhead.checkpoint import bench_checkpoint
@@ -18,6 +19,7 @@ BENCHES: dict[str, Callable[[bool], dict[str, Any]]] = {
     "chaos": bench_chaos,
     "checkpoint": bench_checkpoint,
     "collectives": bench_collectives,
+    "data": bench_data,
     "detection": bench_detection,
     "detection-processes": bench_detection_processes,
     "memory": bench_memory,
@@ -41,6 +43,7 @@ __all__ = [
     "bench_chaos",
     "bench_checkpoint",
     "bench_collectives",
+    "bench_data",
     "bench_detection",
     "bench_detection_processes",
     "bench_memory",

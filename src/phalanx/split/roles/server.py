@@ -136,7 +136,7 @@ class EnclaveServer:
                     self.handle(item)
                     if self._gone:
                         raise PeerLostError(f"{self._gone}: has left the run")
-                elif self._turns is not None:
+                if self._turns is not None:
                     self._tell_who_is_awaited(self._turns)
         except PhalanxError as exc:
             self._tell_others(exc)

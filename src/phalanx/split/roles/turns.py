@@ -4,15 +4,18 @@ The owner asks for turns and gets sums over all clients; a client's own losses, 
 """
 
 import math
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from phalanx.errors import DataError, FrameError
 from phalanx.split.channel import turn_messages as ask
 
-_IDLE_LOOKS = 10
-"""Looks in vain, of a second each, after which the owner is told which clients a turn waits for."""
+_QUIET_S = 10.0
+"""Seconds without a measured row after which the owner is told which clients a turn waits for."""
+_LONG_S = 60.0
+"""Seconds of a turn after which the owner is told in any case: a client may measure a row a second for ever."""
 
 
 class ClientTurns:
@@ -22,9 +25,12 @@ class ClientTurns:
         clients: Party names.
         model: Digest of the enclave's copy of the model's files; a client with another copy is refused.
         num_classes: Of a classification.
+        clock: Monotonic seconds.
     """
 
-    def __init__(self, clients: Sequence[str], model: str, num_classes: int) -> None:
+    def __init__(
+        self, clients: Sequence[str], model: str, num_classes: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._clients, self._model, self._num_classes = tuple(clients), model, num_classes
         self._ready: dict[str, ask.ClientReady] = {}
         self._turn: ask.ClientTurn | None = None
@@ -33,7 +39,8 @@ class ClientTurns:
         self._targets = 0
         self._counts: Counter[tuple[Literal["true", "found", "right"], int]] = Counter()
         self._finished: tuple[ask.ClientTurn, list[float]] | None = None
-        self._idle = 0
+        self._clock = clock
+        self._moved = self._told = clock()
         self._is_concluding = False
 
     @property
@@ -72,7 +79,8 @@ class ClientTurns:
                 f"turn of step {message.step}: the enclave is at step {num_steps}, {len(self._ready)} of "
                 f"{len(self._clients)} clients are ready, and {len(self._waits_for)} have a turn to finish"
             )
-        self._turn, self._waits_for, self._idle = message, set(self._clients), 0
+        self._turn = message
+        self._wait()
         self._losses.clear()
         self._counts.clear()
         self._targets = 0
@@ -98,7 +106,7 @@ class ClientTurns:
             self._counts["found", one] += 1
             self._counts["true", other] += 1
             self._counts["right", one] += one == other
-        self._idle = 0
+        self._moved = self._clock()
 
     def done(self, client: str, message: ask.TurnDone) -> None:
         """Take a client's word that its held-out texts are measured.
@@ -130,7 +138,8 @@ class ClientTurns:
         """
         if self._waits_for:
             raise FrameError(f"the end: {len(self._waits_for)} clients have a turn to finish")
-        self._is_concluding, self._waits_for = True, set(self._clients)
+        self._is_concluding = True
+        self._wait()
 
     def concluded(self, client: str) -> bool:
         """Take a client's word that it has compared; True where it was the last one.
@@ -144,19 +153,25 @@ class ClientTurns:
         return not self._waits_for
 
     def awaited(self, due: str) -> tuple[str, ...]:
-        """Note a look in vain; return the clients that a turn has waited for, once in a while, else none.
+        """Return the clients that a turn waits for where it is time to tell the owner, else none; ask often.
+
+        It is time when nothing was measured for a while, and when the turn as a whole takes long: neither a frame that
+        is refused nor a row that is measured now and then keeps a client from being named.
 
         Args:
             due: The client that the step under way waits for.
         """
-        if not self._waits_for:
+        now = self._clock()
+        if not self._waits_for or (now - self._moved < _QUIET_S and now - self._told < _LONG_S):
             return ()
-        self._idle += 1
-        if self._idle % _IDLE_LOOKS:
-            return ()
+        self._moved = self._told = now
         if self._turn is not None and self._turn.what == "train" and not self._is_concluding:
             return (due,)
         return tuple(name for name in self._clients if name in self._waits_for)
+
+    def _wait(self) -> None:
+        self._waits_for = set(self._clients)
+        self._moved = self._told = self._clock()
 
     def _complete(self, what: str, numbers: list[float]) -> None:
         if self._turn is None or self._turn.what != what:

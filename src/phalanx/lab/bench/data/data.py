@@ -1,0 +1,176 @@
+"""``phalanx bench data``: the rules of a build beside datatrove's filters, on the same real documents."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from phalanx.data.rules import RULES, DecontaminationConfig, EvaluationSetConfig, RuleSettings
+from phalanx.data.sources import Document
+from phalanx.data.tasks.files import find_file
+from phalanx.errors import DataError
+from phalanx.lab.bench.data.documents import real_documents
+from phalanx.lab.bench.data.order import measure_order
+from phalanx.lab.bench.data.own_rules import RuleArm, Verdict, make_arms
+from phalanx.lab.bench.data.peer import PEER_VARIABLE, FilterPeer, peer_python
+from phalanx.lab.bench.data.planted import plant
+from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+
+_MB = 1_000_000
+_TURN_BYTES = _MB
+_CHAIN_EVERY = 4
+CHAIN = (
+    "unicode",
+    "mojibake",
+    "length",
+    "language",
+    "language_mixing",
+    "gopher_repetition",
+    "gopher_quality",
+    "c4",
+    "fineweb",
+    "exact_duplicates",
+    "near_duplicates",
+    "paragraph_duplicates",
+    "repeated_substrings",
+)
+"""In the order of a recipe; `decontamination` comes before the duplicates where an evaluation set is here."""
+OF_BOTH = ("gopher_repetition", "gopher_quality", "c4", "fineweb", "near_duplicates")
+"""What the peer has as well; of near duplicates the signature."""
+
+
+def bench_data(quick: bool) -> dict[str, Any]:
+    """Measure every rule alone and in a chain, in turns with the peer, by CPU time."""
+    documents, kinds = real_documents(2 * _MB if quick else 20 * _MB)
+    return measure(documents, peer_python(), planted=100 if quick else 400) | {
+        "bytes": kinds,
+        "quick": quick,
+        "order": measure_order(peer_python()),
+    }
+
+
+def measure(documents: Sequence[Document], python: str | None, planted: int) -> dict[str, Any]:
+    """Run all arms over the documents, turn by turn.
+
+    Args:
+        documents: Real ones.
+        python: Of the peer's environment; None leaves its figures null.
+        planted: Near duplicates to plant and look for.
+    """
+    load = load_average()
+    arms = make_arms(_chain(), OF_BOTH)
+    turns = _turns(documents)
+    theirs = PeerFigures()
+    with ExitStack() as stack:
+        peer = stack.enter_context(FilterPeer(python)) if python else None
+        for number, turn in enumerate(turns):
+            if peer and number % 2:
+                theirs.ask(peer, turn, chain=False)
+            for arm in arms.values():
+                arm.run(turn)
+            if peer and not number % 2:
+                theirs.ask(peer, turn, chain=number % _CHAIN_EVERY == 0)
+    for arm in arms.values():
+        arm.decide()
+    rows = [_row(name, arm, arms["chain"], _megabytes(documents)) | theirs.of(name) for name, arm in arms.items()]
+    for row in rows:
+        row["agreement"] = theirs.agreement(row["rule"], arms[row["rule"]])
+    return {
+        "name": "data",
+        "command": f"{PEER_VARIABLE}=PYTHON phalanx bench data --json",
+        "machine": describe_machine(),
+        "commit": current_commit(),
+        "load": [load, load_average()],
+        "documents": len(documents),
+        "turns": len(turns),
+        "rows": rows,
+        "disagreements": _disagreements(documents, arms, theirs.verdicts),
+        "near_duplicates": plant(documents, planted),
+    }
+
+
+def _chain() -> list[RuleSettings]:
+    configs = [RULES[name].config(kind=name) for name in CHAIN]
+    try:
+        path = find_file(None, "wikitext2_test.txt.gz", "it comes with the data files of the tasks")
+    except DataError:
+        return configs
+    tested = DecontaminationConfig(sets=(EvaluationSetConfig(name="wikitext2_test", path=path),))
+    return [*configs[: CHAIN.index("exact_duplicates")], tested, *configs[CHAIN.index("exact_duplicates") :]]
+
+
+def _turns(documents: Sequence[Document]) -> list[list[Document]]:
+    turns: list[list[Document]] = [[]]
+    size = 0
+    for document in documents:
+        turns[-1].append(document)
+        size += len(document.text)
+        if size >= _TURN_BYTES:
+            turns.append([])
+            size = 0
+    return [turn for turn in turns if turn]
+
+
+def _megabytes(documents: Sequence[Document]) -> float:
+    return sum(len(one.text.encode("utf-8", "replace")) for one in documents) / _MB
+
+
+def _row(name: str, arm: RuleArm, chain: RuleArm, size: float) -> dict[str, Any]:
+    verdicts = arm.verdicts.get(name, [])
+    return {
+        "rule": name,
+        "mb_per_s_core": size / sum(arm.cpu_s.values()),
+        "chain_share": chain.cpu_s[name] / sum(chain.cpu_s.values()) if name in chain.cpu_s else None,
+        "dropped": sum(isinstance(one, str) for one in verdicts) if verdicts else None,
+        "edited": sum(isinstance(one, list) for one in verdicts) if verdicts else None,
+    }
+
+
+class PeerFigures:
+    """What the peer took and said, of all turns so far; its chain runs in every fourth turn only, as it is slow."""
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self.verdicts: dict[str, list[Verdict]] = {}
+        self._seconds: dict[str, float] = {}
+        self._megabytes: dict[str, float] = {}
+
+    def ask(self, peer: FilterPeer, turn: list[Document], *, chain: bool) -> None:
+        """Let the peer judge one turn."""
+        self.name = peer.name
+        for name, found in peer.judge([one.text for one in turn], chain=chain).items():
+            self._seconds[name] = self._seconds.get(name, 0.0) + found["cpu_s"]
+            self._megabytes[name] = self._megabytes.get(name, 0.0) + _megabytes(turn)
+            if "verdicts" in found:
+                self.verdicts.setdefault(name, []).extend(found["verdicts"])
+
+    def of(self, rule: str) -> dict[str, Any]:
+        """The keys of a row: the name of the peer, its speed, and the megabytes that it was measured on."""
+        name = "chain" if rule == "chain_of_both" else rule
+        known = name in self._seconds
+        return {
+            "peer": self.name if known else None,
+            "peer_mb_per_s_core": self._megabytes[name] / self._seconds[name] if known else None,
+            "peer_mb": self._megabytes.get(name),
+        }
+
+    def agreement(self, rule: str, arm: RuleArm) -> float | None:
+        """The share of documents that both judge alike."""
+        theirs = self.verdicts.get(rule)
+        return sum(map(_agree, arm.verdicts[rule], theirs)) / len(theirs) if theirs else None
+
+
+def _agree(ours: Verdict, theirs: Verdict) -> bool:
+    """Both drop it, whatever for; or both keep it with the same text."""
+    return (isinstance(ours, str) and isinstance(theirs, str)) or ours == theirs
+
+
+def _disagreements(
+    documents: Sequence[Document], arms: dict[str, RuleArm], peer: dict[str, list[Verdict]]
+) -> list[dict[str, Any]]:
+    """Every document that the two judge differently."""
+    return [
+        {"rule": name, "document": document.name, "ours": ours, "theirs": theirs}
+        for name, verdicts in peer.items()
+        for document, ours, theirs in zip(documents, arms[name].verdicts[name], verdicts, strict=True)
+        if not _agree(ours, theirs)
+    ]

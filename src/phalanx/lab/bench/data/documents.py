@@ -1,0 +1,76 @@
+"""Real documents to measure rules on: what CPython carries, Debian's documentation, and the data files of tasks."""
+
+import gzip
+import hashlib
+import importlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from phalanx.data.sources import SOURCES, Document
+from phalanx.data.tasks.files import find_file
+from phalanx.errors import DataError
+
+_DEBIAN = ("python3.11", "postgresql-doc-15", "debian-handbook")
+_LARGEST = 300_000
+"""Characters: a few pages are longer than all others together, and a figure should not be theirs."""
+
+
+def real_documents(size_bytes: int) -> tuple[list[Document], dict[str, int]]:
+    """Draw documents of every kind that is here, the same ones every time.
+
+    Returns:
+        Documents with at least `size_bytes` of UTF-8 together, and the bytes of each kind.
+
+    Raises:
+        DataError: There are not so many.
+    """
+    found: list[tuple[bytes, str, Document]] = []
+    for kind, read in _KINDS.items():
+        for document in read():
+            if document.text.strip() and len(document.text) <= _LARGEST:
+                # in the order of digests: a draw that no list of files changes
+                found.append((hashlib.sha256(f"{kind} {document.name}".encode()).digest(), kind, document))
+    documents: list[Document] = []
+    sizes = dict.fromkeys(_KINDS, 0)
+    for _, kind, document in sorted(found, key=lambda one: one[0]):
+        documents.append(document)
+        sizes[kind] += len(document.text.encode("utf-8", "replace"))
+        if sum(sizes.values()) >= size_bytes:
+            return documents, sizes
+    raise DataError(
+        f"bench data: {sum(sizes.values())} bytes of real documents here, {size_bytes} wanted; install python3.11-doc, "
+        "postgresql-doc-15 and debian-handbook, or set PHALANX_DATA to the data files of the tasks"
+    )
+
+
+def _python() -> Iterator[Document]:
+    for kind in ("python_manual", "python_docstrings"):
+        yield from SOURCES[kind].open(SOURCES[kind].config(kind=kind)).documents()
+
+
+def _debian() -> Iterator[Document]:
+    extract = importlib.import_module("resiliparse.extract.html2text").extract_plain_text
+    for package in _DEBIAN:
+        home = Path("/usr/share/doc") / package / "html"
+        for path in sorted(home.rglob("*.html")):
+            page = path.read_text(encoding="utf-8", errors="replace")
+            yield Document(f"{package}/{path.relative_to(home)}", extract(page, main_content=True))
+
+
+def _medical() -> Iterator[Document]:
+    try:
+        path = find_file(None, "medquad.jsonl.gz", "")
+    except DataError:
+        return
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        for number, line in enumerate(file):
+            record = json.loads(line)
+            yield Document(f"medquad {number}", f"{record['q']}\n\n{record['a']}")
+
+
+_KINDS: dict[str, Callable[[], Iterator[Document]]] = {
+    "python": _python,
+    "debian_documentation": _debian,
+    "medquad": _medical,
+}

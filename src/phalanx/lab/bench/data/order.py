@@ -1,0 +1,111 @@
+"""What is lost and what is repeated when a run stops in an epoch and goes on with other ranks: ours and the peers'."""
+
+import json
+import os
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from phalanx.data import BatchLoader, Corpus, SequenceLayout
+from phalanx.data.corpus import CorpusFacts, TokenGroup
+from phalanx.data.packing import TokenSplit
+from phalanx.errors import DataError
+
+ROWS = 1000
+_TIMEOUT_S = 600
+SCENES: tuple[dict[str, int], ...] = (
+    {"rows": ROWS, "before": 1, "after": 1, "steps": 100, "batch": 4},
+    {"rows": ROWS, "before": 2, "after": 2, "steps": 50, "batch": 4},
+    {"rows": ROWS, "before": 2, "after": 3, "steps": 50, "batch": 4},
+    {"rows": ROWS, "before": 3, "after": 1, "steps": 30, "batch": 4},
+)
+"""Ranks before and after the stop, steps until it, rows of a rank's step; then the epoch is read to its end."""
+
+
+def measure_order(python: str | None) -> dict[str, Any]:
+    """Play each scene with our loader, and with the peers' where there are any.
+
+    Args:
+        python: Of an environment with datasets and torchdata; None leaves their figures out.
+
+    Returns:
+        Samples lost and repeated over all scenes and by scene; of each peer, under ``peers``, the same. A scene that a
+        peer refuses has null.
+
+    Raises:
+        DataError: The peers' program failed.
+    """
+    own = [_play(scene) for scene in SCENES]
+    peers = {} if python is None else _peers(python)
+    return {
+        "rows": ROWS,
+        "scenes": [dict(scene) for scene in SCENES],
+        **_total(own),
+        "peers": {name: _total(found) for name, found in peers.items()},
+    }
+
+
+def _total(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Sum what scenes came to; a scene that was refused counts for nothing and is told."""
+    return {
+        "lost": sum(one["lost"] or 0 for one in found),
+        "repeated": sum(one["repeated"] or 0 for one in found),
+        "refused": sum(one["refused"] is not None for one in found),
+        "by_scene": found,
+    }
+
+
+def _play(scene: dict[str, int]) -> dict[str, Any]:
+    """Stop a loader, write its state as JSON, and go on with another world."""
+    corpus, seen = _corpus(scene["rows"]), Counter[int]()
+    loader = BatchLoader(corpus, scene["before"] * scene["batch"], seed=7)
+    for _ in range(scene["steps"]):
+        seen.update(loader.next().indices)
+    state = json.loads(json.dumps(loader.state()))
+    loader = BatchLoader(corpus, scene["after"] * scene["batch"], seed=7)
+    loader.load_state(state)
+    # an epoch goes over into the next one, which is not counted
+    left = scene["rows"] - seen.total()
+    while left:
+        taken = loader.next().indices[:left]
+        seen.update(taken)
+        left -= len(taken)
+    return {
+        "lost": sum(row not in seen for row in range(scene["rows"])),
+        "repeated": seen.total() - len(seen),
+        "refused": None,
+    }
+
+
+def _corpus(rows: int) -> Corpus:
+    tokens = np.arange(1, 2 * rows + 2, dtype=np.uint32)
+    split = TokenSplit(tokens, 0, lambda: np.array([0, len(tokens)]), lambda _: np.zeros(1))
+    facts = CorpusFacts("0" * 64, len(tokens) + 1, 0, Path("tokenizer.json"))
+    return Corpus(facts, [TokenGroup("", "0" * 64, split, split)], SequenceLayout(2))
+
+
+def _peers(python: str) -> dict[str, list[dict[str, Any]]]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    environment.pop("PYTHONPATH", None)
+    command = [python, str(Path(__file__).with_name("peer_order.py"))]
+    try:
+        run = subprocess.run(  # noqa: S603 - the bench's own program, in the environment that its user names
+            command,
+            check=False,
+            input=json.dumps(SCENES),
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=_TIMEOUT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        raise DataError(f"bench data: {python}: the peers' loaders did not run: {exc}") from exc
+    if run.returncode:
+        raise DataError(
+            f"bench data: {python}: the peers' loaders failed: {run.stderr[-300:]}; it needs datasets and torchdata"
+        )
+    found: dict[str, list[dict[str, Any]]] = json.loads(run.stdout)
+    return found

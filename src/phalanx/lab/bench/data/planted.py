@@ -1,0 +1,102 @@
+"""Near duplicates that are planted: how many are found, and is anything else dropped?"""
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from phalanx.data.rules import NearDuplicatesConfig, make_rule
+from phalanx.data.rules.duplicates.near_duplicates import jaccard
+from phalanx.data.sources import Document
+from phalanx.lab.bench.data.own_rules import BenchTexts
+
+_LEAST_WORDS = 200
+_RATES = (0.01, 0.03, 0.10)
+SETTINGS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "bands_14_rows_8": {"bands": 14, "rows": 8},
+    "wide": {"similarity": 0.4, "shingle": 3, "bands": 40, "rows": 4},
+}
+
+
+def plant(documents: Sequence[Document], count: int, seed: int = 1) -> list[dict[str, Any]]:
+    """Plant one edited copy of each of `count` documents that have no near duplicate, and look for them.
+
+    Of a share of the words each is replaced by a word of the corpus, left out, or has one put behind it, a third each.
+
+    Returns:
+        A row for each rate and each of `SETTINGS`: `recall` (planted pairs of which one is dropped), `recall_above` (of
+        the pairs that are as similar as the setting asks), `precision` (drops that are of a planted pair).
+    """
+    originals = _unlike([one for one in documents if len(one.text.split()) >= _LEAST_WORDS][: count * 3])[:count]
+    words = sorted({word for one in originals for word in one.text.split()})
+    rows = []
+    for rate in _RATES:
+        draw = random.Random(f"{seed} {rate}")  # noqa: S311
+        copies = [
+            replace(one, name=f"copy of {one.name}", text=_edit(one.text, rate, words, draw)) for one in originals
+        ]
+        rows += [_row(name, given, rate, originals, copies) for name, given in SETTINGS.items()]
+    return rows
+
+
+def _row(
+    name: str, given: dict[str, Any], rate: float, originals: list[Document], copies: list[Document]
+) -> dict[str, Any]:
+    config = NearDuplicatesConfig(**given)
+    corpus = BenchTexts([*originals, *copies])
+    rule = make_rule(config)
+    begun = time.process_time()
+    if hasattr(rule, "judge"):
+        raise TypeError("near_duplicates judges no document alone")
+    marks = [rule.mark(corpus.page(number)) for number in range(len(corpus))]
+    dropped = {number for number, _ in rule.decide(marks, corpus)}
+    cpu_s = time.process_time() - begun
+    count = len(originals)
+    similar = [_similarity(corpus, config.shingle, number, number + count) for number in range(count)]
+    found = [number in dropped or number + count in dropped for number in range(count)]
+    above = [number for number in range(count) if similar[number] >= config.similarity]
+    return {
+        "settings": name,
+        "similarity": config.similarity,
+        "shingle": config.shingle,
+        "bands": config.bands,
+        "rows": config.rows,
+        "edits": rate,
+        "pairs": count,
+        "similarity_median": float(np.median(similar)),
+        "recall": sum(found) / count,
+        "pairs_above": len(above),
+        "recall_above": sum(found[number] for number in above) / len(above) if above else None,
+        "drops": len(dropped),
+        "precision": sum(found) / len(dropped) if dropped else None,
+        "cpu_s": cpu_s,
+    }
+
+
+def _similarity(corpus: BenchTexts, shingle: int, one: int, other: int) -> float:
+    return jaccard(*(np.unique(corpus.page(number).plain_grams(shingle)) for number in (one, other)))
+
+
+def _unlike(documents: Sequence[Document]) -> list[Document]:
+    """Leave out what is near to another one already, by a wider rule than any that is measured."""
+    rule = make_rule(NearDuplicatesConfig(similarity=0.2, shingle=3, bands=64, rows=2))
+    corpus = BenchTexts(documents)
+    if hasattr(rule, "judge"):
+        raise TypeError("near_duplicates judges no document alone")
+    dropped = {number for number, _ in rule.decide([rule.mark(corpus.page(n)) for n in range(len(corpus))], corpus)}
+    return [one for number, one in enumerate(documents) if number not in dropped]
+
+
+def _edit(text: str, rate: float, words: list[str], draw: random.Random) -> str:
+    edited: list[str] = []
+    for word in text.split(" "):
+        kind = draw.randrange(3) if draw.random() < rate else None
+        if kind != 0:
+            edited.append(draw.choice(words) if kind == 1 else word)
+        if kind == 2:
+            edited.append(draw.choice(words))
+    return " ".join(edited)

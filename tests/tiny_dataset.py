@@ -1,0 +1,44 @@
+"""A small dataset of shards, as a build makes one: groups of texts, every fifth one held out, and their tokenizer."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from phalanx.data import BpeConfig
+from phalanx.data.shards import (
+    DatasetFacts,
+    DatasetWriter,
+    DocumentEntry,
+    RecipeRecord,
+    SourceFacts,
+    TokenizerRecord,
+    document_digest,
+)
+from phalanx.data.tokenizers import TextTokenizer
+from phalanx.data.tokenizers.training import train_bpe
+from phalanx.security.crypto import Identity
+
+
+def write_tiny_dataset(home: Path, groups: Mapping[str, Sequence[str]], vocab_size: int = 300) -> TextTokenizer:
+    """Write it; documents have a field ``quality``."""
+    tokenizer = train_bpe(iter([text for texts in groups.values() for text in texts]), BpeConfig(vocab_size=vocab_size))
+    content = tokenizer.to_json()
+    digest = hashlib.sha256(content).hexdigest()
+    record = TokenizerRecord(kind="bpe", vocab_size=vocab_size, eos_id=tokenizer.eos_id, digest=digest)
+    with DatasetWriter(home, "<u2", 500, 256) as writer:
+        for group, texts in groups.items():
+            for number, text in enumerate(texts):
+                (ids,) = tokenizer.encode([text])
+                entry = DocumentEntry(document_digest(text), 0, f"{group}/{number}", {"quality": number % 7 / 7})
+                split = "validation" if number % 5 == 4 else "train"
+                writer.group(group, split).add(np.array([*ids, tokenizer.eos_id]), entry)
+        facts = DatasetFacts(
+            sources=(SourceFacts(name="made", kind="text", fingerprint="1" * 64),),
+            tokenizer=record,
+            recipe=RecipeRecord.of("made\n"),
+        )
+        writer.finish(facts, Identity.without_certificate("signer"))
+    (home / "tokenizer.json").write_bytes(content)
+    return tokenizer
