@@ -248,3 +248,27 @@ def test_a_best_checkpoint_of_steps_that_are_undone_is_the_best_no_more(session_
 def test_a_rule_that_could_never_decide_is_refused(make_run, overrides, said):
     with pytest.raises(ConfigError, match=said):
         make_run(*overrides)
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_no_number_is_never_the_best_one(odd):
+    found = trend_of([(1, odd), (2, 1.0), (3, odd)], 0.0)
+
+    assert (found.best_step, found.best_loss, found.without) == (2, 1.0, 1)
+
+
+def test_a_validation_that_is_done_again_takes_the_place_of_the_first():
+    record = StoppingRecord()
+
+    for loss in (2.0, 1.0):
+        record.add(4, loss, "validation")
+
+    assert record.losses == [(4, 1.0)]
+
+
+@pytest.mark.parametrize(
+    "saved", [{"on": "validation", "losses": [], "more": 1}, {"on": "validation", "losses": [5]}, {"losses": []}, []]
+)
+def test_a_malformed_record_of_validations_is_refused(saved):
+    with pytest.raises(CheckpointError, match="expected steps and losses"):
+        StoppingRecord.of_json(saved)

@@ -199,3 +199,22 @@ def test_a_fault_of_ours_in_the_delivering_thread_ends_the_link_and_is_reported(
     (found,) = link.wait_for(1)
 
     assert "its sending thread ended" in str(found.error)
+
+
+def test_a_link_that_is_dropped_while_it_tries_again_tries_no_more():
+    link = Link(LIMITS.model_copy(update={"timeout_s": 10 * SECONDS}))
+    tried = threading.Event()
+
+    def lose(header):
+        tried.set()
+        raise PeerLostError("answer lost")
+
+    link.wire.answer = lose
+    link.wire.open.set()
+    link.put()
+    assert tried.wait(SECONDS)
+
+    link.outbox.drop(PeerRefusedError("owner: was evicted"))
+    link.outbox.join(SECONDS)
+
+    assert not link.outbox._thread.is_alive()

@@ -7,6 +7,7 @@ from typing import NoReturn, TypeAlias
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from phalanx.closing import Closeable
 from phalanx.errors import SealError
 from phalanx.security.crypto import in_domain
 from phalanx.security.seal.context import Context, Direction, Purpose
@@ -136,6 +137,38 @@ class Lane(BoundToProcess):
 
     def __repr__(self) -> str:
         return f"Lane({self.direction.name}, epoch {self.epoch}, counter {self.counter})"
+
+
+class LaneEnd(Closeable):
+    """One of the two ends of a direction, with what sender and receiver have in common.
+
+    Args:
+        lane: Used by no other object.
+    """
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the side that sends."""
+        return self._lane.epoch
+
+    @property
+    def cipher_seconds(self) -> float:
+        """In the cipher alone so far, by the clock of `measure`; 0 without one."""
+        return self._lane.cipher_seconds
+
+    def measure(self, clock: Callable[[], float]) -> None:
+        """Read a clock, of seconds, before and after each call of the cipher from now on."""
+        self._lane.clock = clock
+
+    def close(self) -> None:
+        """Forget the keys; closing twice is harmless."""
+        self._lane.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._lane!r})"
 
 
 def frame_size(kind: TensorKind, chunk_bytes: int) -> int:

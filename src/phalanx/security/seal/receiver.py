@@ -1,13 +1,11 @@
 """Opening: exactly the frame that is due, or nothing and no change."""
 
-from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
 from cryptography.exceptions import InvalidTag
 
-from phalanx.closing import Closeable
 from phalanx.errors import SealError
-from phalanx.security.seal.direction import Lane, Readable, Writable, flat, frame_size
+from phalanx.security.seal.direction import LaneEnd, Readable, Writable, flat, frame_size
 from phalanx.security.seal.header import TAG_BYTES, Header, parse_header
 from phalanx.security.seal.keys import wipe
 from phalanx.security.seal.refusal import SealRefusal
@@ -28,7 +26,7 @@ class ClaimedContents(NamedTuple):
     microbatch: int
 
 
-class Receiver(Closeable):
+class Receiver(LaneEnd):
     """A receiver that opens the frames of one direction, each once, in the order in which they were sealed.
 
     Args:
@@ -38,23 +36,6 @@ class Receiver(Closeable):
         A refused frame changes nothing: the one that is due is still accepted afterwards. Nothing of a refused
         frame is left in the buffer. Safe to use from several threads.
     """
-
-    def __init__(self, lane: Lane) -> None:
-        self._lane = lane
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the other side."""
-        return self._lane.epoch
-
-    @property
-    def cipher_seconds(self) -> float:
-        """In the cipher alone so far, by the clock of `measure`; 0 without one."""
-        return self._lane.cipher_seconds
-
-    def measure(self, clock: Callable[[], float]) -> None:
-        """Read a clock, of seconds, before and after each call of the cipher from now on."""
-        self._lane.clock = clock
 
     def announced(self, frame: Readable) -> ClaimedContents:
         """Read what the next frame claims to be, where a shape is not known before.
@@ -125,13 +106,6 @@ class Receiver(Closeable):
                 wipe(out)
                 raise
             lane.counter += header.chunks
-
-    def close(self) -> None:
-        """Forget the keys; closing twice is harmless."""
-        self._lane.close()
-
-    def __repr__(self) -> str:
-        return f"Receiver({self._lane!r})"
 
 
 def _explain(frame: memoryview, due: Header, size: int) -> NoReturn:

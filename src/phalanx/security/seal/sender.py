@@ -1,16 +1,13 @@
 """Sealing: tensors in, frames out, no nonce twice."""
 
-from collections.abc import Callable
-
-from phalanx.closing import Closeable
 from phalanx.errors import SealError
-from phalanx.security.seal.direction import Lane, Readable, Writable, flat, frame_size
+from phalanx.security.seal.direction import LaneEnd, Readable, Writable, flat, frame_size
 from phalanx.security.seal.header import TAG_BYTES
 from phalanx.security.seal.refusal import SealRefusal
 from phalanx.security.seal.tensor import TensorKind
 
 
-class Sender(Closeable):
+class Sender(LaneEnd):
     """A sender that seals the frames of one direction.
 
     A frame that is lost on the way is sent again as the same bytes; sealing its tensor again makes another frame, which
@@ -24,23 +21,6 @@ class Sender(Closeable):
         sender. Refuses to work in a forked process. Safe to use from several threads; frames must be sent in the order
         in which they were sealed.
     """
-
-    def __init__(self, lane: Lane) -> None:
-        self._lane = lane
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of this side."""
-        return self._lane.epoch
-
-    @property
-    def cipher_seconds(self) -> float:
-        """In the cipher alone so far, by the clock of `measure`; 0 without one."""
-        return self._lane.cipher_seconds
-
-    def measure(self, clock: Callable[[], float]) -> None:
-        """Read a clock, of seconds, before and after each call of the cipher from now on."""
-        self._lane.clock = clock
 
     def frame_size(self, kind: TensorKind) -> int:
         """Return the bytes of a frame that holds such a tensor."""
@@ -96,10 +76,3 @@ class Sender(Closeable):
                 # the receiver waits for counters that are gone
                 lane.close()
                 raise
-
-    def close(self) -> None:
-        """Forget the keys; closing twice is harmless."""
-        self._lane.close()
-
-    def __repr__(self) -> str:
-        return f"Sender({self._lane!r})"
