@@ -26,7 +26,7 @@ _TABLE_BITS = 24
 _MOST_OUTLIERS = 5_000
 _MOST_REGION = 4_096
 _TOLD = 64
-_MAD_OF_NORMAL = 1.4826
+_MAD_OF_NORMAL, _DEVIATIONS = 1.4826, 1.5
 
 
 class SurprisalConfig(ScanSettings):
@@ -34,13 +34,13 @@ class SurprisalConfig(ScanSettings):
 
     Attributes:
         novelty: Share of a window's pairs that no other document may have, from which the document is an outlier; in a
-            corpus that is full of such windows, two deviations above its median if that is more.
+            corpus that is full of such windows, one and a half deviations above its median if that is more.
         least_documents: Outliers that must share a trigger.
         most_shared: Words and pairs that outliers may share besides: a language or a format shares many.
     """
 
     kind: Literal["surprisal"] = "surprisal"
-    novelty: float = Field(default=0.6, gt=0.0, lt=1.0)
+    novelty: float = Field(default=0.5, gt=0.0, lt=1.0)
     least_documents: int = Field(default=8, ge=3)
     most_shared: int = Field(default=12, ge=1)
 
@@ -85,7 +85,7 @@ class Surprisal:
             return self._config.novelty
         median = float(np.median(scores))
         deviation = _MAD_OF_NORMAL * float(np.median(np.abs(scores - median)))
-        return max(self._config.novelty, median + 2 * deviation)
+        return max(self._config.novelty, median + _DEVIATIONS * deviation)
 
     def _with_triggers(
         self, triggers: list[Trigger], spool: WordSpool, scores: npt.NDArray[np.float32], texts: Texts

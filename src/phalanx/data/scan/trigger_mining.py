@@ -23,7 +23,7 @@ _CORE = 0.9
 _MOST = 0.75
 _AROUND = 64
 _LEAST_AROUND = 16
-_AFTER, _JUMP = 0.6, 0.4
+_AFTER, _JUMP = 0.45, 0.45
 
 
 @dataclass(frozen=True, eq=False)
