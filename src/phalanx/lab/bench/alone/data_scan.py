@@ -31,7 +31,7 @@ from phalanx.data.sources import Document, open_source
 from phalanx.data.sources.files import read_text
 from phalanx.data.sources.html import HtmlConfig
 from phalanx.errors import DataError
-from phalanx.lab.bench.alone.poisoned_run import PagesInMemory, as_pages, plant, set_aside
+from phalanx.lab.bench.alone.planted import PagesInMemory, as_pages, plant, set_aside
 from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
 
 Row = dict[str, Any]
