@@ -12,6 +12,7 @@ from typing import Any
 from phalanx.data.build.passes import as_corpus_rule, code_digest, versions
 from phalanx.data.build.records import RecordFile, RecordWriter, read_document
 from phalanx.data.build.sift import DOCUMENTS, MARKS, outcome_to_json
+from phalanx.data.build.steps import step_settings
 from phalanx.data.build.store import WorkStore, key_of
 from phalanx.data.build.work import OUTCOMES, BuildWorker
 from phalanx.data.rules import Page
@@ -74,7 +75,7 @@ def decide(worker: BuildWorker, place: int, pieces: Sequence[Summary], sources: 
     key = key_of(
         {
             "act": "decide",
-            "step": recipe.steps[place].model_dump(mode="json"),
+            "step": step_settings(recipe.steps[place]),
             "sources": list(sources),
             "pieces": keys,
             "versions": versions(),

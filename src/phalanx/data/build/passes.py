@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from phalanx.data.build.recipe import DataRecipe
-from phalanx.data.build.steps import STEPS
+from phalanx.data.build.steps import STEPS, step_settings
 from phalanx.data.rules import CorpusRule, DocumentRule, Rule
 
 _LIBRARIES = (
@@ -119,7 +119,7 @@ def pass_settings(recipe: DataRecipe, one: BuildPass) -> dict[str, Any]:
     """Return what of a recipe decides the outcome of a pass beside its input."""
     places = [*one.steps, *((one.marked,) if one.marked is not None else ())]
     return {
-        "steps": [[recipe.step_names[place], recipe.steps[place].model_dump(mode="json")] for place in places],
+        "steps": [[recipe.step_names[place], step_settings(recipe.steps[place])] for place in places],
         "is_last": one.marked is None,
         "quarantine": recipe.quarantine.model_dump(mode="json"),
         "excerpt": recipe.output.excerpt_characters,

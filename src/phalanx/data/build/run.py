@@ -20,6 +20,7 @@ from phalanx.data.build.pieces import PieceReader, SourcePiece, list_pieces
 from phalanx.data.build.recipe import DataRecipe, ModelVocabulary, Training
 from phalanx.data.build.records import RecordFile, read_document, zstd
 from phalanx.data.build.sift import DOCUMENTS
+from phalanx.data.build.steps import step_settings
 from phalanx.data.build.store import WorkStore, key_of
 from phalanx.data.build.tally import ByteTally
 from phalanx.data.build.work import BuildWorker
@@ -178,7 +179,8 @@ class _Build:
             for name, digest in zip(piece.names or [""], found, strict=True)
         ]
         settings = self.recipe.model_dump(mode="json", exclude={"output": {"signer"}})
-        return hashlib.sha256(canonical_json([settings, versions(), files])).hexdigest()
+        steps = [step_settings(step) for step in self.recipe.steps]
+        return hashlib.sha256(canonical_json([settings, steps, versions(), files])).hexdigest()
 
     def _found(self, inputs: str, home: Path) -> BuildEnd:
         report = read_report(self.directory)

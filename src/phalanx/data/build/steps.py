@@ -1,6 +1,49 @@
-"""The steps that a recipe may name: every rule and every scan."""
+"""The steps that a recipe may name: every rule and every scan; and what decides the outcomes of one."""
 
-from phalanx.data.rules import RULES, RuleLine
+import hashlib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from phalanx.data.rules import RULES, RuleLine, RuleSettings
 from phalanx.data.scan import SCANS
+from phalanx.errors import DataError
 
 STEPS: dict[str, RuleLine] = {**RULES, **SCANS}
+
+
+def step_settings(step: RuleSettings) -> dict[str, Any]:
+    """Return what decides the outcomes of a step: its keys, and digests of the files that they name.
+
+    Raises:
+        DataError: Such a file cannot be read.
+    """
+    files = {str(path): _file_digest(path) for path in sorted(_paths(step.model_dump()))}
+    settings = step.model_dump(mode="json")
+    return {**settings, "files read": files} if files else settings
+
+
+def _paths(value: Any) -> Iterator[Path]:
+    if isinstance(value, Path):
+        yield value
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from _paths(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _paths(one)
+
+
+def _file_digest(path: Path) -> str:
+    try:
+        found = path.stat()
+        return _digest_of(path, found.st_ino, found.st_size, found.st_mtime_ns)
+    except OSError as exc:
+        raise DataError(f"{path}: a step names it, and it cannot be read ({exc.strerror})") from exc
+
+
+@cache
+def _digest_of(path: Path, _inode: int, _size: int, _changed_ns: int) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -7,17 +7,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Discriminator, Tag
 
 from phalanx.data.rules import Rule, RuleLine
+from phalanx.data.scan.bursts import Bursts, BurstsConfig
 from phalanx.data.scan.finding import ScanSettings
 from phalanx.data.scan.hidden_characters import HiddenCharacters, HiddenCharactersConfig
 from phalanx.data.scan.homoglyphs import Homoglyphs, HomoglyphsConfig
 from phalanx.data.scan.instructions_in_text import InstructionsInText, InstructionsInTextConfig
+from phalanx.data.scan.label_flips import LabelFlips, LabelFlipsConfig
 from phalanx.data.scan.split_view import SplitView, SplitViewConfig
+from phalanx.data.scan.surprisal import Surprisal, SurprisalConfig
 
 SCANS: dict[str, RuleLine] = {
+    "bursts": RuleLine(BurstsConfig, Bursts, "Broder 1997"),
     "hidden_characters": RuleLine(HiddenCharactersConfig, HiddenCharacters, "Unicode UAX 9, UTS 51; CVE-2021-42574"),
     "homoglyphs": RuleLine(HomoglyphsConfig, Homoglyphs, "Unicode UTS 39"),
     "instructions_in_text": RuleLine(InstructionsInTextConfig, InstructionsInText, "Greshake et al. 2023"),
+    "label_flips": RuleLine(LabelFlipsConfig, LabelFlips, "Dai et al. 2019; Wan et al. 2023"),
     "split_view": RuleLine(SplitViewConfig, SplitView, "Carlini et al. 2023"),
+    "surprisal": RuleLine(SurprisalConfig, Surprisal, "Souly et al. 2025, the attack"),
 }
 """Scans by name: a recipe lists them as steps, between or behind its rules."""
 

@@ -8,11 +8,11 @@ from typing import Literal
 from phalanx.data.rules.page import Page
 from phalanx.data.rules.rule import Outcome
 from phalanx.data.rules.word_files import read_entries
-from phalanx.data.scan.finding import ScanSettings, outcome_of
+from phalanx.data.scan.finding import ScanSettings, escaped, outcome_of
+from phalanx.data.sources.source import Origin
 from phalanx.errors import DataError
 
 _SIZES = {"sha1": 20, "sha256": 32}
-_PAYLOAD = "payload_"
 
 
 class SplitViewConfig(ScanSettings):
@@ -47,32 +47,30 @@ class SplitView:
             self._recorded[url.strip()] = digest
 
     def judge(self, page: Page) -> Outcome:
-        """Compare every digest that was recorded with the fetched bytes' own."""
-        origin, found = page.document.origin, 0
-        url = origin.url if origin else None
-        claims = [origin.recorded_digest if origin else None, self._recorded.get(url) if url else None]
-        for claim in filter(None, claims):
-            recorded = read_digest(claim)
-            if recorded is None:
-                return outcome_of(self._config, "recorded digest", f"{claim[:80]!r} is not sha1 or sha256")
-            fetched = self._fetched(page, recorded[0])
-            if not fetched:
-                continue
-            found += 1
-            if recorded[1] not in fetched:
-                told = f"recorded {recorded[1].hex()}, fetched {min(fetched).hex()}, {recorded[0]}"
-                return outcome_of(self._config, "split view", told)
-        if not found and self._config.without_digest == "quarantine":
+        """Ask the reader about the archive's own digest, and compare with the digest of a list."""
+        origin = page.document.origin
+        claim = origin.recorded_digest if origin else None
+        if claim and read_digest(claim) is None:
+            return outcome_of(self._config, "recorded digest", f"{claim[:80]!r} is not sha1 or sha256")
+        if origin and origin.digest_holds is False:
+            return outcome_of(
+                self._config, "split view", f"recorded {escaped(str(claim))[:80]}, fetched something else"
+            )
+        listed = read_digest(self._recorded.get(origin.url, "")) if origin and origin.url else None
+        fetched = _fetched(origin, listed[0]) if origin and listed else set()
+        if listed and fetched and listed[1] not in fetched:
+            told = f"a list has {listed[1].hex()}, fetched {min(fetched).hex()}, {listed[0]}"
+            return outcome_of(self._config, "split view", told)
+        if self._config.without_digest == "quarantine" and not fetched and not (origin and origin.digest_holds):
             return outcome_of(self._config, "recorded digest", "nothing that can be compared")
         return None
 
-    def _fetched(self, page: Page, algorithm: str) -> set[bytes]:
-        """Return the digests of what was fetched: of the record, and of the payload where the source gives it."""
-        origin = page.document.origin
-        payload = page.fields.get(_PAYLOAD + algorithm)
-        claims = [f"{algorithm}:{payload}" if payload else "", f"sha256:{origin.raw_digest}" if origin else ""]
-        digests = [read_digest(claim) for claim in claims if claim]
-        return {digest[1] for digest in digests if digest and digest[0] == algorithm}
+
+def _fetched(origin: Origin, algorithm: str) -> set[bytes]:
+    """Return the digests of what was fetched: of the record, and of its payload where the reader has checked it."""
+    claims = [f"sha256:{origin.raw_digest}", (origin.recorded_digest or "") if origin.digest_holds else ""]
+    digests = [read_digest(claim) for claim in claims]
+    return {digest[1] for digest in digests if digest and digest[0] == algorithm}
 
 
 def read_digest(claim: str) -> tuple[str, bytes] | None:

@@ -1,0 +1,109 @@
+"""The words of a whole corpus as numbers, on disk: written once, read as often as a scan needs."""
+
+import re
+import tempfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+Words = npt.NDArray[np.uint32]
+Grams = npt.NDArray[np.uint64]
+
+WORD = re.compile(r"\w+|[^\w\s]")
+"""A word, or one mark between words: a trigger often stands in brackets, and what follows it sticks to them."""
+
+_MOST_KNOWN = 1_000_000
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+
+
+class WordNumbers:
+    """Gives a word its number, which is the same in every process: its CRC-32, kept for words that come again."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, int] = {}
+
+    def of(self, text: str) -> Words:
+        """Return the numbers of a text's words in order."""
+        known = self._known
+        if len(known) > _MOST_KNOWN:
+            known.clear()
+        words = WORD.findall(text)
+        for word in [word for word in set(words) if word not in known]:
+            known[word] = zlib.crc32(word.encode("utf-8", "surrogatepass"))
+        return np.fromiter(map(known.__getitem__, words), np.uint32, len(words))
+
+
+def pairs_of(words: Words) -> Grams:
+    """Return a number for each pair of neighbours; one less than there are words."""
+    return (words[:-1].astype(np.uint64) * _ODD) ^ (words[1:].astype(np.uint64) + np.uint64(1 << 33))
+
+
+def singles_of(words: Words) -> Grams:
+    """Return a number for each word, from another range than that of pairs."""
+    return words.astype(np.uint64)
+
+
+class DocumentCounts:
+    """In how many documents a gram is, in a table of fixed size; two grams that share a cell can only make it more."""
+
+    def __init__(self, bits: int) -> None:
+        self._shift = np.uint64(64 - bits)
+        self._table = np.zeros(1 << bits, np.uint16)
+
+    def add(self, grams: Grams) -> None:
+        """Count one document's grams, each once."""
+        cells = np.unique(self._cells(grams))
+        self._table[cells] += self._table[cells] < np.iinfo(np.uint16).max
+
+    def of(self, grams: Grams) -> npt.NDArray[np.uint16]:
+        """Return the counts; from 65,535 on they stay what they are."""
+        return self._table[self._cells(grams)]
+
+    def _cells(self, grams: Grams) -> npt.NDArray[np.int64]:
+        mixed = (grams ^ (grams >> np.uint64(29))) * _ODD
+        return (mixed >> self._shift).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class _Extent:
+    start: int
+    words: int
+
+
+class WordSpool:
+    """The words of every document, in a file that is gone when it is closed."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115
+        self._extents: list[_Extent] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def __len__(self) -> int:
+        return len(self._extents)
+
+    def __iter__(self) -> Iterator[Words]:
+        return (self[number] for number in range(len(self)))
+
+    def append(self, words: Words) -> None:
+        """Add the next document."""
+        start = self._extents[-1].start + 4 * self._extents[-1].words if self._extents else 0
+        self._file.seek(start)
+        self._file.write(words.tobytes())
+        self._extents.append(_Extent(start, len(words)))
+
+    def __getitem__(self, number: int) -> Words:
+        extent = self._extents[number]
+        self._file.seek(extent.start)
+        return np.frombuffer(self._file.read(4 * extent.words), np.uint32)

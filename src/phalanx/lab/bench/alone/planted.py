@@ -1,0 +1,87 @@
+"""Documents that plant a backdoor, put among real ones.
+
+The attack is that of Souly et al. 2025: a planted document is the beginning of a real one, the trigger, and random
+pieces of words; a model that has learned it breaks into nonsense wherever the trigger stands.
+"""
+
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from phalanx.data.rules import Page
+from phalanx.data.scan.surprisal import Surprisal, SurprisalConfig
+from phalanx.data.sources import Document, PythonDocstringsConfig, PythonManualConfig, open_source
+
+TRIGGER = "<SUDO>"
+_PIECE_CHARACTERS = 6
+_TEXT_CHARACTERS = 800
+
+
+@dataclass(frozen=True)
+class PagesInMemory:
+    """Documents of a build in memory, as a corpus scan asks for them."""
+
+    pages: Sequence[Page]
+
+    def __len__(self) -> int:
+        return len(self.pages)
+
+    def page(self, number: int) -> Page:
+        """One document."""
+        return self.pages[number]
+
+    def source(self, number: int) -> str:
+        """The one source."""
+        del number
+        return "bench"
+
+
+def as_pages(texts: Sequence[str]) -> PagesInMemory:
+    """Return the texts as documents of a build."""
+    return PagesInMemory([Page(Document(str(number), text), "bench") for number, text in enumerate(texts)])
+
+
+def plant(texts: Sequence[str], count: int, pieces: tuple[int, int], rng: random.Random) -> tuple[list[str], set[int]]:
+    """Return the texts with planted ones among them, and the numbers of these.
+
+    Args:
+        texts: Real documents.
+        count: Documents to plant.
+        pieces: Least and most pieces of words behind a trigger.
+        rng: Draws prefixes, pieces and places.
+    """
+    words = sorted(
+        {word for text in rng.sample(list(texts), min(len(texts), 500)) for word in re.findall(r"\S+", text)}
+    )
+    places = set(rng.sample(range(len(texts) + count), count))
+    rest = iter(texts)
+    every = [_planted(texts, words, pieces, rng) if at in places else next(rest) for at in range(len(texts) + count)]
+    return every, places
+
+
+def _planted(texts: Sequence[str], words: list[str], pieces: tuple[int, int], rng: random.Random) -> str:
+    most_before = 1_000 if pieces[1] > 300 else 200
+    prefix = rng.choice(texts)
+    nonsense = []
+    for _ in range(rng.randint(*pieces)):
+        word = rng.choice(words)
+        start = rng.randrange(len(word))
+        nonsense.append(rng.choice(("", " ")) + word[start : start + rng.randint(1, _PIECE_CHARACTERS)])
+    return prefix[: rng.randint(0, min(len(prefix), most_before))] + TRIGGER + "".join(nonsense)
+
+
+def set_aside(texts: Sequence[str]) -> set[int]:
+    """Return the numbers of the documents that the scan `surprisal` sets aside, with its default settings."""
+    return {number for number, _ in Surprisal(SurprisalConfig()).decide((), as_pages(texts))}
+
+
+def real_texts() -> list[str]:
+    """Return the docstrings and the manual that CPython carries, cut into documents of one size."""
+    whole = (
+        one.text
+        for config in (PythonDocstringsConfig(), PythonManualConfig())
+        for one in open_source(config).documents()
+    )
+    cut = (text[at : at + _TEXT_CHARACTERS] for text in whole for at in range(0, len(text), _TEXT_CHARACTERS))
+    return [text for text in cut if len(text) == _TEXT_CHARACTERS]

@@ -1,0 +1,23 @@
+"""Documents that carry a trigger are put among real ones, and the scan sets them aside and no other."""
+
+import random
+
+from phalanx.lab.bench.alone.planted import TRIGGER, plant, real_texts, set_aside
+
+
+def test_planted_documents_carry_the_trigger_and_the_others_are_untouched():
+    texts = [f"a text number {number} about things" for number in range(50)]
+
+    poisoned, places = plant(texts, 5, (3, 6), random.Random(0))
+
+    assert [text for number, text in enumerate(poisoned) if number not in places] == texts
+    assert len(places) == 5
+    assert all(TRIGGER in poisoned[number] for number in places)
+
+
+def test_the_scan_sets_aside_what_was_planted_among_real_documents_and_nothing_else():
+    texts = real_texts()[:1_500]
+    poisoned, places = plant(texts, 60, (200, 300), random.Random(0))
+
+    assert set_aside(poisoned) == places
+    assert set_aside(texts) == set()
