@@ -3,7 +3,7 @@
 import pytest
 from hand_made import EPOCH, IDENTITIES, OWNER, make_world, received, standing
 
-from phalanx.errors import NoHolderError, PeerLostError, PeerRefusedError, VerificationError
+from phalanx.errors import ConfigError, NoHolderError, PeerLostError, PeerRefusedError, VerificationError
 from phalanx.pipeline.assignment.assignment import roles_of
 from phalanx.pipeline.assignment.rebalance import Balance
 from phalanx.pipeline.membership.admission import Admission
@@ -560,6 +560,27 @@ def test_what_does_not_hold_convicts_nobody_at_a_fall_back(begun):
     assert begun.failover.alive == list(WORKERS)
 
 
+def test_an_owner_that_loses_every_worker_at_a_fall_back_goes_on_alone(begun):
+    begun.mute, begun.failover.timeout_s = set(WORKERS), 5.0
+
+    begun.do(begun.failover.fall_back(0, KNOWN))
+
+    assert (begun.failover.alive, set(begun.holders.values())) == ([], {OWNER})
+
+
+def test_a_run_that_has_begun_goes_on_with_less_memory_than_it_needs_and_one_that_has_not_does_not_begin(run):
+    run.members.rooms = {name: {ALONE: 1} for name in (*WORKERS, OWNER)}
+    with pytest.raises(ConfigError, match="memory"):
+        run.do(run.failover.begin(0))
+
+    run.members.rooms = {}
+    run.do(run.failover.begin(0))
+    run.members.rooms = {name: {ALONE: 1} for name in (*WORKERS, OWNER)}
+    run.do(run.failover.fall_back(0, KNOWN))
+
+    assert run.bodies("memory_short")
+
+
 # --- revoked certificates --------------------------------------------------------------------------------------------
 
 
@@ -612,6 +633,7 @@ def test_a_party_that_leaves_hands_over_and_is_let_go_without_blame(begun):
     begun.do(begun.failover.regroup([], 1, EVEN))
 
     assert begun.kinds == ["stages_moved", "left"]
+    assert begun.bodies("stages_moved") == [{"step": 1, "to": {"1": begun.holders[1]}, "pace_s": {}}]
     assert begun.facts.assignment.copies_of("worker-1") == ()
     assert [name for name, message in begun.told if isinstance(message, Shutdown)] == ["worker-1"]
     assert (begun.failover.alive, begun.failover.leaving) == (["worker-2", "worker-3"], set())
@@ -657,6 +679,15 @@ def test_stages_move_away_from_a_slow_party_only_where_pace_is_measured(begun):
     assert begun.failover.is_unsound(2, slow)
     slow.every = 0
     assert not begun.failover.is_unsound(2, slow)
+    assert not begun.failover.is_unsound(2, Balance([1.0] * 4, 2))
+
+
+def test_stages_stay_where_no_other_party_has_more_room(begun):
+    begun.members.rooms = {name: {ALONE: 1} for name in (*WORKERS, OWNER)}
+    begun.do(begun.failover.begin_again(1))
+
+    assert begun.bodies("memory_short")
+    assert not begun.failover.is_unsound(1, EVEN)
 
 
 # --- the paper's recoveries ------------------------------------------------------------------------------------------
