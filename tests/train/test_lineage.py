@@ -146,7 +146,7 @@ def test_lines_that_commit_to_other_samples_are_not_believed(trained, dataset: P
     path = past.path / "metrics.jsonl"
     whole = path.read_text()
     lines = whole.splitlines(keepends=True)
-    changed = json.loads(lines[2]) | {"samples": "0" * 64}
+    changed = json.loads(lines[2]) | {"samples_digest": "0" * 64}
     path.write_text("".join([*lines[:2], canonical_json(changed).decode() + "\n", *lines[3:]]))
 
     try:

@@ -21,7 +21,7 @@ def test_lines_of_log_and_metrics_commit_to_the_samples_that_the_order_gives(tra
 
     events = [json.loads(line) for line in (home / "events.jsonl").read_text().splitlines()]
 
-    assert {line["step"]: line["samples"] for line in read_metrics(home / "metrics.jsonl")} == expected
+    assert {line["step"]: line["samples_digest"] for line in read_metrics(home / "metrics.jsonl")} == expected
     logged = {one["body"]["step"]: one["body"]["samples"] for one in events if one["kind"] == "step"}
     assert logged == expected
     assert [one["body"]["corpus"] for one in events if one["kind"] == "run_started"] == [corpus.digest]

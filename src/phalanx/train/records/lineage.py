@@ -131,7 +131,7 @@ def _corpus(past: PastRun, dataset: DatasetConfig) -> Corpus:
 
 def _lines(past: PastRun) -> _Lines:
     rows = read_metrics(past.path / "metrics.jsonl")
-    found = _Lines(set(), {}, {int(row["step"]): row.get("samples") for row in rows}, {})
+    found = _Lines(set(), {}, {int(row["step"]): row.get("samples_digest") for row in rows}, {})
     path = past.path / LOG_FILE
     with path.open("rb") as file:
         for line in walk(file, path, past.owner, past.run_id):

@@ -186,7 +186,7 @@ class RunRecorder:
                 "step": result.step,
                 "time": time.time(),
                 "batch": result.batch,
-                "samples": self.samples.of(result.step),
+                "samples_digest": self.samples.of(result.step),
                 "loss": result.loss,
                 "lr": lr,
                 "grad_norm": result.gradient_norm,
