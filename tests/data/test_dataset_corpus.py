@@ -89,6 +89,18 @@ def test_a_group_that_the_dataset_has_not_is_refused_by_name(made, tmp_path, cha
         prepare(config(made[0], **changes), tmp_path, seed=1)
 
 
+def test_a_dataset_without_held_out_text_is_refused_unless_the_run_brings_its_own(made, tmp_path):
+    few = tmp_path / "few"
+    write_tiny_dataset(few, {"web": TEXTS["web"][:4], "code": TEXTS["code"][:4]})
+    (tmp_path / "held_out.txt").write_text("\n".join(TEXTS["code"]))
+    own = [{"name": "mine", "sources": [{"kind": "text", "path": str(tmp_path / "held_out.txt")}]}]
+
+    with pytest.raises(DataError, match=r"validation split has no sequence of 16 tokens; build it with a larger"):
+        prepare(config(few), tmp_path, seed=1)
+
+    assert prepare(config(few, validation=own), tmp_path, seed=1).num_validation_sequences == 0
+
+
 def test_a_field_that_is_not_there_is_refused_by_name(made, tmp_path):
     phases = [{"curriculum": {"by": "beauty"}}]
     loader = BatchLoader(prepare(config(made[0], phases=phases), tmp_path, seed=1), 4, 1)

@@ -27,8 +27,8 @@ def open_shards(config: DataConfig, dataset: DatasetConfig, tokenizer: TextToken
 
     Raises:
         ConfigError: A group is not in the dataset.
-        DataError: The dataset is altered, signed by another key or encoded with another tokenizer, or a group has no
-            training sequence.
+        DataError: The dataset is altered, signed by another key or encoded with another tokenizer, a group has no
+            training sequence, or nothing is there to validate on.
     """
     found, names = open_groups(config, dataset, tokenizer)
     record = found.manifest.tokenizer
@@ -38,7 +38,13 @@ def open_shards(config: DataConfig, dataset: DatasetConfig, tokenizer: TextToken
     ]
     path = dataset.path / TOKENIZER_FILE
     facts = CorpusFacts(found.digest, record.vocab_size, record.eos_id, path, found.trust)
-    return Corpus(facts, groups, SequenceLayout.of(config))
+    corpus = Corpus(facts, groups, SequenceLayout.of(config))
+    if not (corpus.num_validation_sequences or config.validation):
+        raise DataError(
+            f"{dataset.path}: its validation split has no sequence of {config.sequence_length} tokens; build it with a "
+            "larger output.validation_share or of more documents, or give the run file a data.validation with a text"
+        ).about(code="PHX-I012", file=str(dataset.path), do="build it with a larger output.validation_share")
+    return corpus
 
 
 def _split(found: Dataset, group: str, split: str) -> TokenSplit:
