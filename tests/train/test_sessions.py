@@ -53,7 +53,7 @@ def test_the_log_names_the_whole_corpus_and_each_line_its_samples(session_of, tm
 
     opening = next(line["body"] for line in lines(tmp_path, "events.jsonl") if line["kind"] == "run_started")
     assert opening["corpus"] == "c0" * 32
-    assert {line["samples"] for line in lines(tmp_path, "metrics.jsonl")} == {samples_digest(range(8))}
+    assert {line["samples_digest"] for line in lines(tmp_path, "metrics.jsonl")} == {samples_digest(range(8))}
     assert samples_digest(range(8)) == blake3(b"phalanx/samples/1\0[0,1,2,3,4,5,6,7]").hexdigest()
 
 
