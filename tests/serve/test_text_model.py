@@ -73,6 +73,7 @@ def test_the_likeliest_tokens_are_those_of_transformers_without_a_cache(director
     expected = [WORDS[token] for token in row[len(ids) :] if token > 1]
     assert [word for word in found.text.split() if word != "<unk>"] == expected
     assert (found.prompt_tokens, found.tokens) == (3, len(row) - len(ids))
+    assert found.finish == ("stop" if row[-1] == 1 else "length")
 
 
 def test_one_seed_writes_one_text_and_leaves_the_draws_of_others_alone(model):

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from made_dataset import FACTS, entry_of, ids_of, make_dataset
 from phalanx.config import canonical_json
 from phalanx.data.shards import DatasetWriter, DocumentEntry, SealKey, fingerprint_of, open_dataset
-from phalanx.data.shards.proof import DocumentPlace, check_proof, prove_document, read_proof
+from phalanx.data.shards.proof import DocumentPlace, _place, check_proof, prove_document, read_proof
 from phalanx.errors import DataError
 from phalanx.security.crypto import Identity
 
@@ -145,3 +146,12 @@ def test_a_digest_that_is_none_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(DataError, match="expected 64 characters"):
         prove_document(open_dataset(tmp_path), "A" * 64)
+
+
+@pytest.mark.parametrize("part", [1, 2])
+def test_a_record_of_a_part_that_is_not_there_proves_nothing(part):
+    record = {"part": part, "source": 0, "document": 0, "start": 0, "tokens": 1}
+    statement = SimpleNamespace(parts=(("web", "train"),))
+
+    with pytest.raises(DataError, match=f"a record is of part {part}, there are 1"):
+        _place(record, statement, "proof.json")
