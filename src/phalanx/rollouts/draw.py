@@ -2,8 +2,8 @@
 
 Every token of the vocabulary gets a number from a standard Gumbel distribution, as a public function of seed, step,
 prompt, sample, position and token. The token with the largest sum of scaled logit and number wins, which is an exact
-draw from the softmax (Gumbel-max). A checker whose logits are a little different finds the same winner, or one whose
-lead is as small as that difference: its lead, in logits, is the margin of a draw.
+draw from the softmax (Gumbel-max). A checker with slightly different logits finds the same winner, or another one with
+a lead as small as that difference: this lead, in logits, is the margin of a draw.
 
 Source: Maddison et al. 2014 (Gumbel-max); Karvonen et al. 2025, arXiv 2511.20621 (margins of seeded draws).
 """
@@ -183,4 +183,5 @@ def _mixed(bits: Tensor) -> Tensor:
 
 def _shifted(bits: Tensor, by: int) -> Tensor:
     # a shift of signed numbers repeats the sign
-    return (bits >> by) & (2 ** (64 - by) - 1)
+    shifted: Tensor = (bits >> by) & (2 ** (64 - by) - 1)
+    return shifted
