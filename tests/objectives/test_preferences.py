@@ -34,7 +34,7 @@ def by_hand(kind, logits, labels, extras):
     totals, counts, scores = [], [], []
     for row in range(ROWS):
         places = [place for place in range(SEQ) if labels[row, place] != IGNORE]
-        scores.append(float(logits[row, places[-1] + 1, 0]))
+        scores.append(float(logits[row, places[-1] + 1, 0].detach()))
         if kind != "reward":
             spoken = torch.log_softmax(logits[row].detach().to(torch.float64), -1)
             totals.append(sum(float(spoken[place, labels[row, place]]) for place in places))
@@ -43,32 +43,25 @@ def by_hand(kind, logits, labels, extras):
     ratio = [total - known for total, known in zip(totals, reference, strict=False)]
     mean = [total / count for total, count in zip(totals, counts, strict=False)]
 
-    def lost(gap):
-        return math.log1p(math.exp(-gap))
-
-    def odds(value):
-        return value - math.log1p(-math.exp(value))
-
     moved = max(0.0, (ratio[1] + ratio[3]) / 2) if kind == "kto" else 0.0
-    total = 0.0
-    for c, r in ((0, 1), (2, 3)):
-        match kind:
-            case "dpo":
-                total += lost(0.1 * (ratio[c] - ratio[r]))
-            case "ipo":
-                total += (ratio[c] / counts[c] - ratio[r] / counts[r] - 5.0) ** 2
-            case "orpo":
-                total += -mean[c] + 0.1 * lost(odds(mean[c]) - odds(mean[r]))
-            case "simpo":
-                total += lost(2.0 * (mean[c] - mean[r]) - 1.0)
-            case "cpo":
-                total += lost(0.1 * (totals[c] - totals[r])) - mean[c]
-            case "kto":
-                sign = 1 if extras["wanted"][c] == 1 else -1
-                total += 1 - 1 / (1 + math.exp(-0.1 * sign * (ratio[c] - moved)))
-            case "reward":
-                total += lost(scores[c] - scores[r] - float(extras["margin"][c]))
-    return total
+    formulas = {
+        "dpo": lambda c, r: lost(0.1 * (ratio[c] - ratio[r])),
+        "ipo": lambda c, r: (ratio[c] / counts[c] - ratio[r] / counts[r] - 5.0) ** 2,
+        "orpo": lambda c, r: -mean[c] + 0.1 * lost(odds(mean[c]) - odds(mean[r])),
+        "simpo": lambda c, r: lost(2.0 * (mean[c] - mean[r]) - 1.0),
+        "cpo": lambda c, r: lost(0.1 * (totals[c] - totals[r])) - mean[c],
+        "kto": lambda c, r: 1 - 1 / (1 + math.exp(-0.1 * (2 * int(extras["wanted"][c]) - 1) * (ratio[c] - moved))),
+        "reward": lambda c, r: lost(scores[c] - scores[r] - float(extras["margin"][c])),
+    }
+    return formulas[kind](0, 1) + formulas[kind](2, 3)
+
+
+def lost(gap):
+    return math.log1p(math.exp(-gap))
+
+
+def odds(value):
+    return value - math.log1p(-math.exp(value))
 
 
 @pytest.mark.parametrize("kind", PAIRED)
@@ -95,7 +88,8 @@ def test_the_gradient_is_that_of_finite_differences(kind):
             # the divergence that companions estimate is a number to the gradient, and they have none
             direction[1::2] = 0
         step = 1e-2
-        above, below = (float(objective(logits.detach() + s * step * direction, labels, extras)[0]) for s in (1, -1))
+        near = [logits.detach() + sign * step * direction for sign in (1, -1)]
+        above, below = (float(objective(one, labels, extras)[0]) for one in near)
         assert float((found * direction).sum()) == pytest.approx((above - below) / (2 * step), rel=2e-3, abs=1e-4)
 
 
@@ -149,11 +143,11 @@ def test_the_losses_of_microbatches_add_up_to_that_of_the_batch(kind):
     objective = objective_of(kind)
 
     parts = [
-        float(objective(logits[at : at + 2], labels[at : at + 2], {k: v[at : at + 2] for k, v in extras.items()})[0])
+        objective(logits[at : at + 2], labels[at : at + 2], {k: v[at : at + 2] for k, v in extras.items()})[0].detach()
         for at in (0, 2)
     ]
 
-    assert sum(parts) == pytest.approx(float(objective(logits, labels, extras)[0].detach()), rel=1e-6)
+    assert float(sum(parts)) == pytest.approx(float(objective(logits, labels, extras)[0].detach()), rel=1e-6)
 
 
 def test_smoothing_doubts_every_pair_a_little():
@@ -202,7 +196,7 @@ def test_a_score_is_that_of_a_rows_last_token_and_a_row_that_is_cut_off_has_none
 
     labels[3, -1] = 0
 
-    with pytest.raises(DataError, match="row 3 has no answer that ends inside the row"):
+    with pytest.raises(DataError, match="row 3 has no answer that ends in it"):
         row_scores(logits, labels)
-    with pytest.raises(DataError, match='give the model one score with model.head = "score"'):
+    with pytest.raises(DataError, match=r'give the model one score with model\.head = "score"'):
         row_scores(torch.zeros(2, 3, 9), torch.zeros(2, 3, dtype=torch.int64))

@@ -13,11 +13,11 @@ from transformers import AutoModelForCausalLM
 from phalanx.errors import ModelError
 from phalanx.models.adapters import draw_adapter, inject_adapter, is_adapter
 from phalanx.models.config import AdapterConfig, Attention, SpfConfig
-from phalanx.models.families import TRANSFORMERS_REFUSALS, family_of, shared_hub_config
+from phalanx.models.families import TRANSFORMERS_REFUSALS, family_of, head_of, shared_hub_config
 from phalanx.models.family import HEAD, HEAD_WEIGHT, SCORE, SCORE_WEIGHT, Family
-from phalanx.models.heads import draw_score, head_of
 from phalanx.models.layout import StageSpec
 from phalanx.models.quiet import one_at_a_time, quiet_transformers
+from phalanx.models.seeding import draw_score
 from phalanx.models.source import ModelSource
 from phalanx.models.spf import choose_rows
 from phalanx.models.stage import StageModule

@@ -123,7 +123,9 @@ class ModelConfig(StrictModel):
     @model_serializer(mode="wrap")
     def _as_before(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         """Leave family and head out where there are none: the digests of other runs stay as they were."""
-        return {name: value for name, value in write(self).items() if name not in ("family", "head") or value is not None}
+        return {
+            name: value for name, value in write(self).items() if name not in ("family", "head") or value is not None
+        }
 
     @model_validator(mode="after")
     def _check_origin(self) -> "ModelConfig":

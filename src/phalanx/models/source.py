@@ -12,9 +12,8 @@ from torch import Tensor
 from phalanx.errors import ModelError
 from phalanx.models.config import ModelConfig
 from phalanx.models.directory import TOKENIZER, model_directory, read_config
-from phalanx.models.families import family_of, hub_config_dict, parse_hub_config
+from phalanx.models.families import config_with_head, family_of, head_of, hub_config_dict, parse_hub_config
 from phalanx.models.family import HEAD_WEIGHT
-from phalanx.models.heads import config_with_head, head_of
 from phalanx.models.hub_files import find_tokenizer
 from phalanx.models.packaged import open_packaged
 from phalanx.models.scratch import write_random_model
@@ -167,8 +166,8 @@ def open_model(config: ModelConfig, cache_dir: Path, seed: int) -> ModelSource:
             bytes, whatever stages are later cut from them.
 
     Raises:
-        ModelError: The model is missing, malformed, of an unknown family, has fewer layers than are asked for, or cannot
-            have the head.
+        ModelError: The model is missing, malformed, of an unknown family, has fewer layers than are asked for, or
+            cannot have the head.
     """
     source = _open_whole(config, cache_dir, seed)
     source = source if config.layers is None else source.shortened(config.layers)

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from phalanx.errors import DataError
-from phalanx.objectives.causal_lm import check_labels
-from phalanx.objectives.objective import IGNORE
+from phalanx.objectives.causal_lm import IGNORE, check_labels
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int64

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from phalanx.errors import DataError
-from phalanx.objectives.objective import IGNORE
+from phalanx.objectives.causal_lm import IGNORE
 from phalanx.objectives.pairs import sides
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MARGIN = "margin"
-"""The name of the extra rows with the gap that a pair is to have, float32 ``[batch]``; both rows of it have the same."""
+"""The name of the extra rows with the gap that a pair is to have, float32 ``[batch]``; both rows have the same."""
 
 
 def reward(
@@ -44,9 +44,7 @@ def reward(
     return losses.sum(), len(losses)
 
 
-def row_scores(
-    logits: Float[Tensor, "batch seq 1"], labels: Int64[Tensor, "batch seq"]
-) -> Float[Tensor, " batch"]:
+def row_scores(logits: Float[Tensor, "batch seq 1"], labels: Int64[Tensor, "batch seq"]) -> Float[Tensor, " batch"]:
     """Take each row's score: that of its last token, which is the one that its last counted label stands for.
 
     Raises:
@@ -64,6 +62,6 @@ def row_scores(
     wrong = ((last == 0) | (last == labels.shape[1])).nonzero().flatten().tolist()
     if wrong:
         raise DataError(
-            f"reward: row {wrong[0]} has no answer that ends inside the row; raise data.sequence_length, or leave it out"
+            f"reward: row {wrong[0]} has no answer that ends in it; raise data.sequence_length, or leave it out"
         )
     return logits.float().squeeze(2).gather(1, last.unsqueeze(1)).squeeze(1)
