@@ -176,7 +176,8 @@ def generate(
         ConfigError: `sampling` or a message has an unknown field, or a value that it cannot have.
         PhalanxError: As `open_text_model` and `TextModel` do.
     """
-    from phalanx.serve import ChatMessage, SamplingRule, TextModel, open_text_model  # noqa: PLC0415 - they load torch
+    from phalanx.data.chat import ChatMessage  # noqa: PLC0415 - it is needed here alone
+    from phalanx.serve import SamplingRule, TextModel, open_text_model  # noqa: PLC0415 - they load torch
 
     try:
         rule = SamplingRule.model_validate(dict(sampling or {}))
