@@ -1,0 +1,13 @@
+"""Preferences: which of two answers is better, or whether one is wanted; as pairs of rows."""
+
+from typing import TYPE_CHECKING
+
+from phalanx.late_names import late_names
+
+if TYPE_CHECKING:
+    from phalanx.data.preferences.pairs import PairCorpus, PairRows, prepare_preferences
+
+__all__ = ["PairCorpus", "PairRows", "prepare_preferences"]
+
+if not TYPE_CHECKING:
+    __getattr__ = late_names(__name__, {"pairs": ("PairCorpus", "PairRows", "prepare_preferences")})

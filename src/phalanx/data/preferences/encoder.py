@@ -1,0 +1,105 @@
+"""A prompt and one answer in tokens, with the labels of the answer alone."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from phalanx.closing import Closeable
+from phalanx.data.batch import IGNORE
+from phalanx.data.chat.conversation import ChatMessage, Conversation
+from phalanx.data.chat.encoding import ChatEncoder
+from phalanx.data.chat.settings import OF_MODEL
+from phalanx.data.chat.template import DEFAULT_TEMPLATES, default_template, model_template, template_from_file
+from phalanx.data.preferences.preference import Preference
+from phalanx.data.tokenizers.tokenizer import TextTokenizer
+from phalanx.errors import DataError
+
+
+@dataclass(frozen=True)
+class EncodedAnswer:
+    """A prompt with an answer.
+
+    Attributes:
+        ids: Up to the token that ends the answer.
+        labels: Already shifted; IGNORE outside the answer.
+        most: So many tokens a row has.
+    """
+
+    ids: list[int]
+    labels: list[int]
+    most: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether a row can hold it."""
+        return len(self.ids) <= self.most
+
+    def cut(self, tokens: int) -> "EncodedAnswer":
+        """Return its first tokens; nothing is said of the one behind the last of them."""
+        if len(self.ids) <= tokens:
+            return self
+        return replace(self, ids=self.ids[:tokens], labels=[*self.labels[: tokens - 1], IGNORE])
+
+
+class AnswerEncoder(Closeable):
+    """An encoder of prompts that are plain text, or conversations by a chat template.
+
+    Args:
+        template: As the run file has it.
+        tokenizer: Of the run.
+        path: Its ``tokenizer.json``, beside which a model's template lies.
+        tokens: Of a row.
+
+    Raises:
+        DataError: The template cannot be read.
+    """
+
+    def __init__(self, template: str, tokenizer: TextTokenizer, path: Path, tokens: int) -> None:
+        self.tokens = tokens
+        self._tokenizer, self._template, self._home = tokenizer, template, path.parent
+        self._chat: ChatEncoder | None = None
+
+    def encode(self, name: str, one: Preference, answer: str) -> EncodedAnswer:
+        """Encode a prompt with an answer.
+
+        Raises:
+            DataError: Names the line: the tokenizer or the template makes nothing of it.
+        """
+        try:
+            return self._of_messages(one, answer) if one.messages else self._of_text(one.text, answer)
+        except DataError as exc:
+            raise DataError(f"{name}: {exc}") from exc
+
+    def close(self) -> None:
+        """End the template's process."""
+        if self._chat is not None:
+            self._chat.close()
+
+    def _of_text(self, prompt: str, answer: str) -> EncodedAnswer:
+        before, said = self._tokenizer.encode([prompt, answer])
+        ids = [*before, *said, self._tokenizer.eos_id]
+        labels = [*[IGNORE] * (len(before) - 1), *said, self._tokenizer.eos_id, IGNORE]
+        return EncodedAnswer(ids, labels, self.tokens)
+
+    def _of_messages(self, one: Preference, answer: str) -> EncodedAnswer:
+        if self._chat is None:
+            self._chat = self._open()
+        last = ChatMessage(role="assistant", content=answer)
+        encoded = self._chat.encode(Conversation(messages=(*one.messages, last)))
+        prompt = self._chat.encode_prompt(one.messages)
+        ids, labels = encoded.ids.tolist(), encoded.labels.tolist()
+        if ids[: len(prompt)] != prompt:
+            raise DataError("the chat template writes the prompt otherwise where an answer follows; take another one")
+        labels[: len(prompt) - 1] = [IGNORE] * (len(prompt) - 1)
+        end = max((at for at, label in enumerate(labels) if label != IGNORE), default=None)
+        if end is None:
+            raise DataError("the chat template leaves nothing of the answer to learn; take another one")
+        # what the template writes behind the answer nobody says
+        return EncodedAnswer(ids[: end + 2], [*labels[: end + 1], IGNORE], self.tokens)
+
+    def _open(self) -> ChatEncoder:
+        backend, end = self._tokenizer.backend, self._tokenizer.backend.id_to_token(self._tokenizer.eos_id)
+        if self._template in DEFAULT_TEMPLATES:
+            return ChatEncoder(default_template(self._template, end), backend)
+        if self._template != OF_MODEL:
+            return ChatEncoder(template_from_file(Path(self._template), self._home, end), backend)
+        return ChatEncoder(model_template(self._home) or default_template("chatml", end), backend)

@@ -1,0 +1,282 @@
+"""Preferences as the loader and the loop know sequences: two rows a pair, neighbours in every microbatch."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from phalanx.data.batch import IGNORE, Batch
+from phalanx.data.config import BpeConfig, DataConfig
+from phalanx.data.preferences.encoder import AnswerEncoder, EncodedAnswer
+from phalanx.data.preferences.files import PreferenceFiles
+from phalanx.data.preferences.preference import Preference
+from phalanx.data.preferences.settings import PreferencesConfig
+from phalanx.data.tokenizers.tokenizer import (
+    TOKENIZER_FILE,
+    TextTokenizer,
+    load_tokenizer,
+    locate_tokenizer,
+    vocabulary_digest,
+)
+from phalanx.data.tokenizers.training import train_bpe
+from phalanx.errors import ConfigError, DataError
+
+MARGIN, WANTED = "margin", "wanted"
+_DRAW_BITS = 32
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class PairRows:
+    """Pairs as tensors; pair k is rows 2k and 2k + 1.
+
+    Attributes:
+        ids: int64 ``[2 pairs, tokens]``, padded behind.
+        labels: The same shape, already shifted; IGNORE outside the answers.
+        extras: Further rows by name, ``[2 pairs]``.
+    """
+
+    ids: Tensor
+    labels: Tensor
+    extras: Mapping[str, Tensor]
+
+    @property
+    def num_pairs(self) -> int:
+        """How many there are."""
+        return len(self.ids) // 2
+
+    def rows(self, start: int, stop: int) -> Batch:
+        """Rows by number, whatever pair they are of."""
+        return self._batch(list(range(start, stop)))
+
+    def pairs(self, indices: Sequence[int]) -> Batch:
+        """Pairs by number: two rows each.
+
+        Raises:
+            DataError: There is no such pair.
+        """
+        for index in indices:
+            if not 0 <= index < self.num_pairs:
+                raise DataError(f"pair {index} was asked for; there are 0 to {self.num_pairs - 1}")
+        return self._batch([2 * index + side for index in indices for side in (0, 1)])
+
+    def _batch(self, rows: list[int]) -> Batch:
+        chosen = torch.tensor(rows, dtype=torch.int64)
+        extras = {name: column[chosen] for name, column in self.extras.items()}
+        return Batch(self.ids[chosen], self.labels[chosen], tuple(rows), extras)
+
+    def with_extras(self, more: Mapping[str, Tensor], read: Sequence[str]) -> "PairRows":
+        """Return the same rows with further columns, of which those are kept that an objective reads."""
+        whole = {**self.extras, **more}
+        return replace(self, extras={name: whole[name] for name in read if name in whole})
+
+    def digest(self) -> str:
+        """SHA-256 in hex over ids, labels and further columns."""
+        total = hashlib.sha256(repr(tuple(self.ids.shape)).encode())
+        for name, tensor in (("ids", self.ids), ("labels", self.labels), *sorted(self.extras.items())):
+            total.update(name.encode())
+            total.update(tensor.contiguous().numpy().tobytes())
+        return total.hexdigest()
+
+
+@dataclass(frozen=True)
+class PairCorpus:
+    """The pairs of a run, to be drawn from by a loader: a number is a pair.
+
+    Attributes:
+        train: Trained on.
+        held_out: Held out: no prompt of them is trained on.
+        vocab_size: One more than the largest token id.
+        eos_id: Ends every text.
+        tokenizer_path: Its ``tokenizer.json``.
+        vocabulary_digest: SHA-256 in hex over what decides the ids of a text.
+    """
+
+    train: PairRows
+    held_out: PairRows
+    vocab_size: int
+    eos_id: int
+    tokenizer_path: Path
+    vocabulary_digest: str
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 in hex of every row, log-probabilities of a reference included where there are any."""
+        parts = (self.train.digest(), self.held_out.digest(), self.vocabulary_digest)
+        return hashlib.sha256(" ".join(parts).encode()).hexdigest()
+
+    @property
+    def num_train_sequences(self) -> int:
+        """Pairs that are trained on."""
+        return self.train.num_pairs
+
+    @property
+    def num_validation_sequences(self) -> int:
+        """Pairs that are held out."""
+        return self.held_out.num_pairs
+
+    def train_batch(self, indices: Sequence[int]) -> Batch:
+        """Pairs by number, two rows each."""
+        return self.train.pairs(indices)
+
+    def validation_batch(self, indices: Sequence[int]) -> Batch:
+        """Held-out pairs by number, two rows each."""
+        return self.held_out.pairs(indices)
+
+
+def prepare_preferences(
+    data: DataConfig, cache_dir: Path, seed: int, tokenizer_path: Path | None, say: Say, *, single: bool = False
+) -> PairCorpus:
+    """Read and encode the preferences of a run.
+
+    Args:
+        data: With a section `preferences`.
+        cache_dir: Where a vocabulary that is trained here is kept.
+        seed: Of what is held out, and of an example's companion.
+        tokenizer_path: The model's own, for a tokenizer of kind "model".
+        say: Told what was left out.
+        single: Pairs are an example and its companion, the same prompt with another example's answer; a pair of answers
+            is two examples, one that is wanted and one that is not. Otherwise pairs are answers to one prompt.
+
+    Raises:
+        DataError: A line is broken or too long where the run file refuses such, or too few are left.
+        ConfigError: A tokenizer of kind "model" and no model directory; or single answers where pairs are learned.
+    """
+    wanted = data.preferences
+    if wanted is None:
+        raise DataError("data.preferences: missing; it names the files")
+    found = _read(data, wanted, say)
+    if not single and any(one.wanted is not None for _, one in found):
+        raise ConfigError(
+            'data.preferences: shape = "labelled" has single answers, which train.objective = "kto" learns; give pairs'
+        )
+    tokenizer, path = _tokenizer(data, found, cache_dir, tokenizer_path)
+    if single:
+        found = [(name, example) for name, one in found for example in _examples(one)]
+    with AnswerEncoder(wanted.template, tokenizer, path, data.sequence_length) as encoder:
+        encode = _companioned if single else _paired
+        kept, dropped = _encoded(found, encode(found, encoder, seed), wanted)
+    if dropped:
+        say(f"data: {dropped} of {len(found)} preferences have a side of over {data.sequence_length} tokens: left out")
+    held = [_is_held_out(one, seed, data.validation_share) for one, _ in kept]
+    parts = [[sides for (_, sides), out in zip(kept, held, strict=True) if out == side] for side in (False, True)]
+    most = data.max_validation_sequences
+    parts[1] = [parts[1][at * len(parts[1]) // most] for at in range(most)] if len(parts[1]) > most else parts[1]
+    if not parts[0] or (data.validation_share and not parts[1]):
+        raise DataError(
+            f"data.preferences: {len(parts[0])} pairs are left for training and {len(parts[1])} held out; give more, or "
+            "another data.validation_share"
+        )
+    rows = [_rows(part, data.sequence_length, tokenizer.eos_id) for part in parts]
+    return PairCorpus(
+        rows[0], rows[1], tokenizer.vocab_size, tokenizer.eos_id, path, vocabulary_digest(tokenizer)
+    )
+
+
+Sides = tuple[EncodedAnswer, EncodedAnswer, float, int]
+"""Two rows, the margin between them, and whether the first is wanted."""
+
+
+def _read(data: DataConfig, wanted: PreferencesConfig, say: Say) -> list[tuple[str, Preference]]:
+    found: dict[str, tuple[str, Preference]] = {}
+    for number, source in enumerate(wanted.sources):
+        files = PreferenceFiles(source, wanted.broken)
+        for name, one in files.preferences():
+            found.setdefault(one.model_dump_json(), (name, one))
+            if data.max_documents is not None and len(found) >= data.max_documents:
+                break
+        if files.num_dropped:
+            say(f"data.preferences.sources.{number}: {files.num_dropped} lines are no preferences: left out")
+    if not found:
+        raise DataError("data.preferences: holds no preference; give it another path")
+    return list(found.values())
+
+
+def _tokenizer(
+    data: DataConfig, found: Sequence[tuple[str, Preference]], cache_dir: Path, tokenizer_path: Path | None
+) -> tuple[TextTokenizer, Path]:
+    if not isinstance(data.tokenizer, BpeConfig):
+        return load_tokenizer(data.tokenizer, tokenizer_path), locate_tokenizer(data.tokenizer, tokenizer_path)
+    texts = [text for _, one in found for text in (one.text, *(said.content for said in one.messages), *one.answers)]
+    tokenizer = train_bpe(iter([text for text in texts if text]), data.tokenizer)
+    content = tokenizer.to_json()
+    home = cache_dir / f"vocabulary-{hashlib.sha256(content).hexdigest()[:32]}"
+    home.mkdir(parents=True, exist_ok=True)
+    path = home / TOKENIZER_FILE
+    if not path.is_file():
+        path.write_bytes(content)
+    return tokenizer, path
+
+
+def _examples(one: Preference) -> list[Preference]:
+    if one.wanted is not None:
+        return [one]
+    return [
+        one.model_copy(update={"answers": (answer,), "wanted": wanted})
+        for answer, wanted in zip(one.answers, (True, False), strict=True)
+    ]
+
+
+def _paired(found: Sequence[tuple[str, Preference]], encoder: AnswerEncoder, seed: int) -> list[Sides]:
+    del seed
+    return [
+        (encoder.encode(name, one, one.answers[0]), encoder.encode(name, one, one.answers[1]), one.margin, 1)
+        for name, one in found
+    ]
+
+
+def _companioned(found: Sequence[tuple[str, Preference]], encoder: AnswerEncoder, seed: int) -> list[Sides]:
+    """Each example with its companion: the answer of the next one in an order that the seed decides."""
+    order = torch.randperm(len(found), generator=torch.Generator().manual_seed(seed)).tolist()
+    following = dict(zip(order, [*order[1:], *order[:1]], strict=True))
+    pairs = []
+    for number, (name, one) in enumerate(found):
+        own = encoder.encode(name, one, one.answers[0])
+        other = encoder.encode(name, one, found[following[number]][1].answers[0])
+        pairs.append((own, other.cut(encoder.tokens), 0.0, int(bool(one.wanted))))
+    return pairs
+
+
+def _encoded(
+    found: Sequence[tuple[str, Preference]], pairs: Sequence[Sides], wanted: PreferencesConfig
+) -> tuple[list[tuple[Preference, Sides]], int]:
+    """Return the pairs that fit, and how many do not.
+
+    Raises:
+        DataError: One does not, where the run file refuses such.
+    """
+    kept = []
+    for (name, one), sides in zip(found, pairs, strict=True):
+        tokens = max(len(side.ids) for side in sides[:2])
+        if all(side.fits for side in sides[:2]):
+            kept.append((one, sides))
+        elif wanted.too_long == "refuse":
+            raise DataError(
+                f"{name}: prompt and answer have {tokens} tokens, more than data.sequence_length; raise it, or set "
+                'data.preferences.too_long = "drop"'
+            )
+    return kept, len(found) - len(kept)
+
+
+def _is_held_out(one: Preference, seed: int, share: float) -> bool:
+    """Draw by prompt, so that none is on both sides."""
+    drawn = hashlib.sha256(f"{seed} {one.prompt_key}".encode()).digest()[: _DRAW_BITS // 8]
+    return int.from_bytes(drawn, "big") < share * 2**_DRAW_BITS
+
+
+def _rows(pairs: Sequence[Sides], tokens: int, pad: int) -> PairRows:
+    ids = torch.full((2 * len(pairs), tokens), pad, dtype=torch.int64)
+    labels = torch.full_like(ids, IGNORE)
+    for number, pair in enumerate(pairs):
+        for side in (0, 1):
+            answer = pair[side]
+            ids[2 * number + side, : len(answer.ids)] = torch.tensor(answer.ids, dtype=torch.int64)
+            labels[2 * number + side, : len(answer.ids)] = torch.tensor(answer.labels, dtype=torch.int64)
+    margin = torch.tensor([pair[2] for pair in pairs], dtype=torch.float32).repeat_interleave(2)
+    wanted = torch.tensor([pair[3] for pair in pairs], dtype=torch.int64).repeat_interleave(2)
+    return PairRows(ids, labels, {MARGIN: margin, WANTED: wanted})
