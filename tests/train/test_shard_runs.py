@@ -79,9 +79,7 @@ def losses(directory):
     [(ALONE, MIXED), (DOMAIN, MIXED), (SPLIT, "[]")],
     ids=["one process", "a domain", "a split"],
 )
-def test_a_run_from_shards_that_stops_goes_on_as_if_it_had_not(
-    load, quietly, tmp_path, monkeypatch, sections, phases
-):
+def test_a_run_from_shards_that_stops_goes_on_as_if_it_had_not(load, quietly, tmp_path, monkeypatch, sections, phases):
     run = load(sections, "data.attention='document'", phases=phases)
     check_inputs(run)
     whole = quietly(run, tmp_path / "whole")

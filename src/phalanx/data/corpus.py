@@ -1,6 +1,7 @@
 """The sequences of a run: groups of tokens, packed into rows of one length, in the order that the run file asks for."""
 
 import hashlib
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -200,7 +201,7 @@ class Corpus:
         """Return the training sequences of a share, in the order in which `order` numbers them."""
         number, shares = share
         edges = self._train.edges
-        return np.concatenate([np.arange(at + number, end, shares) for at, end in zip(edges, edges[1:], strict=False)])
+        return np.concatenate([np.arange(at + number, end, shares) for at, end in itertools.pairwise(edges)])
 
     def sequences_of(self, group: str, start: int, stop: int) -> list[int]:
         """Return the training sequences that have any of a group's tokens ``start .. stop - 1`` as an input."""

@@ -26,7 +26,7 @@ class SlicedStage(StagePart):
     """A stage's slices, with the inputs and the parameters that a `StageRunner` has of a whole one."""
 
     def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
-        """Run the slices on this rank's rows and positions, with the borders of documents behind them where it reads any.
+        """Run the slices on this rank's rows and positions, with borders of documents behind them if it reads any.
 
         A mask is of whole rows, so that ranks tell each other of the borders in their positions.
         """

@@ -14,7 +14,7 @@ from phalanx.data import DOCUMENTS, without_documents
 from phalanx.engine import NO_EXTRAS
 from phalanx.errors import ConfigError, FailedBatchError
 from phalanx.models import LoraConfig, ModelSource, StageSpec, build_stage, estimate_costs, partition
-from phalanx.objectives import IGNORE, ExtraRows, Objective, causal_lm, objective_of
+from phalanx.objectives import IGNORE, ExtraRows, Objective, ObjectiveSettings, causal_lm, kind_of, objective_of
 from phalanx.optimizers import OptimizerConfig, clip_coefficient, gradient_norm_squared, learning_rate
 from phalanx.parallel.config import ParallelConfig
 from phalanx.parallel.control.pipelining import accumulate, pipelined
@@ -47,7 +47,7 @@ class RankRecipe:
         attention: Kernel.
         precision: "fp32"; "bf16" and "fp16" compute in that type while training, around parameters in float32.
         adapter: What is trained, where not all parameters are.
-        objective: A kind, as `objective_of` takes it; see `check_objective` for what a layout cannot learn.
+        objective: As `objective_of` takes it; see `check_objective` for what a layout cannot learn.
         document_attention: Whether attention stays inside documents, which then come with every batch.
     """
 
@@ -61,7 +61,7 @@ class RankRecipe:
     attention: str = "sdpa"
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     adapter: LoraConfig | None = None
-    objective: str = "causal_lm"
+    objective: str | ObjectiveSettings = "causal_lm"
     document_attention: bool = False
 
     def stages(self, source: ModelSource) -> tuple[StageSpec, ...]:
@@ -143,10 +143,10 @@ class RankTrainer:
                 updated.
         """
         timer, config = self.timer, self._recipe.optimizer
-        all_targets = int((labels != IGNORE).sum())
+        all_targets = self.objective.count_targets(labels)
         if not all_targets:
             raise FailedBatchError(f"step {step}: the batch has no token to predict")
-        self._num_targets = max(1, int((self._island_rows(labels) != IGNORE).sum()))
+        self._num_targets = max(1, self.objective.count_targets(self._island_rows(labels)))
         loss, norms = self._compute(step, ids, labels, extras)
         while math.isfinite(loss) and not all(map(math.isfinite, norms)) and self._scale.lower():
             self._update.clear()
@@ -246,9 +246,7 @@ class RankTrainer:
         with self.timer.phase("compute"):
             self._targets = TargetRows(self._own_labels(labels), self._own_extras(without_documents(extras)))
             within = extras.get(DOCUMENTS)
-            self._run(
-                self._own_rows(ids), self._targets.numbers, None if within is None else self._own_rows(within)
-            )
+            self._run(self._own_rows(ids), self._targets.numbers, None if within is None else self._own_rows(within))
         with self.timer.phase("reduce"):
             settle_gradients(self._held, self._domain)
             return self._loss_and_norms()
@@ -323,11 +321,13 @@ def check_objective(recipe: RankRecipe) -> Objective:
     """
     objective = objective_of(recipe.objective)
     if objective.own_head:
-        raise ConfigError(f"parallel: {recipe.objective} has a head of its own, and ranks train a language model's")
+        raise ConfigError(
+            f"parallel: {kind_of(recipe.objective)} has a head of its own, and ranks train a language model's"
+        )
     if recipe.parallel.tp > 1 and objective.loss is not causal_lm:
         raise ConfigError(
             f"parallel: tp={recipe.parallel.tp} shares the vocabulary, and of all objectives causal_lm alone is known "
-            f"to be a sum over such shares, not {recipe.objective}; set tp to 1"
+            f"to be a sum over such shares, not {kind_of(recipe.objective)}; set tp to 1"
         )
     return objective
 

@@ -299,4 +299,4 @@ def _settling(note: Observe, recorder: RunRecorder, engine: SplitEngine) -> Obse
 
 def _check(run: RunConfig, source: ModelSource) -> None:
     attends_in_documents(run, source)
-    check_split(split_of(run), source, seq=run.data.sequence_length, objective=run.train.objective)
+    check_split(split_of(run), source, seq=run.data.sequence_length, objective=run.train.objective_kind)
