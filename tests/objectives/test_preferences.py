@@ -192,11 +192,11 @@ def test_a_certain_answer_has_finite_odds():
 
 def test_a_score_is_that_of_a_rows_last_token_and_a_row_that_is_cut_off_has_none():
     logits, labels, _ = made("reward")
-    assert torch.equal(row_scores(logits, labels), logits[range(ROWS), [5, 4, 5, 4], 0])
+    assert torch.equal(row_scores(logits, labels, {}), logits[range(ROWS), [5, 4, 5, 4], 0])
 
     labels[3, -1] = 0
 
     with pytest.raises(DataError, match="row 3 has no answer that ends in it"):
-        row_scores(logits, labels)
+        row_scores(logits, labels, {})
     with pytest.raises(DataError, match=r'give the model one score with model\.head = "score"'):
-        row_scores(torch.zeros(2, 3, 9), torch.zeros(2, 3, dtype=torch.int64))
+        row_scores(torch.zeros(2, 3, 9), torch.zeros(2, 3, dtype=torch.int64), {})

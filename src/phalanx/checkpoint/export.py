@@ -14,6 +14,7 @@ from torch import Tensor
 from phalanx.checkpoint.export_adapter import merged, peft_files
 from phalanx.checkpoint.load import Checkpoint
 from phalanx.data import Corpus, TokenizerConfig
+from phalanx.data.preferences import PairCorpus
 from phalanx.data.tokenizers import open_tokenizer, original_tokenizer, vocabulary_digest
 from phalanx.errors import CheckpointError
 from phalanx.models import AdapterConfig, ModelSource, parameter_names
@@ -39,7 +40,7 @@ class RunTokenizer:
     of_model: bool
 
     @classmethod
-    def of(cls, config: TokenizerConfig, source: ModelSource, corpus: Corpus) -> "RunTokenizer":
+    def of(cls, config: TokenizerConfig, source: ModelSource, corpus: Corpus | PairCorpus) -> "RunTokenizer":
         """Find the file that was made elsewhere, or else the one that the run trained."""
         file = original_tokenizer(config, source.tokenizer_path) or corpus.tokenizer_path
         return cls(file, corpus.eos_id, of_model=config.kind == "model")

@@ -25,6 +25,7 @@ from phalanx.data.phases import (
     check_phases,
     check_skipped,
 )
+from phalanx.data.preferences.settings import PreferencesConfig
 from phalanx.data.sources import SourceConfig
 from phalanx.data.tasks import TASKS
 
@@ -175,17 +176,18 @@ Passes = Annotated[float, Field(gt=0.0, le=1e6, allow_inf_nan=False)]
 
 _OF_TEXT = ("packing", "attention", "phases", "repeats", "skip")
 _OF_SOURCES = ("validation_share", "max_documents", "max_validation_sequences", "validation")
-_NEW_KEYS = ("dataset", *_OF_TEXT)
+_NEW_KEYS = ("dataset", "preferences", *_OF_TEXT)
 
 
 class DataConfig(StrictModel):
     """Where sequences come from, of which shape they are, and in which order a run sees them.
 
-    One of `sources`, `labelled` and `dataset` is there.
+    One of `sources`, `labelled`, `preferences` and `dataset` is there.
 
     Attributes:
         sources: Read in this order; a document seen before is dropped.
         labelled: Texts of a classification task, for ``train.objective = "classification"``.
+        preferences: Which of two answers is better, or whether one is wanted.
         dataset: Token shards.
         tokenizer: Trained here, the model's own, a file, or the one of the dataset.
         sequence_length: Tokens of one packed sequence; of a labelled text, the rest of which is cut off.
@@ -204,6 +206,7 @@ class DataConfig(StrictModel):
 
     sources: tuple[SourceConfig, ...] = ()
     labelled: LabelledConfig | None = None
+    preferences: PreferencesConfig | None = None
     dataset: DatasetConfig | None = None
     tokenizer: TokenizerConfig = DatasetTokenizerConfig()
     sequence_length: int = Field(ge=2)
@@ -225,8 +228,9 @@ class DataConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check_origin(self) -> Self:
-        if [bool(self.sources), self.labelled is not None, self.dataset is not None].count(True) != 1:
-            raise ValueError("expected either sources, labelled or dataset; give one of them")
+        given = [bool(self.sources), self.labelled is not None, self.preferences is not None, self.dataset is not None]
+        if given.count(True) != 1:
+            raise ValueError("expected either sources, labelled, preferences or dataset; give one of them")
         names = [one.name for one in self.validation]
         twice = [name for name in names if names.count(name) > 1 or name == HELD_OUT]
         if twice:
@@ -237,6 +241,9 @@ class DataConfig(StrictModel):
         if self.labelled is not None:
             self._refuse(_OF_SOURCES, "is for sources; labelled texts have labelled.test_texts")
             self._refuse(_OF_TEXT, "is for text; a labelled text is one row, and each is drawn once an epoch")
+        if self.preferences is not None:
+            self._refuse(("validation",), "is for sources; of preferences a share is held out")
+            self._refuse(_OF_TEXT, "is for text; an answer with its prompt is one row")
         if self.dataset is not None:
             self._refuse(("validation_share", "max_documents"), "is for sources; a dataset was split when it was built")
         if self.dataset is None and isinstance(self.tokenizer, DatasetTokenizerConfig):

@@ -1,7 +1,9 @@
 """Pure losses of logits, labels and extra rows; to add an objective: one file, one line of the table."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, SerializeAsAny
@@ -10,33 +12,49 @@ from pydantic_core import PydanticCustomError
 from phalanx.config import check_name, resolve
 from phalanx.objectives.causal_lm import IGNORE, causal_lm
 from phalanx.objectives.classification import Confusion, classification, mark_classes, pooled_logits
-from phalanx.objectives.dpo import DpoSettings, IpoSettings, dpo, ipo
+from phalanx.objectives.dpo import DpoSettings, IpoSettings, dpo, ipo, log_ratio_worth, mean_log_ratio_worth
 from phalanx.objectives.kto import WANTED, KtoSettings, kto
 from phalanx.objectives.objective import ExtraRows, LossFunction, LossWithExtras, Objective, ObjectiveSettings
 from phalanx.objectives.own import own_objective
 from phalanx.objectives.pairs import REFERENCE
-from phalanx.objectives.reward import MARGIN, reward
+from phalanx.objectives.reward import MARGIN, reward, row_scores
 from phalanx.objectives.weighted_causal_lm import weighted_causal_lm
-from phalanx.objectives.without_reference import CpoSettings, OrpoSettings, SimpoSettings, cpo, orpo, simpo
+from phalanx.objectives.without_reference import (
+    CpoSettings,
+    OrpoSettings,
+    SimpoSettings,
+    cpo,
+    mean_worth,
+    orpo,
+    simpo,
+    total_worth,
+)
 
 _BESIDE_REFERENCE = {REFERENCE: ExtraRows(per_token=False)}
+
+
+def _preference(
+    loss: LossWithExtras,
+    worth: Callable[..., Any],
+    settings: type[ObjectiveSettings] | None,
+    extras: Mapping[str, ExtraRows] = MappingProxyType({}),
+) -> Objective:
+    return Objective(with_extras=loss, extras=extras, settings=settings, target="pair", worth=worth)
+
 
 OBJECTIVES: dict[str, Objective] = {
     "causal_lm": Objective(causal_lm),
     "classification": Objective(classification, own_head=True),
     "weighted_causal_lm": Objective(with_extras=weighted_causal_lm, extras={"weights": ExtraRows()}),
-    "dpo": Objective(with_extras=dpo, extras=_BESIDE_REFERENCE, settings=DpoSettings, target="pair"),
-    "ipo": Objective(with_extras=ipo, extras=_BESIDE_REFERENCE, settings=IpoSettings, target="pair"),
-    "kto": Objective(
-        with_extras=kto,
-        extras=_BESIDE_REFERENCE | {WANTED: ExtraRows("int64", per_token=False)},
-        settings=KtoSettings,
-        target="pair",
+    "dpo": _preference(dpo, log_ratio_worth, DpoSettings, _BESIDE_REFERENCE),
+    "ipo": _preference(ipo, mean_log_ratio_worth, IpoSettings, _BESIDE_REFERENCE),
+    "kto": _preference(
+        kto, log_ratio_worth, KtoSettings, _BESIDE_REFERENCE | {WANTED: ExtraRows("int64", per_token=False)}
     ),
-    "orpo": Objective(with_extras=orpo, settings=OrpoSettings, target="pair"),
-    "simpo": Objective(with_extras=simpo, settings=SimpoSettings, target="pair"),
-    "cpo": Objective(with_extras=cpo, settings=CpoSettings, target="pair"),
-    "reward": Objective(with_extras=reward, extras={MARGIN: ExtraRows(per_token=False)}, target="pair", head="score"),
+    "orpo": _preference(orpo, mean_worth, OrpoSettings),
+    "simpo": _preference(simpo, mean_worth, SimpoSettings),
+    "cpo": _preference(cpo, total_worth, CpoSettings),
+    "reward": replace(_preference(reward, row_scores, None, {MARGIN: ExtraRows(per_token=False)}), head="score"),
 }
 
 

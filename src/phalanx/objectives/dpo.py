@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int64
     from torch import Tensor
 
+    from phalanx.objectives.kto import KtoSettings
+
 
 class DpoSettings(ObjectiveSettings):
     """Settings of DPO."""
@@ -100,3 +102,27 @@ def ipo(
     chosen, rejected = sides("ipo", ratios)
     losses = (chosen - rejected - 1 / (2 * settings.beta)) ** 2
     return losses.sum(), len(losses)
+
+
+def log_ratio_worth(
+    logits: Float[Tensor, "batch seq vocab"],
+    labels: Int64[Tensor, "batch seq"],
+    extras: Mapping[str, Tensor],
+    *,
+    settings: DpoSettings | KtoSettings,
+) -> Float[Tensor, " batch"]:
+    """Return ``beta (p - r)`` of each row, the reward that DPO and KTO imply."""
+    rows = row_log_probs(settings.kind, logits, labels)
+    return settings.beta * (rows.total - extras[REFERENCE].to(rows.total.device))
+
+
+def mean_log_ratio_worth(
+    logits: Float[Tensor, "batch seq vocab"],
+    labels: Int64[Tensor, "batch seq"],
+    extras: Mapping[str, Tensor],
+    *,
+    settings: IpoSettings,
+) -> Float[Tensor, " batch"]:
+    """Return ``(p - r) / n`` of each row, of which IPO aims at a gap."""
+    rows = row_log_probs(settings.kind, logits, labels)
+    return (rows.total - extras[REFERENCE].to(rows.total.device)) / rows.count

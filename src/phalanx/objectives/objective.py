@@ -67,6 +67,8 @@ class Objective:
         target: What the step's loss is divided by the number of: labels that count, sequences, or pairs of sequences.
             The rows of a pair are neighbours, the first of them in an even place of its microbatch.
         head: What the model must give for each token: logits, a score, or both side by side.
+        worth: What each row's answer is worth to the model, float32 ``[batch]``, from what the loss gets; None of an
+            objective that prefers nothing.
     """
 
     loss: LossFunction | None = None
@@ -76,12 +78,24 @@ class Objective:
     settings: type[ObjectiveSettings] | None = None
     target: Literal["label", "sequence", "pair"] = "label"
     head: HeadKind = "lm"
+    worth: Callable[..., Tensor] | None = None
 
     def configured(self, settings: ObjectiveSettings) -> Objective:
         """The objective with its settings bound to its loss."""
         if self.with_extras is None:
             raise DataError(f"objective {settings.kind}: has settings, and no loss that reads them")
-        return replace(self, with_extras=partial(self.with_extras, settings=settings))
+        worth = None if self.worth is None else partial(self.worth, settings=settings)
+        return replace(self, with_extras=partial(self.with_extras, settings=settings), worth=worth)
+
+    def worth_of(self, logits: Tensor, labels: Tensor, extras: Mapping[str, Tensor]) -> Tensor:
+        """Return what each row's answer is worth to the model, float32 ``[batch]``.
+
+        Raises:
+            DataError: The objective prefers nothing.
+        """
+        if self.worth is None:
+            raise DataError("objective: says of no answer what it is worth")
+        return self.worth(logits, labels, extras)
 
     def count_targets(self, labels: Tensor) -> int:
         """How many targets a batch, or a part of it, has.

@@ -38,13 +38,15 @@ def reward(
     """
     from torch.nn import functional  # noqa: PLC0415 - the table of objectives is read without torch
 
-    chosen, rejected = sides("reward", row_scores(logits, labels))
+    chosen, rejected = sides("reward", row_scores(logits, labels, extras))
     margin, _ = sides("reward", extras[MARGIN].to(chosen.device))
     losses = -functional.logsigmoid(chosen - rejected - margin)
     return losses.sum(), len(losses)
 
 
-def row_scores(logits: Float[Tensor, "batch seq 1"], labels: Int64[Tensor, "batch seq"]) -> Float[Tensor, " batch"]:
+def row_scores(
+    logits: Float[Tensor, "batch seq 1"], labels: Int64[Tensor, "batch seq"], extras: Mapping[str, Tensor]
+) -> Float[Tensor, " batch"]:
     """Take each row's score: that of its last token, which is the one that its last counted label stands for.
 
     Raises:
@@ -52,6 +54,7 @@ def row_scores(logits: Float[Tensor, "batch seq 1"], labels: Int64[Tensor, "batc
     """
     import torch  # noqa: PLC0415 - the table of objectives is read without torch
 
+    del extras
     if logits.ndim != 3 or logits.shape[2] != 1 or logits.shape[:2] != labels.shape:
         raise DataError(
             f"reward: logits {list(logits.shape)} and labels {list(labels.shape)}; expected [batch, seq, 1] and "

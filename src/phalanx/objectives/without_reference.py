@@ -146,3 +146,27 @@ def cpo(
     likelihood, _ = sides("cpo", rows.mean)
     losses = -functional.logsigmoid(settings.beta * (chosen - rejected)) - settings.likelihood * likelihood
     return losses.sum(), len(losses)
+
+
+def mean_worth(
+    logits: Float[Tensor, "batch seq vocab"],
+    labels: Int64[Tensor, "batch seq"],
+    extras: Mapping[str, Tensor],
+    *,
+    settings: OrpoSettings | SimpoSettings,
+) -> Float[Tensor, " batch"]:
+    """Return ``beta m`` of each row: by its mean log-probability ORPO and SimPO prefer."""
+    del extras
+    return settings.beta * row_log_probs(settings.kind, logits, labels).mean
+
+
+def total_worth(
+    logits: Float[Tensor, "batch seq vocab"],
+    labels: Int64[Tensor, "batch seq"],
+    extras: Mapping[str, Tensor],
+    *,
+    settings: CpoSettings,
+) -> Float[Tensor, " batch"]:
+    """Return ``beta p`` of each row: by its log-probability CPO prefers."""
+    del extras
+    return settings.beta * row_log_probs(settings.kind, logits, labels).total

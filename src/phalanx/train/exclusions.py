@@ -119,7 +119,7 @@ _CHOSEN = "which heads and rows are trained follows from the model's weights, an
 _VIRTUAL = "nothing shows yet that stages with virtual tokens are audited and taken over bit for bit"
 _SET_LORA, _SET_ADAMW, _SET_BF16 = 'set kind = "lora"', 'take "adamw"', 'take "bf16" or "fp32"'
 _LOSS_SCALE = "its loss scale depends on every stage, and an audit would have to know it"
-_PAIRS = "it reads pairs of rows, and no data source of a run file has any"
+_PAIRS = "it reads pairs of rows, and clients take turns with single texts"
 _EVIDENCE = "an enclave runs the code that its evidence names, and no other"
 _NAMED_ALONE = "an enclave is told the name of what is learned, and no settings of it"
 _OWN_DRAWS = "each client draws by itself from its share of every group, and a phase counts samples of the whole run"
@@ -232,8 +232,9 @@ def value_exclusions() -> Iterator[ValueExclusion]:
     key = "train.objective"
     for name, objective in OBJECTIVES.items():
         if objective.target == "pair":
-            for engine in ("pipeline", "parallel", "split", "deepspeed"):
-                yield ValueExclusion(engine, key, _PAIRS, "call the engine from Python", never=(name,))
+            yield ValueExclusion("split", key, _PAIRS, "take [pipeline] or [parallel]", never=(name,))
+            alone = f"it learns {WHOLE_MODEL_OBJECTIVE} alone"
+            yield ValueExclusion("deepspeed", key, alone, "leave [deepspeed] out", never=(name,))
         elif objective.extras:
             rows = ", ".join(sorted(objective.extras))
             reason = f"it reads extra rows ({rows}), and no data source of a run file has any"

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from phalanx.config import StrictModel
 from phalanx.data.config import HELD_OUT
-from phalanx.objectives import ObjectiveChoice, kind_of
+from phalanx.objectives import OBJECTIVES, ObjectiveChoice, kind_of
 
 
 class EarlyStoppingConfig(StrictModel):
@@ -65,6 +65,16 @@ class TrainConfig(StrictModel):
     def objective_kind(self) -> str:
         """The name of what is learned, or the reference to it."""
         return kind_of(self.objective)
+
+    @property
+    def learns_pairs(self) -> bool:
+        """Whether two rows of a batch belong together."""
+        return self.objective_kind in OBJECTIVES and OBJECTIVES[self.objective_kind].target == "pair"
+
+    @property
+    def draws(self) -> int:
+        """What a loader draws for a step: sequences, or pairs of them."""
+        return self.batch_size // 2 if self.learns_pairs else self.batch_size
 
     @property
     def length(self) -> str:

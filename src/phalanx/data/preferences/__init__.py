@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from phalanx.late_names import late_names
 
 if TYPE_CHECKING:
-    from phalanx.data.preferences.pairs import PairCorpus, PairRows, prepare_preferences
+    from phalanx.data.preferences.pairs import PairCorpus, PairRows, prepare_preferences, trimmed
 
-__all__ = ["PairCorpus", "PairRows", "prepare_preferences"]
+__all__ = ["PairCorpus", "PairRows", "prepare_preferences", "trimmed"]
 
 if not TYPE_CHECKING:
-    __getattr__ = late_names(__name__, {"pairs": ("PairCorpus", "PairRows", "prepare_preferences")})
+    __getattr__ = late_names(__name__, {"pairs": ("PairCorpus", "PairRows", "prepare_preferences", "trimmed")})

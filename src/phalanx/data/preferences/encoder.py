@@ -10,7 +10,7 @@ from phalanx.data.chat.encoding import ChatEncoder
 from phalanx.data.chat.settings import OF_MODEL
 from phalanx.data.chat.template import DEFAULT_TEMPLATES, default_template, model_template, template_from_file
 from phalanx.data.preferences.preference import Preference
-from phalanx.data.tokenizers.tokenizer import TextTokenizer
+from phalanx.data.tokenizers.tokenizer import TextTokenizer, end_of_text
 from phalanx.errors import DataError
 
 
@@ -55,7 +55,7 @@ class AnswerEncoder(Closeable):
 
     def __init__(self, template: str, tokenizer: TextTokenizer, path: Path, tokens: int) -> None:
         self.tokens = tokens
-        self._tokenizer, self._template, self._home = tokenizer, template, path.parent
+        self._tokenizer, self._template, self._path = tokenizer, template, path
         self._chat: ChatEncoder | None = None
 
     def encode(self, name: str, one: Preference, answer: str) -> EncodedAnswer:
@@ -97,9 +97,9 @@ class AnswerEncoder(Closeable):
         return EncodedAnswer(ids[: end + 2], [*labels[: end + 1], IGNORE], self.tokens)
 
     def _open(self) -> ChatEncoder:
-        backend, end = self._tokenizer.backend, self._tokenizer.backend.id_to_token(self._tokenizer.eos_id)
+        backend, end = self._tokenizer.backend, end_of_text(self._path, self._tokenizer.eos_id)
         if self._template in DEFAULT_TEMPLATES:
             return ChatEncoder(default_template(self._template, end), backend)
         if self._template != OF_MODEL:
-            return ChatEncoder(template_from_file(Path(self._template), self._home, end), backend)
-        return ChatEncoder(model_template(self._home) or default_template("chatml", end), backend)
+            return ChatEncoder(template_from_file(Path(self._template), self._path.parent, end), backend)
+        return ChatEncoder(model_template(self._path.parent) or default_template("chatml", end), backend)

@@ -50,10 +50,6 @@ class PairRows:
         """How many there are."""
         return len(self.ids) // 2
 
-    def rows(self, start: int, stop: int) -> Batch:
-        """Rows by number, whatever pair they are of."""
-        return self._batch(list(range(start, stop)))
-
     def pairs(self, indices: Sequence[int]) -> Batch:
         """Pairs by number: two rows each.
 
@@ -70,6 +66,10 @@ class PairRows:
         extras = {name: column[chosen] for name, column in self.extras.items()}
         return Batch(self.ids[chosen], self.labels[chosen], tuple(rows), extras)
 
+    def in_order(self, start: int, stop: int) -> Batch:
+        """Rows by number without the padding that all of them have."""
+        return trimmed(self._batch(list(range(start, stop))))
+
     def with_extras(self, more: Mapping[str, Tensor], read: Sequence[str]) -> "PairRows":
         """Return the same rows with further columns, of which those are kept that an objective reads."""
         whole = {**self.extras, **more}
@@ -82,6 +82,14 @@ class PairRows:
             total.update(name.encode())
             total.update(tensor.contiguous().numpy().tobytes())
         return total.hexdigest()
+
+
+def trimmed(batch: Batch) -> Batch:
+    """Return a batch without the columns behind its longest answer, which no row before them sees."""
+    columns = torch.arange(1, batch.labels.shape[1] + 1)
+    # the token behind the last label is a row's own
+    end = int((columns * (batch.labels != IGNORE)).max()) + 1
+    return replace(batch, input_ids=batch.input_ids[:, :end], labels=batch.labels[:, :end])
 
 
 @dataclass(frozen=True)
@@ -164,22 +172,31 @@ def prepare_preferences(
     if dropped:
         say(f"data: {dropped} of {len(found)} preferences have a side of over {data.sequence_length} tokens: left out")
     held = [_is_held_out(one, seed, data.validation_share) for one, _ in kept]
-    parts = [[sides for (_, sides), out in zip(kept, held, strict=True) if out == side] for side in (False, True)]
+    parts = [[pair for (_, pair), out in zip(kept, held, strict=True) if out == is_held] for is_held in (False, True)]
     most = data.max_validation_sequences
     parts[1] = [parts[1][at * len(parts[1]) // most] for at in range(most)] if len(parts[1]) > most else parts[1]
     if not parts[0] or (data.validation_share and not parts[1]):
         raise DataError(
-            f"data.preferences: {len(parts[0])} pairs are left for training and {len(parts[1])} held out; give more, or "
-            "another data.validation_share"
+            f"data.preferences: {len(parts[0])} pairs are left for training and {len(parts[1])} held out; give more, "
+            "or another data.validation_share"
         )
     rows = [_rows(part, data.sequence_length, tokenizer.eos_id) for part in parts]
-    return PairCorpus(
-        rows[0], rows[1], tokenizer.vocab_size, tokenizer.eos_id, path, vocabulary_digest(tokenizer)
-    )
+    return PairCorpus(rows[0], rows[1], tokenizer.vocab_size, tokenizer.eos_id, path, vocabulary_digest(tokenizer))
 
 
-Sides = tuple[EncodedAnswer, EncodedAnswer, float, int]
-"""Two rows, the margin between them, and whether the first is wanted."""
+@dataclass(frozen=True)
+class EncodedPair:
+    """Two rows.
+
+    Attributes:
+        sides: The rows.
+        margin: Between them.
+        wanted: Whether the first is wanted.
+    """
+
+    sides: tuple[EncodedAnswer, EncodedAnswer]
+    margin: float = 0.0
+    wanted: bool = True
 
 
 def _read(data: DataConfig, wanted: PreferencesConfig, say: Say) -> list[tuple[str, Preference]]:
@@ -222,15 +239,15 @@ def _examples(one: Preference) -> list[Preference]:
     ]
 
 
-def _paired(found: Sequence[tuple[str, Preference]], encoder: AnswerEncoder, seed: int) -> list[Sides]:
+def _paired(found: Sequence[tuple[str, Preference]], encoder: AnswerEncoder, seed: int) -> list[EncodedPair]:
     del seed
     return [
-        (encoder.encode(name, one, one.answers[0]), encoder.encode(name, one, one.answers[1]), one.margin, 1)
+        EncodedPair((encoder.encode(name, one, one.answers[0]), encoder.encode(name, one, one.answers[1])), one.margin)
         for name, one in found
     ]
 
 
-def _companioned(found: Sequence[tuple[str, Preference]], encoder: AnswerEncoder, seed: int) -> list[Sides]:
+def _companioned(found: Sequence[tuple[str, Preference]], encoder: AnswerEncoder, seed: int) -> list[EncodedPair]:
     """Each example with its companion: the answer of the next one in an order that the seed decides."""
     order = torch.randperm(len(found), generator=torch.Generator().manual_seed(seed)).tolist()
     following = dict(zip(order, [*order[1:], *order[:1]], strict=True))
@@ -238,23 +255,23 @@ def _companioned(found: Sequence[tuple[str, Preference]], encoder: AnswerEncoder
     for number, (name, one) in enumerate(found):
         own = encoder.encode(name, one, one.answers[0])
         other = encoder.encode(name, one, found[following[number]][1].answers[0])
-        pairs.append((own, other.cut(encoder.tokens), 0.0, int(bool(one.wanted))))
+        pairs.append(EncodedPair((own, other.cut(encoder.tokens)), wanted=bool(one.wanted)))
     return pairs
 
 
 def _encoded(
-    found: Sequence[tuple[str, Preference]], pairs: Sequence[Sides], wanted: PreferencesConfig
-) -> tuple[list[tuple[Preference, Sides]], int]:
+    found: Sequence[tuple[str, Preference]], pairs: Sequence[EncodedPair], wanted: PreferencesConfig
+) -> tuple[list[tuple[Preference, EncodedPair]], int]:
     """Return the pairs that fit, and how many do not.
 
     Raises:
         DataError: One does not, where the run file refuses such.
     """
     kept = []
-    for (name, one), sides in zip(found, pairs, strict=True):
-        tokens = max(len(side.ids) for side in sides[:2])
-        if all(side.fits for side in sides[:2]):
-            kept.append((one, sides))
+    for (name, one), pair in zip(found, pairs, strict=True):
+        tokens = max(len(side.ids) for side in pair.sides)
+        if all(side.fits for side in pair.sides):
+            kept.append((one, pair))
         elif wanted.too_long == "refuse":
             raise DataError(
                 f"{name}: prompt and answer have {tokens} tokens, more than data.sequence_length; raise it, or set "
@@ -266,17 +283,16 @@ def _encoded(
 def _is_held_out(one: Preference, seed: int, share: float) -> bool:
     """Draw by prompt, so that none is on both sides."""
     drawn = hashlib.sha256(f"{seed} {one.prompt_key}".encode()).digest()[: _DRAW_BITS // 8]
-    return int.from_bytes(drawn, "big") < share * 2**_DRAW_BITS
+    return bool(int.from_bytes(drawn, "big") < share * (1 << _DRAW_BITS))
 
 
-def _rows(pairs: Sequence[Sides], tokens: int, pad: int) -> PairRows:
+def _rows(pairs: Sequence[EncodedPair], tokens: int, pad: int) -> PairRows:
     ids = torch.full((2 * len(pairs), tokens), pad, dtype=torch.int64)
     labels = torch.full_like(ids, IGNORE)
     for number, pair in enumerate(pairs):
-        for side in (0, 1):
-            answer = pair[side]
+        for side, answer in enumerate(pair.sides):
             ids[2 * number + side, : len(answer.ids)] = torch.tensor(answer.ids, dtype=torch.int64)
             labels[2 * number + side, : len(answer.ids)] = torch.tensor(answer.labels, dtype=torch.int64)
-    margin = torch.tensor([pair[2] for pair in pairs], dtype=torch.float32).repeat_interleave(2)
-    wanted = torch.tensor([pair[3] for pair in pairs], dtype=torch.int64).repeat_interleave(2)
+    margin = torch.tensor([pair.margin for pair in pairs], dtype=torch.float32).repeat_interleave(2)
+    wanted = torch.tensor([int(pair.wanted) for pair in pairs], dtype=torch.int64).repeat_interleave(2)
     return PairRows(ids, labels, {MARGIN: margin, WANTED: wanted})

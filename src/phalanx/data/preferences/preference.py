@@ -15,6 +15,7 @@ from phalanx.data.sources.jsonl import keys_of
 from phalanx.errors import DataError
 
 _TURN = re.compile(r"\n\n(Human|Assistant):")
+_NAMES = ("chosen", "rejected")
 _SPEAKERS = {"Human": "user", "Assistant": "assistant"}
 
 
@@ -41,9 +42,9 @@ class Preference(StrictModel):
             raise ValueError("the prompt is empty")
         if self.messages and self.messages[-1].role == "assistant":
             raise ValueError("the prompt ends with the assistant's message, and the answer is to follow it")
-        for name, answer in zip(("chosen", "rejected") if len(self.answers) > 1 else ("single",), self.answers):
-            if not answer.strip():
-                raise ValueError(f"the {name} answer is empty")
+        empty = [number for number, answer in enumerate(self.answers) if not answer.strip()]
+        if empty:
+            raise ValueError(f"the {_NAMES[empty[0]] if len(self.answers) > 1 else 'only'} answer is empty")
         if len(set(self.answers)) < len(self.answers):
             raise ValueError("both answers are the same, and neither is better")
         if not math.isfinite(self.margin):
@@ -161,7 +162,8 @@ def _messages(value: Any, name: str) -> list[dict[str, Any]]:
 
 
 def _lacks(found: Mapping[str, Any], name: str) -> DataError:
-    return DataError(f"has no field {name!r} with text or messages; its fields are: {keys_of(dict(found))}; set `shape`")
+    keys = keys_of(dict(found))
+    return DataError(f"has no field {name!r} with text or messages; its fields are: {keys}; set `shape`")
 
 
 _SHAPES: Mapping[Shape, Callable[[Mapping[str, Any]], dict[str, Any]]] = {

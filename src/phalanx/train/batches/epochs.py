@@ -5,7 +5,10 @@ from fractions import Fraction
 from pathlib import Path
 
 from phalanx.data import prepare
+from phalanx.data.preferences import prepare_preferences
 from phalanx.models import open_model
+from phalanx.objectives import OBJECTIVES
+from phalanx.objectives.kto import WANTED
 from phalanx.train.batches.labelled import prepare_labelled
 from phalanx.train.config import RunConfig
 
@@ -29,7 +32,7 @@ def settle_steps(run: RunConfig, cache: Path) -> RunConfig:
         return run
     # as it is written: three times a third is one
     samples = Fraction(repr(epochs)) * num_sequences(run, cache)
-    return run.of_length(max(1, math.ceil(samples / run.train.batch_size)))
+    return run.of_length(max(1, math.ceil(samples / run.train.draws)))
 
 
 def num_sequences(run: RunConfig, cache: Path) -> int:
@@ -40,6 +43,12 @@ def num_sequences(run: RunConfig, cache: Path) -> int:
         DataError: The text cannot be had.
     """
     source = open_model(run.model, cache / "models", run.train.seed)
+    if run.data.preferences is not None:
+        single = WANTED in OBJECTIVES[run.train.objective_kind].extras
+        path, where = source.tokenizer_path, cache / "data"
+        return prepare_preferences(
+            run.data, where, run.train.seed, path, lambda _: None, single=single
+        ).num_train_sequences
     labelled = run.data.labelled
     if labelled is None or run.split is None:
         return prepare(run.data, cache / "data", run.train.seed, source.tokenizer_path).num_train_sequences

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from phalanx.data import Corpus
+from phalanx.data.preferences import PairCorpus
 from phalanx.errors import ConfigError
 from phalanx.models import StageModule
 from phalanx.train.config import RunConfig
@@ -119,7 +120,7 @@ class TextSampler:
                 raise ConfigError(f"train.samples.prompts: {text[:40]!r} has no token; give words")
 
     @classmethod
-    def of(cls, run: RunConfig, corpus: Corpus) -> "TextSampler | None":
+    def of(cls, run: RunConfig, corpus: Corpus | PairCorpus) -> "TextSampler | None":
         """Return the sampler that a run file asks for; None where it asks for none."""
         config = run.train.samples
         if config is None:

@@ -10,6 +10,7 @@ from phalanx.data.tasks import majority_share, tfidf_predictions
 from phalanx.errors import CheckpointError, DataError
 from phalanx.objectives import Confusion
 from phalanx.train.batches.labelled import LabelledTexts
+from phalanx.train.batches.preferences import PreferenceScores
 from phalanx.train.batches.samples import TextSample
 
 _FEWEST = 2
@@ -59,8 +60,8 @@ class Scores:
         return cls(total_loss / texts, sum(right for _, _, right in classes) / texts, sum(shares) / len(shares))
 
 
-Validation = float | Scores
-"""Perplexity of held-out text, or the scores of a classifier."""
+Validation = float | Scores | PreferenceScores
+"""Perplexity of held-out text, or the scores of a classifier, or of held-out pairs."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class ValidationResult:
         value: Validation | None = self.own if name == HELD_OUT else self.named.get(name)
         if value is None:
             raise DataError(f'validation set "{name}": is not measured; there are {", ".join(self.names) or "none"}')
-        found = value.loss if isinstance(value, Scores) else loss_of(value)
+        found = loss_of(value) if isinstance(value, float) else value.loss
         return found if math.isfinite(found) else math.inf
 
     @property
@@ -121,12 +122,15 @@ def say_validation(value: Validation) -> str:
     """Describe a validation for a person."""
     if isinstance(value, Scores):
         return f"validation accuracy {value.accuracy:.3f}, macro-F1 {value.macro_f1:.3f}"
+    if isinstance(value, PreferenceScores):
+        divergence = "" if value.kl is None else f", {value.kl:.4f} nats a token from the reference"
+        return f"validation accuracy {value.accuracy:.3f}, margin {value.margin:.3f}{divergence}"
     return f"validation perplexity {value:.1f}"
 
 
 def validation_row(value: Validation | None) -> dict[str, float | None]:
     """Return the columns of a validation in a step's line of the metrics."""
-    if isinstance(value, Scores):
+    if isinstance(value, Scores | PreferenceScores):
         return {"validation_perplexity": None, **{f"validation_{name}": one for name, one in asdict(value).items()}}
     return {"validation_perplexity": value}
 

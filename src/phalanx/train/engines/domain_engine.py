@@ -1,6 +1,7 @@
 """The loop's Engine over the ranks of one domain."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -9,10 +10,52 @@ from torch.nn import functional
 from phalanx.checkpoint import Checkpoint, Shard
 from phalanx.data import DOCUMENTS, IGNORE, Batch
 from phalanx.engine import StepInputs, StepResult
+from phalanx.models import ModelSource, StageModule, StageSpec, build_stage
+from phalanx.models.family import HEAD_WEIGHT
 from phalanx.parallel import Controller, stand_in
+from phalanx.parallel.control.rank_trainer import RankRecipe
+from phalanx.train.batches.preferences import PreferenceMeasure
+from phalanx.train.batches.scores import Validation
 from phalanx.train.batches.validation import perplexity_of
 
 _WEIGHT = "weight/"
+
+
+@dataclass(frozen=True)
+class GatheredPairs:
+    """A measure of a domain's model on held-out pairs, by this process alone, from weights that it has gathered.
+
+    Attributes:
+        source: The model as it was.
+        recipe: How stages are made.
+        judge: Measures them.
+    """
+
+    source: ModelSource
+    recipe: RankRecipe
+    judge: PreferenceMeasure
+
+    def measure(self, weights: Mapping[str, Tensor], sets: Sequence[Iterable[Batch]]) -> Sequence[Validation]:
+        """Measure the model that has such weights, by name, on each set."""
+        return self.judge(self._stages(weights), sets)
+
+    def _stages(self, weights: Mapping[str, Tensor]) -> Iterator[StageModule]:
+        layers = self.source.num_layers
+        for layer in range(layers):
+            stage = build_stage(
+                self.source,
+                StageSpec(layer, layers, layer, layer + 1),
+                adapter=self.recipe.adapter,
+                activation_checkpointing=False,
+                attention="eager" if self.recipe.attention == "eager" else "sdpa",
+                seed=self.recipe.seed,
+            )
+            for name, parameter in stage.all_parameters().items():
+                # a tied head is gathered once, as the embedding
+                stands_for = name if name in weights else stage.family.embedding_weight
+                if name in weights or (name == HEAD_WEIGHT and stands_for in weights):
+                    parameter.detach().copy_(weights[stands_for])
+            yield stage
 
 
 class DomainEngine:
@@ -21,11 +64,13 @@ class DomainEngine:
     Args:
         lead: All ranks.
         dp: How many of them see different rows.
+        pairs: Measures the model on held-out pairs, where it learns of such.
     """
 
-    def __init__(self, lead: Controller, dp: int) -> None:
+    def __init__(self, lead: Controller, dp: int, pairs: "GatheredPairs | None" = None) -> None:
         self._lead = lead
         self._dp = dp
+        self._pairs = pairs
         self._num_steps = 0
 
     def step(self, step: int, inputs: StepInputs) -> StepResult:
@@ -54,8 +99,10 @@ class DomainEngine:
     def settle(self) -> None:
         """Nothing of a finished step is under way."""
 
-    def measure(self, sets: Sequence[Iterable[Batch]]) -> list[float]:
-        """Perplexity on the held-out batches of each set; infinity when it overflows."""
+    def measure(self, sets: Sequence[Iterable[Batch]]) -> Sequence[Validation]:
+        """Perplexity on the held-out batches of each set, infinity when it overflows; or the scores of pairs."""
+        if self._pairs is not None:
+            return self._pairs.measure(dict(self.parameters()), sets)
         return [self._perplexity(batches) for batches in sets]
 
     def _perplexity(self, batches: Iterable[Batch]) -> float:

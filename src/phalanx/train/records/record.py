@@ -15,6 +15,7 @@ from phalanx.pipeline import Observe
 from phalanx.security.audit import AuditLog
 from phalanx.telemetry import CurveWriter, MetricsFile, ProgressDisplay, StepReading
 from phalanx.telemetry.progress import Kind, ShownParties
+from phalanx.train.batches.preferences import PreferenceScores
 from phalanx.train.batches.scores import Scores, ValidationResult, validation_row
 from phalanx.train.records.ground_truth import GroundTruth
 from phalanx.train.records.samples import StepSamples
@@ -212,6 +213,6 @@ class RunRecorder:
             self._progress.message(f"step {result.step + 1}: {validation}")
 
     def _reading(self, result: StepResult, rate: float, validation: ValidationResult | None) -> StepReading:
-        if validation is not None and isinstance(validation.own, Scores):
+        if validation is not None and isinstance(validation.own, Scores | PreferenceScores):
             self._accuracy = validation.own.accuracy
         return StepReading(result.loss, rate, self.totals.audits, self.totals.alarms, self._accuracy)

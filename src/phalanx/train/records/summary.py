@@ -8,6 +8,7 @@ from phalanx.checkpoint import BestCheckpoint
 from phalanx.config import digest
 from phalanx.errors import CheckpointError
 from phalanx.pipeline import weaker
+from phalanx.train.batches.preferences import PreferenceScores, read_preference_scores
 from phalanx.train.batches.scores import (
     Scores,
     Validation,
@@ -53,8 +54,8 @@ class Figures:
     """Processes, stages and axes of this session, where they may be others than the run file's."""
     usage: dict[str, dict[str, float]] = field(default_factory=dict)
     signed_log_head: dict[str, Any] | None = None
-    scores_first: Scores | None = None
-    scores_last: Scores | None = None
+    scores_first: Scores | PreferenceScores | None = None
+    scores_last: Scores | PreferenceScores | None = None
     named_first: dict[str, float] = field(default_factory=dict)
     """Perplexity of further validation sets by name, of the untouched model."""
     named_last: dict[str, float] = field(default_factory=dict)
@@ -89,7 +90,7 @@ class Figures:
         """Note what held-out text says."""
         found = value if isinstance(value, ValidationResult) else ValidationResult(value)
         which = "first" if first else "last"
-        if isinstance(found.own, Scores):
+        if isinstance(found.own, Scores | PreferenceScores):
             setattr(self, f"scores_{which}", found.own)
         elif found.own is not None:
             setattr(self, f"validation_{which}", found.own)
@@ -145,7 +146,8 @@ class Figures:
         for key in self._SAVED:
             setattr(self, key, saved[key])
         for key, value in scores.items():
-            setattr(self, key, read_scores(value))
+            is_of_pairs = isinstance(value, dict) and "margin" in value
+            setattr(self, key, read_preference_scores(value) if is_of_pairs else read_scores(value))
         for key in self._NAMED:
             setattr(self, key, read_named(saved.get(key, {})))
         self.stopping = StoppingRecord.of_json(saved["stopping"]) if "stopping" in saved else StoppingRecord()
@@ -200,6 +202,7 @@ def summarise(run: RunConfig, figures: Figures, totals: RunningTotals, truth: Gr
         "audit_log_head_signed": figures.signed_log_head,
         **trust_figures(figures.checks, figures.drifts, checkpoints, guarded=_guarded(run)),
         **({} if figures.texts is None else {"classification": _classification(figures)}),
+        **_preferences(figures),
         **({"tracking": figures.tracking} if figures.tracking else {}),
         **({} if figures.split is None else {"split": figures.split}),
     }
@@ -212,6 +215,18 @@ def _classification(figures: Figures) -> dict[str, Any]:
         for name in ("accuracy", "macro_f1", "loss"):
             found[f"{name}{suffix}"] = None if scores is None else _finite(getattr(scores, name))
     return found
+
+
+def _preferences(figures: Figures) -> dict[str, Any]:
+    """What the model makes of held-out pairs at first and at last; nothing of a run without pairs."""
+    measured = {"_first": figures.scores_first, "": figures.scores_last}
+    found = {
+        f"{name}{suffix}": _finite(value)
+        for suffix, scores in measured.items()
+        if isinstance(scores, PreferenceScores)
+        for name, value in asdict(scores).items()
+    }
+    return {"preferences": found} if found else {}
 
 
 def _named(figures: Figures) -> dict[str, dict[str, float | None]]:

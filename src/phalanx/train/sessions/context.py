@@ -10,11 +10,14 @@ from phalanx.checkpoint import Checkpoint, Shard
 from phalanx.config import digest, printable
 from phalanx.data import Corpus, prepare, prepare_validation_sets, unigram_perplexity
 from phalanx.data.loader import HeldOut
+from phalanx.data.preferences import PairCorpus
 from phalanx.errors import CheckpointError
 from phalanx.models import ModelSource
 from phalanx.models.layout import check_vocabulary
 from phalanx.pipeline import OWNER, Observe
 from phalanx.security.audit import AuditLog
+from phalanx.train.batches.preferences import prepare_pairs
+from phalanx.train.batches.reference import REFERENCE_FILE
 from phalanx.train.config import RunConfig
 from phalanx.train.loop import Loader
 from phalanx.train.records.audit_trail import retire_key
@@ -24,6 +27,7 @@ from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.records.summary import Figures
 from phalanx.train.saving.savepoint import Savepoint
 from phalanx.train.sessions.continue_from import adopted_state
+from phalanx.train.setup.layout import check_head
 
 
 @dataclass(frozen=True)
@@ -115,7 +119,18 @@ class SessionContext:
         if self.run.pipeline.remote_workers:
             self.say(f"a worker that pins run_digest needs the new one: {digest(self.run)}")
 
-    def corpus(self, source: ModelSource) -> Corpus:
+    def corpus(self, source: ModelSource) -> Corpus | PairCorpus:
+        """Prepare the text, or the pairs, of the run.
+
+        Raises:
+            ConfigError: The model has no embedding for some token.
+            DataError: The text cannot be had.
+            CheckpointError: What the run has stored of its reference is missing or altered.
+        """
+        check_head(self.run, source)
+        return self.text(source) if self.run.data.preferences is None else self._pairs(source)
+
+    def text(self, source: ModelSource) -> Corpus:
         """Prepare the text of the run.
 
         Raises:
@@ -132,12 +147,23 @@ class SessionContext:
             self.figures.unigram_perplexity = unigram_perplexity(corpus)
         return corpus
 
-    def validation_sets(self, source: ModelSource, corpus: Corpus) -> Mapping[str, HeldOut]:
+    def _pairs(self, source: ModelSource) -> PairCorpus:
+        self.console.print("preparing pairs")
+        stored, goes_on = self.home.path / REFERENCE_FILE, self.history.head is not None
+        pairs = prepare_pairs(self.run, self.home.cache / "data", source, stored, self.say, goes_on=goes_on)
+        check_vocabulary(pairs.vocab_size, source.vocab_size)
+        held = pairs.num_validation_sequences
+        self.say(f"data: {pairs.num_train_sequences} pairs to train on, {held} held out")
+        return pairs
+
+    def validation_sets(self, source: ModelSource, corpus: Corpus | PairCorpus) -> Mapping[str, HeldOut]:
         """Prepare the further validation sets of the run.
 
         Raises:
             DataError: The text of one cannot be had.
         """
+        if isinstance(corpus, PairCorpus):
+            return {}
         where = self.home.cache / "data"
         return prepare_validation_sets(self.run.data, corpus, where, source.tokenizer_path, self._say)
 

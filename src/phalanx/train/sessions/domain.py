@@ -37,9 +37,10 @@ from phalanx.parallel.control.rank_trainer import check_objective
 from phalanx.parallel.groups.mesh import Domain, open_domain
 from phalanx.parallel.groups.rendezvous import own_device
 from phalanx.pipeline import keep_freed_memory
+from phalanx.train.batches.preferences import PreferenceMeasure
 from phalanx.train.config import RunConfig
 from phalanx.train.engines.domain_deepspeed import check_deepspeed, open_member
-from phalanx.train.engines.domain_engine import DomainEngine
+from phalanx.train.engines.domain_engine import DomainEngine, GatheredPairs
 from phalanx.train.records.record import RunRecorder
 from phalanx.train.records.summary import Figures
 from phalanx.train.saving.domain_saver import DomainSaver
@@ -146,7 +147,7 @@ class DomainFactory:
         check_deepspeed(run, parallel, source, place, build=True)
         context.figures.world = parallel.figures
         corpus = context.corpus(source)
-        loader = BatchLoader(corpus, run.train.batch_size, run.train.seed)
+        loader = BatchLoader(corpus, run.train.draws, run.train.seed)
         material = RunMaterial(
             source,
             corpus,
@@ -193,12 +194,18 @@ class DomainSetup:
         facts = {"layout": parallel.layout.section(), "world": parallel.world, **unsafe}
         context.opening(recorder, opening.start, self.material.loader, facts)
         with contextlib.ExitStack() as stack:
-            engine = DomainEngine(stack.enter_context(self._domain()), parallel.dp)
+            engine = DomainEngine(stack.enter_context(self._domain()), parallel.dp, self._pairs())
             if opening.checkpoint is not None:
                 engine.load(opening.checkpoint)
             saver = DomainSaver(engine, opening.savepoint, context.observer(recorder))
             stack.callback(saver.close)
             yield RunningDomain(engine, saver, context.figures, recorder)
+
+    def _pairs(self) -> GatheredPairs | None:
+        run, source = self._context.run, self.material.source
+        if run.data.preferences is None:
+            return None
+        return GatheredPairs(source, recipe_of(run, self._parallel, source), PreferenceMeasure(run, source))
 
     @contextlib.contextmanager
     def _domain(self) -> Iterator[Controller]:

@@ -9,6 +9,7 @@ from phalanx.data.config import HELD_OUT
 from phalanx.data.loader import HeldOut
 from phalanx.engine import UNGUARDED, StepResult
 from phalanx.errors import FailedBatchError
+from phalanx.models import StageModule
 from phalanx.pipeline import PipelineEngine
 from phalanx.train.batches.samples import TextSample, TextSampler
 from phalanx.train.batches.scores import Validation, ValidationResult
@@ -20,6 +21,10 @@ from phalanx.train.saving.saver import PlainSaver
 
 VALIDATION_BATCH = 8
 """Held-out rows at once."""
+
+
+StageJudge = Callable[[Iterable[StageModule], Sequence[Iterable[Batch]]], Sequence[Validation]]
+"""Measures stages, each of which is used once, on the held-out batches of each set."""
 
 
 class TrainedModel(Protocol):
@@ -40,20 +45,24 @@ class StagesInTurn:
     Args:
         engine: Has the stages.
         sampler: Has the model write texts; None where the run file asks for none.
+        judge: Measures stages: by default their perplexity.
     """
 
-    def __init__(self, engine: PipelineEngine, sampler: TextSampler | None = None) -> None:
+    def __init__(
+        self, engine: PipelineEngine, sampler: TextSampler | None = None, judge: StageJudge = perplexities
+    ) -> None:
         self._engine = engine
         self._sampler = sampler
+        self._judge = judge
 
-    def measure(self, sets: Sequence[Iterable[Batch]]) -> list[float]:
-        """Perplexity on the held-out batches of each set.
+    def measure(self, sets: Sequence[Iterable[Batch]]) -> Sequence[Validation]:
+        """Measure the model on the held-out batches of each set.
 
         Guarantees:
             The weights are those that holder and shadow have signed after the last verified step, and the owner alone
             computes with them: no figure is another party's word.
         """
-        return perplexities((copy.module for copy in self._engine.copies("weights")), sets)
+        return self._judge((copy.module for copy in self._engine.copies("weights")), sets)
 
     def samples(self) -> tuple[TextSample, ...]:
         """Texts of the model as it is, which needs the weights of all stages at once in this process."""

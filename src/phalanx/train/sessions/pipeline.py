@@ -12,7 +12,9 @@ from phalanx.models import open_model, weights_digest
 from phalanx.pipeline import AuditDraw, LocalWorkers, Observe, PipelineEngine, StageChecks, StepPlan
 from phalanx.telemetry import PEERS_FILE, PeersFile
 from phalanx.telemetry.parties import live_parties
+from phalanx.train.batches.preferences import PreferenceMeasure
 from phalanx.train.batches.samples import TextSampler
+from phalanx.train.batches.validation import perplexities
 from phalanx.train.records.audit_trail import step_noter
 from phalanx.train.records.history import UNDOINGS
 from phalanx.train.records.journal import Journal, collect, discard, newer_entry
@@ -58,7 +60,7 @@ class PipelineFactory:
         source = open_model(run.model, context.home.cache / "models", run.train.seed)
         corpus = context.corpus(source)
         plan = make_plan(run, source)
-        loader = BatchLoader(corpus, run.train.batch_size, run.train.seed)
+        loader = BatchLoader(corpus, run.train.draws, run.train.seed)
         with contextlib.ExitStack() as stack:
             sampler = TextSampler.of(run, corpus)
             material = RunMaterial(
@@ -197,7 +199,8 @@ class PipelineSetup:
             saver = events.saver = Saver(engine, opening.savepoint, events.observe, journal)
             stack.callback(saver.close)
             fallback = Fallback(source, plan, opening.savepoint, saver, opening.metrics, events.observe)
-            trained = StagesInTurn(engine, self.material.sampler)
+            judge = perplexities if run.data.preferences is None else PreferenceMeasure(run, source)
+            trained = StagesInTurn(engine, self.material.sampler, judge)
             yield RunningPipeline(engine, trained, saver, fallback, context, recorder)
             if journal is not None:
                 journal.remove()

@@ -95,7 +95,7 @@ class SplitFactory:
             yield RemoteSetup(context, RunMaterial(source, turns, turns), turns)
             return
         labelled = _labelled(context, source)
-        corpus = labelled or context.corpus(source)
+        corpus = labelled or context.text(source)
         sizes = (run.train.batch_size, run.train.microbatches, run.train.seed)
         drawn_from = corpus if isinstance(corpus, Corpus) else corpus.clients
         loader = ClientLoader(drawn_from, split.client_names, *sizes)

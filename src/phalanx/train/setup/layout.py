@@ -12,6 +12,7 @@ from phalanx.config import digest, dump_toml
 from phalanx.errors import ConfigError
 from phalanx.models import FAMILIES, ModelSource, StageSpec, estimate_costs, partition
 from phalanx.models.layout import check_length
+from phalanx.objectives import objective_of
 from phalanx.pipeline import OWNER, StageRange, StepPlan
 from phalanx.pipeline.assignment.assignment import first_assignment
 from phalanx.pipeline.assignment.rank_memory import rank_bytes
@@ -41,6 +42,22 @@ def cut(run: RunConfig, source: ModelSource) -> tuple[StageSpec, ...]:
     front, back = cut_model(source.num_layers, run.split.cut)
     # clients embed
     return partition(back.num_layers, stages, layers, 0.0, head, ends_in_one_process=True, front=front.end_layer)
+
+
+def check_head(run: RunConfig, source: ModelSource) -> None:
+    """Return where the model gives for each token what the objective reads.
+
+    Raises:
+        ConfigError: It gives something else.
+    """
+    wanted = objective_of(run.train.objective).head
+    if source.head != wanted:
+        raise ConfigError(
+            f'model.head: the model gives "{source.head}" for each token, and train.objective = '
+            f'"{run.train.objective_kind}" reads "{wanted}"; set model.head = "{wanted}"'
+        )
+    if run.train.samples is not None and wanted == "score":
+        raise ConfigError("train.samples: a model that gives scores writes no text; leave it out")
 
 
 def make_plan(run: RunConfig, source: ModelSource) -> StepPlan:

@@ -1,0 +1,165 @@
+"""Pairs of a run, and what a model makes of those that are held out: accuracy, margin, distance from its reference."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from phalanx.data import IGNORE, Batch
+from phalanx.data.preferences import PairCorpus, prepare_preferences, trimmed
+from phalanx.errors import CheckpointError
+from phalanx.models import ModelSource, StageModule
+from phalanx.objectives import OBJECTIVES, Objective, kind_of, objective_of
+from phalanx.objectives.kto import WANTED
+from phalanx.objectives.pairs import REFERENCE
+from phalanx.train.batches.reference import ReferenceModel, reference_log_probs
+from phalanx.train.config import RunConfig
+
+
+@dataclass(frozen=True)
+class PreferenceScores:
+    """The scores of a model on held-out pairs.
+
+    Attributes:
+        loss: Mean loss of a pair.
+        accuracy: Share of the pairs of which the better answer is worth more to the model; equal worth counts half. Of
+            single answers: the same share of all pairs of a wanted and an unwanted one.
+        margin: How much more the better answer is worth on average, as the objective counts.
+        kl: Divergence of the model from its reference, in nats a token, mean over the tokens of the answers, exactly
+            over the vocabulary; None of a model that gives scores.
+    """
+
+    loss: float
+    accuracy: float
+    margin: float
+    kl: float | None
+
+
+def prepare_pairs(
+    run: RunConfig, cache: Path, source: ModelSource, stored: Path, say: Callable[[str], None], *, goes_on: bool
+) -> PairCorpus:
+    """Return the pairs of a run with the rows that its objective reads.
+
+    Args:
+        run: With a section `data.preferences`.
+        cache: Where a vocabulary that is trained here is kept.
+        source: The model.
+        stored: Where log-probabilities of the reference are kept, in the run directory.
+        say: Told of what was left out, and of the reference.
+        goes_on: The run has begun before.
+
+    Raises:
+        DataError: The pairs cannot be had.
+        CheckpointError: What is stored is missing or of another run.
+    """
+    kind = kind_of(run.train.objective)
+    wanted = OBJECTIVES[kind].extras
+    corpus = prepare_preferences(run.data, cache, run.train.seed, source.tokenizer_path, say, single=WANTED in wanted)
+    more: dict[str, dict[str, Tensor]] = {"train": {}, "held_out": {}}
+    if REFERENCE in wanted:
+        if not stored.is_file() and not goes_on:
+            rows = len(corpus.train.ids) + len(corpus.held_out.ids)
+            say(f"computing the reference's log-probabilities of {rows} rows, once")
+        model = ReferenceModel(source, run.model.attention, run.train.seed)
+        found = reference_log_probs(stored, corpus, model, must_exist=goes_on)
+        more = {name: {REFERENCE: column} for name, column in found.items()}
+    names = tuple(wanted)
+    return dataclasses.replace(
+        corpus,
+        train=corpus.train.with_extras(more["train"], names),
+        held_out=corpus.held_out.with_extras(more["held_out"], names),
+    )
+
+
+class PreferenceMeasure:
+    """A measure of a chain of stages on held-out pairs.
+
+    Args:
+        run: What is learned.
+        source: The model as it was, from which the divergence is taken.
+    """
+
+    def __init__(self, run: RunConfig, source: ModelSource) -> None:
+        self._objective: Objective = objective_of(run.train.objective)
+        self._single = WANTED in self._objective.extras
+        self._reference = ReferenceModel(source, run.model.attention, run.train.seed)
+
+    @torch.no_grad()
+    def __call__(self, stages: Iterable[StageModule], sets: Sequence[Iterable[Batch]]) -> list[PreferenceScores]:
+        """Measure stages, each of which is used once for all batches of all sets and can then be dropped."""
+        kept = [(number, trimmed(batch)) for number, batches in enumerate(sets) for batch in batches]
+        hidden = [batch.input_ids for _, batch in kept]
+        before = list(hidden)
+        tallies = [_Tally() for _ in sets]
+        for stage in stages:
+            was_training = stage.training
+            stage.eval()
+            device = next(stage.parameters()).device
+            reference = self._reference.stage(stage.spec) if self._objective.head == "lm" else None
+            for n, (number, batch) in enumerate(kept):
+                hidden[n] = stage(hidden[n].to(device))
+                if reference is not None:
+                    before[n] = reference(before[n])
+                if stage.spec.is_last:
+                    self._judge(tallies[number], batch, hidden[n].cpu(), None if reference is None else before[n])
+                    hidden[n] = before[n] = batch.input_ids
+            stage.train(was_training)
+        return [tally.scores(single=self._single) for tally in tallies]
+
+    def _judge(self, tally: "_Tally", batch: Batch, logits: Tensor, before: Tensor | None) -> None:
+        # row by row, for two tables of logits over a vocabulary are large
+        loss, pairs = self._objective(logits, batch.labels, batch.extras)
+        tally.loss += float(loss)
+        tally.pairs += pairs
+        worth = self._objective.worth_of(logits, batch.labels, batch.extras).tolist()
+        wanted = batch.extras[WANTED].tolist() if self._single else [1, 0] * (len(worth) // 2)
+        for row in range(0, len(worth), 2 if self._single else 1):
+            (tally.better if wanted[row] else tally.worse).append(worth[row])
+        for row in range(len(worth) if before is not None else 0):
+            counted = batch.labels[row] != IGNORE
+            ours, theirs = (
+                torch.log_softmax(one[row][counted].float(), -1) for one in (logits, before) if one is not None
+            )
+            tally.divergence += float((ours.exp() * (ours - theirs)).sum())
+            tally.tokens += int(counted.sum())
+
+
+@dataclass
+class _Tally:
+    loss: float = 0.0
+    pairs: int = 0
+    divergence: float = 0.0
+    tokens: int = 0
+    better: list[float] = dataclasses.field(default_factory=list)
+    worse: list[float] = dataclasses.field(default_factory=list)
+
+    def scores(self, *, single: bool) -> PreferenceScores:
+        better = torch.tensor(self.better, dtype=torch.float64)
+        worse = torch.tensor(self.worse, dtype=torch.float64)
+        if not len(better) or not len(worse):
+            gaps = torch.zeros(0, dtype=torch.float64)
+        else:
+            gaps = (better.unsqueeze(1) - worse).flatten() if single else better - worse
+        right = (gaps > 0).double() + 0.5 * (gaps == 0).double()
+        return PreferenceScores(
+            self.loss / self.pairs,
+            float(right.mean()) if len(gaps) else 0.5,
+            float(gaps.mean()) if len(gaps) else 0.0,
+            self.divergence / self.tokens if self.tokens else None,
+        )
+
+
+def read_preference_scores(saved: object) -> PreferenceScores:
+    """Read what a checkpoint has of scores.
+
+    Raises:
+        CheckpointError: It is malformed.
+    """
+    names = [one.name for one in dataclasses.fields(PreferenceScores)]
+    numbers = isinstance(saved, dict) and all(type(one) is float for name, one in saved.items() if name != "kl")
+    if not isinstance(saved, dict) or sorted(saved) != sorted(names) or not numbers:
+        raise CheckpointError(f"checkpoint: scores {saved!r:.80}, expected {', '.join(names)}; use an older one")
+    return PreferenceScores(**saved)
