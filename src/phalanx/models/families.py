@@ -11,10 +11,12 @@ from transformers import CONFIG_MAPPING
 
 from phalanx.config import canonical_json, lacks, resolve, users_traceback
 from phalanx.errors import ConfigError, ModelError
+from phalanx.models.bert import Bert
 from phalanx.models.bloom import Bloom
 from phalanx.models.family import Family
 from phalanx.models.gpt2 import Gpt2
 from phalanx.models.llama import Llama
+from phalanx.models.modernbert import ModernBert
 from phalanx.models.opt import Opt
 from phalanx.models.planned import FamilyByPlan
 from phalanx.models.quiet import quiet_transformers
@@ -22,9 +24,9 @@ from phalanx.planner.model.families import FAMILIES as FACTS
 from phalanx.planner.model.families import FamilyFacts
 from phalanx.planner.model.families.planned import PlannedFamily
 
-FAMILIES: dict[str, Family] = {family.model_type: family for family in (Bloom(), Gpt2(), Llama(), Opt())} | {
-    model_type: FamilyByPlan(model_type) for model_type, facts in FACTS.items() if facts.slicing is not None
-}
+FAMILIES: dict[str, Family] = {
+    family.model_type: family for family in (Bert(), Bloom(), Gpt2(), Llama(), ModernBert(), Opt())
+} | {model_type: FamilyByPlan(model_type) for model_type, facts in FACTS.items() if facts.slicing is not None}
 
 ADOPTED: set[str] = set()
 """Families in the tables that are the user's own."""

@@ -10,13 +10,42 @@ from pydantic_core import PydanticCustomError
 from phalanx.config import check_name, resolve
 from phalanx.objectives.causal_lm import IGNORE, causal_lm
 from phalanx.objectives.classification import Confusion, classification, mark_classes, pooled_logits
-from phalanx.objectives.objective import ExtraRows, LossFunction, LossWithExtras, Objective, ObjectiveSettings
+from phalanx.objectives.objective import (
+    ExtraRows,
+    LossFunction,
+    LossWithExtras,
+    Objective,
+    ObjectiveSettings,
+    RowAttention,
+)
 from phalanx.objectives.own import own_objective
+from phalanx.objectives.pretraining import (
+    CorruptedRows,
+    DenoisedRows,
+    DenoisersSettings,
+    FillInTheMiddleSettings,
+    MaskedRows,
+    MaskedSettings,
+    MiddleRows,
+    Place,
+    PrefixRows,
+    Row,
+    RowRewriting,
+    SpanCorruptionSettings,
+    TokenTable,
+)
 from phalanx.objectives.weighted_causal_lm import weighted_causal_lm
 
 OBJECTIVES: dict[str, Objective] = {
     "causal_lm": Objective(causal_lm),
     "classification": Objective(classification, own_head=True),
+    "denoisers": Objective(causal_lm, settings=DenoisersSettings, rewriting=DenoisedRows.of, attention="prefix"),
+    "fill_in_the_middle": Objective(causal_lm, settings=FillInTheMiddleSettings, rewriting=MiddleRows.of),
+    "masked": Objective(causal_lm, settings=MaskedSettings, rewriting=MaskedRows.of, attention="bidirectional"),
+    "prefix_lm": Objective(causal_lm, rewriting=PrefixRows.of, attention="prefix"),
+    "span_corruption": Objective(
+        causal_lm, settings=SpanCorruptionSettings, rewriting=CorruptedRows.of, attention="prefix"
+    ),
     "weighted_causal_lm": Objective(with_extras=weighted_causal_lm, extras={"weights": ExtraRows()}),
 }
 
@@ -72,6 +101,11 @@ __all__ = [
     "Objective",
     "ObjectiveChoice",
     "ObjectiveSettings",
+    "Place",
+    "Row",
+    "RowAttention",
+    "RowRewriting",
+    "TokenTable",
     "causal_lm",
     "classification",
     "kind_of",

@@ -121,6 +121,8 @@ _SET_LORA, _SET_ADAMW, _SET_BF16 = 'set kind = "lora"', 'take "adamw"', 'take "b
 _LOSS_SCALE = "its loss scale depends on every stage, and an audit would have to know it"
 _EVIDENCE = "an enclave runs the code that its evidence names, and no other"
 _NAMED_ALONE = "an enclave is told the name of what is learned, and no settings of it"
+_CAUSAL = "its ranks attend to what is before a token alone"
+_ROWS = "clients make their own batches, of rows as they were packed"
 _ONE_GROUP = "each client draws from its share of one group of text"
 _HIDDEN_ALONE = "its ranks hand each other ids and hidden states alone, and not where documents begin"
 _NO_DOCUMENTS = "client and enclave tell each other of tokens alone, and not where documents begin"
@@ -243,6 +245,10 @@ def value_exclusions() -> Iterator[ValueExclusion]:
             for engine in ("pipeline", "parallel"):
                 reason = "it trains a head of its own, and stages and ranks have the language model's"
                 yield ValueExclusion(engine, key, reason, "take [split] alone", never=(name,))
+        elif objective.rewriting is not None:
+            if objective.attention != "causal":
+                yield ValueExclusion("parallel", key, _CAUSAL, "take [pipeline]", never=(name,))
+            yield ValueExclusion("split", key, _ROWS, "take [pipeline] or [parallel]", never=(name,))
         elif objective.settings is not None:
             yield ValueExclusion("split", key, _NAMED_ALONE, "take [pipeline] or [parallel]", never=(name,))
         if name != WHOLE_MODEL_OBJECTIVE and not objective.extras and not objective.own_head:

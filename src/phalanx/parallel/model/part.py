@@ -20,7 +20,6 @@ from phalanx.parallel.tensor.tensor_parallel import TensorCut, cut_stage
 from phalanx.parallel.tensor.vocabulary import shared_causal_lm
 
 _SEQUENCE = 1
-_HEAD = "lm_head"
 _ALIBI, _COSINES, _POSITIONS, _MASK = "alibi", "position_embeddings", "position_ids", "attention_mask"
 
 
@@ -108,8 +107,7 @@ class StagePart(nn.Module):
             hidden = gather_parts(hidden, _SEQUENCE, tensors) if self._cuts_sequence else enter(hidden, tensors)
         elif self._cuts_sequence:
             hidden = gather_copies(hidden, _SEQUENCE, tensors)
-        logits: Tensor = self.stage.get_submodule(_HEAD)(hidden)
-        return self.stage.family.scale_logits(self._tables_by, logits)
+        return self.stage.family.score(self.stage, self._tables_by, hidden)
 
     def _context(self, hidden: Tensor) -> dict[str, Any]:
         """What blocks are called with, made for whole rows and all heads, then sliced."""

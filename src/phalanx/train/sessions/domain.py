@@ -36,6 +36,7 @@ from phalanx.parallel.control.rank_trainer import check_objective
 from phalanx.parallel.groups.mesh import Domain, open_domain
 from phalanx.parallel.groups.rendezvous import own_device
 from phalanx.pipeline import keep_freed_memory
+from phalanx.train.batches.rewriting import measured, rewriting_of
 from phalanx.train.config import RunConfig
 from phalanx.train.engines.domain_deepspeed import check_deepspeed, open_member
 from phalanx.train.engines.domain_engine import DomainEngine
@@ -138,14 +139,10 @@ class DomainFactory:
         check_deepspeed(run, parallel, source, place, build=True)
         context.figures.world = parallel.figures
         corpus = context.corpus(source)
-        loader = BatchLoader(corpus, run.train.batch_size, run.train.seed)
-        material = RunMaterial(
-            source,
-            corpus,
-            loader,
-            context.validation_sets(source, corpus),
-            vocabulary=corpus.vocabulary_digest,
-        )
+        rewriting = rewriting_of(run, corpus)
+        loader = BatchLoader(corpus, run.train.batch_size, run.train.seed, rewrite=rewriting)
+        named = {name: measured(one, rewriting) for name, one in context.validation_sets(source, corpus).items()}
+        material = RunMaterial(source, measured(corpus, rewriting), loader, named, vocabulary=corpus.vocabulary_digest)
         yield DomainSetup(context, parallel, place, material)
 
 

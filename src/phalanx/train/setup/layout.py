@@ -12,6 +12,7 @@ from phalanx.config import digest, dump_toml
 from phalanx.errors import ConfigError
 from phalanx.models import FAMILIES, ModelSource, StageSpec, estimate_costs, partition
 from phalanx.models.layout import check_length
+from phalanx.objectives import OBJECTIVES, RowAttention
 from phalanx.pipeline import OWNER, StageRange, StepPlan
 from phalanx.pipeline.assignment.assignment import first_assignment
 from phalanx.pipeline.assignment.rank_memory import rank_bytes
@@ -71,7 +72,25 @@ def make_plan(run: RunConfig, source: ModelSource) -> StepPlan:
         guard=run.guard,
         objective=run.train.objective,
         document_attention=_attends_in_documents(run, source),
+        attention_kind=attention_of(run, source),
     )
+
+
+def attention_of(run: RunConfig, source: ModelSource) -> RowAttention:
+    """Return which tokens see which, as far as the objective says it.
+
+    Raises:
+        ConfigError: The model's family has no such attention, or a party has several ranks.
+    """
+    known = FAMILIES[source.hub_config.model_type].attention_kinds
+    objective = OBJECTIVES.get(run.train.objective_kind)
+    kind: RowAttention = "causal" if objective is None else objective.attention
+    if kind not in known:
+        raise ConfigError(
+            f'train.objective = "{run.train.objective_kind}": its rows need {kind} attention, and '
+            f"{source.hub_config.model_type} has only {', '.join(sorted(known))}; take another objective or model"
+        ).about(code="PHX-C025", key="train.objective", found=run.train.objective_kind)
+    return kind
 
 
 def _attends_in_documents(run: RunConfig, source: ModelSource) -> bool:
