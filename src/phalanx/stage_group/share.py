@@ -50,8 +50,8 @@ class Share:
     def __init__(self, plan: StepPlan, stage: int, domain: Domain) -> None:
         if plan.attention_kind != "causal":
             raise ConfigError(
-                f"the run's objective has {plan.attention_kind} attention, and ranks of one party share out causal rows "
-                "alone; serve the stage with one rank"
+                f"the run's objective has {plan.attention_kind} attention, and ranks of one party share out causal "
+                "rows alone; serve the stage with one rank"
             )
         if plan.document_attention:
             raise ConfigError(

@@ -11,6 +11,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 
 from phalanx.checkpoint import Checkpoint, Shard
+from phalanx.checkpoint.export import RunTokenizer
 from phalanx.config import digest, dump_toml
 from phalanx.data import BatchLoader
 from phalanx.errors import CheckpointError, ConfigError, NoHolderError
@@ -141,8 +142,14 @@ class DomainFactory:
         corpus = context.corpus(source)
         rewriting = rewriting_of(run, corpus)
         loader = BatchLoader(corpus, run.train.batch_size, run.train.seed, rewrite=rewriting)
-        named = {name: measured(one, rewriting) for name, one in context.validation_sets(source, corpus).items()}
-        material = RunMaterial(source, measured(corpus, rewriting), loader, named, vocabulary=corpus.vocabulary_digest)
+        material = RunMaterial(
+            source,
+            measured(corpus, rewriting),
+            loader,
+            {name: measured(one, rewriting) for name, one in context.validation_sets(source, corpus).items()},
+            vocabulary=corpus.vocabulary_digest,
+            tokenizer=RunTokenizer.of(run.data.tokenizer, source, corpus),
+        )
         yield DomainSetup(context, parallel, place, material)
 
 

@@ -5,6 +5,7 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from phalanx.checkpoint.export import RunTokenizer
 from phalanx.data import BatchLoader
 from phalanx.errors import CheckpointError, NoHolderError
 from phalanx.models import open_model, weights_digest
@@ -62,9 +63,15 @@ class PipelineFactory:
         loader = BatchLoader(corpus, run.train.batch_size, run.train.seed, rewrite=rewriting)
         with contextlib.ExitStack() as stack:
             sampler = TextSampler.of(run, corpus)
-            named = {name: measured(one, rewriting) for name, one in context.validation_sets(source, corpus).items()}
-            held_out = measured(corpus, rewriting)
-            material = RunMaterial(source, held_out, loader, named, sampler, corpus.vocabulary_digest)
+            material = RunMaterial(
+                source,
+                measured(corpus, rewriting),
+                loader,
+                {name: measured(one, rewriting) for name, one in context.validation_sets(source, corpus).items()},
+                sampler,
+                corpus.vocabulary_digest,
+                RunTokenizer.of(run.data.tokenizer, source, corpus),
+            )
             yield PipelineSetup(context, plan, material, self._open_workers, stack)
 
 
