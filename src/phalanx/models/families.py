@@ -11,13 +11,13 @@ from transformers import CONFIG_MAPPING
 
 from phalanx.config import canonical_json, lacks, resolve, users_traceback
 from phalanx.errors import ConfigError, ModelError
-from phalanx.models.bert import Bert
-from phalanx.models.bloom import Bloom
+from phalanx.models.written.bert import Bert
+from phalanx.models.written.bloom import Bloom
 from phalanx.models.family import Family
-from phalanx.models.gpt2 import Gpt2
-from phalanx.models.llama import Llama
-from phalanx.models.modernbert import ModernBert
-from phalanx.models.opt import Opt
+from phalanx.models.written.gpt2 import Gpt2
+from phalanx.models.written.llama import Llama
+from phalanx.models.written.modernbert import ModernBert
+from phalanx.models.written.opt import Opt
 from phalanx.models.planned import FamilyByPlan
 from phalanx.models.quiet import quiet_transformers
 from phalanx.planner.model.families import FAMILIES as FACTS

@@ -246,8 +246,6 @@ def value_exclusions() -> Iterator[ValueExclusion]:
                 reason = "it trains a head of its own, and stages and ranks have the language model's"
                 yield ValueExclusion(engine, key, reason, "take [split] alone", never=(name,))
         elif objective.rewriting is not None:
-            if objective.attention != "causal":
-                yield ValueExclusion("parallel", key, _CAUSAL, "take [pipeline]", never=(name,))
             yield ValueExclusion("split", key, _ROWS, "take [pipeline] or [parallel]", never=(name,))
         elif objective.settings is not None:
             yield ValueExclusion("split", key, _NAMED_ALONE, "take [pipeline] or [parallel]", never=(name,))
@@ -255,6 +253,9 @@ def value_exclusions() -> Iterator[ValueExclusion]:
             yield ValueExclusion(
                 "deepspeed", key, f"it learns {WHOLE_MODEL_OBJECTIVE} alone", "leave [deepspeed] out", never=(name,)
             )
+    for name, objective in OBJECTIVES.items():
+        if objective.attention != "causal":
+            yield ValueExclusion("parallel", key, _CAUSAL, "take [pipeline]", never=(name,))
     yield ValueExclusion(
         "deepspeed", key, f"it learns {WHOLE_MODEL_OBJECTIVE} alone", "leave [deepspeed] out", own=True
     )

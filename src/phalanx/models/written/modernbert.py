@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers.masking_utils import create_bidirectional_mask, create_bidirectional_sliding_window_mask
 
-from phalanx.models.bert import Encoder
+from phalanx.models.written.bert import Encoder
 from phalanx.models.family import CAUSAL, AttentionPattern
 
 _MASKS = {
