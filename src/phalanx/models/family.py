@@ -176,6 +176,9 @@ def _borders(documents: Tensor) -> Tensor:
 
 HEAD = "lm_head"
 """The head of every decoder, and the place of a head that is trained in its stead."""
+SCORE = "score"
+"""The name of the head that gives one number for each token, as the hub has it."""
+SCORE_WEIGHT = "score.weight"
 
 
 class Family(ABC):
@@ -221,6 +224,10 @@ class Family(ABC):
     def whole_model(self, hub_config: Any, **options: Any) -> Any:
         """Return transformers' whole model with its head, by the rules of transformers alone."""
         return AutoModelForCausalLM.from_config(hub_config, dtype=torch.float32, trust_remote_code=False, **options)
+
+    def heads(self, model: Any) -> dict[str, Any]:
+        """Return the modules behind the trunk that a model, or a stage, has; those that give logits come first."""
+        return {name: head for name in (*self.scoring, SCORE) if (head := getattr(model, name, None)) is not None}
 
     def score(self, stage: Any, hub_config: Any, hidden: Tensor) -> Tensor:
         """Turn what `finish` gave into logits, ``[batch, seq, vocab]``."""

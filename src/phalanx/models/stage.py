@@ -85,6 +85,10 @@ class StageModule(nn.Module):
         """The head's weight where it is the first stage's embedding, in another module of this process."""
         return self.get_parameter(self.family.head_weight) if self._head_is_shared and not self.spec.embeds else None
 
+    def heads(self) -> dict[str, nn.Module]:
+        """Return the heads of the last stage by name, the language model's first."""
+        return self.family.heads(self)
+
     def hidden_shape(self, batch: int, seq: int) -> tuple[int, int, int]:
         """Return the shape of the tensor that passes between stages."""
         return (batch, seq, int(self.hub_config.hidden_size))
@@ -114,8 +118,8 @@ class StageModule(nn.Module):
             pattern: Which tokens see which, the same for all stages of one call, where `attends` is causal.
 
         Returns:
-            Logits ``[batch, seq, vocab]`` of the last stage, else hidden states ``[batch, seq, hidden]``, with the
-            marks behind them where the input has them.
+            Logits ``[batch, seq, vocab]`` of the last stage, or scores ``[batch, seq, 1]``, or both side by side; else
+            hidden states ``[batch, seq, hidden]``, with the marks behind them where the input has them.
 
         Raises:
             ModelError: `x` has another shape, or is longer than the model has positions; or the family has no such
@@ -157,10 +161,14 @@ class StageModule(nn.Module):
         self._gives_logits = False
 
     def _score(self, hidden: Tensor) -> Tensor:
-        if self._gives_logits:
+        if self.family.scoring != (HEAD,):
             return self.family.score(self, self.hub_config, hidden)
-        scores: Tensor = self.get_submodule(HEAD)(hidden)
-        return scores
+        scores: list[Tensor] = []
+        for name, head in self.heads().items():
+            found = head(hidden)
+            is_scaled = name == HEAD and self._gives_logits
+            scores.append(self.family.scale_logits(self.hub_config, found) if is_scaled else found)
+        return scores[0] if len(scores) == 1 else torch.cat(scores, dim=-1)
 
     def _check_input(self, x: Tensor) -> None:
         expected = "[batch, seq]" if self.spec.embeds else f"[batch, seq, {self.hub_config.hidden_size}]"
@@ -253,4 +261,4 @@ def _foreign_parts(whole: nn.Module, family: Family, spec: StageSpec) -> Iterato
     blocks = list(cast("Any", trunk.get_submodule(family.blocks)))
     yield from (*blocks[: spec.first_layer], *blocks[spec.end_layer :])
     if not spec.is_last:
-        yield from map(whole.get_submodule, family.scoring)
+        yield from family.heads(whole).values()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from phalanx.config import StrictModel
 from phalanx.errors import DataError
 from phalanx.objectives.causal_lm import IGNORE
+from phalanx.planner.model.heads import HeadKind
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,6 +74,7 @@ class Objective:
         attention: Which tokens a token sees beside itself.
         target: What the step's loss is divided by the number of: labels that count, sequences, or pairs of sequences.
             The rows of a pair are neighbours, the first of them in an even place of its microbatch.
+        head: What the model must give for each token: logits, a score, or both side by side.
     """
 
     loss: LossFunction | None = None
@@ -83,6 +85,7 @@ class Objective:
     rewriting: Callable[..., RowRewriting] | None = None
     attention: RowAttention = "causal"
     target: Literal["label", "sequence", "pair"] = "label"
+    head: HeadKind = "lm"
 
     def configured(self, settings: ObjectiveSettings) -> Objective:
         """The objective with its settings bound to its loss, or to the rows that it makes."""

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from transformers.masking_utils import create_bidirectional_mask, create_bidirectional_sliding_window_mask
 
-from phalanx.models.written.bert import Encoder
 from phalanx.models.family import CAUSAL, AttentionPattern
+from phalanx.models.written.bert import Encoder
 
 _MASKS = {
     "full_attention": create_bidirectional_mask,
