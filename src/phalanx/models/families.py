@@ -213,8 +213,8 @@ def config_with_head(hub_config: Any, kind: HeadKind, where: str) -> Any:
     """
     if family_of(hub_config.model_type, where).scoring != (HEAD,):
         raise ModelError(
-            f"model.head = {kind!r}: {hub_config.model_type} is an encoder, and its head predicts hidden tokens ({where}); "
-            "take a model of another family"
+            f'model.head = "{kind}": {hub_config.model_type} is an encoder, the head of which predicts hidden tokens '
+            f"({where}); take a model of another family"
         )
     changed = copy.deepcopy(hub_config)
     changed.architectures = None

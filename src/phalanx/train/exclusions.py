@@ -122,7 +122,6 @@ _LOSS_SCALE = "its loss scale depends on every stage, and an audit would have to
 _PAIRS = "it reads pairs of rows, and no data source of a run file has any"
 _EVIDENCE = "an enclave runs the code that its evidence names, and no other"
 _NAMED_ALONE = "an enclave is told the name of what is learned, and no settings of it"
-_CAUSAL = "its ranks attend to what is before a token alone"
 _ROWS = "clients make their own batches, of rows as they were packed"
 _ONE_GROUP = "each client draws from its share of one group of text"
 _HIDDEN_ALONE = "its ranks hand each other ids and hidden states alone, and not where documents begin"
@@ -256,9 +255,6 @@ def _of_objectives(key: str) -> Iterator[ValueExclusion]:
             yield ValueExclusion(
                 "deepspeed", key, f"it learns {WHOLE_MODEL_OBJECTIVE} alone", "leave [deepspeed] out", never=(name,)
             )
-    for name, objective in OBJECTIVES.items():
-        if objective.attention != "causal":
-            yield ValueExclusion("parallel", key, _CAUSAL, "take [pipeline]", never=(name,))
 
 
 def value_exclusions() -> Iterator[ValueExclusion]:
