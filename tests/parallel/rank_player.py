@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from forks import fork_ranks
 from rank_layouts import BATCH, COMPILED, FAST, LARGE, PLANNED, RING, SLOW, STEPS, TOKENS, Case
-from references import adapter_of, batch_of, one_process, optimizer_of, source_of
+from references import adapter_of, batch_of, one_process, optimizer_of, seen_of, source_of
 from safetensors.torch import load_file, save_file
 
 from phalanx.parallel import ParallelConfig, RankEnv, RankRecipe, RankSaver, RankTrainer, join
@@ -33,6 +33,7 @@ def play(case: Case, rank: int, home: Path, number: int) -> dict[str, object]:
         attention=case.attention,
         precision=case.precision,
         adapter=adapter_of(case),
+        attends=case.attends,
     )
     place = RankEnv(rank, case.world, rank, case.world, home / f"meeting-{number}")
     device = torch.device("cpu")
@@ -53,14 +54,14 @@ def play(case: Case, rank: int, home: Path, number: int) -> dict[str, object]:
                 if rank == 0:
                     tensors = {name: tensor for part in kept for name, tensor in part.items()}
                     save_file(tensors, home / f"{case.saves}.safetensors")
-            outcome = member.step(step, *batch_of(step, case.vocab))
+            outcome = member.step(step, *batch_of(step, case.vocab), seen_of(case, step))
             curve.append((outcome.loss, outcome.gradient_norm))
-        held_out = member.evaluate(*batch_of(999, case.vocab))
-        beside = copied_beside(member, RankSaver(member, domain), rank, case.vocab)
+        held_out = member.evaluate(*batch_of(999, case.vocab), seen_of(case, 999))
+        beside = copied_beside(member, RankSaver(member, domain), rank, case)
         return {"curve": curve, "held_out": held_out, "beside": beside}
 
 
-def copied_beside(member: RankTrainer, saving: RankSaver, rank: int, vocab: int) -> bool:
+def copied_beside(member: RankTrainer, saving: RankSaver, rank: int, case: Case) -> bool:
     """Whether what is collected while another step runs is, to the bit, what was there before that step."""
     stages = range(member.num_stages)
     saving.take()
@@ -69,7 +70,7 @@ def copied_beside(member: RankTrainer, saving: RankSaver, rank: int, vocab: int)
         if rank:
             saving.begin_sending()
         receiving = worker.submit(lambda: [tensors for _, tensors in saving.receive()] if rank == 0 else [])
-        member.step(STEPS - 1, *batch_of(998, vocab))
+        member.step(STEPS - 1, *batch_of(998, case.vocab), seen_of(case, 998))
         saving.wait()
         received = receiving.result()
     after = [member.collect(stage) for stage in stages]

@@ -8,7 +8,16 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
 from phalanx.data import IGNORE
-from phalanx.models import LoraConfig, ModelConfig, ModelSource, StageSpec, build_stage, open_model
+from phalanx.models import (
+    CAUSAL,
+    AttentionPattern,
+    LoraConfig,
+    ModelConfig,
+    ModelSource,
+    StageSpec,
+    build_stage,
+    open_model,
+)
 from phalanx.objectives import causal_lm
 from phalanx.optimizers import OptimizerConfig, learning_rate
 
@@ -41,6 +50,16 @@ def batch_of(step: int, vocab: int) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens[:, :-1].contiguous(), labels
 
 
+def seen_of(case: Case, step: int) -> dict[str, torch.Tensor]:
+    """What rows say of their attention: documents, three tokens of ten beginning one, or lengths of prefixes."""
+    generator = torch.Generator().manual_seed(11 + step % 2)
+    if case.attends == "documents":
+        return {"documents": (torch.rand((BATCH, TOKENS), generator=generator) < 0.3).cumsum(dim=1)}
+    if case.attends == "prefix":
+        return {"prefix": torch.randint(0, TOKENS + 1, (BATCH,), generator=generator)}
+    return {}
+
+
 def source_of(case: Case, cache: Path) -> ModelSource:
     config = ModelConfig(from_scratch=True, architecture=architecture(case.family, case.vocab))
     return open_model(config, cache, seed=3)
@@ -55,8 +74,12 @@ def one_process(case: Case, cache: Path) -> list[tuple[float, float]]:
     curve = []
     for step in range(STEPS):
         ids, labels = batch_of(step, case.vocab)
-        rows = zip(islands, ids.chunk(len(islands)), labels.chunk(len(islands)), strict=True)
-        found = [island.step(step, x, y) for island, x, y in rows]
+        seen = [
+            {name: rows.chunk(len(islands))[at] for name, rows in seen_of(case, step).items()}
+            for at in range(len(islands))
+        ]
+        rows = zip(islands, ids.chunk(len(islands)), labels.chunk(len(islands)), seen, strict=True)
+        found = [island.step(step, x, y, of_rows) for island, x, y, of_rows in rows]
         loss = sum(total for total, _ in found) / int((labels != IGNORE).sum())
         curve.append((loss, (sum(norm**2 for _, norm in found) / len(found)) ** 0.5))
         if joining is not None and (step + 1) % outer["every"] == 0:
@@ -66,6 +89,7 @@ def one_process(case: Case, cache: Path) -> list[tuple[float, float]]:
 
 class _Island:
     def __init__(self, case: Case, cache: Path) -> None:
+        self.attends = case.attends
         source, self.config = source_of(case, cache), optimizer_of(case)
         spec = StageSpec(0, 1, 0, source.num_layers)
         adapter = adapter_of(case)
@@ -75,9 +99,12 @@ class _Island:
         self.trained = list(self.model.trainable().values())
         self.optimizer = _torch_optimizer(self.trained, self.config)
 
-    def step(self, step: int, ids: torch.Tensor, labels: torch.Tensor) -> tuple[float, float]:
+    def step(
+        self, step: int, ids: torch.Tensor, labels: torch.Tensor, seen: dict[str, torch.Tensor]
+    ) -> tuple[float, float]:
         """Summed loss, and the norm before clipping."""
-        total, count = causal_lm(self.model(ids), labels)
+        pattern = CAUSAL if self.attends == "causal" else AttentionPattern(self.attends, **seen)
+        total, count = causal_lm(self.model(ids, pattern), labels)
         (total / count).backward()
         norm = float(clip_grad_norm_(self.trained, self.config.clip_norm or 1e9))
         for group in self.optimizer.param_groups:

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
 from phalanx.errors import ModelError
+from phalanx.models.config import AttentionKind
 from phalanx.planner.model.families import FAMILIES, FamilyFacts
 
-AttentionKind = Literal["causal", "prefix", "bidirectional", "documents"]
 ALL_KINDS: frozenset[AttentionKind] = frozenset({"causal", "prefix", "bidirectional", "documents"})
 
 

@@ -27,8 +27,8 @@ def check_split(split: SplitConfig, source: ModelSource, *, seq: int, objective:
         raise ConfigError(f'train.objective = "{objective}": a split can learn {", ".join(OBJECTIVES)}')
     if "causal" not in source.family.attention_kinds:
         raise ConfigError(
-            f"[split]: {source.family.model_type} is an encoder, and clients predict the next token; take a decoder, or "
-            "[pipeline]"
+            f"[split]: {source.family.model_type} is an encoder, and clients predict the next token; take a decoder, "
+            "or [pipeline]"
         )
     check_length(seq, getattr(source.hub_config, "max_position_embeddings", None))
     if split.mode != "plaintext":

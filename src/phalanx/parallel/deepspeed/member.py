@@ -143,8 +143,13 @@ class DeepSpeedMember:
         return AppliedStep(loss / all_targets, norm)
 
     @torch.no_grad()
-    def evaluate(self, ids: Tensor, labels: Tensor) -> tuple[float, int]:
-        """Summed loss and number of targets of a batch, the same on every rank; rows are a multiple of dp."""
+    def evaluate(self, ids: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS) -> tuple[float, int]:
+        """Summed loss and number of targets of a batch, the same on every rank; rows are a multiple of dp.
+
+        Raises:
+            DataError: There are extra rows, which attention does not read here.
+        """
+        self.objective.check(extras, *labels.shape)
         self._engine.eval()
         own = self._own_rows(labels)
         loss, _ = causal_lm(self._engine(self._own_rows(ids)), own)

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from phalanx.config import digest, dump_toml
 from phalanx.errors import ConfigError
-from phalanx.models import FAMILIES, ModelSource, StageSpec, estimate_costs, partition
+from phalanx.models import FAMILIES, AttentionKind, ModelSource, StageSpec, estimate_costs, partition
 from phalanx.models.layout import check_length
 from phalanx.objectives import OBJECTIVES, RowAttention
 from phalanx.pipeline import OWNER, StageRange, StepPlan
@@ -71,7 +71,7 @@ def make_plan(run: RunConfig, source: ModelSource) -> StepPlan:
         optimizer=run.optimizer,
         guard=run.guard,
         objective=run.train.objective,
-        document_attention=_attends_in_documents(run, source),
+        document_attention=attends_in_documents(run, source),
         attention_kind=attention_of(run, source),
     )
 
@@ -80,11 +80,9 @@ def attention_of(run: RunConfig, source: ModelSource) -> RowAttention:
     """Return which tokens see which, as far as the objective says it.
 
     Raises:
-        ConfigError: The model's family has no such attention, or a party has several ranks.
+        ConfigError: The model's family has no such attention.
     """
-    known = FAMILIES[source.hub_config.model_type].attention_kinds
-    objective = OBJECTIVES.get(run.train.objective_kind)
-    kind: RowAttention = "causal" if objective is None else objective.attention
+    known, kind = FAMILIES[source.hub_config.model_type].attention_kinds, attention_asked(run)
     if kind not in known:
         raise ConfigError(
             f'train.objective = "{run.train.objective_kind}": its rows need {kind} attention, and '
@@ -93,11 +91,26 @@ def attention_of(run: RunConfig, source: ModelSource) -> RowAttention:
     return kind
 
 
-def _attends_in_documents(run: RunConfig, source: ModelSource) -> bool:
+def attention_asked(run: RunConfig) -> RowAttention:
+    """Return which tokens see which by the objective, whatever the model can do."""
+    objective = OBJECTIVES.get(run.train.objective_kind)
+    return "causal" if objective is None else objective.attention
+
+
+def attention_kind(run: RunConfig, source: ModelSource) -> AttentionKind:
+    """Return which tokens see which: inside documents, or as the objective says it.
+
+    Raises:
+        ConfigError: The model's family has no such attention.
+    """
+    return "documents" if attends_in_documents(run, source) else attention_of(run, source)
+
+
+def attends_in_documents(run: RunConfig, source: ModelSource) -> bool:
     """Whether attention stays inside documents.
 
     Raises:
-        ConfigError: The model's family, or a party of several ranks, cannot do that.
+        ConfigError: The model's family cannot do that.
     """
     if run.data.attention == "across":
         return False
@@ -105,12 +118,6 @@ def _attends_in_documents(run: RunConfig, source: ModelSource) -> bool:
     if "documents" not in FAMILIES[model_type].attention_kinds:
         raise ConfigError(
             f'data.attention = "document": transformers has no such attention for {model_type}; take "across"'
-        )
-    shared = [name for name in run.pipeline.workers if run.pipeline.layout_of(name).world > 1]
-    if shared:
-        raise ConfigError(
-            f'data.attention = "document": {shared[0]} has several ranks, which share out hidden states alone; take '
-            '"across", or leave pipeline.layout out'
         )
     return True
 
