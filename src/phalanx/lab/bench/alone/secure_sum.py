@@ -12,6 +12,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -89,22 +90,22 @@ def measure(values: int, count: int) -> dict[str, object]:
         return message
 
     for name, one in clients.items():
-        server.take_advert(say(name, "join", lambda one=one: one.join(server.invitation)))
+        server.take_advert(say(name, "join", partial(one.join, server.invitation)))
     adverts = server.adverts()
     for name, one in clients.items():
-        server.take_boxes(say(name, "share", lambda one=one: one.share(adverts)))
+        server.take_boxes(say(name, "share", partial(one.share, adverts)))
     deliveries, plain = server.deliveries(), np.zeros(values + 1, np.uint32)
     for name, one in clients.items():
-        deposit = watch.time("mask", lambda one=one, name=name: one.mask(deliveries[name], delta))
+        deposit = watch.time("mask", partial(one.mask, deliveries[name], delta))
         sent[name] += len(deposit.message)
-        watch.time("server_take", lambda deposit=deposit: server.take_deposit(deposit.message, deposit.values))
+        watch.time("server_take", partial(server.take_deposit, deposit.message, deposit.values))
         plain += without_masks(terms, delta, fresh[name].last)
     deposits = server.deposits()
     for name, one in clients.items():
-        server.take_consent(say(name, "consent", lambda one=one: one.consent(deposits)))
+        server.take_consent(say(name, "consent", partial(one.consent, deposits)))
     consents = server.consents()
     for name, one in clients.items():
-        server.take_release(say(name, "release", lambda one=one: one.release(consents)))
+        server.take_release(say(name, "release", partial(one.release, consents)))
     result = watch.time("server_unmask", server.result)
     others = sum(sum(watch.seconds[f"client_{phase}"]) for phase in ("join", "share", "consent", "release"))
     return {
