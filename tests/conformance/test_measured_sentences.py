@@ -357,8 +357,8 @@ FIGURES = (
     Figures(
         "docs/secure_aggregation.md",
         "secure-sum-cpu-2cores-busy.json",
-        "{:.0f} million values, {} clients, {} neighbours each. A client's clipping, rounding, {} masks and digest take "
-        "{:.2f} s of CPU, {:.1f} ns a value and mask; the server takes a deposit in {:.2f} s and the masks off in "
+        "{:.0f} million values, {} clients, {} neighbours each. A client's clipping, rounding, {} masks and digest "
+        "take {:.2f} s of CPU, {:.1f} ns a value and mask; the server takes a deposit in {:.2f} s and the masks off in "
         "{:.2f} s. {:.0f} bytes a value and {:,} bytes a client besides; the sum is {} in every bit.",
         secure_sum,
     ),

@@ -7,10 +7,11 @@ import tokenizers
 import torch
 from transformers import AutoModelForCausalLM
 
+from phalanx.data.chat import ChatMessage
 from phalanx.errors import DataError, ModelError
 from phalanx.models import parse_hub_config
 from phalanx.models.scratch import write_random_model
-from phalanx.serve import ChatMessage, SamplingRule, TextModel, complete_file, open_text_model
+from phalanx.serve import SamplingRule, TextModel, complete_file, open_text_model
 
 WORDS = ["<unk>", "<end>", "the", "owner", "holds", "both", "ends"]
 CONFIG = {
@@ -133,7 +134,7 @@ def test_a_chat_is_rendered_by_the_models_template(model):
     ("template", "error", "message"),
     [
         ("{{ raise_exception('roles must alternate') }}", DataError, "roles must alternate"),
-        ("{% for m in %}", DataError, "does not render"),
+        ("{% for m in %}", ModelError, "is no template that can be used"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", ModelError, "what no template may"),
     ],
     ids=["refuses the messages", "is broken", "attacks the sandbox"],

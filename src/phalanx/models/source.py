@@ -26,6 +26,7 @@ class ModelSource:
     Args:
         directory: Where it lies.
         cache_dir: Where a tokenizer.json is made if the directory has its older form alone; None makes none.
+        weightless: It has no weights, which lie in a checkpoint.
 
     Attributes:
         directory: Where it lies.
@@ -37,13 +38,13 @@ class ModelSource:
         ModelError: No or malformed config.json, unknown family, no safetensors.
     """
 
-    def __init__(self, directory: Path, cache_dir: Path | None = None) -> None:
+    def __init__(self, directory: Path, cache_dir: Path | None = None, *, weightless: bool = False) -> None:
         self.directory = directory
         self.hub_config = read_hub_config(directory)
         self.family = family_of(self.hub_config.model_type, str(directory / "config.json"))
         own = directory / TOKENIZER
         self.tokenizer_path = find_tokenizer(directory, cache_dir) if cache_dir else own if own.is_file() else None
-        self._weights = WeightFiles(directory, self.family.prefix, self.family.stored_names)
+        self._weights = WeightFiles(directory, self.family.prefix, self.family.stored_names, weightless=weightless)
 
     @property
     def hub_config_dict(self) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class LyingServer(SumServer):
     def reach_deposits(self, deliveries: dict[str, bytes]) -> None:
         for name, one in self.clients.items():
             deposit = one.mask(deliveries[name], SECRET if name == self.victim else np.zeros(5))
-            self._deposits[name] = m.decoded(deposit.message, m.Signed[m.Deposit])
+            self._deposits[name] = m.decoded(deposit.message, m.SignedMessage[m.Deposit])
             self.deposited[name] = deposit.values
             if name in self.colluding:
                 for dealer, pair in one._shares.items():
@@ -53,9 +53,11 @@ class LyingServer(SumServer):
 
     def release(self, name: str, consents: dict[str, bytes]) -> None:
         message = m.encoded(
-            m.Consents(consents=tuple(m.decoded(one, m.Signed[m.Consent]) for _, one in sorted(consents.items())))
+            m.Consents(
+                consents=tuple(m.decoded(one, m.SignedMessage[m.Consent]) for _, one in sorted(consents.items()))
+            )
         )
-        body = m.decoded(self.clients[name].release(message), m.Signed[m.Release]).body
+        body = m.decoded(self.clients[name].release(message), m.SignedMessage[m.ShareRelease]).body
         for dealer, share in body.key_shares.items():
             self.keep("key", dealer, name, share)
         for dealer, share in body.seed_shares.items():
@@ -152,10 +154,10 @@ def other_sharers() -> LyingServer:
     victim, *others = server.clients
     lost, kept = others[:3], others[3:6]
     deliveries = server.deliveries()
-    shown = m.decoded(deliveries[victim], m.Delivery)
+    shown = m.decoded(deliveries[victim], m.ShareDelivery)
     sharers = tuple(sorted({victim, *lost, *server.colluding}))
     boxes = tuple(one for one in shown.boxes if one.body.sender in sharers)
-    deliveries[victim] = m.encoded(m.Delivery(sharers=sharers, boxes=boxes))
+    deliveries[victim] = m.encoded(m.ShareDelivery(sharers=sharers, boxes=boxes))
     server.reach_deposits(deliveries)
     server.masked_with = {*lost, *server.colluding}
     left = {victim, *kept, *server.colluding}

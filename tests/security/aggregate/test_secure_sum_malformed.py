@@ -8,7 +8,7 @@ from summed_round import CLIENTS, SERVER, clients_of, terms_of, values_for
 
 from phalanx.errors import AggregationError
 from phalanx.security.aggregate import SumServer
-from phalanx.security.aggregate.messages import Advert, Signed, decoded
+from phalanx.security.aggregate.messages import Advert, SignedMessage, decoded
 
 JUNK = [b"", b"{}", b"[]", b"null", b'"', b"\xff\xfe", b"0" * 5000, b"[" * 4000, b'{"body":{},"signature":""}']
 
@@ -131,7 +131,7 @@ def test_messages_of_another_round_and_of_another_kind_are_refused():
     with pytest.raises(AggregationError, match="foreign_terms"):
         server.take_advert(foreign)
     with pytest.raises(AggregationError, match="malformed"):
-        server.take_consent(foreign) if server.phase.name == "CONSENTS" else decoded(foreign, Signed)
+        server.take_consent(foreign) if server.phase.name == "CONSENTS" else decoded(foreign, SignedMessage)
     with pytest.raises(AggregationError, match="out_of_phase"):
         server.take_boxes(foreign)
 
@@ -156,7 +156,7 @@ def test_a_message_longer_than_any_of_its_kind_is_not_parsed():
     terms = terms_of(4)
 
     with pytest.raises(AggregationError, match="at most"):
-        SumServer(terms, SERVER).take_boxes(b"x") if False else decoded(b"[" * 10_000, Signed[Advert], 4)
+        SumServer(terms, SERVER).take_boxes(b"x") if False else decoded(b"[" * 10_000, SignedMessage[Advert], 4)
 
 
 def test_neither_side_shows_a_secret_when_printed():

@@ -31,7 +31,7 @@ def without_self_masks(walk: Walk) -> dict[str, np.ndarray]:
     """The server's whole view of each client's values: what came, less the masks that it is told in the end."""
     from phalanx.security.aggregate import messages as m
 
-    releases = {n: m.decoded(one, m.Signed[m.Release]).body for n, one in walk.seen["release"].items()}
+    releases = {n: m.decoded(one, m.SignedMessage[m.ShareRelease]).body for n, one in walk.seen["release"].items()}
     seen = {}
     for name, deposit in walk.seen["mask"].items():
         shares = {

@@ -10,7 +10,7 @@ from summed_round import PHASES, SERVER, Walk, clients_of, terms_of, values_for
 
 from phalanx.errors import AggregationError
 from phalanx.security.aggregate import SumRefusal, SumServer, degree_of, most_colluding, threshold_of
-from phalanx.security.aggregate.encoding import CHUNK, Encoding, norm_of
+from phalanx.security.aggregate.encoding import CHUNK, RingEncoding, norm_of
 from phalanx.security.aggregate.graph import neighbours_of
 
 
@@ -100,7 +100,7 @@ def test_a_sum_at_its_bounds_never_wraps(seed, count, weight):
 
 
 def test_values_are_scaled_to_the_clip_and_rounded_without_bias():
-    encoding = Encoding(clients=10, clip=1.0, max_weight=800_000)
+    encoding = RingEncoding(clients=10, clip=1.0, max_weight=800_000)
     values = np.full(40_000, 0.3 * encoding.step)
     out, random = np.empty(40_000, np.uint32), np.random.default_rng(1).integers(0, 2**32, 40_000, np.uint32)
 

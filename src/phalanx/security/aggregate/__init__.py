@@ -8,7 +8,7 @@ The protocol, against whom it holds and what it does not hide: docs/secure_aggre
 """
 
 from phalanx.security.aggregate.client import ExpectedRound, MaskedDeposit, SumClient, SumPhase
-from phalanx.security.aggregate.encoding import Encoding, Values, Words
+from phalanx.security.aggregate.encoding import RingEncoding, Values, Words
 from phalanx.security.aggregate.graph import Degree, degree_of, most_colluding, threshold_of
 from phalanx.security.aggregate.refusal import SumRefusal
 from phalanx.security.aggregate.rounds import EnteredRounds, RoundFile
@@ -19,7 +19,7 @@ __all__ = [
     "LEAST_CONTRIBUTORS",
     "CohortMember",
     "Degree",
-    "Encoding",
+    "RingEncoding",
     "EnteredRounds",
     "ExpectedRound",
     "MaskedDeposit",

@@ -198,7 +198,7 @@ class SumClient:
         """
         self._check_phase(SumPhase.DELIVERY)
         terms = self._terms
-        heard = self._read(delivery, m.Delivery)
+        heard = self._read(delivery, m.ShareDelivery)
         shares = self._open(heard)
         scale = self._checked_scale(values, weight)
         # from here on the masks count as used, whatever happens
@@ -253,7 +253,7 @@ class SumClient:
         terms, heard = self._terms, self._read(consents, m.Consents).consents
         bodies = [m.check_signed(one, terms, self._peers) for one in heard]
         check_consents(terms, self._included, self._included_digest, bodies)
-        release = m.Release(
+        release = m.ShareRelease(
             terms=terms.digest,
             sender=self._name,
             included=self._included_digest,
@@ -264,7 +264,7 @@ class SumClient:
         self._shares = {}
         return m.encoded(m.signed(release, self._identity))
 
-    def _open(self, delivery: m.Delivery) -> dict[str, SharePair]:
+    def _open(self, delivery: m.ShareDelivery) -> dict[str, SharePair]:
         """Check a delivery and open its boxes, which must be those of all neighbours that shared."""
         terms, sharers = self._terms, delivery.sharers
         if list(sharers) != sorted(set(sharers)) or not set(sharers) <= self._adverts.keys():

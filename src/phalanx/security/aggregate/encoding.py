@@ -21,7 +21,7 @@ CHUNK = 2**16
 
 
 @dataclass(frozen=True)
-class Encoding:
+class RingEncoding:
     """The encoding of one round.
 
     Attributes:

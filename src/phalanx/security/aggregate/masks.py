@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from phalanx.config import canonical_json
 from phalanx.errors import AggregationError
-from phalanx.security.aggregate.encoding import CHUNK, Encoding, Values, Words, chunks
+from phalanx.security.aggregate.encoding import CHUNK, RingEncoding, Values, Words, chunks
 from phalanx.security.aggregate.refusal import SumRefusal
 from phalanx.security.crypto import in_domain
 
@@ -109,14 +109,18 @@ def add_masks(total: Words, masks: Sequence[Mask]) -> None:
 
 
 def masked_values(
-    values: Values, encoding: Encoding, scale_and_weight: tuple[float, int], rounding_key: bytes, masks: Sequence[Mask]
+    values: Values,
+    encoding: RingEncoding,
+    scale_and_weight: tuple[float, int],
+    rounding_key: bytes,
+    masks: Sequence[Mask],
 ) -> Words:
     """Return a client's values, encoded and masked, with its weight as last element.
 
     Args:
         values: ``[length]``.
         encoding: Of the round.
-        scale_and_weight: Of `Encoding.scale_for`, and the client's weight.
+        scale_and_weight: Of `RingEncoding.scale_for`, and the client's weight.
         rounding_key: 32 random bytes, used here alone.
         masks: All of the client's.
     """

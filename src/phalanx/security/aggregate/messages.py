@@ -104,7 +104,7 @@ class Consent(SumMessage):
     included: Hex32
 
 
-class Release(SumMessage):
+class ShareRelease(SumMessage):
     """The shares that take the masks off.
 
     Attributes:
@@ -122,7 +122,7 @@ class Release(SumMessage):
 Body = TypeVar("Body", bound=SumMessage)
 
 
-class Signed(StrictModel, Generic[Body]):
+class SignedMessage(StrictModel, Generic[Body]):
     """A body with its sender's signature."""
 
     body: Body
@@ -143,36 +143,36 @@ class Adverts(StrictModel):
     """The adverts that came in time."""
 
     kind: Literal["adverts"] = "adverts"
-    adverts: Annotated[tuple[Signed[Advert], ...], _Few]
+    adverts: Annotated[tuple[SignedMessage[Advert], ...], _Few]
 
 
 class Boxes(StrictModel):
     """A client's boxes."""
 
     kind: Literal["boxes"] = "boxes"
-    boxes: Annotated[tuple[Signed[ShareBox], ...], _Few]
+    boxes: Annotated[tuple[SignedMessage[ShareBox], ...], _Few]
 
 
-class Delivery(StrictModel):
+class ShareDelivery(StrictModel):
     """The names of all that shared, and the boxes for one of them."""
 
     kind: Literal["delivery"] = "delivery"
     sharers: Annotated[tuple[PartyName, ...], _Few]
-    boxes: Annotated[tuple[Signed[ShareBox], ...], _Few]
+    boxes: Annotated[tuple[SignedMessage[ShareBox], ...], _Few]
 
 
 class Deposits(StrictModel):
     """The deposits that came in time, without their values."""
 
     kind: Literal["deposits"] = "deposits"
-    deposits: Annotated[tuple[Signed[Deposit], ...], _Few]
+    deposits: Annotated[tuple[SignedMessage[Deposit], ...], _Few]
 
 
 class Consents(StrictModel):
     """The consents that came in time."""
 
     kind: Literal["consents"] = "consents"
-    consents: Annotated[tuple[Signed[Consent], ...], _Few]
+    consents: Annotated[tuple[SignedMessage[Consent], ...], _Few]
 
 
 Message = TypeVar("Message", bound=StrictModel)
@@ -208,14 +208,14 @@ def decoded(data: bytes, kind: type[Message], clients: int = MOST_CLIENTS) -> Me
     return message
 
 
-def signed(body: Body, identity: Identity) -> Signed[Body]:
+def signed(body: Body, identity: Identity) -> SignedMessage[Body]:
     """Sign a body."""
     signature = identity.sign(_to_sign(body.kind, body))
-    form = cast("type[Signed[Body]]", Signed.__class_getitem__(type(body)))
+    form = cast("type[SignedMessage[Body]]", SignedMessage.__class_getitem__(type(body)))
     return form(body=body, signature=signature.hex())
 
 
-def check_signed(message: Signed[Body], terms: SumTerms, peers: dict[str, Peer]) -> Body:
+def check_signed(message: SignedMessage[Body], terms: SumTerms, peers: dict[str, Peer]) -> Body:
     """Return the body of a message after its signature and its round were checked.
 
     Raises:
@@ -266,7 +266,7 @@ def digest_of(domain: str, *parts: object) -> str:
     return digest_hex(in_domain(domain, canonical_json(parts)))
 
 
-def adverts_digest(terms: SumTerms, adverts: Sequence[Signed[Advert]]) -> str:
+def adverts_digest(terms: SumTerms, adverts: Sequence[SignedMessage[Advert]]) -> str:
     """Return the digest of all adverts."""
     return digest_of("aggregate-adverts/1", terms.digest, [one.model_dump(mode="json") for one in adverts])
 

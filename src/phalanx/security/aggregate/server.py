@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from phalanx.errors import AggregationError
 from phalanx.security.aggregate import messages as m
 from phalanx.security.aggregate.boxes import is_share_of
-from phalanx.security.aggregate.encoding import Encoding, Words
+from phalanx.security.aggregate.encoding import RingEncoding, Words
 from phalanx.security.aggregate.masks import Mask, add_masks, pair_key, self_mask
 from phalanx.security.aggregate.refusal import SumRefusal
 from phalanx.security.aggregate.shamir import combine_shares
@@ -50,7 +50,7 @@ class SumResult:
 
     total: NDArray[np.int32]
     weight: int
-    encoding: Encoding
+    encoding: RingEncoding
     contributors: tuple[str, ...]
     dropped: tuple[str, ...]
     liars: dict[str, str] = field(default_factory=dict)
@@ -80,11 +80,11 @@ class SumServer:
         self.terms, self.phase = terms, ServerPhase.ADVERTS
         self.invitation = m.sign_terms(terms, identity)
         self._peers = {member.name: Peer.from_hex(member.name, member.key) for member in terms.cohort}
-        self._adverts: dict[str, m.Signed[m.Advert]] = {}
-        self._boxes: dict[str, dict[str, m.Signed[m.ShareBox]]] = {}
-        self._deposits: dict[str, m.Signed[m.Deposit]] = {}
-        self._consents: dict[str, m.Signed[m.Consent]] = {}
-        self._releases: dict[str, m.Release] = {}
+        self._adverts: dict[str, m.SignedMessage[m.Advert]] = {}
+        self._boxes: dict[str, dict[str, m.SignedMessage[m.ShareBox]]] = {}
+        self._deposits: dict[str, m.SignedMessage[m.Deposit]] = {}
+        self._consents: dict[str, m.SignedMessage[m.Consent]] = {}
+        self._releases: dict[str, m.ShareRelease] = {}
         self._total = np.zeros(terms.length + 1, np.uint32)
 
     def take_advert(self, data: bytes) -> str:
@@ -93,7 +93,7 @@ class SumServer:
         Raises:
             AggregationError: They are malformed, of another round, not signed by it, or a second time there.
         """
-        message, body = self._heard(data, m.Signed[m.Advert], ServerPhase.ADVERTS, self._adverts)
+        message, body = self._heard(data, m.SignedMessage[m.Advert], ServerPhase.ADVERTS, self._adverts)
         self._adverts[body.sender] = message
         return body.sender
 
@@ -141,7 +141,7 @@ class SumServer:
         self._view = m.view_digest(self.terms, self._adverts_digest, self._sharers)
         return {
             holder: m.encoded(
-                m.Delivery(
+                m.ShareDelivery(
                     sharers=self._sharers,
                     boxes=tuple(self._boxes[name][holder] for name in self._graph[holder] if name in self._boxes),
                 )
@@ -156,7 +156,7 @@ class SumServer:
             AggregationError: The statement is malformed, of another view or not signed; or the values are others than
                 it says.
         """
-        message, body = self._heard(data, m.Signed[m.Deposit], ServerPhase.DEPOSITS, self._deposits)
+        message, body = self._heard(data, m.SignedMessage[m.Deposit], ServerPhase.DEPOSITS, self._deposits)
         if body.sender not in self._boxes or body.view != self._view:
             raise AggregationError(SumRefusal.OTHER_VIEW, f"{body.sender}: saw others than this round's sharers")
         if values.dtype != np.uint32 or values.shape != self._total.shape or not values.flags.c_contiguous:
@@ -187,7 +187,7 @@ class SumServer:
         Raises:
             AggregationError: It is not for this sum, or not signed by a client in it.
         """
-        message, body = self._heard(data, m.Signed[m.Consent], ServerPhase.CONSENTS, self._consents)
+        message, body = self._heard(data, m.SignedMessage[m.Consent], ServerPhase.CONSENTS, self._consents)
         if body.sender not in self._included or body.included != self._included_digest:
             raise AggregationError(SumRefusal.OTHER_VIEW, f"{body.sender}: gave its word for another sum")
         self._consents[body.sender] = message
@@ -209,7 +209,7 @@ class SumServer:
             AggregationError: They are malformed, or not signed by a client that gave its word.
         """
         self._check_phase(ServerPhase.RELEASES)
-        message = m.decoded(data, m.Signed[m.Release], len(self.terms.cohort))
+        message = m.decoded(data, m.SignedMessage[m.ShareRelease], len(self.terms.cohort))
         body = m.check_signed(message, self.terms, self._peers)
         is_due = body.sender in self._consents and body.sender not in self._releases
         if not is_due or body.included != self._included_digest:
@@ -275,8 +275,12 @@ class SumServer:
         return secret
 
     def _heard(
-        self, data: bytes, kind: type[m.Signed[m.Body]], phase: ServerPhase, known: dict[str, m.Signed[m.Body]]
-    ) -> tuple[m.Signed[m.Body], m.Body]:
+        self,
+        data: bytes,
+        kind: type[m.SignedMessage[m.Body]],
+        phase: ServerPhase,
+        known: dict[str, m.SignedMessage[m.Body]],
+    ) -> tuple[m.SignedMessage[m.Body], m.Body]:
         self._check_phase(phase)
         message = m.decoded(data, kind)
         body = m.check_signed(message, self.terms, self._peers)
@@ -287,7 +291,7 @@ class SumServer:
     def _close(
         self,
         phase: ServerPhase,
-        came: Sequence[str] | dict[str, m.Signed[m.Body]] | dict[str, dict[str, m.Signed[m.ShareBox]]],
+        came: Sequence[str] | dict[str, m.SignedMessage[m.Body]] | dict[str, dict[str, m.SignedMessage[m.ShareBox]]],
     ) -> None:
         self._check_phase(phase)
         if len(came) < self.terms.threshold:

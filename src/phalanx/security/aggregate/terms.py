@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from phalanx.config import StrictModel, canonical_json
-from phalanx.security.aggregate.encoding import LEAST_LEVELS, Encoding
+from phalanx.security.aggregate.encoding import LEAST_LEVELS, RingEncoding
 from phalanx.security.aggregate.graph import Degree, degree_of, most_colluding, neighbours_of, threshold_of
 from phalanx.security.crypto import digest_hex, in_domain
 
@@ -99,9 +99,9 @@ class SumTerms(StrictModel):
         return degree_of(len(self.cohort), self.minimum)
 
     @property
-    def encoding(self) -> Encoding:
+    def encoding(self) -> RingEncoding:
         """How values become elements of the ring."""
-        return Encoding(len(self.cohort), self.clip, self.max_weight)
+        return RingEncoding(len(self.cohort), self.clip, self.max_weight)
 
     @cached_property
     def digest(self) -> str:

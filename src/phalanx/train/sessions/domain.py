@@ -11,6 +11,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 
 from phalanx.checkpoint import Checkpoint, Shard
+from phalanx.checkpoint.export import RunTokenizer
 from phalanx.config import digest, dump_toml
 from phalanx.data import BatchLoader
 from phalanx.errors import CheckpointError, ConfigError, NoHolderError
@@ -145,6 +146,7 @@ class DomainFactory:
             loader,
             context.validation_sets(source, corpus),
             vocabulary=corpus.vocabulary_digest,
+            tokenizer=RunTokenizer.of(run.data.tokenizer, source, corpus),
         )
         yield DomainSetup(context, parallel, place, material)
 
