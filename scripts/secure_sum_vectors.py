@@ -1,4 +1,4 @@
-"""Write tests/vectors/secure_sum/round.json: one whole round of a secure sum whose randomness is known.
+"""Write tests/vectors/secure_sum/round.json: one whole round of a secure sum with known randomness.
 
 ``python scripts/secure_sum_vectors.py``; docs/secure_aggregation.md says what each field is.
 """

@@ -277,7 +277,7 @@ class AggregationError(VerificationError, ReasonedError):
     """A secure sum or one of its messages is refused; `reason` is of `phalanx.security.aggregate.SumRefusal`.
 
     Attributes:
-        culprit: The client whose own signature shows that it is at fault; empty where there is none.
+        culprit: The client that is at fault by its own signature; empty where there is none.
     """
 
     code = "PHX-V140"

@@ -1,4 +1,4 @@
-"""Clients and a server of a secure sum in one process, and a walk through a round in which anybody may be silent."""
+"""Clients and a server of a secure sum in one process, and a walk through a round in which any party may be silent."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -18,7 +18,7 @@ SECRET = np.array([0.1, -0.2, 0.3, -0.4, 0.5], np.float32)
 
 
 class LyingServer(SumServer):
-    """A server with colluding clients, whose keys and shares it reads, and a victim."""
+    """A server with colluding clients, of which it reads keys and shares, and a victim."""
 
     def __init__(self, given: SumTerms, colluding: int) -> None:
         super().__init__(given, SERVER)

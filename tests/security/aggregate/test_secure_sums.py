@@ -1,4 +1,4 @@
-"""A secure sum is the sum of those that are left, exactly, and says who they are."""
+"""A secure sum is the sum of those that are left, exactly, and names them."""
 
 import math
 

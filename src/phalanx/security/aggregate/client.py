@@ -36,7 +36,7 @@ class SumPhase(IntEnum):
 
 @dataclass(frozen=True)
 class ExpectedRound:
-    """What a client knows of a round from elsewhere, and takes nobody's word for.
+    """What a client knows of a round from elsewhere, and takes no party's word for.
 
     Attributes:
         run: Name of the run.

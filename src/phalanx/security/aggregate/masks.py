@@ -75,7 +75,7 @@ def pair_key(terms: str, own: tuple[str, X25519PrivateKey], other: tuple[str, st
 
 
 def self_mask(terms: str, name: str, seed: bytes) -> Mask:
-    """Return the mask of one client that the sum's server takes off once it is known who is in the sum."""
+    """Return the mask of one client that the sum's server takes off once it is settled which clients are in the sum."""
     return Mask(derived(seed, "aggregate-self-mask/1", [terms, name]), True)
 
 

@@ -277,7 +277,7 @@ def view_digest(terms: SumTerms, adverts: str, sharers: Sequence[str]) -> str:
 
 
 def included_digest(terms: SumTerms, view: str, payloads: dict[str, str]) -> str:
-    """Return the digest of who is in the sum with which values."""
+    """Return the digest of the clients in the sum and of their values."""
     return digest_of("aggregate-included/1", terms.digest, view, payloads)
 
 

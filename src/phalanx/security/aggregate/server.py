@@ -1,7 +1,7 @@
 """The server of a secure sum: it passes signed messages on, adds up masked values, and takes the masks off the sum.
 
 It holds no secret. What it says is believed by no client without the signatures of the others. A message that is
-refused changes nothing; a phase ends when the caller closes it, and whoever came too late is out of the round.
+refused changes nothing; a phase ends when the caller closes it, and a client that comes too late is out of the round.
 """
 
 from collections.abc import Sequence
@@ -221,7 +221,7 @@ class SumServer:
         """Take the masks off and return the sum; the last step.
 
         Raises:
-            AggregationError: Too few right shares came, or those of a client, whom the error names as culprit, give
+            AggregationError: Too few right shares came, or those of a client, named as culprit, give
                 another secret than it said.
         """
         self._check_phase(ServerPhase.RELEASES)

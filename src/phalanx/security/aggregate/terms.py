@@ -85,7 +85,7 @@ class SumTerms(StrictModel):
 
     @property
     def threshold(self) -> int:
-        """Clients that must agree on who is in the sum: more than two thirds of all."""
+        """Clients that must agree on the list of those in the sum: more than two thirds of all."""
         return threshold_of(len(self.cohort))
 
     @property

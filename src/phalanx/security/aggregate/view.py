@@ -34,7 +34,7 @@ def check_included(terms: SumTerms, graph: Graph, sharers: Collection[str], incl
     Args:
         terms: Of the round.
         graph: Neighbours of each client.
-        sharers: All whose keys and shares were seen.
+        sharers: All clients that sent keys and shares.
         included: The clients in the sum.
 
     Raises:

@@ -61,7 +61,7 @@ class Stopwatch:
 
 
 def measure(values: int, count: int) -> dict[str, object]:
-    """Walk one round of clients that all have the same values, whose rounding differs."""
+    """Walk one round of clients that all have the same values, and round them differently."""
     server_identity = Identity.without_certificate("server")
     identities = [Identity.without_certificate(f"site-{number:03d}") for number in range(count)]
     roster = {one.name: one.public for one in identities}
