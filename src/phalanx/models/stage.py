@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from phalanx.errors import ModelError
+from phalanx.models.config import AttentionKind
 from phalanx.models.family import (
     CAUSAL,
     HEAD,
     MARKED_KINDS,
-    AttentionKind,
     AttentionPattern,
     Family,
     join_marks,

@@ -103,7 +103,9 @@ class RankTrainer:
         self._recipe = recipe
         self._domain = domain
         learned = self._learned = check_objective(recipe)
-        of_attention = {name: kind for name, kind in _OF_ATTENTION.items() if name == recipe.attends}
+        of_attention: dict[str, ExtraRows] = {
+            name: kind for name, kind in _OF_ATTENTION.items() if name == recipe.attends
+        }
         self.objective = replace(learned, extras={**learned.extras, **of_attention})
         self._specs = recipe.stages(source)
         mine = self._specs[domain.pp :: recipe.parallel.pp]
