@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from phalanx.errors import ConfigError
-from phalanx.objectives import IGNORE, OBJECTIVES, Place, Row, TokenTable, objective_of
+from phalanx.objectives import IGNORE, OBJECTIVES, Row, RowPlace, TokenTable, objective_of
 from phalanx.objectives.pretraining import SpanCorruptionSettings
 from phalanx.objectives.pretraining.draw import Draw
 from phalanx.testing.tiny import TINY_TOKENS, VOCAB_SIZE
@@ -18,7 +18,7 @@ from phalanx.train.train_section import TrainConfig
 EOS, MASK = 0, 1
 PRE, SUF, MID = 2, 3, 4
 SENTINEL, FIRST = 5, 21
-PLACE = Place(sample=5, seed=9)
+PLACE = RowPlace(sample=5, seed=9)
 KINDS = [kind for kind, one in OBJECTIVES.items() if one.rewriting is not None]
 
 
@@ -66,7 +66,7 @@ def test_a_row_keeps_its_shape_and_depends_on_tokens_sample_and_seed_alone(row, 
     before = row.ids.copy(), row.labels.copy()
     rewrite = rows(kind, len(row.ids))
 
-    made, again = (rewrite(row, Place(sample=sample, seed=3)) for _ in range(2))
+    made, again = (rewrite(row, RowPlace(sample=sample, seed=3)) for _ in range(2))
 
     assert made.ids.shape == made.labels.shape == row.ids.shape
     assert made.ids.dtype == made.labels.dtype == np.int64
@@ -81,7 +81,12 @@ def test_a_row_keeps_its_shape_and_depends_on_tokens_sample_and_seed_alone(row, 
 def test_another_sample_seed_or_use_is_another_draw(kind):
     rewrite, row = rows(kind, 24), packed(24)
 
-    places = [PLACE, *(Place(n, seed=9) for n in range(6, 12)), Place(5, seed=8), Place(5, seed=9, held_out=True)]
+    places = [
+        PLACE,
+        *(RowPlace(n, seed=9) for n in range(6, 12)),
+        RowPlace(5, seed=8),
+        RowPlace(5, seed=9, held_out=True),
+    ]
 
     made = [rewrite(row, place) for place in places]
 
@@ -120,7 +125,7 @@ def test_of_many_masked_tokens_eight_tenths_are_masks_and_one_tenth_stays():
     rewrite, shown = rows("masked", 24, rate=0.5), []
     for sample in range(300):
         row = packed(24)
-        made = rewrite(row, Place(sample, seed=1))
+        made = rewrite(row, RowPlace(sample, seed=1))
         hidden = made.labels != IGNORE
         assert hidden.sum() == 12
         assert (made.labels[hidden] == row.ids[hidden]).all() and (made.ids[~hidden] == row.ids[~hidden]).all()
@@ -145,7 +150,7 @@ def test_whole_words_are_hidden_whole_and_a_word_ends_with_its_document():
     assert max(map(len, words)) == 2
 
     for sample in range(40):
-        made = rewrite(row, Place(sample))
+        made = rewrite(row, RowPlace(sample))
         hidden = set(np.flatnonzero(made.labels != IGNORE).tolist())
         assert all(hidden >= set(word) or not hidden & set(word) for word in words)
         assert 0 < len(hidden) <= round(0.3 * 23)
@@ -166,7 +171,7 @@ def test_a_corrupted_row_is_its_text_with_sentinels_and_then_the_spans(length, r
     row = packed(length)
     rewrite = rows("span_corruption", length, rate=rate, mean_span=mean)
 
-    made = rewrite(row, Place(sample))
+    made = rewrite(row, RowPlace(sample))
 
     inputs, end = made.ids[: made.prefix - 1], made.ids[made.prefix - 1]
     targets = made.labels[made.prefix - 1 :]
@@ -214,7 +219,7 @@ def test_a_prefix_ends_anywhere_in_its_row_and_loss_begins_with_the_token_behind
     row, rewrite, seen = packed(24), rows("prefix_lm", 24), set()
 
     for sample in range(300):
-        made = rewrite(row, Place(sample))
+        made = rewrite(row, RowPlace(sample))
         seen.add(made.prefix)
         assert np.array_equal(made.ids, row.ids)
         assert (made.labels[: made.prefix - 1] == IGNORE).all()
@@ -241,8 +246,8 @@ def test_each_document_gets_its_middle_back_where_it_was(spm, rate):
     for sample in range(50):
         # in a row that is long enough for the marks, nothing is cut off
         filled = Row(np.concatenate([row.ids, np.zeros(64 - 15, dtype=np.int64)]), np.full(64, IGNORE))
-        made = long(filled, Place(sample))
-        cut = rewrite(row, Place(sample))
+        made = long(filled, RowPlace(sample))
+        cut = rewrite(row, RowPlace(sample))
         assert np.array_equal(cut.ids, made.ids[:15])
         tokens = made.ids.tolist()
         ends = [at for at, token in enumerate(tokens) if token == EOS][:2]
@@ -266,15 +271,15 @@ def test_a_mixture_draws_each_task_by_its_share_of_the_phase_and_names_it_to_the
     counts = np.zeros((2, 3))
     for phase in range(2):
         for sample in range(400):
-            counts[phase, rewrite.task_of(Place(sample, phase))] += 1
+            counts[phase, rewrite.task_of(RowPlace(sample, phase))] += 1
 
     assert counts / 400 == pytest.approx(np.array([[0.25, 0.75, 0.0], [0.0, 0.5, 0.5]]), abs=0.06)
-    causal = next(place for place in map(Place, range(400)) if rewrite.task_of(place) == 0)
+    causal = next(place for place in map(RowPlace, range(400)) if rewrite.task_of(place) == 0)
     made = rewrite(row, causal)
     assert (made.ids[0], made.labels[0], made.prefix) == (MASK, IGNORE, 1)
     assert np.array_equal(made.ids[1:], row.ids[:-1]) and np.array_equal(made.labels[1:], row.labels[:-1])
     with pytest.raises(ConfigError, match="are of 2 phases"):
-        rewrite(row, Place(0, 2))
+        rewrite(row, RowPlace(0, 2))
 
 
 def test_the_usual_mixture_is_ul2s():

@@ -47,7 +47,7 @@ class BpeConfig(StrictModel):
     @model_serializer(mode="wrap")
     def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave the special tokens out where there are none, so that an older run file keeps its digest."""
-        return {name: value for name, value in write(self).items() if (name, value) != ("special_tokens", ())}
+        return {name: value for name, value in write(self).items() if name != "special_tokens" or value}
 
 
 class ModelTokenizerConfig(StrictModel):

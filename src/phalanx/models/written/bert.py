@@ -10,7 +10,7 @@ from transformers.masking_utils import create_bidirectional_mask
 from phalanx.models.family import CAUSAL, AttentionPattern, Family
 
 
-class Encoder(Family):
+class EncoderFamily(Family):
     """What encoders have in common: every token sees every other, and hidden tokens are predicted."""
 
     attention_kinds = frozenset({"bidirectional"})
@@ -20,7 +20,7 @@ class Encoder(Family):
         return AutoModelForMaskedLM.from_config(hub_config, dtype=torch.float32, trust_remote_code=False, **options)
 
 
-class Bert(Encoder):
+class Bert(EncoderFamily):
     """The order of ``BertForMaskedLM.forward``; all tokens are of one segment, as in texts that are packed."""
 
     model_type = "bert"

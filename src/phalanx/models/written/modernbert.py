@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers.masking_utils import create_bidirectional_mask, create_bidirectional_sliding_window_mask
 
 from phalanx.models.family import CAUSAL, AttentionPattern
-from phalanx.models.written.bert import Encoder
+from phalanx.models.written.bert import EncoderFamily
 
 _MASKS = {
     "full_attention": create_bidirectional_mask,
@@ -15,7 +15,7 @@ _MASKS = {
 }
 
 
-class ModernBert(Encoder):
+class ModernBert(EncoderFamily):
     """The order of ``ModernBertForMaskedLM.forward``."""
 
     model_type = "modernbert"

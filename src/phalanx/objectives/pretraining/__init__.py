@@ -4,7 +4,7 @@ from phalanx.objectives.pretraining.denoisers import DenoisedRows, DenoiserConfi
 from phalanx.objectives.pretraining.fill_in_the_middle import FillInTheMiddleSettings, MiddleRows
 from phalanx.objectives.pretraining.masked import MaskedRows, MaskedSettings
 from phalanx.objectives.pretraining.prefix_lm import PrefixRows
-from phalanx.objectives.pretraining.rewriting import Place, Row, RowRewriting, TokenTable
+from phalanx.objectives.pretraining.rewriting import Row, RowPlace, RowRewriting, TokenTable
 from phalanx.objectives.pretraining.span_corruption import CorruptedRows, SpanCorruptionSettings
 
 __all__ = [
@@ -16,9 +16,9 @@ __all__ = [
     "MaskedRows",
     "MaskedSettings",
     "MiddleRows",
-    "Place",
     "PrefixRows",
     "Row",
+    "RowPlace",
     "RowRewriting",
     "SpanCorruptionSettings",
     "TokenTable",

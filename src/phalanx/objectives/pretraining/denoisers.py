@@ -15,7 +15,7 @@ from phalanx.objectives.objective import ObjectiveSettings
 from phalanx.objectives.pretraining.fill_in_the_middle import FillInTheMiddleSettings, MiddleRows
 from phalanx.objectives.pretraining.masked import MaskedRows, MaskedSettings
 from phalanx.objectives.pretraining.prefix_lm import PrefixRows
-from phalanx.objectives.pretraining.rewriting import AsItIs, Place, Row, RowRewriting, TokenTable
+from phalanx.objectives.pretraining.rewriting import AsItIs, Row, RowPlace, RowRewriting, TokenTable
 from phalanx.objectives.pretraining.span_corruption import CorruptedRows, SpanCorruptionSettings
 
 
@@ -157,7 +157,7 @@ class DenoisedRows:
         tokens = tuple(None if one.token is None else table.id_of(one.token, key) for one in settings.parts)
         return cls(settings, rewritings, tokens)
 
-    def __call__(self, row: Row, place: Place) -> Row:
+    def __call__(self, row: Row, place: RowPlace) -> Row:
         """Return the row that is learned."""
         task = self.task_of(place)
         found = self.rewritings[task](row, place)
@@ -168,7 +168,7 @@ class DenoisedRows:
         labels = np.concatenate([[IGNORE], found.labels[:-1]]).astype(np.int64)
         return Row(ids, labels, min(found.prefix + 1, len(ids)))
 
-    def task_of(self, place: Place) -> int:
+    def task_of(self, place: RowPlace) -> int:
         """Return which task a row is given.
 
         Raises:

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from phalanx.objectives.objective import ObjectiveSettings
 from phalanx.objectives.pretraining.draw import Draw
-from phalanx.objectives.pretraining.rewriting import Place, Row, Tokens, TokenTable, fitted_row, text_of
+from phalanx.objectives.pretraining.rewriting import Row, RowPlace, Tokens, TokenTable, fitted_row, text_of
 
 
 class FillInTheMiddleSettings(ObjectiveSettings):
@@ -56,7 +56,7 @@ class MiddleRows:
         ids = [table.id_of(getattr(settings, key), f"train.objective.{key}") for key in keys]
         return cls(settings, table.eos_id, *ids)
 
-    def __call__(self, row: Row, place: Place) -> Row:
+    def __call__(self, row: Row, place: RowPlace) -> Row:
         """Return the row that is learned."""
         draw, text = place.draw("middle"), text_of(row, self.eos_id)
         documents = np.split(text, np.flatnonzero(text == self.eos_id) + 1)

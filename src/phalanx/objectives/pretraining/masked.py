@@ -9,7 +9,7 @@ from phalanx.errors import ConfigError
 from phalanx.objectives.causal_lm import IGNORE
 from phalanx.objectives.objective import ObjectiveSettings
 from phalanx.objectives.pretraining.draw import Draw
-from phalanx.objectives.pretraining.rewriting import Place, Row, Tokens, TokenTable
+from phalanx.objectives.pretraining.rewriting import Row, RowPlace, Tokens, TokenTable
 
 
 class MaskedSettings(ObjectiveSettings):
@@ -65,7 +65,7 @@ class MaskedRows:
             )
         return cls(settings, table, table.id_of(settings.mask_token, "train.objective.mask_token"))
 
-    def __call__(self, row: Row, place: Place) -> Row:
+    def __call__(self, row: Row, place: RowPlace) -> Row:
         """Return the row that is learned."""
         draw, settings = place.draw("masked"), self.settings
         open_places = np.flatnonzero(~self.table.special[row.ids])

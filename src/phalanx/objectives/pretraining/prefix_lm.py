@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from phalanx.objectives.causal_lm import IGNORE
-from phalanx.objectives.pretraining.rewriting import Place, Row, TokenTable, text_of
+from phalanx.objectives.pretraining.rewriting import Row, RowPlace, TokenTable, text_of
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class PrefixRows:
         del length
         return cls(table)
 
-    def __call__(self, row: Row, place: Place) -> Row:
+    def __call__(self, row: Row, place: RowPlace) -> Row:
         """Return the row that is learned."""
         num_inputs = min(len(text_of(row, self.table.eos_id)), len(row.ids))
         prefix = 1 + int(place.draw("prefix").below(max(num_inputs - 1, 1), 1)[0])

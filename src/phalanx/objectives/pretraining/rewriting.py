@@ -66,7 +66,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Place:
+class RowPlace:
     """Where in a run a row is.
 
     Attributes:
@@ -86,7 +86,7 @@ class Place:
         return Draw("held-out" if self.held_out else "train", self.seed, self.sample, *words)
 
 
-RowRewriting = Callable[[Row, Place], Row]
+RowRewriting = Callable[[Row, RowPlace], Row]
 """A pure function from a packed row and its place to the row that is learned, of the same length."""
 
 
@@ -125,6 +125,6 @@ def fitted_row(tokens: Tokens, length: int, eos_id: int, *, prefix: int = 0, has
 class AsItIs:
     """A rewriting that leaves rows as they were packed: next-token prediction."""
 
-    def __call__(self, row: Row, place: Place) -> Row:
+    def __call__(self, row: Row, place: RowPlace) -> Row:
         """Return the row that is learned."""
         return row

@@ -8,7 +8,7 @@ from pydantic import Field
 from phalanx.errors import ConfigError
 from phalanx.objectives.objective import ObjectiveSettings
 from phalanx.objectives.pretraining.draw import Draw
-from phalanx.objectives.pretraining.rewriting import Place, Row, Tokens, TokenTable, fitted_row, text_of
+from phalanx.objectives.pretraining.rewriting import Row, RowPlace, Tokens, TokenTable, fitted_row, text_of
 
 _FEWEST = 2
 """Tokens of a text that has a span and something beside it."""
@@ -62,7 +62,7 @@ class CorruptedRows:
         names = [settings.sentinels.replace("{}", str(number)) for number in range(needed)]
         return cls(settings, table, np.array([table.id_of(one, "train.objective.sentinels") for one in names]))
 
-    def __call__(self, row: Row, place: Place) -> Row:
+    def __call__(self, row: Row, place: RowPlace) -> Row:
         """Return the row that is learned."""
         draw, text = place.draw("spans"), text_of(row, self.table.eos_id)
         size = longest_text(self.settings, len(text), len(row.ids))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from phalanx.data import PREFIX, Batch, Corpus
 from phalanx.data.loader import HeldOut, RewrittenHeldOut
-from phalanx.objectives import Place, Row, RowRewriting, TokenTable, objective_of
+from phalanx.objectives import Row, RowPlace, RowRewriting, TokenTable, objective_of
 from phalanx.train.config import RunConfig
 
 _CONTINUES = "##"
@@ -37,7 +37,7 @@ class BatchRewriting:
         """As `phalanx.data.loader.Rewrite` says."""
         packed = zip(batch.input_ids.numpy(), batch.labels.numpy(), samples, phases, strict=True)
         made = [
-            self.rows(Row(ids, labels), Place(sample, phase, self.seed, held_out))
+            self.rows(Row(ids, labels), RowPlace(sample, phase, self.seed, held_out))
             for ids, labels, sample, phase in packed
         ]
         extras = dict(batch.extras)
