@@ -232,7 +232,7 @@ VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
 def _of_objectives(key: str) -> Iterator[ValueExclusion]:
     for name, objective in OBJECTIVES.items():
         if objective.target == "pair":
-            for engine in ("pipeline", "parallel", "split", "deepspeed"):
+            for engine in ("pipeline", "parallel", "split"):
                 yield ValueExclusion(engine, key, _PAIRS, "call the engine from Python", never=(name,))
         elif objective.extras:
             rows = ", ".join(sorted(objective.extras))
