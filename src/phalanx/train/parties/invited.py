@@ -24,7 +24,7 @@ def invited_to(
 
     Args:
         target: A run file, or a pki directory.
-        names: Who is invited.
+        names: Of the invited parties.
         port: Where to listen for invited ones; left out, as the run says.
         of_workers: Says what a pipeline's workers are asked to do, for which the model is opened.
 
@@ -48,7 +48,7 @@ def invited_to(
 
 
 def check_terms(name: str, text: str) -> None:
-    """Refuse, for an invited party, what is no run file of a split, or one that names code that nobody there has read.
+    """Refuse, for an invited party, what is no run file of a split, or one that names code, which was not read there.
 
     Args:
         name: Of the party.
