@@ -27,6 +27,7 @@ from phalanx.cli.parties.invite import invite
 from phalanx.cli.parties.join import join
 from phalanx.cli.parties.peers import peers
 from phalanx.cli.parties.pki import pki_app
+from phalanx.cli.parties.rollout_worker import rollout_worker
 from phalanx.cli.plan import plan
 from phalanx.cli.report import report
 from phalanx.cli.reproduce import reproduce
@@ -77,6 +78,7 @@ app.command(
     'Example: phalanx peers runs/first --revoke alice --reason "the laptop was stolen"'
 )(peers)
 app.command(epilog="Example: phalanx masked-worker worker.toml")(masked_worker)
+app.command(epilog="Example: phalanx rollout-worker worker.toml")(rollout_worker)
 app.command(
     epilog="Example: phalanx launch run.toml --set pipeline.pki=keys --dry-run\n\n"
     "Example: phalanx launch run.toml --engine ray --address auto --resume\n\n"
