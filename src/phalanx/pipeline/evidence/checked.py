@@ -114,7 +114,7 @@ def open_evidence(path: Path, pins: Pins) -> CheckedEvidence:
     return CheckedEvidence(str(path), record, tensors, peers, statements, headers, unsigned, fingerprint, sha256, pins)
 
 
-class Vouched(Protocol):
+class VouchedRecord(Protocol):
     """What every record of evidence has: a session, and certificates with the authority's own."""
 
     @property
@@ -133,7 +133,7 @@ class Vouched(Protocol):
         ...
 
 
-def certified_peers(path: Path, record: Vouched, pins: Pins) -> tuple[str, dict[str, Peer]]:
+def certified_peers(path: Path, record: VouchedRecord, pins: Pins) -> tuple[str, dict[str, Peer]]:
     """Compare authority and session with what the reader knows, and check every certificate.
 
     Returns:
@@ -177,7 +177,7 @@ def _open_headers(
     return headers, tuple(unsigned)
 
 
-def _peer(path: Path, record: Vouched, name: str) -> Peer:
+def _peer(path: Path, record: VouchedRecord, name: str) -> Peer:
     where = f"{path}: certificate of {name[:80]!r}"
     pem = record.certificates[name].encode()
     try:
