@@ -10,6 +10,7 @@ from pydantic_core import PydanticUndefined
 
 from phalanx.checkpoint import CheckpointConfig
 from phalanx.data import BpeConfig, DataConfig
+from phalanx.data.chat.settings import PreferencesConfig, PreferenceSource
 from phalanx.data.config import (
     FileTokenizerConfig,
     LabelledConfig,
@@ -20,6 +21,13 @@ from phalanx.data.config import (
 from phalanx.data.phases import CurriculumConfig, DatasetConfig, PhaseConfig, UntilConfig
 from phalanx.data.sources import SOURCES, OwnSourceConfig
 from phalanx.models import LoraConfig, ModelConfig, PrefixConfig, SpfConfig
+from phalanx.objectives.pretraining import (
+    DenoiserConfig,
+    DenoisersSettings,
+    FillInTheMiddleSettings,
+    MaskedSettings,
+    SpanCorruptionSettings,
+)
 from phalanx.optimizers import OptimizerConfig
 from phalanx.parallel import OuterConfig, ParallelConfig
 from phalanx.parallel.deepspeed import AioConfig, DeepSpeedConfig
@@ -31,7 +39,7 @@ from phalanx.telemetry.sinks import MlflowConfig, OwnSinkConfig, TrackioConfig, 
 from phalanx.train import RunConfig, TrainConfig
 from phalanx.train.exclusions import EXCLUSIONS, value_exclusions
 from phalanx.train.parties.client_file import ClientFile
-from phalanx.train.train_section import EarlyStoppingConfig, SamplesConfig
+from phalanx.train.train_section import EarlyStoppingConfig, HistogramsConfig, SamplesConfig
 from phalanx.transport import TransportConfig
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
@@ -45,6 +53,8 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "data.phases": PhaseConfig,
     "data.phases.until": UntilConfig,
     "data.phases.curriculum": CurriculumConfig,
+    "data.preferences": PreferencesConfig,
+    "data.preferences.sources": PreferenceSource,
     "data.labelled": LabelledConfig,
     "data.validation": ValidationSetConfig,
     "data.labelled.task": OwnTaskConfig,
@@ -56,6 +66,12 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "train": TrainConfig,
     "train.early_stopping": EarlyStoppingConfig,
     "train.samples": SamplesConfig,
+    "train.objective masked": MaskedSettings,
+    "train.objective span_corruption": SpanCorruptionSettings,
+    "train.objective fill_in_the_middle": FillInTheMiddleSettings,
+    "train.objective denoisers": DenoisersSettings,
+    "train.objective.tasks": DenoiserConfig,
+    "train.histograms": HistogramsConfig,
     "optimizer": OptimizerConfig,
     "parallel": ParallelConfig,
     "parallel.outer": OuterConfig,

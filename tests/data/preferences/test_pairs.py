@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from phalanx.data import IGNORE, BatchLoader, BpeConfig, DataConfig
+from phalanx.data.chat.settings import PreferencesConfig, PreferenceSource
 from phalanx.data.preferences import prepare_preferences, trimmed
-from phalanx.data.preferences.settings import PreferencesConfig, PreferenceSource
 from phalanx.data.tokenizers import open_tokenizer
 from phalanx.errors import ConfigError, DataError
 

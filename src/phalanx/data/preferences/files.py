@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from phalanx.data.chat.settings import Policy
+from phalanx.data.chat.settings import Policy, PreferenceSource
 from phalanx.data.preferences.preference import Preference, preference_of
-from phalanx.data.preferences.settings import PreferenceSource
 from phalanx.data.sources.jsonl import JsonLines
 from phalanx.data.sources.records import RawRecord, RecordClaims, document_of
 from phalanx.data.sources.source import BrokenRecord, Document

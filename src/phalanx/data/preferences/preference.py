@@ -10,7 +10,7 @@ from pydantic import ValidationError, model_validator
 
 from phalanx.config import StrictModel
 from phalanx.data.chat.conversation import ChatMessage, conversation_of
-from phalanx.data.preferences.settings import Shape
+from phalanx.data.chat.settings import PreferenceShape
 from phalanx.data.sources.jsonl import keys_of
 from phalanx.errors import DataError
 
@@ -57,7 +57,7 @@ class Preference(StrictModel):
         return self.text or json.dumps([[one.role, one.content] for one in self.messages])
 
 
-def preference_of(found: Mapping[str, Any], shape: Shape) -> Preference:
+def preference_of(found: Mapping[str, Any], shape: PreferenceShape) -> Preference:
     """Read a preference out of one object.
 
     Raises:
@@ -166,7 +166,7 @@ def _lacks(found: Mapping[str, Any], name: str) -> DataError:
     return DataError(f"has no field {name!r} with text or messages; its fields are: {keys}; set `shape`")
 
 
-_SHAPES: Mapping[Shape, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+_SHAPES: Mapping[PreferenceShape, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "pairs": _pair,
     "hh": _transcripts,
     "labelled": _labelled,

@@ -8,10 +8,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from phalanx.checkpoint import Checkpoint, Shard
-from phalanx.data import DOCUMENTS, IGNORE, Batch
+from phalanx.data import IGNORE, OF_ATTENTION, Batch
 from phalanx.engine import StepInputs, StepResult
 from phalanx.models import ModelSource, StageModule, StageSpec, build_stage
-from phalanx.models.family import HEAD_WEIGHT
 from phalanx.parallel import Controller, stand_in
 from phalanx.parallel.control.rank_trainer import RankRecipe
 from phalanx.train.batches.preferences import PreferenceMeasure
@@ -53,7 +52,7 @@ class GatheredPairs:
             for name, parameter in stage.all_parameters().items():
                 # a tied head is gathered once, as the embedding
                 stands_for = name if name in weights else stage.family.embedding_weight
-                if name in weights or (name == HEAD_WEIGHT and stands_for in weights):
+                if name in weights or (name == stage.family.head_weight and stands_for in weights):
                     parameter.detach().copy_(weights[stands_for])
             yield stage
 
@@ -112,9 +111,13 @@ class DomainEngine:
             missing = -len(batch.indices) % self._dp
             ids = functional.pad(batch.input_ids, (0, 0, 0, missing))
             labels = functional.pad(batch.labels, (0, 0, 0, missing), value=IGNORE)
-            within = batch.extras.get(DOCUMENTS)
-            documents = None if within is None else functional.pad(within, (0, 0, 0, missing))
-            loss, targets = self._lead.evaluate(ids, labels, documents)
+            # the last rows once more: what they say of attention is of no matter
+            extras = {
+                name: torch.cat([rows, rows[-1:].expand(missing, *rows.shape[1:])])
+                for name, rows in batch.extras.items()
+                if name in OF_ATTENTION
+            }
+            loss, targets = self._lead.evaluate(ids, labels, extras)
             total, count = total + loss, count + targets
         return perplexity_of(total, count)
 
