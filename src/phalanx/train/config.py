@@ -149,23 +149,10 @@ class RunConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check_pairs(self) -> Self:
-        train, kind = self.train, self.train.objective_kind
-        if train.learns_pairs != (self.data.preferences is not None):
-            found = "there are none" if train.learns_pairs else "the objective reads none"
-            raise ValueError(
-                f'train.objective = "{kind}" and data.preferences go together, and {found}; change one of them'
-            )
-        copies = train.microbatches * (1 if self.parallel is None else self.parallel.dp)
-        if train.learns_pairs and train.batch_size % (2 * copies):
-            raise ValueError(
-                f"train.batch_size = {train.batch_size} rows are pairs, and {copies} microbatches cannot have whole "
-                f"ones; make it a multiple of {2 * copies}"
-            )
-        if train.learns_pairs and self.parallel is not None and self.parallel.cp > 1:
-            raise ValueError(
-                f'parallel.cp = {self.parallel.cp} cuts rows, and train.objective = "{kind}" weighs whole ones; set it '
-                "to 1"
-            )
+        copies, cuts = (1, 1) if self.parallel is None else (self.parallel.dp, self.parallel.cp)
+        found = self.train.objection_to_pairs(self.data.preferences is not None, copies, cuts)
+        if found is not None:
+            raise ValueError(found)
         return self
 
     @model_validator(mode="after")

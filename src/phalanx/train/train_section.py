@@ -85,6 +85,30 @@ class TrainConfig(StrictModel):
         """What a loader draws for a step: sequences, or pairs of them."""
         return self.batch_size // 2 if self.learns_pairs else self.batch_size
 
+    def objection_to_pairs(self, has_pairs: bool, copies: int, cuts: int) -> str | None:
+        """Say why pairs cannot be learned so, or are not there; None where all is well.
+
+        Args:
+            has_pairs: Whether the data are pairs.
+            copies: Data parallel copies, which share out a batch.
+            cuts: Ranks that share a row.
+        """
+        kind = self.objective_kind
+        if self.learns_pairs != has_pairs:
+            found = "there are none" if self.learns_pairs else "the objective reads none"
+            return f'train.objective = "{kind}" and data.preferences go together, and {found}; change one of them'
+        if not self.learns_pairs:
+            return None
+        parts = self.microbatches * copies
+        if self.batch_size % (2 * parts):
+            return (
+                f"train.batch_size = {self.batch_size} rows are pairs, and {parts} microbatches cannot have whole ones; "
+                f"make it a multiple of {2 * parts}"
+            )
+        if cuts > 1:
+            return f'parallel.cp = {cuts} cuts rows, and train.objective = "{kind}" weighs whole ones; set it to 1'
+        return None
+
     @property
     def length(self) -> str:
         """How long the training is, in words."""
