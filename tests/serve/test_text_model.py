@@ -7,8 +7,9 @@ import tokenizers
 import torch
 from transformers import AutoModelForCausalLM
 
+import phalanx
 from phalanx.data.chat import ChatMessage
-from phalanx.errors import DataError, ModelError
+from phalanx.errors import ConfigError, DataError, ModelError
 from phalanx.models import parse_hub_config
 from phalanx.models.scratch import write_random_model
 from phalanx.serve import SamplingRule, TextModel, complete_file, open_text_model
@@ -215,3 +216,26 @@ class TestFiles:
 
         with pytest.raises(DataError, match="line 1: is of another input"):
             complete_file(model, lines, out, GREEDY, lambda at, of: None)
+
+
+def test_one_call_of_the_package_writes_as_the_model_does(directory, model):
+    expected = model.complete(model.prompt("the owner"), GREEDY).text
+    sampling = {"max_new_tokens": 6, "temperature": 0.0}
+
+    assert phalanx.generate(directory, "the owner", sampling) == expected
+    assert phalanx.generate(model, "the owner", sampling) == expected
+    answer = model.complete(model.chat_prompt([ChatMessage(role="user", content="the owner")]), GREEDY).text
+    assert phalanx.generate(model, [{"role": "user", "content": "the owner"}], sampling) == answer
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampling", "told"),
+    [
+        ("the", {"temperatur": 0.0}, "generate: temperatur: Extra inputs"),
+        ("the", {"temperature": -1.0}, "generate: temperature: Input should be greater"),
+        ([{"role": "boss", "content": "the"}], {}, "generate: role: Input should be"),
+    ],
+)
+def test_a_call_with_what_there_is_not_is_refused(model, prompt, sampling, told):
+    with pytest.raises(ConfigError, match=told):
+        phalanx.generate(model, prompt, sampling)

@@ -10,14 +10,33 @@ from pydantic_core import PydanticCustomError
 from phalanx.config import check_name, resolve
 from phalanx.objectives.causal_lm import IGNORE, causal_lm
 from phalanx.objectives.classification import Confusion, classification, mark_classes, pooled_logits
+from phalanx.objectives.dpo import DpoSettings, IpoSettings, dpo, ipo
+from phalanx.objectives.kto import WANTED, KtoSettings, kto
 from phalanx.objectives.objective import ExtraRows, LossFunction, LossWithExtras, Objective, ObjectiveSettings
 from phalanx.objectives.own import own_objective
+from phalanx.objectives.pairs import REFERENCE
+from phalanx.objectives.reward import MARGIN, reward
 from phalanx.objectives.weighted_causal_lm import weighted_causal_lm
+from phalanx.objectives.without_reference import CpoSettings, OrpoSettings, SimpoSettings, cpo, orpo, simpo
+
+_BESIDE_REFERENCE = {REFERENCE: ExtraRows(per_token=False)}
 
 OBJECTIVES: dict[str, Objective] = {
     "causal_lm": Objective(causal_lm),
     "classification": Objective(classification, own_head=True),
     "weighted_causal_lm": Objective(with_extras=weighted_causal_lm, extras={"weights": ExtraRows()}),
+    "dpo": Objective(with_extras=dpo, extras=_BESIDE_REFERENCE, settings=DpoSettings, target="pair"),
+    "ipo": Objective(with_extras=ipo, extras=_BESIDE_REFERENCE, settings=IpoSettings, target="pair"),
+    "kto": Objective(
+        with_extras=kto,
+        extras=_BESIDE_REFERENCE | {WANTED: ExtraRows("int64", per_token=False)},
+        settings=KtoSettings,
+        target="pair",
+    ),
+    "orpo": Objective(with_extras=orpo, settings=OrpoSettings, target="pair"),
+    "simpo": Objective(with_extras=simpo, settings=SimpoSettings, target="pair"),
+    "cpo": Objective(with_extras=cpo, settings=CpoSettings, target="pair"),
+    "reward": Objective(with_extras=reward, extras={MARGIN: ExtraRows(per_token=False)}, target="pair", head="score"),
 }
 
 

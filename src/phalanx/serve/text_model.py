@@ -21,6 +21,8 @@ from transformers.utils import logging as hub_logging
 from phalanx.config import StrictModel
 from phalanx.data.chat import ChatEncoder, ChatMessage, ChatTemplate, model_template
 from phalanx.errors import DataError, ModelError
+from phalanx.models.directory import read_config
+from phalanx.planner.model.heads import head_kind
 
 
 class SamplingRule(StrictModel):
@@ -82,6 +84,8 @@ class TextModel:
         self._where = directory
         # a text is all that a terminal should show
         hub_logging.disable_progress_bar()
+        if head_kind(read_config(directory)) == "score":
+            raise ModelError(f"{directory}: gives each text a score, and has no language model's head")
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
             model = AutoModelForCausalLM.from_pretrained(

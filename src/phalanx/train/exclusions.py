@@ -119,6 +119,7 @@ _CHOSEN = "which heads and rows are trained follows from the model's weights, an
 _VIRTUAL = "nothing shows yet that stages with virtual tokens are audited and taken over bit for bit"
 _SET_LORA, _SET_ADAMW, _SET_BF16 = 'set kind = "lora"', 'take "adamw"', 'take "bf16" or "fp32"'
 _LOSS_SCALE = "its loss scale depends on every stage, and an audit would have to know it"
+_PAIRS = "it reads pairs of rows, and no data source of a run file has any"
 _EVIDENCE = "an enclave runs the code that its evidence names, and no other"
 _NAMED_ALONE = "an enclave is told the name of what is learned, and no settings of it"
 _ONE_GROUP = "each client draws from its share of one group of text"
@@ -234,7 +235,10 @@ def value_exclusions() -> Iterator[ValueExclusion]:
     """Every line that says what an engine has not: what follows of `OBJECTIVES`, and those of `VALUE_EXCLUSIONS`."""
     key = "train.objective"
     for name, objective in OBJECTIVES.items():
-        if objective.extras:
+        if objective.target == "pair":
+            for engine in ("pipeline", "parallel", "split", "deepspeed"):
+                yield ValueExclusion(engine, key, _PAIRS, "call the engine from Python", never=(name,))
+        elif objective.extras:
             rows = ", ".join(sorted(objective.extras))
             reason = f"it reads extra rows ({rows}), and no data source of a run file has any"
             for engine in ("pipeline", "parallel", "split"):
@@ -245,7 +249,8 @@ def value_exclusions() -> Iterator[ValueExclusion]:
                 yield ValueExclusion(engine, key, reason, "take [split] alone", never=(name,))
         elif objective.settings is not None:
             yield ValueExclusion("split", key, _NAMED_ALONE, "take [pipeline] or [parallel]", never=(name,))
-        if name != WHOLE_MODEL_OBJECTIVE and not objective.extras and not objective.own_head:
+        is_plain = not objective.extras and not objective.own_head and objective.target != "pair"
+        if name != WHOLE_MODEL_OBJECTIVE and is_plain:
             yield ValueExclusion(
                 "deepspeed", key, f"it learns {WHOLE_MODEL_OBJECTIVE} alone", "leave [deepspeed] out", never=(name,)
             )
