@@ -18,6 +18,7 @@ from phalanx.late_names import late_names
 
 if TYPE_CHECKING:
     from phalanx.data.batch import DOCUMENTS, IGNORE, Batch, without_documents
+    from phalanx.data.chat_corpus import ChatCorpus
     from phalanx.data.corpus import Corpus, SequenceLayout
     from phalanx.data.loader import BatchLoader, validation_batches
     from phalanx.data.manifest import CorpusManifest
@@ -32,6 +33,7 @@ __all__ = [
     "Batch",
     "BatchLoader",
     "BpeConfig",
+    "ChatCorpus",
     "Corpus",
     "CorpusManifest",
     "DataConfig",
@@ -59,6 +61,7 @@ if not TYPE_CHECKING:
         __name__,
         {
             "batch": ("Batch", "DOCUMENTS", "IGNORE", "without_documents"),
+            "chat_corpus": ("ChatCorpus",),
             "corpus": ("Corpus", "SequenceLayout"),
             "loader": ("BatchLoader", "validation_batches"),
             "manifest": ("CorpusManifest",),

@@ -11,6 +11,9 @@ from phalanx.objectives import OBJECTIVES, ObjectiveSettings
 WHOLE_MODEL_OBJECTIVE = "causal_lm"
 """What every engine learns."""
 
+WEIGHTED_OBJECTIVE = "weighted_causal_lm"
+"""What is learned of ``data.conversations`` with ``weighted = true``."""
+
 _TRUST = "the ranks of a domain trust each other, and there are no stages in other hands"
 _ENCLAVE = (
     "an enclave and its clients take the place of stages, unless split.workers_see_hidden_states = true lets workers "
@@ -241,7 +244,10 @@ def value_exclusions() -> Iterator[ValueExclusion]:
         elif objective.extras:
             rows = ", ".join(sorted(objective.extras))
             reason = f"it reads extra rows ({rows}), and no data source of a run file has any"
-            for engine in ("pipeline", "parallel", "split"):
+            engines: tuple[str, ...] = ("pipeline", "parallel", "split")
+            if name == WEIGHTED_OBJECTIVE:
+                engines, reason = ("split", "deepspeed"), "its rows of weights are not handed on there"
+            for engine in engines:
                 yield ValueExclusion(engine, key, reason, "call the engine from Python", never=(name,))
         elif objective.own_head:
             for engine in ("pipeline", "parallel"):

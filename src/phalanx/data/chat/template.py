@@ -16,6 +16,7 @@ _MOST_CHARACTERS = 1 << 20
 _TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 _CHATML = (
+    "{#- chatml of Phalanx -#}"
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\n' }}"
     "{% if message['role'] == 'assistant' %}"
@@ -29,6 +30,7 @@ _CHATML = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 _PLAIN = (
+    "{#- plain of Phalanx -#}"
     "{% for message in messages %}"
     "{% if message['role'] == 'assistant' %}"
     "{{ 'Assistant:' }}{% generation %}{{ ' ' + message['content'] + eos_token }}{% endgeneration %}{{ '\n' }}"
