@@ -56,11 +56,18 @@ class StepPlan(StrictModel):
     """Code of the owner's own that cuts the model; a party has it from a file of its own, or has no part in the run."""
     document_attention: bool = False
     """Whether attention stays inside documents, the borders of which cross beside the hidden states."""
+    neftune_alpha: float | None = None
+    """Size of the noise that the first stage adds to embeddings."""
 
     @model_serializer(mode="wrap")
     def _as_before(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         """Leave out what is usual and what parties of an earlier version do not know."""
-        usual = (("objective", DEFAULT_OBJECTIVE), ("family", None), ("document_attention", False))
+        usual = (
+            ("objective", DEFAULT_OBJECTIVE),
+            ("family", None),
+            ("document_attention", False),
+            ("neftune_alpha", None),
+        )
         return {name: value for name, value in write(self).items() if (name, value) not in usual}
 
     @property

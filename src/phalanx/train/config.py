@@ -126,12 +126,6 @@ class RunConfig(StrictModel):
                 f'data.labelled is for train.objective = "classification", which is "{self.train.objective_kind}"; '
                 "change one of them"
             )
-        talks = self.data.conversations
-        if (talks is not None and talks.weighted) != (self.train.objective_kind == WEIGHTED_OBJECTIVE):
-            raise ValueError(
-                f'train.objective = "{self.train.objective_kind}": weights come with data.conversations and weighted = '
-                f'true, and only "{WEIGHTED_OBJECTIVE}" reads them; set both or neither'
-            )
         return self
 
     @model_validator(mode="after")
@@ -175,6 +169,12 @@ class RunConfig(StrictModel):
         found = refused_value(self)
         if found is not None:
             raise ValueError(found)
+        talks = self.data.conversations
+        if (talks is not None and talks.weighted) != (self.train.objective_kind == WEIGHTED_OBJECTIVE):
+            raise ValueError(
+                f'train.objective = "{self.train.objective_kind}": weights come with data.conversations and weighted = '
+                f'true, and only "{WEIGHTED_OBJECTIVE}" reads them; set both or neither'
+            )
         return self
 
     @model_validator(mode="after")

@@ -126,6 +126,7 @@ _PAIRS = "it reads pairs of rows, and no data source of a run file has any"
 _EVIDENCE = "an enclave runs the code that its evidence names, and no other"
 _NAMED_ALONE = "an enclave is told the name of what is learned, and no settings of it"
 _OWN_DRAWS = "each client draws by itself from its share of every group, and a phase counts samples of the whole run"
+_CLIENTS_EMBED = "clients embed their own texts, and are told of no step that noise could be drawn for"
 _HERE = "client, enclave and workers of a run are processes of this machine"
 
 
@@ -191,6 +192,8 @@ VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
         "an enclave numbers its states and has one that is not settled yet",
         only=(False,),
     ),
+    ValueExclusion("split", "train.neftune_alpha", _CLIENTS_EMBED, only=(None,)),
+    ValueExclusion("deepspeed", "train.neftune_alpha", _NOT_TRIED, only=(None,)),
     ValueExclusion("parallel", "train.samples", "ranks answer with losses, and no logits leave them", only=(None,)),
     ValueExclusion("split", "train.samples", "an enclave answers with losses, and a text would leave it", only=(None,)),
     ValueExclusion("split", "train.histograms", "an enclave hands its state out sealed alone", only=(None,)),

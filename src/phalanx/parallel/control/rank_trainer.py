@@ -13,7 +13,15 @@ from torch import distributed as dist
 from phalanx.data import DOCUMENTS, without_documents
 from phalanx.engine import NO_EXTRAS
 from phalanx.errors import ConfigError, FailedBatchError
-from phalanx.models import LoraConfig, ModelSource, StageSpec, build_stage, estimate_costs, partition
+from phalanx.models import (
+    LoraConfig,
+    ModelSource,
+    StageSpec,
+    add_embedding_noise,
+    build_stage,
+    estimate_costs,
+    partition,
+)
 from phalanx.objectives import IGNORE, ExtraRows, Objective, ObjectiveSettings, causal_lm, kind_of, objective_of
 from phalanx.optimizers import OptimizerConfig, clip_coefficient, gradient_norm_squared, learning_rate
 from phalanx.parallel.config import ParallelConfig
@@ -49,6 +57,7 @@ class RankRecipe:
         adapter: What is trained, where not all parameters are.
         objective: As `objective_of` takes it; see `check_objective` for what a layout cannot learn.
         document_attention: Whether attention stays inside documents, which then come with every batch.
+        neftune_alpha: Size of the noise that is added to embeddings.
     """
 
     parallel: ParallelConfig
@@ -63,6 +72,7 @@ class RankRecipe:
     adapter: LoraConfig | None = None
     objective: str | ObjectiveSettings = "causal_lm"
     document_attention: bool = False
+    neftune_alpha: float | None = None
 
     def stages(self, source: ModelSource) -> tuple[StageSpec, ...]:
         """The model's layers, balanced over the pipeline by estimated cost."""
@@ -227,7 +237,10 @@ class RankTrainer:
             device=str(self._domain.device),
         )
         fuse_activations(stage)
-        return StagePart(stage, self._domain, narrow=_NARROW[recipe.precision])
+        part = StagePart(stage, self._domain, narrow=_NARROW[recipe.precision])
+        # after the embedding was cut
+        add_embedding_noise(stage, recipe.neftune_alpha)
+        return part
 
     def _loss(self, logits: Tensor, numbers: Tensor) -> Tensor:
         part, (labels, extras) = self._parts[-1], self._targets.of(numbers)
@@ -289,6 +302,9 @@ class RankTrainer:
 
     def _seed(self, step: int) -> None:
         seed_dropout(self._recipe, step, self._domain)
+        for part in self._parts:
+            if part.stage.embedding_noise is not None:
+                part.stage.embedding_noise.begin(self._recipe.seed, step)
 
 
 @dataclass(frozen=True)

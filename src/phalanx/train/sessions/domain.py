@@ -68,6 +68,7 @@ def recipe_of(run: RunConfig, parallel: ParallelConfig, source: ModelSource) -> 
         adapter=_lora(run),
         objective=run.train.objective,
         document_attention=attends_in_documents(run, source),
+        neftune_alpha=run.train.neftune_alpha,
     )
 
 
