@@ -84,6 +84,7 @@ class Case:
     attention: str = "sdpa"
     falls_to: float = 0.996
     documents: bool = False
+    noise: float | None = None
 
     @property
     def world(self) -> int:
@@ -101,6 +102,7 @@ class Case:
         extra += [self.precision] if self.precision != "fp32" else []
         extra += ["adapter", *self.adapted] if self.adapted is not None else []
         extra += ["documents"] if self.documents else []
+        extra += [f"noise={self.noise:g}"] if self.noise else []
         extra += [self.optimizer] if self.optimizer == "adafactor" else []
         return " ".join([self.family, *words, *extra])
 
@@ -110,6 +112,7 @@ class Case:
         words = [self.family, str(self.vocab), self.optimizer]
         words += ["adapter", *self.adapted] if self.adapted is not None else []
         words += ["documents"] if self.documents else []
+        words += [f"noise={self.noise:g}"] if self.noise else []
         outer = self.parallel.get("outer")
         if outer is not None:
             words.append(f"islands={self.islands} {sorted((k, v) for k, v in outer.items() if k not in _NOT_MATHS)}")
@@ -156,8 +159,8 @@ FAST = [
     sgd("llama", cp=2, context="ring"),
     sgd("qwen2", tp=2, sequence_parallel=True),
     sgd("mistral", pp=2, schedule="interleaved"),
-    Case({"tp": 2, "pp": 2, "sequence_parallel": True}, family="llama", documents=True),
-    Case({"dp": 2, "cp": 2, "zero": 3, "activation_checkpointing": "full"}, documents=True),
+    Case({"tp": 2, "pp": 2, "sequence_parallel": True}, family="llama", documents=True, noise=5.0),
+    Case({"dp": 2, "cp": 2, "zero": 3, "activation_checkpointing": "full"}, documents=True, noise=5.0),
 ]
 
 SLOW = [
@@ -198,6 +201,8 @@ SLOW = [
     Case({"dp": 2, "zero": 1}, "adamw", documents=True),
     Case({"pp": 2, "schedule": "interleaved"}, family="gemma2", documents=True),
     Case({"tp": 2}, family="mistral", documents=True),
+    Case({"tp": 2, "pp": 2, "sequence_parallel": True}, family="llama", documents=True),
+    Case({"dp": 2, "cp": 2, "zero": 3, "activation_checkpointing": "full"}, documents=True),
     sgd("llama", tp=2, pp=2, schedule="zero-bubble"),
     Case({"dp": 4, "zero": 3}, "adamw", microbatches=2),
     Case({"dp": 4, "zero": 1}, "adamw", "bloom", microbatches=2),
