@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from made_chat import END, byte_tokenizer
 from phalanx.data.chat import ChatEncoder, ChatTemplate, conversation_of
 from phalanx.data.packing import BestFitRows, TokenSplit
-from phalanx.models import ModelSource, StageSpec, build_stage, with_documents
+from phalanx.models import ModelSource, StageSpec, build_stage, with_marks
 from phalanx.objectives import IGNORE, OBJECTIVES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +41,7 @@ def seeded_model(result, home):
     source = ModelSource(home)
     spec = StageSpec(0, 1, 0, source.num_layers)
     stage = build_stage(source, spec, adapter=None, activation_checkpointing=False, attention="sdpa", seed=0)
-    stage.reads_documents = True
+    stage.attends = "documents"
     return stage
 
 
@@ -66,7 +66,7 @@ def check(result, home, *, packed):
     assert len(block.ids) == (2 if packed else len(talks))
     stage = seeded_model(result, home)
 
-    logits = stage(with_documents(torch.from_numpy(block.ids), torch.from_numpy(block.documents)))
+    logits = stage(with_marks(torch.from_numpy(block.ids), {"documents": torch.from_numpy(block.documents)}))
     total, targets = OBJECTIVES["causal_lm"](logits, torch.from_numpy(block.labels))
     (total / targets).backward()
 
@@ -86,7 +86,7 @@ def test_without_borders_between_them_packed_conversations_are_others(tmp_path):
     result = json.loads(RESULT.read_text())
     block, stage = rows_of(encoded(result), 128, packed=True), seeded_model(result, tmp_path)
 
-    across = with_documents(torch.from_numpy(block.ids), torch.zeros_like(torch.from_numpy(block.documents)))
+    across = with_marks(torch.from_numpy(block.ids), {"documents": torch.zeros_like(torch.from_numpy(block.documents))})
     total, targets = OBJECTIVES["causal_lm"](stage(across), torch.from_numpy(block.labels))
 
     assert abs(float(total.detach()) / targets - result["loss"]) > 100 * TOLERANCE

@@ -134,7 +134,7 @@ def test_the_noise_of_a_step_is_that_of_the_paper_and_off_at_validation(make_com
     assert not torch.equal(first, noise(1))
     stage.eval()
     assert not noise(0).any()
-    stage.reads_documents = True
+    stage.attends = "documents"
     quiet = perplexities([stage.train()], [[batch]])
     stage.embedding_noise.begin(run.train.seed, 9)
     assert quiet == perplexities([stage], [[batch]])

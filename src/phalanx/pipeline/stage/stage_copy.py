@@ -25,7 +25,7 @@ class StageCopy:
         self.plan = plan
         self.spec = spec
         self.module = module
-        module.reads_documents = plan.document_attention
+        module.attends = plan.attends
         add_embedding_noise(module, plan.neftune_alpha)
         self.optimizer = optimizer
         self.runner = StageRunner(module, spec, seed=plan.seed, precision=plan.precision, device=plan.device)
