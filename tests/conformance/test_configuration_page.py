@@ -20,6 +20,13 @@ from phalanx.data.config import (
 from phalanx.data.phases import CurriculumConfig, DatasetConfig, PhaseConfig, UntilConfig
 from phalanx.data.sources import SOURCES, OwnSourceConfig
 from phalanx.models import LoraConfig, ModelConfig, PrefixConfig, SpfConfig
+from phalanx.objectives.pretraining import (
+    DenoiserConfig,
+    DenoisersSettings,
+    FillInTheMiddleSettings,
+    MaskedSettings,
+    SpanCorruptionSettings,
+)
 from phalanx.optimizers import OptimizerConfig
 from phalanx.parallel import OuterConfig, ParallelConfig
 from phalanx.parallel.deepspeed import AioConfig, DeepSpeedConfig
@@ -56,6 +63,11 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "train": TrainConfig,
     "train.early_stopping": EarlyStoppingConfig,
     "train.samples": SamplesConfig,
+    "train.objective masked": MaskedSettings,
+    "train.objective span_corruption": SpanCorruptionSettings,
+    "train.objective fill_in_the_middle": FillInTheMiddleSettings,
+    "train.objective denoisers": DenoisersSettings,
+    "train.objective.tasks": DenoiserConfig,
     "train.histograms": HistogramsConfig,
     "optimizer": OptimizerConfig,
     "parallel": ParallelConfig,
