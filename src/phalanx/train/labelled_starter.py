@@ -17,7 +17,7 @@ _HELD_OUT = 5
 
 
 @dataclass(frozen=True)
-class OwnTexts:
+class StarterTexts:
     """Labelled texts of all clients.
 
     Attributes:
@@ -45,7 +45,7 @@ class OwnTexts:
         return f"[data.labelled.task]             # a file of each client, in the order of their turns\n{said}\n"
 
 
-def own_texts(places: Sequence[Path], spare: Path) -> OwnTexts:
+def own_texts(places: Sequence[Path], spare: Path) -> StarterTexts:
     """Find the labelled texts of each client; one file is divided into texts to learn from and to measure by.
 
     Args:
@@ -62,7 +62,7 @@ def own_texts(places: Sequence[Path], spare: Path) -> OwnTexts:
     columns, num_rows = guess_columns(files)
     left = iter(whole)
     found = [_divided(next(left), columns, spare) if pair is None else pair for pair in pairs]
-    return OwnTexts(columns, tuple(train for train, _ in found), tuple(test for _, test in found), num_rows)
+    return StarterTexts(columns, tuple(train for train, _ in found), tuple(test for _, test in found), num_rows)
 
 
 def _pair_of(place: Path) -> tuple[Path, Path] | None:
