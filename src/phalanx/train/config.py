@@ -25,7 +25,7 @@ from phalanx.parallel.deepspeed import DeepSpeedConfig
 from phalanx.pipeline.config import AttackConfig, GuardConfig, PipelineConfig
 from phalanx.split import ENCLAVE, SplitConfig
 from phalanx.telemetry.sinks import SinkConfig
-from phalanx.train.exclusions import contradiction, excluded_by, refused_value
+from phalanx.train.exclusions import WEIGHTED_OBJECTIVE, contradiction, excluded_by, refused_value
 from phalanx.train.train_section import TrainConfig
 
 _FEWEST_JOINED = 3
@@ -148,14 +148,6 @@ class RunConfig(StrictModel):
             )
 
     @model_validator(mode="after")
-    def _check_pairs(self) -> Self:
-        copies, cuts = (1, 1) if self.parallel is None else (self.parallel.dp, self.parallel.cp)
-        found = self.train.objection_to_pairs(self.data.preferences is not None, copies, cuts)
-        if found is not None:
-            raise ValueError(found)
-        return self
-
-    @model_validator(mode="after")
     def _check_split(self) -> Self:
         if self.split is None:
             return self
@@ -193,9 +185,16 @@ class RunConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check_values(self) -> Self:
-        found = refused_value(self)
+        cuts = (1, 1) if self.parallel is None else (self.parallel.dp, self.parallel.cp)
+        found = refused_value(self) or self.train.objection_to_pairs(self.data.preferences is not None, *cuts)
         if found is not None:
             raise ValueError(found)
+        talks = self.data.conversations
+        if (talks is not None and talks.weighted) != (self.train.objective_kind == WEIGHTED_OBJECTIVE):
+            raise ValueError(
+                f'train.objective = "{self.train.objective_kind}": weights come with data.conversations and weighted = '
+                f'true, and only "{WEIGHTED_OBJECTIVE}" reads them; set both or neither'
+            )
         return self
 
     @model_validator(mode="after")
