@@ -245,7 +245,7 @@ def data_config(**changes: object) -> DataConfig:
         ({"phases": [{"sequence_length": 3}], "attention": "document"}, "does not divide"),
         ({"skip": [[3, 3]]}, r"skip: \[3, 3\] is empty"),
         ({"skip": [[3, 9], [8, 10]]}, r"skip: \[8, 10\] is empty, or begins before"),
-        ({"sources": [{"kind": "python_manual"}]}, "expected either sources, labelled or dataset"),
+        ({"sources": [{"kind": "python_manual"}]}, "expected either sources, labelled, dataset"),
         ({"validation_share": 0.2}, "a dataset was split when it was built"),
         ({"tokenizer": {"kind": "bpe"}}, "a dataset has its own"),
         ({"dataset": None}, "expected either"),
