@@ -71,7 +71,7 @@ app.command(
 app.command(epilog="Example: phalanx train run.toml --set train.steps=100 --run-dir runs/first")(train)
 app.command(epilog="Example: phalanx client client.toml")(client)
 app.command(epilog="Example: phalanx invite run.toml --name alice --host owner.example.org")(invite)
-app.command(epilog="Example: phalanx join phx1-...")(join)
+app.command(epilog="Examples: phalanx join phx1-...; phalanx join phx1-... --train train.csv --test test.csv")(join)
 app.command(
     epilog="Example: phalanx peers runs/first\n\n"
     'Example: phalanx peers runs/first --revoke alice --reason "the laptop was stolen"'
