@@ -311,7 +311,8 @@ def main() -> None:
         "commit": current_commit(),
         "load": load,
     }
-    found["command"] = f"python -m phalanx.lab.bench.alone.rollouts OUT.json --honest {asked.honest}"
+    asked_for = f"--honest {asked.honest} --answers {asked.answers}"
+    found["command"] = f"python -m phalanx.lab.bench.alone.rollouts OUT.json {asked_for}"
     for kind in sorted(set(ROLLOUT_ATTACKS) - {_SIGNED}):
         rows += measure_attack(policies, kind, asked.answers)
         # what is finished is kept
