@@ -18,7 +18,7 @@ from phalanx.config.own_code import (
     source_files,
     users_traceback,
 )
-from phalanx.config.strict import StrictModel, one_of
+from phalanx.config.strict import StrictModel, check_name, one_of
 from phalanx.config.text import MOST_CHARACTERS, is_plain, printable
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "canonical_json",
     "changed_code",
     "check_methods",
+    "check_name",
     "code_key",
     "config_of",
     "digest",

@@ -25,15 +25,23 @@ def one_of(names: Collection[str] | Callable[[], Collection[str]], *, or_own: bo
     """
 
     def check(value: str) -> str:
-        known = names() if callable(names) else names
-        if or_own and is_own(value):
-            return check_reference(value)
-        if value not in known:
-            either = _either([*known, OWN_KIND] if or_own else known)
-            raise PydanticCustomError("literal_error", "Input should be {expected}", {"expected": either})
-        return value
+        return check_name(value, names() if callable(names) else names, or_own=or_own)
 
     return AfterValidator(check)
+
+
+def check_name(value: str, known: Collection[str], *, or_own: bool = False) -> str:
+    """Return a name of a table, or a reference to code of the user's own where `or_own` allows it.
+
+    Raises:
+        ValueError: It is neither, as pydantic reports a wrong `Literal`.
+    """
+    if or_own and is_own(value):
+        return check_reference(value)
+    if value not in known:
+        either = _either([*known, OWN_KIND] if or_own else known)
+        raise PydanticCustomError("literal_error", "Input should be {expected}", {"expected": either})
+    return value
 
 
 def check_reference(kind: str) -> str:

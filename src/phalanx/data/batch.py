@@ -46,11 +46,6 @@ class Batch:
                     "give one row for each"
                 )
 
-    @property
-    def num_targets(self) -> int:
-        """Labels that count, over the whole batch."""
-        return int((self.labels != IGNORE).sum())
-
     def microbatches(self, num_microbatches: int) -> list["Batch"]:
         """Cut into equal parts, rows in order, without copying.
 

@@ -1,9 +1,17 @@
 """Pure losses of logits, labels and extra rows; to add an objective: one file, one line of the table."""
 
-from phalanx.config import resolve
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, SerializeAsAny
+from pydantic_core import PydanticCustomError
+
+from phalanx.config import check_name, resolve
+from phalanx.objectives.advantages import generalised_advantages, group_advantages, leave_one_out_advantages
 from phalanx.objectives.causal_lm import IGNORE, causal_lm
 from phalanx.objectives.classification import Confusion, classification, mark_classes, pooled_logits
-from phalanx.objectives.objective import ExtraRows, LossFunction, LossWithExtras, Objective
+from phalanx.objectives.objective import ExtraRows, LossFunction, LossWithExtras, Objective, ObjectiveSettings
 from phalanx.objectives.own import own_objective
 from phalanx.objectives.policy_gradient import (
     ROLLOUT_EXTRAS,
@@ -27,16 +35,45 @@ OBJECTIVES: dict[str, Objective] = {
 }
 
 
-def objective_of(kind: str) -> Objective:
-    """Return what a run minimises.
+def _read_choice(value: Any) -> Any:
+    """Turn a name, or a table with the name as ``kind``, into settings where the objective has any."""
+    settings = dict(value) if isinstance(value, Mapping) else {"kind": value}
+    kind = settings.get("kind")
+    if isinstance(value, ObjectiveSettings) or not isinstance(kind, str):
+        return value
+    check_name(kind, OBJECTIVES, or_own=True)
+    row = OBJECTIVES.get(kind)
+    if row is not None and row.settings is not None:
+        return row.settings.model_validate_json(json.dumps(settings))
+    if len(settings) > 1:
+        raise PydanticCustomError("no_settings", "{kind} has no settings; write its name alone", {"kind": kind})
+    return kind
+
+
+ObjectiveChoice = Annotated[str | SerializeAsAny[ObjectiveSettings], BeforeValidator(_read_choice)]
+"""``train.objective``: a name, a reference to a function of the user's own, or settings with the name as ``kind``.
+
+The name alone of an objective that has settings stands for its defaults."""
+
+
+def kind_of(choice: str | ObjectiveSettings) -> str:
+    """Return the name, or the reference, of what a run minimises."""
+    return choice if isinstance(choice, str) else choice.kind
+
+
+def objective_of(choice: str | ObjectiveSettings) -> Objective:
+    """Return what a run minimises, with its settings.
 
     Args:
-        kind: A key of `OBJECTIVES`, or a reference to a function of the user's own.
+        choice: A key of `OBJECTIVES`, a reference to a function of the user's own, or settings.
 
     Raises:
         ConfigError: There is none of that name, or the function is no objective.
     """
-    return resolve(kind, OBJECTIVES, own_objective)
+    objective = resolve(kind_of(choice), OBJECTIVES, own_objective)
+    if isinstance(choice, str):
+        return objective if objective.settings is None else objective.configured(objective.settings(kind=choice))
+    return objective.configured(choice)
 
 
 __all__ = [
@@ -47,8 +84,15 @@ __all__ = [
     "LossFunction",
     "LossWithExtras",
     "Objective",
+    "ObjectiveChoice",
+    "ObjectiveSettings",
+    "RolloutSettings",
     "causal_lm",
     "classification",
+    "generalised_advantages",
+    "group_advantages",
+    "kind_of",
+    "leave_one_out_advantages",
     "mark_classes",
     "objective_of",
     "pooled_logits",

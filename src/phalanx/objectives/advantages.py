@@ -90,6 +90,8 @@ def generalised_advantages(
 
 def _check(rewards: Tensor) -> None:
     if rewards.ndim != _FEWEST or rewards.shape[1] < _FEWEST:
-        raise DataError(f"advantages: rewards {list(rewards.shape)}; expected [prompts, group], two of a group at least")
+        raise DataError(
+            f"advantages: rewards {list(rewards.shape)}; expected [prompts, group], two of a group at least"
+        )
     if not bool(rewards.isfinite().all()):
         raise DataError("advantages: a reward is no finite number; a group with one has no mean")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
+from phalanx.config import StrictModel
 from phalanx.errors import DataError
+from phalanx.objectives.causal_lm import IGNORE
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -14,8 +17,20 @@ if TYPE_CHECKING:
 LossFunction = Callable[["Tensor", "Tensor"], tuple["Tensor", int]]
 """From ``[batch, seq, vocab or classes]`` and ``[batch, seq]`` to the summed float32 loss and its targets."""
 
-LossWithExtras = Callable[["Tensor", "Tensor", Mapping[str, "Tensor"]], tuple["Tensor", int]]
-"""As `LossFunction`, with extra rows by name, as the objective declares them."""
+LossWithExtras = Callable[..., tuple["Tensor", int]]
+"""As `LossFunction`, with extra rows by name, as the objective declares them; and ``settings``, where it has such."""
+
+_ROWS_OF_A_PAIR = 2
+
+
+class ObjectiveSettings(StrictModel):
+    """The section ``[train.objective]`` of an objective that has settings; each has a class beside its loss.
+
+    Attributes:
+        kind: The key of `OBJECTIVES`.
+    """
+
+    kind: str
 
 
 @dataclass(frozen=True)
@@ -43,16 +58,37 @@ class Objective:
     that microbatches add up to the batch's mean, however they are spread.
 
     Attributes:
-        loss: What is minimised, where no extra rows are read.
-        with_extras: What is minimised otherwise; one of the two is there.
+        loss: What is minimised, where neither extra rows nor settings are read.
+        with_extras: What is minimised where extra rows or settings are read; one of the two is there.
         extras: The rows that it reads, by name.
         own_head: Whether it trains a head of its own in the place of the language model's.
+        settings: The class of its settings, which `with_extras` gets as ``settings``; None where it has none.
+        target: What the step's loss is divided by the number of: labels that count, sequences, or pairs of sequences.
+            The rows of a pair are neighbours, the first of them in an even place of its microbatch.
     """
 
     loss: LossFunction | None = None
     with_extras: LossWithExtras | None = None
     extras: Mapping[str, ExtraRows] = field(default_factory=dict)
     own_head: bool = False
+    settings: type[ObjectiveSettings] | None = None
+    target: Literal["label", "sequence", "pair"] = "label"
+
+    def configured(self, settings: ObjectiveSettings) -> Objective:
+        """The objective with its settings bound to its loss."""
+        if self.with_extras is None:
+            raise DataError(f"objective {settings.kind}: has settings, and no loss that reads them")
+        return replace(self, with_extras=partial(self.with_extras, settings=settings))
+
+    def count_targets(self, labels: Tensor) -> int:
+        """How many targets a batch, or a part of it, has.
+
+        Args:
+            labels: int64 ``[batch, seq]``.
+        """
+        if self.target == "label":
+            return int((labels != IGNORE).sum())
+        return len(labels) // _ROWS_OF_A_PAIR if self.target == "pair" else len(labels)
 
     def __call__(
         self, logits: Tensor, labels: Tensor, extras: Mapping[str, Tensor] | None = None, /

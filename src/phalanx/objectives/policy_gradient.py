@@ -82,13 +82,13 @@ def grpo(
 
     Returns:
         With r the ratio of a token's probability to that under the policy that sampled it and A its advantage,
-        ``sum over rows of mean over labels of -min(r A, clip(r, 1 - clip, 1 + clip) A) + kl d``, where
+        ``sum over rows of mean over labels of -min(r A, clip(r, 1 - clip, 1 + clip) A) + kl r d``, where
         ``d = exp(q) - q - 1`` with ``q = log reference - log policy``; and the number of rows.
 
     Raises:
         DataError: As `causal_lm`.
 
-    Source: Shao et al. 2024, equations 3 and 4.
+    Source: Shao et al. 2024, equations 3 and 4; r before d is that of DeepSeek-V3.2 and of TRL.
     """
     losses, counted = _token_losses("grpo", logits, labels, extras, settings)
     return (losses.sum(dim=1) / counted.sum(dim=1).clamp(min=1)).sum(), len(labels)
@@ -167,14 +167,15 @@ def _token_losses(
     # a product with 0 would keep a NaN that stands beside an ignored label
     nothing = torch.zeros((), device=logits.device)
     rows = {key: torch.where(counted, extras[key].to(logits.device), nothing) for key in ROLLOUT_EXTRAS}
-    losses = _clipped((log_probs - rows[OLD_LOG_PROBS]).exp(), rows[ADVANTAGES], settings.clip)
+    ratio = (log_probs - rows[OLD_LOG_PROBS]).exp()
+    losses = _clipped(ratio, rows[ADVANTAGES], settings.clip)
     if settings.kl:
         behind = rows[REFERENCE_LOG_PROBS] - log_probs
-        losses = losses + settings.kl * (behind.exp() - behind - 1)
+        # times the ratio its gradient is that of the divergence itself
+        losses = losses + settings.kl * ratio * (behind.exp() - behind - 1)
     return losses, counted
 
 
 def _clipped(ratio: Tensor, advantages: Tensor, clip: float) -> Tensor:
     """The loss of Schulman et al. 2017, equation 7, of each place."""
     return -(ratio * advantages).minimum(ratio.clamp(1 - clip, 1 + clip) * advantages)
-

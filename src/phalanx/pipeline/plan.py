@@ -11,7 +11,7 @@ from phalanx.config import StrictModel, canonical_json, one_of
 from phalanx.config.strict import check_reference
 from phalanx.errors import FrameError
 from phalanx.models import Attention, LoraConfig
-from phalanx.objectives import OBJECTIVES
+from phalanx.objectives import ObjectiveChoice
 from phalanx.optimizers import OptimizerConfig
 from phalanx.pipeline.config import GuardConfig
 from phalanx.planner.schedules import verifiable_schedules
@@ -51,7 +51,7 @@ class StepPlan(StrictModel):
     adapter: LoraConfig | None
     optimizer: OptimizerConfig
     guard: GuardConfig
-    objective: Annotated[str, one_of(OBJECTIVES, or_own=True)] = DEFAULT_OBJECTIVE
+    objective: ObjectiveChoice = DEFAULT_OBJECTIVE
     family: Annotated[str, AfterValidator(check_reference)] | None = None
     """Code of the owner's own that cuts the model; a party has it from a file of its own, or has no part in the run."""
     document_attention: bool = False

@@ -116,15 +116,15 @@ class RunConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check_objective(self) -> Self:
-        classifies = self.train.objective == "classification"
+        classifies = self.train.objective_kind == "classification"
         if classifies and self.data.labelled is None:
             raise ValueError(
                 'train.objective = "classification": data.sources have no labels; put data.labelled in their place'
             )
         if self.data.labelled is not None and not classifies:
             raise ValueError(
-                f'data.labelled is for train.objective = "classification", which is "{self.train.objective}"; change '
-                "one of them"
+                f'data.labelled is for train.objective = "classification", which is "{self.train.objective_kind}"; '
+                "change one of them"
             )
         return self
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx.config import OWN_KIND, is_own
-from phalanx.objectives import OBJECTIVES
+from phalanx.objectives import OBJECTIVES, ObjectiveSettings
 
 WHOLE_MODEL_OBJECTIVE = "causal_lm"
 """What every engine learns."""
@@ -104,6 +104,8 @@ class ValueExclusion:
         value: Any = run
         for name in self.key.split("."):
             value = getattr(value, name, None)
+        if isinstance(value, ObjectiveSettings):
+            value = value.kind
         if value in self.only or (self.never and value not in self.never) or (self.own and not is_own(value)):
             return None
         found = f" = {json.dumps(value)}" if isinstance(value, str | int | float) else ""
@@ -118,6 +120,7 @@ _VIRTUAL = "nothing shows yet that stages with virtual tokens are audited and ta
 _SET_LORA, _SET_ADAMW, _SET_BF16 = 'set kind = "lora"', 'take "adamw"', 'take "bf16" or "fp32"'
 _LOSS_SCALE = "its loss scale depends on every stage, and an audit would have to know it"
 _EVIDENCE = "an enclave runs the code that its evidence names, and no other"
+_NAMED_ALONE = "an enclave is told the name of what is learned, and no settings of it"
 _ONE_GROUP = "each client draws from its share of one group of text"
 _HIDDEN_ALONE = "its ranks hand each other ids and hidden states alone, and not where documents begin"
 _NO_DOCUMENTS = "client and enclave tell each other of tokens alone, and not where documents begin"
@@ -240,7 +243,9 @@ def value_exclusions() -> Iterator[ValueExclusion]:
             for engine in ("pipeline", "parallel"):
                 reason = "it trains a head of its own, and stages and ranks have the language model's"
                 yield ValueExclusion(engine, key, reason, "take [split] alone", never=(name,))
-        elif name != WHOLE_MODEL_OBJECTIVE:
+        elif objective.settings is not None:
+            yield ValueExclusion("split", key, _NAMED_ALONE, "take [pipeline] or [parallel]", never=(name,))
+        if name != WHOLE_MODEL_OBJECTIVE and not objective.extras and not objective.own_head:
             yield ValueExclusion(
                 "deepspeed", key, f"it learns {WHOLE_MODEL_OBJECTIVE} alone", "leave [deepspeed] out", never=(name,)
             )

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from phalanx.data import Batch
 from phalanx.engine import Engine, StepInputs, StepResult
 from phalanx.errors import FailedBatchError
+from phalanx.objectives import OBJECTIVES, Objective, objective_of
 from phalanx.train.batches.scores import ValidationResult
 from phalanx.train.train_section import TrainConfig
 
@@ -92,6 +93,7 @@ def run_loop(
     Raises:
         TrainingError: As the engine does; a `FailedBatchError` when too many batches failed in a row.
     """
+    objective = objective_of(config.objective)
     for step in steps:
         started = time.perf_counter()
         hooks.opened(step)
@@ -99,7 +101,7 @@ def run_loop(
             batch = loader.next()
             hooks.drawn(step, batch)
             try:
-                result = engine.step(step, step_inputs(batch, config.microbatches))
+                result = engine.step(step, step_inputs(batch, config.microbatches, objective))
                 break
             except FailedBatchError as exc:
                 if number > config.max_failed_batches:
@@ -115,12 +117,12 @@ def run_loop(
             break
 
 
-def step_inputs(batch: Batch, num_microbatches: int) -> StepInputs:
-    """Cut a batch into what the first and the last stage need."""
+def step_inputs(batch: Batch, num_microbatches: int, objective: Objective = OBJECTIVES["causal_lm"]) -> StepInputs:
+    """Cut a batch into what the first and the last stage need, for an objective that counts its targets."""
     parts = batch.microbatches(num_microbatches)
     return StepInputs(
         ids=tuple(part.input_ids for part in parts),
         labels=tuple(part.labels for part in parts),
-        num_targets=batch.num_targets,
+        num_targets=objective.count_targets(batch.labels),
         extras=tuple(part.extras for part in parts) if batch.extras else (),
     )

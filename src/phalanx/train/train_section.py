@@ -4,9 +4,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from phalanx.config import StrictModel, one_of
+from phalanx.config import StrictModel
 from phalanx.data.config import HELD_OUT
-from phalanx.objectives import OBJECTIVES
+from phalanx.objectives import ObjectiveChoice, kind_of
 
 
 class EarlyStoppingConfig(StrictModel):
@@ -48,8 +48,9 @@ class TrainConfig(StrictModel):
     run. Before one is, the owner itself redoes every stage: no stage can have a batch given up by lying."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """What matrix products are computed in while training; weights, moments and messages are in fp32 either way."""
-    objective: Annotated[str, one_of(OBJECTIVES, or_own=True)] = "causal_lm"
-    """What is learned: the next token; or the class of a text of `data.labelled`. Not all engines learn all of them."""
+    objective: ObjectiveChoice = "causal_lm"
+    """What is learned: the next token; or the class of a text of `data.labelled`. Not all engines learn all of them. A
+    table with ``kind`` and settings, where the objective has settings."""
     validate_every: int = Field(default=0, ge=0)
     """Steps between validations; 0 validates before the first step and after the last one only."""
     early_stopping: EarlyStoppingConfig | None = None
@@ -59,6 +60,11 @@ class TrainConfig(StrictModel):
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     threads: int = Field(default=1, ge=1)
     """Threads of tensor kernels in each process."""
+
+    @property
+    def objective_kind(self) -> str:
+        """The name of what is learned, or the reference to it."""
+        return kind_of(self.objective)
 
     @property
     def length(self) -> str:

@@ -13,7 +13,7 @@ from torch import distributed as dist
 from phalanx.engine import NO_EXTRAS
 from phalanx.errors import ConfigError, FailedBatchError
 from phalanx.models import LoraConfig, ModelSource, StageSpec, build_stage, estimate_costs, partition
-from phalanx.objectives import IGNORE, Objective, causal_lm, objective_of
+from phalanx.objectives import IGNORE, Objective, ObjectiveSettings, causal_lm, kind_of, objective_of
 from phalanx.optimizers import OptimizerConfig, clip_coefficient, gradient_norm_squared, learning_rate
 from phalanx.parallel.config import ParallelConfig
 from phalanx.parallel.control.pipelining import accumulate, pipelined
@@ -46,7 +46,7 @@ class RankRecipe:
         attention: Kernel.
         precision: "fp32"; "bf16" and "fp16" compute in that type while training, around parameters in float32.
         adapter: What is trained, where not all parameters are.
-        objective: A kind, as `objective_of` takes it; see `check_objective` for what a layout cannot learn.
+        objective: As `objective_of` takes it; see `check_objective` for what a layout cannot learn.
     """
 
     parallel: ParallelConfig
@@ -59,7 +59,7 @@ class RankRecipe:
     attention: str = "sdpa"
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     adapter: LoraConfig | None = None
-    objective: str = "causal_lm"
+    objective: str | ObjectiveSettings = "causal_lm"
 
     def stages(self, source: ModelSource) -> tuple[StageSpec, ...]:
         """The model's layers, balanced over the pipeline by estimated cost."""
@@ -137,10 +137,10 @@ class RankTrainer:
                 updated.
         """
         timer, config = self.timer, self._recipe.optimizer
-        all_targets = int((labels != IGNORE).sum())
+        all_targets = self.objective.count_targets(labels)
         if not all_targets:
             raise FailedBatchError(f"step {step}: the batch has no token to predict")
-        self._num_targets = max(1, int((self._island_rows(labels) != IGNORE).sum()))
+        self._num_targets = max(1, self.objective.count_targets(self._island_rows(labels)))
         loss, norms = self._compute(step, ids, labels, extras)
         while math.isfinite(loss) and not all(map(math.isfinite, norms)) and self._scale.lower():
             self._update.clear()
@@ -313,11 +313,13 @@ def check_objective(recipe: RankRecipe) -> Objective:
     """
     objective = objective_of(recipe.objective)
     if objective.own_head:
-        raise ConfigError(f"parallel: {recipe.objective} has a head of its own, and ranks train a language model's")
+        raise ConfigError(
+            f"parallel: {kind_of(recipe.objective)} has a head of its own, and ranks train a language model's"
+        )
     if recipe.parallel.tp > 1 and objective.loss is not causal_lm:
         raise ConfigError(
             f"parallel: tp={recipe.parallel.tp} shares the vocabulary, and of all objectives causal_lm alone is known "
-            f"to be a sum over such shares, not {recipe.objective}; set tp to 1"
+            f"to be a sum over such shares, not {kind_of(recipe.objective)}; set tp to 1"
         )
     return objective
 

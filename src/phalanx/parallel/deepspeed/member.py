@@ -15,7 +15,7 @@ from torch import distributed as dist
 from phalanx.engine import NO_EXTRAS
 from phalanx.errors import ConfigError, FailedBatchError
 from phalanx.models import ModelSource, StageSpec, build_stage, estimate_costs, partition
-from phalanx.objectives import IGNORE, OBJECTIVES, Objective, causal_lm
+from phalanx.objectives import IGNORE, OBJECTIVES, Objective, causal_lm, kind_of
 from phalanx.optimizers import learning_rate, moment_names
 from phalanx.parallel.control.rank_trainer import AppliedStep, RankRecipe, seed_dropout
 from phalanx.parallel.data.state_dict import WEIGHT, catalogue
@@ -84,7 +84,8 @@ class DeepSpeedMember:
         self, config: DeepSpeedConfig, recipe: RankRecipe, source: ModelSource, domain: Domain, folder: Path | None
     ) -> None:
         if recipe.objective != "causal_lm":
-            raise ConfigError(f"deepspeed: learns causal_lm alone, not {recipe.objective}; leave [deepspeed] out")
+            kind = kind_of(recipe.objective)
+            raise ConfigError(f"deepspeed: learns causal_lm alone, not {kind}; leave [deepspeed] out")
         self.timer = PhaseTimer()
         self._recipe = recipe
         self._domain = domain

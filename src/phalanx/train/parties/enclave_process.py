@@ -71,7 +71,7 @@ def serve_enclave(run: RunConfig, start: EnclaveStart, tell: Say) -> None:
     make_private_directory(start.directory)
     cache = cache_beside(start.directory) / "models"
     source = open_model(run.model, cache, run.train.seed)
-    check_split(split, source, seq=run.data.sequence_length, objective=run.train.objective)
+    check_split(split, source, seq=run.data.sequence_length, objective=run.train.objective_kind)
     tell(f"run {digest(run)[:16]}; {worth(split)}")
     host, _, port = (split.remote_enclave or "").rpartition(":")
     is_here = host in ("localhost", "127.0.0.1", "[::1]")
@@ -105,7 +105,7 @@ def _config(
         cache=str(cache.resolve()),
         split=split_of(run),
         optimizer=run.optimizer,
-        objective=run.train.objective,
+        objective=run.train.objective_kind,
         classes=num_classes_of(run),
         rows=run.train.batch_size // run.train.microbatches,
         seq=run.data.sequence_length,

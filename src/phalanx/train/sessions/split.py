@@ -298,4 +298,4 @@ def _settling(note: Observe, recorder: RunRecorder, engine: SplitEngine) -> Obse
 
 
 def _check(run: RunConfig, source: ModelSource) -> None:
-    check_split(split_of(run), source, seq=run.data.sequence_length, objective=run.train.objective)
+    check_split(split_of(run), source, seq=run.data.sequence_length, objective=run.train.objective_kind)

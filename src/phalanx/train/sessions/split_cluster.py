@@ -46,7 +46,7 @@ def num_classes_of(run: RunConfig) -> int:
 def kinds_of(run: RunConfig, source: ModelSource, num_classes: int) -> TensorKinds:
     """Return the kinds of tensors that cross in a run."""
     rows = run.train.batch_size // run.train.microbatches
-    task, wire = task_of(run.train.objective, num_classes), split_of(run).wire
+    task, wire = task_of(run.train.objective_kind, num_classes), split_of(run).wire
     seq, width = run.data.sequence_length, source.hidden_size
     return TensorKinds(rows, seq, width, wire, task.label_shape, task.num_answers, task.extras)
 
@@ -192,7 +192,7 @@ def _enclave_config(
         cache=str((home.cache / "models").resolve()),
         split=split,
         optimizer=run.optimizer,
-        objective=run.train.objective,
+        objective=run.train.objective_kind,
         classes=num_classes,
         rows=run.train.batch_size // run.train.microbatches,
         seq=run.data.sequence_length,
