@@ -175,18 +175,19 @@ Passes = Annotated[float, Field(gt=0.0, le=1e6, allow_inf_nan=False)]
 
 _OF_TEXT = ("packing", "attention", "phases", "repeats", "skip")
 _OF_SOURCES = ("validation_share", "max_documents", "max_validation_sequences", "validation")
-_NEW_KEYS = ("dataset", *_OF_TEXT)
+_NEW_KEYS = ("dataset", "prompts", *_OF_TEXT)
 
 
 class DataConfig(StrictModel):
     """Where sequences come from, of which shape they are, and in which order a run sees them.
 
-    One of `sources`, `labelled` and `dataset` is there.
+    One of `sources`, `labelled`, `dataset` and `prompts` is there.
 
     Attributes:
         sources: Read in this order; a document seen before is dropped.
         labelled: Texts of a classification task, for ``train.objective = "classification"``.
         dataset: Token shards.
+        prompts: Files of JSON lines with a text ``prompt`` each, for objectives that learn from what the model writes.
         tokenizer: Trained here, the model's own, a file, or the one of the dataset.
         sequence_length: Tokens of one packed sequence; of a labelled text, the rest of which is cut off.
         validation_share: Share of the documents that is held out, drawn by content and seed; a dataset has a split.
@@ -205,6 +206,7 @@ class DataConfig(StrictModel):
     sources: tuple[SourceConfig, ...] = ()
     labelled: LabelledConfig | None = None
     dataset: DatasetConfig | None = None
+    prompts: FileOfEach = ()
     tokenizer: TokenizerConfig = DatasetTokenizerConfig()
     sequence_length: int = Field(ge=2)
     validation_share: float = Field(default=0.05, ge=0.0, le=0.5, allow_inf_nan=False)
@@ -225,8 +227,9 @@ class DataConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check_origin(self) -> Self:
-        if [bool(self.sources), self.labelled is not None, self.dataset is not None].count(True) != 1:
-            raise ValueError("expected either sources, labelled or dataset; give one of them")
+        origins = (bool(self.sources), self.labelled is not None, self.dataset is not None, bool(self.prompts))
+        if origins.count(True) != 1:
+            raise ValueError("expected either sources, labelled, dataset or prompts; give one of them")
         names = [one.name for one in self.validation]
         twice = [name for name in names if names.count(name) > 1 or name == HELD_OUT]
         if twice:
@@ -237,6 +240,9 @@ class DataConfig(StrictModel):
         if self.labelled is not None:
             self._refuse(_OF_SOURCES, "is for sources; labelled texts have labelled.test_texts")
             self._refuse(_OF_TEXT, "is for text; a labelled text is one row, and each is drawn once an epoch")
+        if self.prompts:
+            self._refuse(("max_documents", "validation"), "is for text; prompts are files of lines")
+            self._refuse(_OF_TEXT, "is for text; every text that is written has a row of its own")
         if self.dataset is not None:
             self._refuse(("validation_share", "max_documents"), "is for sources; a dataset was split when it was built")
         if self.dataset is None and isinstance(self.tokenizer, DatasetTokenizerConfig):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
+from phalanx.objectives.advantages import group_advantages, leave_one_out_advantages
 from phalanx.objectives.causal_lm import IGNORE, check_labels
 from phalanx.objectives.objective import ExtraRows, ObjectiveSettings
 
@@ -45,6 +46,12 @@ class RolloutSettings(ObjectiveSettings):
     updates: int = Field(default=1, ge=1, le=64)
     clip: float = Field(default=0.2, gt=0.0, lt=1.0, allow_inf_nan=False)
     kl: float = Field(default=0.0, ge=0.0, le=100.0, allow_inf_nan=False)
+    kl_in_reward: ClassVar[bool] = False
+    """Whether the divergence lowers rewards, in the place of being a part of the loss."""
+
+    def advantages(self, rewards: Float[Tensor, "prompts group"]) -> Float[Tensor, "prompts group"]:
+        """Return how much better each text was than was to be expected."""
+        raise NotImplementedError
 
 
 class GrpoSettings(RolloutSettings):
@@ -52,17 +59,30 @@ class GrpoSettings(RolloutSettings):
 
     kind: Literal["grpo"] = "grpo"
 
+    def advantages(self, rewards: Float[Tensor, "prompts group"]) -> Float[Tensor, "prompts group"]:
+        """In standard deviations of the group."""
+        return group_advantages(rewards, scaled=True)
+
 
 class DrGrpoSettings(RolloutSettings):
     """Dr. GRPO: as GRPO, with neither the standard deviation nor the answer's length to divide by."""
 
     kind: Literal["dr_grpo"] = "dr_grpo"
 
+    def advantages(self, rewards: Float[Tensor, "prompts group"]) -> Float[Tensor, "prompts group"]:
+        """Over the group's mean."""
+        return group_advantages(rewards, scaled=False)
+
 
 class RlooSettings(RolloutSettings):
     """RLOO: an answer is one action, and the other answers to its prompt say what was to be expected."""
 
     kind: Literal["rloo"] = "rloo"
+    kl_in_reward: ClassVar[bool] = True
+
+    def advantages(self, rewards: Float[Tensor, "prompts group"]) -> Float[Tensor, "prompts group"]:
+        """Over the mean of the others."""
+        return leave_one_out_advantages(rewards)
 
 
 def grpo(

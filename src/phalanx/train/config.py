@@ -22,9 +22,10 @@ from phalanx.optimizers import OptimizerConfig
 from phalanx.parallel import ParallelConfig
 from phalanx.parallel.deepspeed import DeepSpeedConfig
 from phalanx.pipeline.config import AttackConfig, GuardConfig, PipelineConfig
+from phalanx.rewards import RewardsConfig
 from phalanx.split import ENCLAVE, SplitConfig
 from phalanx.telemetry.sinks import SinkConfig
-from phalanx.train.exclusions import contradiction, excluded_by, refused_value
+from phalanx.train.exclusions import contradiction, excluded_by, refused_value, rollouts_fault
 from phalanx.train.train_section import TrainConfig
 
 _FEWEST_JOINED = 3
@@ -47,6 +48,7 @@ class RunConfig(StrictModel):
     guard: GuardConfig = GuardConfig()
     attack: AttackConfig = AttackConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    rewards: RewardsConfig | None = None
     tracking: tuple[SinkConfig, ...] = ()
     """Where curves are sent beside the run's own files; without a section nothing is sent anywhere."""
     _name: str = PrivateAttr(default="run")
@@ -166,7 +168,7 @@ class RunConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check_values(self) -> Self:
-        found = refused_value(self)
+        found = rollouts_fault(self) or refused_value(self)
         if found is not None:
             raise ValueError(found)
         return self
@@ -221,8 +223,7 @@ class RunConfig(StrictModel):
         """Leave out the sections of the engine that the run does not have."""
         engines = {name for name in ("parallel", "deepspeed", "split") if getattr(self, name) is not None}
         left_out = ({"parallel", "deepspeed", "split"} - engines) | excluded_by(engines, workers_see=self.is_joined)
-        if not self.tracking:
-            left_out.add("tracking")
+        left_out |= {name for name in ("rewards", "tracking") if not getattr(self, name)}
         return {name: value for name, value in write(self).items() if name not in left_out}
 
     @property

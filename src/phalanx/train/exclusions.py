@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx.config import OWN_KIND, is_own
-from phalanx.objectives import OBJECTIVES, ObjectiveSettings
+from phalanx.objectives import OBJECTIVES, Objective, ObjectiveSettings, RolloutSettings
 
 WHOLE_MODEL_OBJECTIVE = "causal_lm"
 """What every engine learns."""
@@ -124,6 +124,7 @@ _NAMED_ALONE = "an enclave is told the name of what is learned, and no settings 
 _ONE_GROUP = "each client draws from its share of one group of text"
 _HIDDEN_ALONE = "its ranks hand each other ids and hidden states alone, and not where documents begin"
 _NO_DOCUMENTS = "client and enclave tell each other of tokens alone, and not where documents begin"
+_NO_ROLLOUTS = "an enclave answers with losses, and a text that the model writes would leave it"
 _HERE = "client, enclave and workers of a run are processes of this machine"
 
 
@@ -230,11 +231,19 @@ VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
 """What an engine has not, apart from objectives."""
 
 
+def learns_from_rollouts(objective: Objective) -> bool:
+    """Whether an objective learns from texts that the model itself writes."""
+    return objective.settings is not None and issubclass(objective.settings, RolloutSettings)
+
+
 def value_exclusions() -> Iterator[ValueExclusion]:
     """Every line that says what an engine has not: what follows of `OBJECTIVES`, and those of `VALUE_EXCLUSIONS`."""
     key = "train.objective"
     for name, objective in OBJECTIVES.items():
-        if objective.extras:
+        if learns_from_rollouts(objective):
+            yield ValueExclusion("split", key, _NO_ROLLOUTS, "take [pipeline] or [parallel]", never=(name,))
+            yield ValueExclusion("deepspeed", key, _NOT_TRIED, "leave [deepspeed] out", never=(name,))
+        elif objective.extras:
             rows = ", ".join(sorted(objective.extras))
             reason = f"it reads extra rows ({rows}), and no data source of a run file has any"
             for engine in ("pipeline", "parallel", "split"):
@@ -256,6 +265,30 @@ def value_exclusions() -> Iterator[ValueExclusion]:
     yield ValueExclusion("parallel", "model.family", _NOT_TRIED, "take [pipeline]", only=(None,))
     yield ValueExclusion("split", "model.family", _EVIDENCE, "take [pipeline]", only=(None,))
     yield from VALUE_EXCLUSIONS
+
+
+def rollouts_fault(run: Any) -> str | None:
+    """Say what a run lacks, or has too much, for learning from what its model writes; None where nothing."""
+    settings, kind = run.train.objective, run.train.objective_kind
+    wanted = isinstance(settings, RolloutSettings)
+    for name, is_there in (("data.prompts", bool(run.data.prompts)), ("[rewards]", run.rewards is not None)):
+        if is_there != wanted:
+            said = "learns from what the model writes and needs" if wanted else "has no use for"
+            return f'train.objective = "{kind}" {said} {name}; {"add" if wanted else "remove"} it'
+    if not isinstance(settings, RolloutSettings):
+        return None
+    faults = {
+        f"train.batch_size = {run.train.batch_size} texts are no whole groups of train.objective.group = "
+        f"{settings.group}; make it a multiple": run.train.batch_size % settings.group != 0,
+        "train.epochs: passes are over text, and this run writes its own; give train.steps": (
+            run.train.epochs is not None
+        ),
+        "model.adapter: texts are written by whole weights so far; leave it out": run.model.adapter is not None,
+        f"guard.commit_lag = {run.guard.commit_lag}: texts are written by verified weights alone; set it to 0": (
+            run.guard.commit_lag > 0
+        ),
+    }
+    return next((said for said, holds in faults.items() if holds), None)
 
 
 def engines_of(run: object) -> tuple[str, ...]:
