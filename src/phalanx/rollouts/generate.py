@@ -1,0 +1,135 @@
+"""Texts by the seeded draw, with a KV cache; prompts of one length share a batch, so that nothing is padded."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from phalanx.errors import DataError
+from phalanx.rollouts.draw import DrawPlace, draw_tokens
+from phalanx.rollouts.policy import PolicyModel, ReadTexts
+from phalanx.rollouts.request import Prompt, RolloutRequest
+from phalanx.rollouts.rollout import SKETCH_NUMBERS, Rollout
+from phalanx.rollouts.sketch import sketch_states
+
+BATCH_ROWS = 64
+
+
+@dataclass
+class _Text:
+    """One text while it is written."""
+
+    prompt: Prompt
+    sample: int
+    place: DrawPlace
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    sketches: list[NDArray[np.float32]] = field(default_factory=list)
+    is_over: bool = False
+
+
+def generate_rollouts(model: PolicyModel, request: RolloutRequest, batch_rows: int = BATCH_ROWS) -> tuple[Rollout, ...]:
+    """Write every text of a request.
+
+    Args:
+        model: Has the weights that the request names; that is the caller's to see to.
+        request: Prompts, rule and seed.
+        batch_rows: About so many texts at a time; where bits count, it belongs to the numeric class.
+
+    Returns:
+        In the order of `RolloutRequest.places`. Equal bits for equal weights, request, batch and numeric class.
+
+    Raises:
+        DataError: A prompt leaves no room in the model's window, or has a token beyond its vocabulary.
+        ModelError: A logit is no finite number.
+    """
+    check_room(model, request)
+    found = {
+        (one.prompt, one.sample): one
+        for batch in _batches(request, batch_rows)
+        for one in _write(model, request, batch)
+    }
+    return tuple(found[place] for place in request.places)
+
+
+def check_room(model: PolicyModel, request: RolloutRequest) -> None:
+    """Return where every prompt fits into the model.
+
+    Raises:
+        DataError: One does not.
+    """
+    for prompt in request.prompts:
+        if len(prompt.ids) + request.sampler.max_new_tokens > model.window:
+            raise DataError(
+                f"prompt {prompt.number}: has {len(prompt.ids)} tokens, with {request.sampler.max_new_tokens} new ones "
+                f"more than the model's window of {model.window}; shorten it, or lower max_new_tokens"
+            )
+        if max(prompt.ids) >= model.vocab_size:
+            raise DataError(f"prompt {prompt.number}: has a token beyond the vocabulary of {model.vocab_size}")
+
+
+def _batches(request: RolloutRequest, batch_rows: int) -> Iterator[Sequence[Prompt]]:
+    """Prompts of one length, in the order of the request."""
+    by_length: dict[int, list[Prompt]] = defaultdict(list)
+    for prompt in request.prompts:
+        by_length[len(prompt.ids)].append(prompt)
+    most = max(1, batch_rows // request.samples)
+    for prompts in by_length.values():
+        for start in range(0, len(prompts), most):
+            yield prompts[start : start + most]
+
+
+def _write(model: PolicyModel, request: RolloutRequest, prompts: Sequence[Prompt]) -> list[Rollout]:
+    texts = [
+        _Text(prompt, sample, DrawPlace(request.seed, request.step, prompt.number, sample))
+        for prompt in prompts
+        for sample in range(request.samples)
+    ]
+    read, cache = model.begin(torch.tensor([prompt.ids for prompt in prompts]))
+    if request.samples > 1:
+        cache.batch_repeat_interleave(request.samples)
+        read = ReadTexts(
+            read.logits.repeat_interleave(request.samples, dim=0), read.states.repeat_interleave(request.samples, dim=0)
+        )
+    rows = texts
+    for position in range(request.sampler.max_new_tokens):
+        tokens = _draw(request, rows, read, position)
+        left = [n for n, text in enumerate(rows) if not text.is_over]
+        if not left or position + 1 == request.sampler.max_new_tokens:
+            break
+        if len(left) < len(rows):
+            kept = torch.tensor(left)
+            cache.batch_select_indices(kept.to(read.logits.device))
+            rows, tokens = [rows[n] for n in left], tokens[kept]
+        read = model.extend(tokens, cache)
+    return [_finished(text) for text in texts]
+
+
+def _draw(request: RolloutRequest, rows: Sequence[_Text], read: ReadTexts, position: int) -> Tensor:
+    """Draw the next token of every row, and commit to it; int64 ``[rows]``."""
+    keys = torch.tensor([text.place.key(position) for text in rows])
+    tokens, logprobs = draw_tokens(read.logits[:, 0].cpu(), keys, request.sampler)
+    if position % request.sampler.sketch_every == 0:
+        for text, sketch in zip(rows, sketch_states(read.states[:, 0]), strict=True):
+            text.sketches.append(sketch)
+    for text, token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
+        text.ids.append(token)
+        text.logprobs.append(logprob)
+        text.is_over = token in request.ends
+    return tokens
+
+
+def _finished(text: _Text) -> Rollout:
+    return Rollout(
+        prompt=text.prompt.number,
+        sample=text.sample,
+        prompt_ids=text.prompt.ids,
+        ids=tuple(text.ids),
+        finish="stop" if text.is_over else "length",
+        logprobs=np.asarray(text.logprobs, np.float32),
+        sketches=np.asarray(text.sketches, np.float32).reshape(-1, SKETCH_NUMBERS),
+    )

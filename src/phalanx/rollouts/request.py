@@ -1,0 +1,107 @@
+"""What a worker is asked to generate: prompts, the rule of the draw, a seed, and the digest of the weights."""
+
+from functools import cached_property
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from phalanx.config import StrictModel, canonical_json
+from phalanx.pipeline.protocol.bounds import Digest, Step
+from phalanx.security.crypto import digest_hex
+from phalanx.transport import Body
+
+MOST_PROMPTS = 2**12
+"""Of one request; all of them have to fit into a frame's header."""
+MOST_SAMPLES = 2**12
+MOST_TOKENS = 2**20
+"""Of one prompt or one sampled text."""
+
+TokenId = Annotated[int, Field(ge=0, lt=2**24)]
+PromptNumber = Annotated[int, Field(ge=0, lt=2**40)]
+SampleNumber = Annotated[int, Field(ge=0, lt=MOST_SAMPLES)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class SamplerConfig(StrictModel):
+    """The rule of the draw; with a seed it leaves a worker no choice.
+
+    Attributes:
+        max_new_tokens: A text without an end has exactly so many.
+        temperature: Divides the logits; 0 takes the likeliest token.
+        top_k: Draw from so many likeliest tokens; 0 for all.
+        top_p: Draw from the likeliest tokens that have this share together.
+        sketch_every: A commitment to the last hidden state every so many tokens, at the first one to begin with.
+    """
+
+    max_new_tokens: int = Field(default=128, ge=1, le=MOST_TOKENS)
+    temperature: float = Field(default=1.0, ge=0.0, le=100.0)
+    top_k: int = Field(default=0, ge=0, le=2**24)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    sketch_every: int = Field(default=16, ge=1, le=MOST_TOKENS)
+
+    @property
+    def divisor(self) -> float:
+        """What logits are divided by; a greedy draw reports log-probabilities at temperature 1."""
+        return self.temperature or 1.0
+
+    def num_sketches(self, tokens: int) -> int:
+        """Commitments to hidden states in a text of so many tokens."""
+        return -(-tokens // self.sketch_every)
+
+
+class Prompt(StrictModel):
+    """A prompt, by its number in the step; the number enters every draw."""
+
+    number: PromptNumber
+    ids: tuple[TokenId, ...] = Field(min_length=1, max_length=MOST_TOKENS)
+
+
+class RolloutRequest(Body):
+    """A request of the owner: texts for these prompts, by these weights and this rule.
+
+    Attributes:
+        step: The optimizer step that will train on them; enters every draw.
+        policy: Digest of the weights, by `policy_digest`.
+        seed: Of the run; enters every draw.
+        sampler: The rule.
+        prompts: In rising order of their numbers.
+        samples: Texts for each prompt, numbered from 0.
+        ends: Tokens that end a text.
+    """
+
+    kind: ClassVar[str] = "rollout_request"
+
+    step: Step
+    policy: Digest
+    seed: Seed
+    sampler: SamplerConfig
+    prompts: tuple[Prompt, ...] = Field(min_length=1, max_length=MOST_PROMPTS)
+    samples: int = Field(ge=1, le=MOST_SAMPLES)
+    ends: tuple[TokenId, ...] = Field(default=(), max_length=64)
+
+    @cached_property
+    def digest(self) -> str:
+        """BLAKE3 over the canonical JSON: binds an answer to step, weights, rule, seed and prompts at once."""
+        return digest_hex(canonical_json(self.model_dump(mode="json")))
+
+    @cached_property
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """Number of the prompt and of the sample of every text, in the order of an answer."""
+        return tuple((prompt.number, sample) for prompt in self.prompts for sample in range(self.samples))
+
+    @cached_property
+    def asked(self) -> frozenset[tuple[int, int]]:
+        """The same, to look a place up."""
+        return frozenset(self.places)
+
+    def prompt(self, number: int) -> Prompt:
+        """The prompt of this number.
+
+        Raises:
+            KeyError: There is none.
+        """
+        return self._by_number[number]
+
+    @cached_property
+    def _by_number(self) -> dict[int, Prompt]:
+        return {prompt.number: prompt for prompt in self.prompts}

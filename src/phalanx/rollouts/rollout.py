@@ -1,0 +1,151 @@
+"""A sampled text with what its worker commits to; packed into bytes, and read back without belief."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from phalanx.config import StrictModel
+from phalanx.errors import FrameError
+from phalanx.pipeline.protocol.bounds import Digest, Step
+from phalanx.rollouts.request import MOST_TOKENS, PromptNumber, RolloutRequest, SampleNumber
+from phalanx.transport import Body
+
+SKETCH_NUMBERS = 8
+"""Numbers of one commitment to a hidden state."""
+
+MOST_ROLLOUTS = 2**13
+"""Of one answer."""
+
+Finish = Literal["stop", "length"]
+Reward = Annotated[float, Field(ge=-1e6, le=1e6)]
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One sampled text.
+
+    Attributes:
+        prompt: Number of the prompt in its step.
+        sample: Number of the text among those of the prompt.
+        prompt_ids: Tokens of the prompt.
+        ids: Sampled tokens, the end included.
+        finish: ``stop`` where the last token is an end, ``length`` where no further token was allowed.
+        logprobs: Log-probability of each sampled token at the sampler's temperature, over the whole vocabulary,
+            float32 ``[tokens]``.
+        sketches: Commitments to last hidden states, float32 ``[num_sketches, SKETCH_NUMBERS]``.
+        reward: As its worker reports it; None where the owner computes rewards.
+    """
+
+    prompt: int
+    sample: int
+    prompt_ids: tuple[int, ...]
+    ids: tuple[int, ...]
+    finish: Finish
+    logprobs: NDArray[np.float32]
+    sketches: NDArray[np.float32]
+    reward: float | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its tokens and commitments in an answer."""
+        return 4 * len(self.ids) + self.logprobs.nbytes + self.sketches.nbytes
+
+
+class RolloutLine(StrictModel):
+    """What an answer says of one text beside its numbers."""
+
+    prompt: PromptNumber
+    sample: SampleNumber
+    tokens: int = Field(ge=1, le=MOST_TOKENS)
+    finish: Finish
+    reward: Reward | None = None
+
+
+class RolloutAnswer(Body):
+    """All texts of one request; the payload has their tokens, log-probabilities and sketches.
+
+    The header that carries it is signed and names the payload's digest: from then on its worker is bound to every
+    token and number, before any draw of what is checked.
+    """
+
+    kind: ClassVar[str] = "rollout_answer"
+
+    step: Step
+    policy: Digest
+    request: Digest
+    lines: tuple[RolloutLine, ...] = Field(max_length=MOST_ROLLOUTS)
+
+
+def pack_answer(request: RolloutRequest, rollouts: Sequence[Rollout]) -> tuple[RolloutAnswer, bytes]:
+    """Write texts as the body and the payload of an answer."""
+    lines = tuple(
+        RolloutLine(prompt=one.prompt, sample=one.sample, tokens=len(one.ids), finish=one.finish, reward=one.reward)
+        for one in rollouts
+    )
+    answer = RolloutAnswer(step=request.step, policy=request.policy, request=request.digest, lines=lines)
+    parts = [
+        b"".join(np.asarray(one.ids, "<i4").tobytes() for one in rollouts),
+        b"".join(one.logprobs.astype("<f4").tobytes() for one in rollouts),
+        b"".join(one.sketches.astype("<f4").tobytes() for one in rollouts),
+    ]
+    return answer, b"".join(parts)
+
+
+def unpack_answer(request: RolloutRequest, answer: RolloutAnswer, payload: bytes | memoryview) -> tuple[Rollout, ...]:
+    """Read an answer to a request; nothing in it is believed but its form.
+
+    Raises:
+        FrameError: The payload has another size than its lines need, or a text is of a prompt that was not asked for.
+    """
+    counts = [line.tokens for line in answer.lines]
+    sketches = [request.sampler.num_sketches(count) for count in counts]
+    tokens, rows = sum(counts), sum(sketches)
+    expected = 4 * (2 * tokens + SKETCH_NUMBERS * rows)
+    raw = memoryview(payload).cast("B")
+    if raw.nbytes != expected:
+        raise FrameError(f"rollouts: the payload has {raw.nbytes} bytes, its lines need {expected}")
+    ids = np.frombuffer(raw[: 4 * tokens], "<i4")
+    logprobs = np.frombuffer(raw[4 * tokens : 8 * tokens], "<f4").astype(np.float32)
+    numbers = np.frombuffer(raw[8 * tokens :], "<f4").astype(np.float32).reshape(rows, SKETCH_NUMBERS)
+    found, at, row = [], 0, 0
+    for line, count, sketch_rows in zip(answer.lines, counts, sketches, strict=True):
+        try:
+            prompt_ids = request.prompt(line.prompt).ids
+        except KeyError as exc:
+            raise FrameError(f"rollouts: prompt {line.prompt} was not asked for") from exc
+        found.append(
+            Rollout(
+                prompt=line.prompt,
+                sample=line.sample,
+                prompt_ids=prompt_ids,
+                ids=tuple(ids[at : at + count].tolist()),
+                finish=line.finish,
+                logprobs=logprobs[at : at + count],
+                sketches=numbers[row : row + sketch_rows],
+                reward=line.reward,
+            )
+        )
+        at, row = at + count, row + sketch_rows
+    return tuple(found)
+
+
+def misfit(request: RolloutRequest, rollout: Rollout, vocab_size: int) -> str | None:
+    """Say what in a text no honest worker sends, as far as that shows without weights; None where nothing does."""
+    most, ends, ids = request.sampler.max_new_tokens, set(request.ends), rollout.ids
+    is_over = bool(ids) and ids[-1] in ends
+    numbers = (rollout.logprobs, rollout.sketches, np.asarray(rollout.reward or 0.0))
+    wrong = {
+        f"prompt {rollout.prompt}, sample {rollout.sample} was not asked for": (rollout.prompt, rollout.sample)
+        not in request.asked,
+        f"has {len(ids)} tokens, expected 1 to {most}": not 1 <= len(ids) <= most,
+        f"has a token beyond the vocabulary of {vocab_size}": not all(0 <= one < vocab_size for one in ids),
+        "goes on after a token that ends a text": any(one in ends for one in ids[:-1]),
+        "says stop, and its last token ends no text": rollout.finish == "stop" and not is_over,
+        f"says length after {len(ids)} of {most} tokens": rollout.finish == "length" and (len(ids) != most or is_over),
+        "has a number that is not finite": not all(np.isfinite(one).all() for one in numbers),
+    }
+    return next((what for what, is_so in wrong.items() if is_so), None)
