@@ -14,6 +14,8 @@ from phalanx.rewards.config import RewardsConfig
 
 _TO_OPEN_S = 300.0
 """What the child may take to be ready: a reward model has to be loaded."""
+_TO_END_S = 5.0
+"""What a child that has closed its pipe may take to be gone."""
 _LARGEST = 1e6
 
 
@@ -102,6 +104,7 @@ class RewardScorer:
         if answer is None:
             raise self._failed(where, f"took longer than rewards.timeout_s = {timeout_s:g}")
         if not answer:
+            child.wait(_TO_END_S)
             raise self._failed(where, f"its process ended: {child.how_it_ended()}; {child.last_output()}")
         said = json.loads(answer)
         if "error" in said:

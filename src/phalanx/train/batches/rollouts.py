@@ -26,6 +26,7 @@ from phalanx.rollouts import (
     SamplerConfig,
     generate_rollouts,
 )
+from phalanx.train.batches.scores import MeanReward
 from phalanx.train.config import RunConfig
 
 Weights = Callable[[], Mapping[str, Tensor]]
@@ -124,14 +125,14 @@ class RolloutLoader:
         batch = batch_of(self._rows, self._indices, self._run.data.sequence_length, eos)
         return replace(batch, figures=self._figures)
 
-    def measure(self) -> float:
+    def measure(self) -> MeanReward:
         """The mean reward of the likeliest text to each held-out prompt; not a number where none is held out."""
         held_out = self._prompts.held_out
         if not held_out:
-            return math.nan
+            return MeanReward(math.nan)
         rollouts = self._sampled(held_out, 1, 0.0)
         found = self._scorer.score(self._texts(rollouts, held_out))
-        return sum(map(self._scorer.total, found)) / len(found)
+        return MeanReward(sum(map(self._scorer.total, found)) / len(found), self._means(found))
 
     def state(self) -> dict[str, Any]:
         """Which prompts were drawn, and the texts that a further step will learn from."""
@@ -186,9 +187,7 @@ class RolloutLoader:
         self._draws, self._used = self._draws + 1, 0
         self._figures = self._summed_up(rollouts, rewards, found, float(gone.sum()))
 
-    def _sampled(
-        self, prompts: Sequence[PromptRecord], samples: int, temperature: float
-    ) -> tuple[Rollout, ...]:
+    def _sampled(self, prompts: Sequence[PromptRecord], samples: int, temperature: float) -> tuple[Rollout, ...]:
         if self._weights is None:
             raise ConfigError("rollouts: no engine gives the weights that texts are to be written by")
         policy = RolloutPolicy(self._source.hub_config_dict, self._weights())
@@ -254,15 +253,18 @@ class RolloutLoader:
             for one in rollouts
         ]
 
+    def _means(self, found: Sequence[Sequence[float]]) -> dict[str, float]:
+        named = zip(self._scorer.names, zip(*found, strict=True), strict=True)
+        return {name: sum(values) / len(values) for name, values in named}
+
     def _summed_up(
         self, rollouts: Sequence[Rollout], rewards: Tensor, found: Sequence[Sequence[float]], gone: float
     ) -> dict[str, float]:
         tokens = sum(len(one.ids) for one in rollouts)
-        named = zip(self._scorer.names, zip(*found, strict=True), strict=True)
         return {
             "reward": float(rewards.mean()),
             "reward_std": float(rewards.std()),
-            **{f"reward_{name}": sum(values) / len(values) for name, values in named},
+            **{f"reward_{name}": mean for name, mean in self._means(found).items()},
             "text_tokens": tokens / len(rollouts),
             "texts_ended": sum(one.finish == "stop" for one in rollouts) / len(rollouts),
             **({"kl": gone / tokens} if self._settings.kl else {}),

@@ -65,9 +65,11 @@ class MeanReward:
 
     Attributes:
         reward: Not a number where no prompt is held out.
+        parts: Each reward by itself, by name.
     """
 
     reward: float
+    parts: Mapping[str, float] = field(default_factory=dict)
 
 
 Validation = float | Scores | MeanReward
@@ -147,7 +149,8 @@ def validation_row(value: Validation | None) -> dict[str, float | None]:
     if isinstance(value, Scores):
         return {"validation_perplexity": None, **{f"validation_{name}": one for name, one in asdict(value).items()}}
     if isinstance(value, MeanReward):
-        return {"validation_perplexity": None, "validation_reward": value.reward}
+        parts = {f"validation_reward_{name}": one for name, one in value.parts.items()}
+        return {"validation_perplexity": None, "validation_reward": value.reward, **parts}
     return {"validation_perplexity": value}
 
 

@@ -181,11 +181,7 @@ def summarise(run: RunConfig, figures: Figures, totals: RunningTotals, truth: Gr
         "unigram_perplexity": _finite(figures.unigram_perplexity),
         "validation_perplexity_first": _finite(figures.validation_first),
         "validation_perplexity": _finite(figures.validation_last),
-        **(
-            {name.replace("reward", "validation_reward"): getattr(figures, name) for name in figures._REWARDS}
-            if run.rewards
-            else {}
-        ),
+        **(_rewards(figures) if run.rewards else {}),
         **({"validation_sets": _named(figures)} if run.data.validation else {}),
         **_ends(run, figures),
         "tokens_per_s": totals.tokens / totals.wall_s if totals.wall_s else None,
@@ -239,6 +235,10 @@ def _named(figures: Figures) -> dict[str, dict[str, float | None]]:
             pair = {f"perplexity{suffix}": _finite(value), f"loss{suffix}": _finite(loss_of(value))}
             found.setdefault(name, {}).update(pair)
     return found
+
+
+def _rewards(figures: Figures) -> dict[str, float | None]:
+    return {"validation_reward_first": figures.reward_first, "validation_reward": figures.reward_last}
 
 
 def _ends(run: RunConfig, figures: Figures) -> dict[str, Any]:

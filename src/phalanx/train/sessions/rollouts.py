@@ -53,7 +53,7 @@ class RewardedModel:
 
     def measure(self, sets: Sequence[Iterable[Batch]]) -> list[MeanReward]:
         """The mean reward of the likeliest text to each held-out prompt."""
-        return [MeanReward(self._loader.measure()) for _ in sets]
+        return [self._loader.measure() for _ in sets]
 
     def settle(self) -> None:
         """Wait until nothing of a finished step is under way."""
