@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 from phalanx.late_names import late_names
 
 if TYPE_CHECKING:
-    from phalanx.notebook import Run, open_run, train
+    from phalanx.notebook import Run, generate, open_run, train
     from phalanx.train import load_run
 
 __version__ = "0.1.0"
-__all__ = ["Run", "__version__", "load_run", "open_run", "train"]
+__all__ = ["Run", "__version__", "generate", "load_run", "open_run", "train"]
 
 
 class TrainPackage(ModuleType):
@@ -33,4 +33,4 @@ class TrainPackage(ModuleType):
 
 
 if not TYPE_CHECKING:
-    __getattr__ = late_names(__name__, {"notebook": ("Run", "open_run", "train"), "train": ("load_run",)})
+    __getattr__ = late_names(__name__, {"notebook": ("Run", "generate", "open_run", "train"), "train": ("load_run",)})

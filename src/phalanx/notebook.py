@@ -3,9 +3,11 @@
 import html
 import importlib
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
 from rich.console import Console
 
 from phalanx.errors import ConfigError, InputError
@@ -13,6 +15,7 @@ from phalanx.telemetry import read_metrics
 from phalanx.train import RunConfig, is_made, load_run
 
 if TYPE_CHECKING:
+    from phalanx.serve import TextModel
     from phalanx.train.sessions.cluster import OpenWorkers
 
 _FRAME_HEIGHT = 640
@@ -146,3 +149,46 @@ def train(
         open_workers=open_workers,
     )
     return Run(Path(summary["run_dir"]), summary)
+
+
+def generate(
+    where: "Run | TextModel | str | Path",
+    prompt: str | Sequence[Mapping[str, str]],
+    sampling: Mapping[str, Any] | None = None,
+    *,
+    own_code: bool = False,
+    device: str = "cpu",
+) -> str:
+    """Let a model go on with a text, or answer in a chat, as `phalanx generate` does.
+
+    Args:
+        where: A run or its directory, a checkpoint in one, a directory in the hub's layout; or a `TextModel` that
+            `phalanx.serve.open_text_model` has opened, which is then loaded once for many calls.
+        prompt: A text; or the messages of a chat, each with ``role`` and ``content``.
+        sampling: Fields of `phalanx.serve.SamplingRule`, for example ``{"max_new_tokens": 40, "temperature": 0.0}``.
+        own_code: Code of the user's own that the run directory keeps may be run.
+        device: Of torch.
+
+    Returns:
+        What the model wrote, without special tokens.
+
+    Raises:
+        ConfigError: `sampling` or a message has an unknown field, or a value that it cannot have.
+        PhalanxError: As `open_text_model` and `TextModel` do.
+    """
+    from phalanx.data.chat import ChatMessage  # noqa: PLC0415 - it is needed here alone
+    from phalanx.serve import SamplingRule, TextModel, open_text_model  # noqa: PLC0415 - they load torch
+
+    try:
+        rule = SamplingRule.model_validate(dict(sampling or {}))
+        chat = None if isinstance(prompt, str) else [ChatMessage.model_validate(dict(one)) for one in prompt]
+    except ValidationError as exc:
+        first = exc.errors()[0]
+        raise ConfigError(f"generate: {'.'.join(map(str, first['loc']))}: {first['msg']}") from exc
+    if isinstance(where, TextModel):
+        model = where
+    else:
+        path = where.directory if isinstance(where, Run) else Path(where)
+        model = open_text_model(path, own_code=own_code, device=device)
+    ids = model.prompt(prompt) if isinstance(prompt, str) else model.chat_prompt(chat or [])
+    return model.complete(ids, rule).text

@@ -59,6 +59,41 @@ def test_a_row_is_of_the_group_that_its_number_says():
     assert batch.indices == (12, 3, 0, 15)
 
 
+@settings(deadline=None, max_examples=30)
+@given(sizes=st.lists(st.integers(3, 9), min_size=1, max_size=3), shares=st.integers(1, 3), seed=st.integers(0, 99))
+def test_loaders_that_share_groups_have_each_sequence_once_an_epoch_and_their_own_mixture(sizes, shares, seed):
+    groups = [group(f"group-{number}", size, 1000 * number) for number, size in enumerate(sizes)]
+    edges = np.cumsum([0, *sizes]).tolist()
+    found = {name: [] for name in range(len(sizes))}
+    for number in range(shares):
+        loader = BatchLoader(corpus(groups), 1, seed, (number, shares))
+        own = [len(range(number, size, shares)) for size in sizes]
+
+        seen = taken(loader, sum(own))
+
+        by_group = [[index for index in seen if edges[at] <= index < edges[at + 1]] for at in range(len(sizes))]
+        assert [len(one) for one in by_group] == own
+        for at, indices in enumerate(by_group):
+            found[at] += indices
+        again = BatchLoader(corpus(groups), 1, seed, (number, shares))
+        again.load_state(json.loads(json.dumps(loader.state())))
+        assert taken(again, 3) == taken(loader, 3)
+
+    assert [sorted(found[at]) for at in found] == [list(range(edges[at], edges[at + 1])) for at in found]
+
+
+def test_a_group_without_a_sequence_for_every_share_is_refused_by_name():
+    with pytest.raises(ConfigError, match=r'training sequences of group "code" cannot be shared by 7'):
+        BatchLoader(corpus([group("web", 10, 1000), group("code", 6, 2000)]), 1, 0, (6, 7))
+
+
+def test_a_state_of_another_share_is_refused():
+    state = BatchLoader(corpus(), 2, 0, (0, 2)).state()
+
+    with pytest.raises(CheckpointError, match="share"):
+        BatchLoader(corpus(), 2, 0, (1, 2)).load_state(state)
+
+
 @settings(deadline=None, max_examples=40)
 @given(
     size=st.integers(1, 5),

@@ -200,7 +200,9 @@ dp = {dp}
 
 def weights(place: Place) -> dict[str, torch.Tensor]:
     owner = load_identity(place.path / "run" / "pki" / "owner").public
-    checkpoint = open_checkpoint(place.path / "run" / "checkpoints" / f"step-{STEPS:08}", owner)
+    checkpoint = open_checkpoint(
+        place.path / "run" / "checkpoints" / f"step-{STEPS:08}", owner, run=None, config_digest=None
+    )
     return {
         name: tensor
         for stage in checkpoint.stages

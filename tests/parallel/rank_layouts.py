@@ -83,6 +83,7 @@ class Case:
     adapted: tuple[str, ...] | None = None
     attention: str = "sdpa"
     falls_to: float = 0.996
+    documents: bool = False
 
     @property
     def world(self) -> int:
@@ -99,6 +100,7 @@ class Case:
         extra += [self.attention] if self.attention != "sdpa" else []
         extra += [self.precision] if self.precision != "fp32" else []
         extra += ["adapter", *self.adapted] if self.adapted is not None else []
+        extra += ["documents"] if self.documents else []
         extra += [self.optimizer] if self.optimizer == "adafactor" else []
         return " ".join([self.family, *words, *extra])
 
@@ -107,6 +109,7 @@ class Case:
         """Which reference it is compared with."""
         words = [self.family, str(self.vocab), self.optimizer]
         words += ["adapter", *self.adapted] if self.adapted is not None else []
+        words += ["documents"] if self.documents else []
         outer = self.parallel.get("outer")
         if outer is not None:
             words.append(f"islands={self.islands} {sorted((k, v) for k, v in outer.items() if k not in _NOT_MATHS)}")
@@ -153,6 +156,8 @@ FAST = [
     sgd("llama", cp=2, context="ring"),
     sgd("qwen2", tp=2, sequence_parallel=True),
     sgd("mistral", pp=2, schedule="interleaved"),
+    Case({"tp": 2, "pp": 2, "sequence_parallel": True}, family="llama", documents=True),
+    Case({"dp": 2, "cp": 2, "zero": 3, "activation_checkpointing": "full"}, documents=True),
 ]
 
 SLOW = [
@@ -188,6 +193,11 @@ SLOW = [
     sgd(cp=4),
     sgd(tp=4),
     sgd("opt", pp=2, schedule="zero-bubble", activation_checkpointing="full"),
+    Case({"dp": 2, "pp": 2, "schedule": "zero-bubble"}, documents=True),
+    Case({"pp": 2, "cp": 2, "schedule": "interleaved"}, family="llama", documents=True, attention="eager"),
+    Case({"dp": 2, "zero": 1}, "adamw", documents=True),
+    Case({"pp": 2, "schedule": "interleaved"}, family="gemma2", documents=True),
+    Case({"tp": 2}, family="mistral", documents=True),
     sgd("llama", tp=2, pp=2, schedule="zero-bubble"),
     Case({"dp": 4, "zero": 3}, "adamw", microbatches=2),
     Case({"dp": 4, "zero": 1}, "adamw", "bloom", microbatches=2),

@@ -8,7 +8,16 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
 from phalanx.data import IGNORE
-from phalanx.models import LoraConfig, ModelConfig, ModelSource, StageSpec, build_stage, open_model
+from phalanx.models import (
+    CAUSAL,
+    AttentionPattern,
+    LoraConfig,
+    ModelConfig,
+    ModelSource,
+    StageSpec,
+    build_stage,
+    open_model,
+)
 from phalanx.objectives import causal_lm
 from phalanx.optimizers import OptimizerConfig, learning_rate
 
@@ -41,6 +50,14 @@ def batch_of(step: int, vocab: int) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens[:, :-1].contiguous(), labels
 
 
+def documents_of(case: Case, step: int) -> torch.Tensor | None:
+    """Each token's document, three tokens of ten beginning one; None where a case attends across documents."""
+    if not case.documents:
+        return None
+    generator = torch.Generator().manual_seed(11 + step % 2)
+    return (torch.rand((BATCH, TOKENS), generator=generator) < 0.3).cumsum(dim=1)
+
+
 def source_of(case: Case, cache: Path) -> ModelSource:
     config = ModelConfig(from_scratch=True, architecture=architecture(case.family, case.vocab))
     return open_model(config, cache, seed=3)
@@ -55,8 +72,10 @@ def one_process(case: Case, cache: Path) -> list[tuple[float, float]]:
     curve = []
     for step in range(STEPS):
         ids, labels = batch_of(step, case.vocab)
-        rows = zip(islands, ids.chunk(len(islands)), labels.chunk(len(islands)), strict=True)
-        found = [island.step(step, x, y) for island, x, y in rows]
+        within = documents_of(case, step)
+        inside = [None] * len(islands) if within is None else within.chunk(len(islands))
+        rows = zip(islands, ids.chunk(len(islands)), labels.chunk(len(islands)), inside, strict=True)
+        found = [island.step(step, x, y, documents) for island, x, y, documents in rows]
         loss = sum(total for total, _ in found) / int((labels != IGNORE).sum())
         curve.append((loss, (sum(norm**2 for _, norm in found) / len(found)) ** 0.5))
         if joining is not None and (step + 1) % outer["every"] == 0:
@@ -75,9 +94,12 @@ class _Island:
         self.trained = list(self.model.trainable().values())
         self.optimizer = _torch_optimizer(self.trained, self.config)
 
-    def step(self, step: int, ids: torch.Tensor, labels: torch.Tensor) -> tuple[float, float]:
+    def step(
+        self, step: int, ids: torch.Tensor, labels: torch.Tensor, documents: torch.Tensor | None
+    ) -> tuple[float, float]:
         """Summed loss, and the norm before clipping."""
-        total, count = causal_lm(self.model(ids), labels)
+        pattern = CAUSAL if documents is None else AttentionPattern("documents", documents=documents)
+        total, count = causal_lm(self.model(ids, pattern), labels)
         (total / count).backward()
         norm = float(clip_grad_norm_(self.trained, self.config.clip_norm or 1e9))
         for group in self.optimizer.param_groups:

@@ -1,9 +1,10 @@
-"""Rewards come from a child with a time limit: right numbers, and an error that names the text for whatever goes wrong."""
+"""Rewards come from a child with a time limit: right numbers, or an error that names the text."""
 
 import http.server
 import json
 import threading
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -88,9 +89,9 @@ def test_a_reward_that_hangs_is_ended_and_named(tmp_path):
 
 
 def test_a_record_without_the_answer_is_named(tmp_path):
-    with scorer(tmp_path, {"kind": "exact", "field": "solution"}) as found:
-        with pytest.raises(RewardError, match='line 7, text 2: its record has no text "solution"'):
-            found.score([text("4")])
+    said = 'line 7, text 2: its record has no text "solution"'
+    with scorer(tmp_path, {"kind": "exact", "field": "solution"}) as found, pytest.raises(RewardError, match=said):
+        found.score([text("4")])
 
 
 @pytest.mark.parametrize(
@@ -111,7 +112,7 @@ def test_a_reward_that_is_written_wrongly_is_refused_when_the_file_is_read(rewar
 class Judge(http.server.BaseHTTPRequestHandler):
     """Answers with what the answer asks for, and keeps what it was sent."""
 
-    asked: list[dict] = []
+    asked: ClassVar[list[dict]] = []
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -165,6 +166,6 @@ def test_a_judge_is_asked_with_the_key_of_a_file_and_its_one_number_is_the_rewar
     ],
 )
 def test_a_judge_that_gives_no_number_ends_the_run_by_name(tmp_path, judge, said, why):
-    with scorer(tmp_path, {"kind": "judge", "url": judge, "model": "owl"}) as found:
-        with pytest.raises(RewardError, match=why):
-            found.score([text(said)])
+    reward = {"kind": "judge", "url": judge, "model": "owl"}
+    with scorer(tmp_path, reward) as found, pytest.raises(RewardError, match=why):
+        found.score([text(said)])

@@ -7,10 +7,12 @@ import tokenizers
 import torch
 from transformers import AutoModelForCausalLM
 
-from phalanx.errors import DataError, ModelError
+import phalanx
+from phalanx.data.chat import ChatMessage
+from phalanx.errors import ConfigError, DataError, ModelError
 from phalanx.models import parse_hub_config
 from phalanx.models.scratch import write_random_model
-from phalanx.serve import ChatMessage, SamplingRule, TextModel, complete_file, open_text_model
+from phalanx.serve import SamplingRule, TextModel, complete_file, open_text_model
 
 WORDS = ["<unk>", "<end>", "the", "owner", "holds", "both", "ends"]
 CONFIG = {
@@ -133,7 +135,7 @@ def test_a_chat_is_rendered_by_the_models_template(model):
     ("template", "error", "message"),
     [
         ("{{ raise_exception('roles must alternate') }}", DataError, "roles must alternate"),
-        ("{% for m in %}", DataError, "does not render"),
+        ("{% for m in %}", ModelError, "is no template that can be used"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", ModelError, "what no template may"),
     ],
     ids=["refuses the messages", "is broken", "attacks the sandbox"],
@@ -214,3 +216,26 @@ class TestFiles:
 
         with pytest.raises(DataError, match="line 1: is of another input"):
             complete_file(model, lines, out, GREEDY, lambda at, of: None)
+
+
+def test_one_call_of_the_package_writes_as_the_model_does(directory, model):
+    expected = model.complete(model.prompt("the owner"), GREEDY).text
+    sampling = {"max_new_tokens": 6, "temperature": 0.0}
+
+    assert phalanx.generate(directory, "the owner", sampling) == expected
+    assert phalanx.generate(model, "the owner", sampling) == expected
+    answer = model.complete(model.chat_prompt([ChatMessage(role="user", content="the owner")]), GREEDY).text
+    assert phalanx.generate(model, [{"role": "user", "content": "the owner"}], sampling) == answer
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampling", "told"),
+    [
+        ("the", {"temperatur": 0.0}, "generate: temperatur: Extra inputs"),
+        ("the", {"temperature": -1.0}, "generate: temperature: Input should be greater"),
+        ([{"role": "boss", "content": "the"}], {}, "generate: role: Input should be"),
+    ],
+)
+def test_a_call_with_what_there_is_not_is_refused(model, prompt, sampling, told):
+    with pytest.raises(ConfigError, match=told):
+        phalanx.generate(model, prompt, sampling)

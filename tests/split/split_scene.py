@@ -15,7 +15,9 @@ def split_config(mode="sealed", **changes) -> SplitConfig:
     return SplitConfig(**{"mode": mode, "cut": 2, "clients": 2, "chunk_bytes": 64, **allowed, **changes})
 
 
-def make_scene(source, mode="sealed", *, seed=0, rows=1, microbatches=4, **changes) -> SplitScenario:
+def make_scene(
+    source, mode="sealed", *, seed=0, rows=1, microbatches=4, document_attention=False, **changes
+) -> SplitScenario:
     return SplitScenario(
         source=source,
         split=split_config(mode, **changes),
@@ -26,6 +28,7 @@ def make_scene(source, mode="sealed", *, seed=0, rows=1, microbatches=4, **chang
         microbatches=microbatches,
         total_steps=20,
         seed=seed,
+        document_attention=document_attention,
     )
 
 

@@ -6,7 +6,7 @@ from split_scene import HIDDEN, LAYERS, SEQ, batch_of, make_scene, same, train
 
 from phalanx.data import IGNORE
 from phalanx.errors import ConfigError, FailedBatchError
-from phalanx.models import LoraConfig, StageSpec, build_stage
+from phalanx.models import AttentionPattern, LoraConfig, StageSpec, build_stage, with_documents
 from phalanx.objectives import causal_lm
 from phalanx.split import BackTrainer, FrontPart, NextToken, SplitSimulator, build_back, cut_model
 
@@ -49,6 +49,42 @@ def test_both_parts_together_are_the_uncut_model(source, cut):
 
     assert hidden.shape == (1, SEQ, HIDDEN)
     assert causal_lm(back(hidden), labels)[0].item() == causal_lm(whole(ids), labels)[0].item()
+
+
+def documents_of(ids):
+    """Three documents in each row, the second one of a single token."""
+    return (torch.arange(ids.shape[1]) >= 3).long().add((torch.arange(ids.shape[1]) >= 4).long()).expand(ids.shape)
+
+
+def test_both_parts_together_attend_inside_documents_as_the_uncut_model_does(source):
+    ids, labels = batch_of(0)[1]
+    pattern = AttentionPattern("documents", documents=documents_of(ids))
+    spec = StageSpec(0, 1, 0, LAYERS)
+    whole = build_stage(source, spec, adapter=None, activation_checkpointing=False, attention="sdpa", seed=0)
+    back = build_back(source, 2, adapter=LoraConfig(rank=2), document_attention=True)
+    whole.eval()
+    back.eval()
+
+    hidden = FrontPart(source, 2, document_attention=True)(with_documents(ids, pattern.documents))
+
+    assert hidden.shape == (1, SEQ, HIDDEN + 1)
+    within = causal_lm(back(hidden), labels)[0].item()
+    assert within == causal_lm(whole(ids, pattern), labels)[0].item()
+    assert within != causal_lm(whole(ids), labels)[0].item()
+
+
+@pytest.mark.parametrize("wire", ["fp32", "bf16"])
+def test_sealed_and_plaintext_splits_attend_inside_documents_alike(source, wire):
+    changes = {"document_attention": True, "wire": wire}
+    sealed = SplitSimulator(make_scene(source, **changes))
+    plain = SplitSimulator(make_scene(source, "plaintext", **changes))
+    batches = [[(with_documents(ids, documents_of(ids)), labels) for ids, labels in batch_of(step)] for step in (0, 1)]
+
+    losses = [sealed.step(batch).loss for batch in batches]
+
+    assert losses == [plain.step(batch).loss for batch in batches]
+    assert same(sealed.adapters(), plain.adapters())
+    assert losses != [loss for loss, _ in train(SplitSimulator(make_scene(source, wire=wire)), 2)]
 
 
 @pytest.mark.parametrize("cut", [0, LAYERS, -1])

@@ -5,11 +5,12 @@ import contextlib
 import pytest
 import torch
 
-from phalanx.errors import StaleReplicaError, TrainingError
+from phalanx.errors import ConfigError, StaleReplicaError, TrainingError
 from phalanx.models import open_model
 from phalanx.pipeline import GuardConfig, PartyLayout, StageCopy, WorkerConfig
 from phalanx.security.crypto import create_authority, issue
 from phalanx.stage_group import open_group
+from phalanx.stage_group.group import check_plan
 from phalanx.stage_group.state_shards import keepers_of
 from phalanx.testing.tiny import tiny_run
 from phalanx.train.setup.layout import make_plan
@@ -29,9 +30,18 @@ REST = [
 
 
 @pytest.fixture
-def plan(tmp_path):
-    run = tiny_run(guard=GuardConfig(classes="mixed", keep_steps=2))
-    return make_plan(run, open_model(run.model, tmp_path, 0))
+def plan_of(tmp_path):
+    def make(attention="across"):
+        run = tiny_run(guard=GuardConfig(classes="mixed", keep_steps=2))
+        run = run.model_copy(update={"data": run.data.model_copy(update={"attention": attention})})
+        return make_plan(run, open_model(run.model, tmp_path, 0))
+
+    return make
+
+
+@pytest.fixture
+def plan(plan_of):
+    return plan_of()
 
 
 @pytest.fixture
@@ -155,6 +165,29 @@ def test_ranks_of_every_layout_are_one_copy(plan, open_ranks, layout):
     undoes_and_refuses_as_a_plain_copy(plain, shared)
 
     assert (shared.step, shared.digest()) == (plain.step, plain.digest())
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        PartyLayout(tp=2, sequence_parallel=True),
+        pytest.param(PartyLayout(cp=2), marks=pytest.mark.slow),
+        pytest.param(PartyLayout(dp=2, tp=2), marks=pytest.mark.slow),
+    ],
+    ids=lambda one: one.label,
+)
+def test_ranks_attend_inside_documents_as_one_copy_does(plan_of, open_ranks, layout):
+    plan = plan_of("document")
+    assert plan.hidden_shape[-1] == plan.hidden_size + 1
+
+    plain, shared = behaves_as_a_plain_copy(plan, open_ranks(layout))
+
+    assert (shared.step, shared.digest()) == (plain.step, plain.digest())
+
+
+def test_a_ring_of_ranks_that_would_have_to_attend_inside_documents_is_refused(plan_of):
+    with pytest.raises(ConfigError, match="kernels know no mask"):
+        check_plan(plan_of("document"), PartyLayout(cp=2, context="ring"))
 
 
 def test_ranks_keep_about_as_much_of_a_state_and_rank_0_least():

@@ -27,6 +27,16 @@ MIXED = (
     "{weights={web=1.0,code=1.0}}]"
 )
 ALONE = "[pipeline]\nstages = 1\n[checkpoint]\nevery = 2\njournal = false\n"
+SPLIT = """
+[model.adapter]
+rank = 2
+[split]
+cut = 2
+clients = 2
+allow_insecure_sim = true
+[checkpoint]
+every = 2
+"""
 DOMAIN = "[parallel]\ndp = 1\n[checkpoint]\nevery = 2\n"
 
 
@@ -65,12 +75,12 @@ def losses(directory):
 
 
 @pytest.mark.parametrize(
-    ("sections", "attention"), [(ALONE, "document"), (DOMAIN, "across")], ids=["one process", "a domain"]
+    ("sections", "phases"),
+    [(ALONE, MIXED), (DOMAIN, MIXED), (SPLIT, "[]")],
+    ids=["one process", "a domain", "a split"],
 )
-def test_a_run_from_shards_that_stops_goes_on_as_if_it_had_not(
-    load, quietly, tmp_path, monkeypatch, sections, attention
-):
-    run = load(sections, f"data.attention='{attention}'")
+def test_a_run_from_shards_that_stops_goes_on_as_if_it_had_not(load, quietly, tmp_path, monkeypatch, sections, phases):
+    run = load(sections, "data.attention='document'", phases=phases)
     check_inputs(run)
     whole = quietly(run, tmp_path / "whole")
     with monkeypatch.context() as patch:

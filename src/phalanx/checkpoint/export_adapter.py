@@ -8,6 +8,7 @@ from torch import Tensor
 
 from phalanx.errors import CheckpointError
 from phalanx.models import AdapterConfig, LoraConfig, ModelSource, PrefixConfig, SpfConfig, add_spf, parameter_names
+from phalanx.models.family import SCORE, SCORE_WEIGHT
 
 _LORA_A, _LORA_B = ".lora_A.weight", ".lora_B.weight"
 _SPF = ".spf_delta"
@@ -24,7 +25,7 @@ def peft_files(
     if isinstance(adapter, SpfConfig):
         raise CheckpointError("model.adapter: peft knows no spf; give --merge for a whole model")
     config: dict[str, Any] = {
-        "task_type": "CAUSAL_LM",
+        "task_type": "SEQ_CLS" if source.head == "score" else "CAUSAL_LM",
         # a name, for where the model lies is private
         "base_model_name_or_path": source.directory.resolve().name,
         "inference_mode": True,
@@ -40,6 +41,8 @@ def peft_files(
         "fan_in_fan_out": source.family.fan_in_fan_out,
         "bias": "none",
     }
+    if source.head != "lm":
+        config["modules_to_save"] = [SCORE]
     return config, {f"base_model.model.{name}": tensor.contiguous() for name, tensor in trained.items()}
 
 
@@ -52,9 +55,12 @@ def merged(trained: Mapping[str, Tensor], source: ModelSource, adapter: AdapterC
     """
     if isinstance(adapter, PrefixConfig):
         raise CheckpointError("model.adapter: virtual tokens are no weights of the model; leave out --merge")
-    weights = {name: source.read(name) for name in parameter_names(source.hub_config)}
+    # a score head that the model had not is trained beside the adapter
+    weights = {name: source.read(name) for name in parameter_names(source.hub_config) if source.has(name)}
     for name, values in trained.items():
-        if isinstance(adapter, LoraConfig) and name.endswith(_LORA_A):
+        if name == SCORE_WEIGHT:
+            weights[name] = values
+        elif isinstance(adapter, LoraConfig) and name.endswith(_LORA_A):
             layer = name.removesuffix(_LORA_A)
             _require(f"{layer}.weight" in weights and f"{layer}{_LORA_B}" in trained, name)
             update = torch.mm(trained[f"{layer}{_LORA_B}"], values) * (adapter.alpha / adapter.rank)

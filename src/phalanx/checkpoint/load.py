@@ -99,6 +99,23 @@ class Checkpoint:
         self._cached: Shard | None = None
         self.state = self._read_state()
 
+    def check_base(self, digest: str) -> None:
+        """Compare a model's files with those that the adapter was trained beside.
+
+        Args:
+            digest: Of `ModelSource.files_digest`.
+
+        Raises:
+            CheckpointError: They differ.
+        """
+        # checkpoints of before this version name no base
+        saved = self.state.get("base", digest)
+        if saved != digest:
+            raise CheckpointError(
+                f"{self.path}: foreign: its adapter belongs to a model whose files have digest {saved!s:.12}..., those "
+                f"in [model] have {digest:.12}...; give that model"
+            ).about(code="PHX-I053", file=str(self.path), key="model", found=digest, expected=str(saved))
+
     def check_vocabulary(self, digest: str) -> None:
         """Compare a vocabulary with the one that the model was trained with.
 

@@ -1,10 +1,11 @@
 """The sequences of a run: groups of tokens, packed into rows of one length, in the order that the run file asks for."""
 
 import hashlib
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Self
 
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from phalanx.data.batch import DOCUMENTS, Batch
 from phalanx.data.config import DataConfig
-from phalanx.data.order import Curriculum, Group, Phase, RunOrder
+from phalanx.data.order import Curriculum, Group, Phase, RunOrder, Scores
 from phalanx.data.packing import BestFitRows, RowBlock, Rows, TokenArray, TokenSplit, Windows
 from phalanx.data.phases import CurriculumConfig, DocumentAttention, Packing, PhaseConfig
 from phalanx.data.tokenizers.tokenizer import open_tokenizer, vocabulary_digest
@@ -153,16 +154,29 @@ class Corpus:
         """All training tokens, ``[tokens]`` of each group, read-only."""
         return [one.train.tokens for one in self._groups]
 
-    def order(self, seed: int, batch_size: int) -> RunOrder:
-        """Return the order in which a run sees the sequences.
+    def order(self, seed: int, batch_size: int, share: tuple[int, int] = (0, 1)) -> RunOrder:
+        """Return the order in which a run sees the sequences, or the share of one of several loaders.
+
+        Args:
+            seed: Of the run.
+            batch_size: Of the loader.
+            share: (number, of so many): of each group only every so manyth sequence, which `shared` numbers.
 
         Raises:
-            ConfigError: A phase, a weight or a limit names a group that there is not.
+            ConfigError: A phase, a weight or a limit names a group that there is not, or a group has not a sequence for
+                every share.
         """
         known = [one.name for one in self._groups]
         layout = self.layout
         _check_names([layout.weights, layout.repeats, *(one.weights for one in layout.phases)], known)
-        sizes = [rows.num_rows for rows in self._train.parts]
+        number, shares = share
+        sizes = [len(range(number, rows.num_rows, shares)) for rows in self._train.parts]
+        for name, size in zip(known, sizes, strict=True):
+            if not size:
+                of_group = f' of group "{name}"' if name else ""
+                raise ConfigError(
+                    f"data: the training sequences{of_group} cannot be shared by {shares}; give more text"
+                )
         default = layout.weights or dict(zip(known, map(float, sizes), strict=True))
         phases = [
             Phase(
@@ -174,14 +188,20 @@ class Corpus:
             for one in layout.phases or (PhaseConfig(),)
         ]
         groups = [
-            Group(one.name, rows.num_rows, _packed(one.digest, layout), rows.scores)
-            for one, rows in zip(self._groups, self._train.parts, strict=True)
+            Group(one.name, size, _packed(one.digest, layout), partial(_every, rows.scores, share))
+            for one, size, rows in zip(self._groups, sizes, self._train.parts, strict=True)
         ]
         limits = [
             math.floor(layout.repeats[name] * size) if name in layout.repeats else None
             for name, size in zip(known, sizes, strict=True)
         ]
         return RunOrder(groups, phases, seed, limits)
+
+    def shared(self, share: tuple[int, int]) -> NDArray[np.int64]:
+        """Return the training sequences of a share, in the order in which `order` numbers them."""
+        number, shares = share
+        edges = self._train.edges
+        return np.concatenate([np.arange(at + number, end, shares) for at, end in itertools.pairwise(edges)])
 
     def sequences_of(self, group: str, start: int, stop: int) -> list[int]:
         """Return the training sequences that have any of a group's tokens ``start .. stop - 1`` as an input."""
@@ -220,12 +240,12 @@ class _Part:
 
     def __init__(self, parts: Sequence[Rows]) -> None:
         self.parts = tuple(parts)
-        self._edges = np.concatenate([[0], np.cumsum([rows.num_rows for rows in parts])]).astype(np.int64)
-        self.num_rows = int(self._edges[-1])
+        self.edges = np.concatenate([[0], np.cumsum([rows.num_rows for rows in parts])]).astype(np.int64)
+        self.num_rows = int(self.edges[-1])
 
     def holding(self, group: int, start: int, stop: int) -> list[int]:
         """Return the rows of all groups that hold any of one group's tokens."""
-        found = self.parts[group].holding(start, stop) + self._edges[group]
+        found = self.parts[group].holding(start, stop) + self.edges[group]
         return [int(number) for number in found]
 
     def read(self, numbers: Sequence[int]) -> RowBlock:
@@ -233,10 +253,10 @@ class _Part:
         if len(self.parts) == 1:
             return self.parts[0].read(numbers)
         wanted = np.asarray(numbers, dtype=np.int64)
-        groups = np.searchsorted(self._edges, wanted, side="right") - 1
+        groups = np.searchsorted(self.edges, wanted, side="right") - 1
         order = np.argsort(groups, kind="stable")
         blocks = [
-            self.parts[group].read((wanted[groups == group] - self._edges[group]).tolist())
+            self.parts[group].read((wanted[groups == group] - self.edges[group]).tolist())
             for group in np.unique(groups)
         ]
         back = np.argsort(order, kind="stable")
@@ -257,6 +277,12 @@ def _packed(content: str, layout: SequenceLayout) -> str:
     if layout.packing == "concatenate":
         return content
     return hashlib.sha256(f"{layout.packing} {layout.sequence_length} {content}".encode()).hexdigest()
+
+
+def _every(scores: Scores, share: tuple[int, int], by: str) -> NDArray[np.floating]:
+    """Return the scores of a share's sequences."""
+    number, shares = share
+    return scores(by)[number::shares]
 
 
 def _curriculum(config: CurriculumConfig | None) -> Curriculum | None:

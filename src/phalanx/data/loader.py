@@ -58,8 +58,8 @@ class BatchLoader:
         corpus: Where sequences come from; a `Corpus` also says in which phases, and which batches are left out.
         batch_size: Sequences of a batch.
         seed: Of the order.
-        share: (number, of so many): only every so manyth sequence is drawn, so that loaders of different numbers have
-            none in common.
+        share: (number, of so many): of each group only every so manyth sequence is drawn, so that loaders of different
+            numbers have none in common.
 
     Raises:
         ConfigError: The batch size is not positive, the corpus has not a sequence for every share, or a phase names a
@@ -69,9 +69,9 @@ class BatchLoader:
     def __init__(self, corpus: Sequences, batch_size: int, seed: int, share: tuple[int, int] = (0, 1)) -> None:
         if batch_size < 1:
             raise ConfigError(f"train.batch_size={batch_size}: expected at least 1")
-        self._own = range(share[0], corpus.num_train_sequences, share[1])
+        self._own: Sequence[int] | NDArray[np.int64] = range(share[0], corpus.num_train_sequences, share[1])
         self._share = share
-        if not self._own:
+        if not len(self._own):
             raise ConfigError(
                 f"data: {corpus.num_train_sequences} training sequences cannot be shared by {share[1]}; give more text"
             )
@@ -79,8 +79,9 @@ class BatchLoader:
         self._batch_size = batch_size
         self._seed = seed
         self._num_samples = 0
-        if isinstance(corpus, Corpus) and share == (0, 1):
-            self._order = corpus.order(seed, batch_size)
+        if isinstance(corpus, Corpus):
+            self._order = corpus.order(seed, batch_size, share)
+            self._own = corpus.shared(share)
         else:
             self._order = _one_group(corpus.digest, len(self._own), seed)
         self._skip = corpus.layout.skip if isinstance(corpus, Corpus) else ()
@@ -159,7 +160,7 @@ class BatchLoader:
 
     def _draw(self) -> tuple[NDArray[np.int64], list[int]]:
         samples = self._drawn()
-        sequences = [self._own[index] for index in self._order.sequences(samples).tolist()]
+        sequences = [int(self._own[index]) for index in self._order.sequences(samples).tolist()]
         self._num_samples = int(samples[-1]) + 1
         return samples, sequences
 
@@ -172,13 +173,13 @@ class BatchLoader:
         return samples
 
     def _identity(self) -> dict[str, int]:
+        number, shares = self._share
+        own = {} if shares == 1 else {"share": number, "shares": shares}
         if self._is_mixed:
-            return {"seed": self._seed}
+            return {"seed": self._seed, **own}
         # 53 bits, so that a reader that takes JSON numbers for doubles keeps it whole
         corpus = int(self._corpus.digest[:13], 16)
-        whole = {"seed": self._seed, "num_sequences": self._corpus.num_train_sequences, "corpus": corpus}
-        number, shares = self._share
-        return whole if shares == 1 else {**whole, "share": number, "shares": shares}
+        return {"seed": self._seed, "num_sequences": self._corpus.num_train_sequences, "corpus": corpus, **own}
 
 
 def spanned(batch: Batch, spans: Sequence[int | None]) -> Batch:

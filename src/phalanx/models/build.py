@@ -13,10 +13,11 @@ from transformers import AutoModelForCausalLM
 from phalanx.errors import ModelError
 from phalanx.models.adapters import draw_adapter, inject_adapter, is_adapter
 from phalanx.models.config import AdapterConfig, Attention, SpfConfig
-from phalanx.models.families import TRANSFORMERS_REFUSALS, family_of, shared_hub_config
-from phalanx.models.family import HEAD, HEAD_WEIGHT, Family
+from phalanx.models.families import TRANSFORMERS_REFUSALS, family_of, head_of, shared_hub_config
+from phalanx.models.family import HEAD, HEAD_WEIGHT, SCORE, SCORE_WEIGHT, Family
 from phalanx.models.layout import StageSpec
 from phalanx.models.quiet import one_at_a_time, quiet_transformers
+from phalanx.models.seeding import draw_score
 from phalanx.models.source import ModelSource
 from phalanx.models.spf import choose_rows
 from phalanx.models.stage import StageModule
@@ -40,7 +41,7 @@ def build_stage(
         adapter: Adapters to add; their first values depend on `seed` and their names only.
         activation_checkpointing: Recompute each block in the backward pass.
         attention: Attention kernel; see ``Family.attention``.
-        seed: Seed of the adapters' first values.
+        seed: Seed of the first values of adapters, and of a score head that the files have not.
         device: Where the parameters live.
 
     Returns:
@@ -57,6 +58,8 @@ def build_stage(
     for name, parameter in stage.all_parameters().items():
         if is_adapter(name):
             draw_adapter(name, parameter.detach(), seed)
+        elif name == SCORE_WEIGHT and not source.has(name):
+            draw_score(name, parameter.detach(), seed)
         else:
             wanted[name] = parameter.detach()
     if stage.ties_head and spec.is_last:
@@ -122,6 +125,9 @@ def meta_stage(
     if adapter is not None:
         with quiet_transformers():
             inject_adapter(stage, adapter)
+        # new as the adapter is, and of no use untrained
+        for name, parameter in stage.named_parameters():
+            parameter.requires_grad_(parameter.requires_grad or name == SCORE_WEIGHT)
     return stage
 
 
@@ -190,10 +196,22 @@ def _whole_model(hub_config: Any, family: Family, attention: Attention) -> Any:
                 )
         except TRANSFORMERS_REFUSALS as exc:
             raise ModelError(f"model config: {family.model_type} cannot be built from it: {exc}") from exc
+        _fit_head(model, hub_config)
         if len(_MODELS) == _MOST_MODELS:
             del _MODELS[next(iter(_MODELS))]
         _MODELS[key] = model
     return _MODELS[key]
+
+
+def _fit_head(model: Any, hub_config: Any) -> None:
+    """Give a language model the head that its config tells."""
+    kind = head_of(hub_config)
+    if kind == "lm":
+        return
+    with torch.device("meta"):
+        setattr(model, SCORE, nn.Linear(getattr(model, HEAD).in_features, 1, bias=False))
+    if kind == "score":
+        delattr(model, HEAD)
 
 
 def _materialise(stage: StageModule, device: str) -> None:
@@ -269,7 +287,7 @@ def estimate_costs(hub_config: Any) -> tuple[float, float]:
     stage = meta_stage(hub_config, whole, None)
     block = _matrix_work(stage.own_blocks[0])
     trunk = stage.trunk
-    head = _matrix_work(stage.get_submodule(HEAD))
+    head = sum(map(_matrix_work, stage.heads().values()))
     head += sum(_matrix_work(getattr(trunk, part)) for part in stage.family.last_parts)
     first = 0
     for part in stage.family.first_parts:

@@ -16,6 +16,7 @@ from phalanx.config import StrictModel
 from phalanx.config.strict import check_reference
 from phalanx.errors import ConfigError
 from phalanx.planner import Adapter
+from phalanx.planner.model.heads import HeadKind
 
 PACKAGED_MODELS = ("smollm2-135m",)
 
@@ -104,6 +105,8 @@ class ModelConfig(StrictModel):
         attention: Kernel; a family without ``sdpa`` (bloom, gemma2) uses ``eager``.
         family: Code of the user's own that cuts the model into stages, where no family here does.
         layers: Use the first so many blocks alone, with embedding, last norm and head; all when left out.
+        head: What the last stage gives for each token: ``lm``, a logit of each word; ``score``, one number, as a reward
+            model has it; ``lm_and_score``, both side by side, the number last. As the files have it when left out.
     """
 
     path: str | None = None
@@ -115,11 +118,14 @@ class ModelConfig(StrictModel):
     attention: Attention = "sdpa"
     family: Annotated[str, AfterValidator(check_reference)] | None = None
     layers: int | None = Field(default=None, ge=1)
+    head: HeadKind | None = None
 
     @model_serializer(mode="wrap")
     def _as_before(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-        """Leave the family out where there is none: the digests of other runs stay as they were."""
-        return {name: value for name, value in write(self).items() if (name, value) != ("family", None)}
+        """Leave family and head out where there are none: the digests of other runs stay as they were."""
+        return {
+            name: value for name, value in write(self).items() if name not in ("family", "head") or value is not None
+        }
 
     @model_validator(mode="after")
     def _check_origin(self) -> "ModelConfig":

@@ -1,5 +1,6 @@
 """The table of model families, and hub configs checked against it."""
 
+import copy
 import dataclasses
 import json
 from collections.abc import Mapping
@@ -8,6 +9,7 @@ from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
 
 from phalanx.config import canonical_json, lacks, resolve, users_traceback
 from phalanx.errors import ConfigError, ModelError
@@ -21,6 +23,7 @@ from phalanx.models.quiet import quiet_transformers
 from phalanx.planner.model.families import FAMILIES as FACTS
 from phalanx.planner.model.families import FamilyFacts
 from phalanx.planner.model.families.planned import PlannedFamily
+from phalanx.planner.model.heads import VALUE_HEAD, HeadKind, head_kind
 
 FAMILIES: dict[str, Family] = {family.model_type: family for family in (Bloom(), Gpt2(), Llama(), Opt())} | {
     model_type: FamilyByPlan(model_type) for model_type, facts in FACTS.items() if facts.slicing is not None
@@ -191,6 +194,35 @@ def hub_config_dict(hub_config: Any) -> dict[str, Any]:
     """Return a config as plain JSON data, without the path that it was loaded from."""
     data: dict[str, Any] = json.loads(hub_config.to_json_string(use_diff=False))
     return {key: value for key, value in data.items() if key not in _LOCAL_KEYS}
+
+
+def head_of(hub_config: Any) -> HeadKind:
+    """Return the head that a config object describes."""
+    keys = ("architectures", "num_labels", VALUE_HEAD)
+    return head_kind({key: getattr(hub_config, key, None) for key in keys})
+
+
+def config_with_head(hub_config: Any, kind: HeadKind, where: str) -> Any:
+    """Return a copy of a config with another head.
+
+    Raises:
+        ModelError: transformers has no class for scores of the family, so no file of the hub could tell of them.
+    """
+    changed = copy.deepcopy(hub_config)
+    changed.architectures = None
+    setattr(changed, VALUE_HEAD, kind == "lm_and_score")
+    if kind == "lm":
+        delattr(changed, VALUE_HEAD)
+    if kind == "score":
+        name = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.get(hub_config.model_type)
+        if name is None:
+            raise ModelError(
+                f'model.head = "score": transformers has no class that scores texts for {hub_config.model_type} '
+                f"({where}); take a model of another family"
+            )
+        delattr(changed, VALUE_HEAD)
+        changed.architectures, changed.num_labels, changed.tie_word_embeddings = [name], 1, False
+    return changed
 
 
 def _check(config: Any, family: Family, where: str) -> None:

@@ -153,6 +153,9 @@ def _borders(documents: Tensor) -> Tensor:
 
 HEAD = "lm_head"
 HEAD_WEIGHT = "lm_head.weight"
+SCORE = "score"
+"""The name of the head that gives one number for each token, as the hub has it."""
+SCORE_WEIGHT = "score.weight"
 
 
 class Family(ABC):

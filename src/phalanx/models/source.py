@@ -12,12 +12,13 @@ from torch import Tensor
 from phalanx.errors import ModelError
 from phalanx.models.config import ModelConfig
 from phalanx.models.directory import TOKENIZER, model_directory, read_config
-from phalanx.models.families import family_of, hub_config_dict, parse_hub_config
+from phalanx.models.families import config_with_head, family_of, head_of, hub_config_dict, parse_hub_config
 from phalanx.models.family import HEAD_WEIGHT
 from phalanx.models.hub_files import find_tokenizer
 from phalanx.models.packaged import open_packaged
 from phalanx.models.scratch import write_random_model
 from phalanx.models.weights import WeightFiles
+from phalanx.planner.model.heads import HeadKind
 
 
 class ModelSource:
@@ -26,6 +27,7 @@ class ModelSource:
     Args:
         directory: Where it lies.
         cache_dir: Where a tokenizer.json is made if the directory has its older form alone; None makes none.
+        weightless: It has no weights, which lie in a checkpoint.
 
     Attributes:
         directory: Where it lies.
@@ -37,13 +39,13 @@ class ModelSource:
         ModelError: No or malformed config.json, unknown family, no safetensors.
     """
 
-    def __init__(self, directory: Path, cache_dir: Path | None = None) -> None:
+    def __init__(self, directory: Path, cache_dir: Path | None = None, *, weightless: bool = False) -> None:
         self.directory = directory
         self.hub_config = read_hub_config(directory)
         self.family = family_of(self.hub_config.model_type, str(directory / "config.json"))
         own = directory / TOKENIZER
         self.tokenizer_path = find_tokenizer(directory, cache_dir) if cache_dir else own if own.is_file() else None
-        self._weights = WeightFiles(directory, self.family.prefix, self.family.stored_names)
+        self._weights = WeightFiles(directory, self.family.prefix, self.family.stored_names, weightless=weightless)
 
     @property
     def hub_config_dict(self) -> dict[str, Any]:
@@ -81,6 +83,25 @@ class ModelSource:
                 setattr(short.hub_config, key, list(getattr(short.hub_config, key))[:num_layers])
         return short
 
+    @property
+    def head(self) -> HeadKind:
+        """What the last stage gives for each token."""
+        return head_of(self.hub_config)
+
+    def with_head(self, kind: HeadKind) -> "ModelSource":
+        """Return the model with another head; a score head that the files have not is drawn where a stage is built.
+
+        Raises:
+            ModelError: The files have no language model's head, or transformers has no class for the family's scores.
+        """
+        if kind == self.head:
+            return self
+        if self.head == "score":
+            raise ModelError(f"{self.directory}: gives scores, and has no language model's head; take another model")
+        other = copy.copy(self)
+        other.hub_config = config_with_head(self.hub_config, kind, str(self.directory))
+        return other
+
     def files_digest(self) -> str:
         """Return the SHA-256, in hex, over names and contents of its config and its safetensors files."""
         total = hashlib.sha256()
@@ -88,6 +109,10 @@ class ModelSource:
             with path.open("rb") as file:
                 total.update(f"{path.name}\n{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
         return total.hexdigest()
+
+    def has(self, name: str) -> bool:
+        """Whether the files have a tensor of that name."""
+        return self._weights.has(name)
 
     def shape(self, name: str) -> list[int]:
         """Return the shape of one tensor of the files.
@@ -141,10 +166,12 @@ def open_model(config: ModelConfig, cache_dir: Path, seed: int) -> ModelSource:
             bytes, whatever stages are later cut from them.
 
     Raises:
-        ModelError: The model is missing, malformed, of an unknown family, or has fewer layers than are asked for.
+        ModelError: The model is missing, malformed, of an unknown family, has fewer layers than are asked for, or
+            cannot have the head.
     """
     source = _open_whole(config, cache_dir, seed)
-    return source if config.layers is None else source.shortened(config.layers)
+    source = source if config.layers is None else source.shortened(config.layers)
+    return source if config.head is None else source.with_head(config.head)
 
 
 def _open_whole(config: ModelConfig, cache_dir: Path, seed: int) -> ModelSource:

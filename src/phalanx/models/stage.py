@@ -13,6 +13,7 @@ from phalanx.models.family import (
     CAUSAL,
     HEAD,
     HEAD_WEIGHT,
+    SCORE,
     AttentionPattern,
     Family,
     join_documents,
@@ -84,6 +85,10 @@ class StageModule(nn.Module):
         """The head's weight where it is the first stage's embedding, in another module of this process."""
         return self.get_parameter(HEAD_WEIGHT) if self._head_is_shared and not self.spec.embeds else None
 
+    def heads(self) -> dict[str, nn.Module]:
+        """Return the heads of the last stage by name, the language model's first."""
+        return {name: head for name in (HEAD, SCORE) if (head := getattr(self, name, None)) is not None}
+
     def hidden_shape(self, batch: int, seq: int) -> tuple[int, int, int]:
         """Return the shape of the tensor that passes between stages."""
         return (batch, seq, int(self.hub_config.hidden_size))
@@ -114,8 +119,8 @@ class StageModule(nn.Module):
                 say it.
 
         Returns:
-            Logits ``[batch, seq, vocab]`` of the last stage, else hidden states ``[batch, seq, hidden]``, with the
-            borders behind them where the input has them.
+            Logits ``[batch, seq, vocab]`` of the last stage, or scores ``[batch, seq, 1]``, or both side by side; else
+            hidden states ``[batch, seq, hidden]``, with the borders behind them where the input has them.
 
         Raises:
             ModelError: `x` has another shape, or is longer than the model has positions; or the family has no such
@@ -153,8 +158,12 @@ class StageModule(nn.Module):
         self._gives_logits = False
 
     def _score(self, hidden: Tensor) -> Tensor:
-        scores: Tensor = self.get_submodule(HEAD)(hidden)
-        return self.family.scale_logits(self.hub_config, scores) if self._gives_logits else scores
+        scores: list[Tensor] = []
+        for name, head in self.heads().items():
+            found = head(hidden)
+            is_scaled = name == HEAD and self._gives_logits
+            scores.append(self.family.scale_logits(self.hub_config, found) if is_scaled else found)
+        return scores[0] if len(scores) == 1 else torch.cat(scores, dim=-1)
 
     def _check_input(self, x: Tensor) -> None:
         expected = "[batch, seq]" if self.spec.embeds else f"[batch, seq, {self.hub_config.hidden_size}]"
@@ -246,4 +255,4 @@ def _foreign_parts(whole: nn.Module, family: Family, spec: StageSpec) -> Iterato
     blocks = list(getattr(trunk, family.blocks))
     yield from (*blocks[: spec.first_layer], *blocks[spec.end_layer :])
     if not spec.is_last:
-        yield whole.get_submodule(HEAD)
+        yield from (head for name in (HEAD, SCORE) if (head := getattr(whole, name, None)) is not None)

@@ -25,15 +25,26 @@ class WeightFiles:
         directory: Holds model.safetensors, or its index and the files that it names.
         prefix: Name of the model without head, which files of some families leave out.
         stored_names: Other names that tensors may have in the files.
+        weightless: There are none, and no tensor will be asked for.
 
     Raises:
         ModelError: No safetensors, only pickled weights, or a malformed header or index.
     """
 
-    def __init__(self, directory: Path, prefix: str, stored_names: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        prefix: str,
+        stored_names: Mapping[str, str] | None = None,
+        *,
+        weightless: bool = False,
+    ) -> None:
         self._directory = directory
         self._stored_names = stored_names or {}
         self._prefix = f"{prefix}."
+        if weightless:
+            self._files: dict[str, Path] = {}
+            return
         check_weights(directory)
         if (directory / WEIGHTS).is_file():
             with _opened(directory / WEIGHTS) as file:

@@ -11,8 +11,11 @@ from phalanx.config import check_name, resolve
 from phalanx.objectives.advantages import generalised_advantages, group_advantages, leave_one_out_advantages
 from phalanx.objectives.causal_lm import IGNORE, causal_lm
 from phalanx.objectives.classification import Confusion, classification, mark_classes, pooled_logits
+from phalanx.objectives.dpo import DpoSettings, IpoSettings, dpo, ipo
+from phalanx.objectives.kto import WANTED, KtoSettings, kto
 from phalanx.objectives.objective import ExtraRows, LossFunction, LossWithExtras, Objective, ObjectiveSettings
 from phalanx.objectives.own import own_objective
+from phalanx.objectives.pairs import REFERENCE
 from phalanx.objectives.policy_gradient import (
     ROLLOUT_EXTRAS,
     DrGrpoSettings,
@@ -23,7 +26,11 @@ from phalanx.objectives.policy_gradient import (
     grpo,
     rloo,
 )
+from phalanx.objectives.reward import MARGIN, reward
 from phalanx.objectives.weighted_causal_lm import weighted_causal_lm
+from phalanx.objectives.without_reference import CpoSettings, OrpoSettings, SimpoSettings, cpo, orpo, simpo
+
+_BESIDE_REFERENCE = {REFERENCE: ExtraRows(per_token=False)}
 
 OBJECTIVES: dict[str, Objective] = {
     "causal_lm": Objective(causal_lm),
@@ -32,6 +39,18 @@ OBJECTIVES: dict[str, Objective] = {
     "grpo": Objective(with_extras=grpo, extras=ROLLOUT_EXTRAS, settings=GrpoSettings, target="sequence"),
     "dr_grpo": Objective(with_extras=dr_grpo, extras=ROLLOUT_EXTRAS, settings=DrGrpoSettings, target="sequence"),
     "rloo": Objective(with_extras=rloo, extras=ROLLOUT_EXTRAS, settings=RlooSettings, target="sequence"),
+    "dpo": Objective(with_extras=dpo, extras=_BESIDE_REFERENCE, settings=DpoSettings, target="pair"),
+    "ipo": Objective(with_extras=ipo, extras=_BESIDE_REFERENCE, settings=IpoSettings, target="pair"),
+    "kto": Objective(
+        with_extras=kto,
+        extras=_BESIDE_REFERENCE | {WANTED: ExtraRows("int64", per_token=False)},
+        settings=KtoSettings,
+        target="pair",
+    ),
+    "orpo": Objective(with_extras=orpo, settings=OrpoSettings, target="pair"),
+    "simpo": Objective(with_extras=simpo, settings=SimpoSettings, target="pair"),
+    "cpo": Objective(with_extras=cpo, settings=CpoSettings, target="pair"),
+    "reward": Objective(with_extras=reward, extras={MARGIN: ExtraRows(per_token=False)}, target="pair", head="score"),
 }
 
 

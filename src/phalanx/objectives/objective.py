@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from phalanx.config import StrictModel
 from phalanx.errors import DataError
 from phalanx.objectives.causal_lm import IGNORE
+from phalanx.planner.model.heads import HeadKind
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,6 +66,7 @@ class Objective:
         settings: The class of its settings, which `with_extras` gets as ``settings``; None where it has none.
         target: What the step's loss is divided by the number of: labels that count, sequences, or pairs of sequences.
             The rows of a pair are neighbours, the first of them in an even place of its microbatch.
+        head: What the model must give for each token: logits, a score, or both side by side.
     """
 
     loss: LossFunction | None = None
@@ -73,6 +75,7 @@ class Objective:
     own_head: bool = False
     settings: type[ObjectiveSettings] | None = None
     target: Literal["label", "sequence", "pair"] = "label"
+    head: HeadKind = "lm"
 
     def configured(self, settings: ObjectiveSettings) -> Objective:
         """The objective with its settings bound to its loss."""

@@ -24,6 +24,7 @@ class StepWorkload:
         optimizer: Its kind.
         device: Of the ranks.
         attention: Kernel.
+        document_attention: Whether attention stays inside documents.
     """
 
     batch_size: int
@@ -33,6 +34,7 @@ class StepWorkload:
     optimizer: str = "adamw"
     device: str = "cpu"
     attention: str = "sdpa"
+    document_attention: bool = False
 
 
 def check_layout(config: ParallelConfig, hub_config: Mapping[str, Any], load: StepWorkload) -> None:
@@ -69,6 +71,11 @@ def _our_reasons(config: ParallelConfig, hub_config: Mapping[str, Any], load: St
         yield (
             'context = "ring": attention = "eager" asks for no fused kernel, and parts of a ring are joined by what a '
             'fused one knows; take attention = "sdpa", or context = "ulysses"'
+        )
+    if config.context == "ring" and config.cp > 1 and load.document_attention:
+        yield (
+            'context = "ring": its kernels know no mask, and data.attention = "document" is one; take context = '
+            '"ulysses", or attention = "across"'
         )
     if load.optimizer == "adafactor" and (config.tp > 1 or config.zero >= SHARED_GRADIENTS):
         yield (

@@ -6,10 +6,10 @@ from phalanx.late_names import late_names
 
 if TYPE_CHECKING:
     from phalanx.serve.batch import complete_file
-    from phalanx.serve.text_model import ChatMessage, Completion, SamplingRule, TextModel
+    from phalanx.serve.text_model import Completion, SamplingRule, TextModel
     from phalanx.serve.where import open_text_model
 
-__all__ = ["ChatMessage", "Completion", "SamplingRule", "TextModel", "complete_file", "open_text_model"]
+__all__ = ["Completion", "SamplingRule", "TextModel", "complete_file", "open_text_model"]
 
 
 if not TYPE_CHECKING:
@@ -17,7 +17,7 @@ if not TYPE_CHECKING:
         __name__,
         {
             "batch": ("complete_file",),
-            "text_model": ("Completion", "ChatMessage", "SamplingRule", "TextModel"),
+            "text_model": ("Completion", "SamplingRule", "TextModel"),
             "where": ("open_text_model",),
         },
     )

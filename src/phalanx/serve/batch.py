@@ -8,8 +8,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from phalanx.config import StrictModel
+from phalanx.data.chat import ChatMessage
 from phalanx.errors import DataError
-from phalanx.serve.text_model import ChatMessage, SamplingRule, TextModel
+from phalanx.serve.text_model import SamplingRule, TextModel
 
 Told = Callable[[int, int], None]
 """Told how many lines are done, of how many."""
@@ -107,4 +108,4 @@ def _done(target: Path, lines: list[PromptLine]) -> int:
 
 
 def _plain(line: PromptLine) -> dict[str, Any]:
-    return line.model_dump(mode="json", exclude_none=True)
+    return line.model_dump(mode="json", exclude_none=True, exclude_defaults=True)

@@ -2,10 +2,11 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import jinja2
 import torch
 from pydantic import Field
 from transformers import (
@@ -18,9 +19,10 @@ from transformers import (
 from transformers.utils import logging as hub_logging
 
 from phalanx.config import StrictModel
+from phalanx.data.chat import ChatEncoder, ChatMessage, ChatTemplate, model_template
 from phalanx.errors import DataError, ModelError
-
-Role = Literal["system", "user", "assistant", "tool"]
+from phalanx.models.directory import read_config
+from phalanx.planner.model.heads import head_kind
 
 
 class SamplingRule(StrictModel):
@@ -49,13 +51,6 @@ class SamplingRule(StrictModel):
             return {**chosen, "do_sample": False, "temperature": None, "top_k": None, "top_p": None}
         drawn = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
         return {**chosen, **drawn, "do_sample": True}
-
-
-class ChatMessage(StrictModel):
-    """One message of a chat."""
-
-    role: Role
-    content: str
 
 
 class Completion(StrictModel):
@@ -89,6 +84,8 @@ class TextModel:
         self._where = directory
         # a text is all that a terminal should show
         hub_logging.disable_progress_bar()
+        if head_kind(read_config(directory)) == "score":
+            raise ModelError(f"{directory}: gives each text a score, and has no language model's head")
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
             model = AutoModelForCausalLM.from_pretrained(
@@ -120,24 +117,26 @@ class TextModel:
     def chat_prompt(self, messages: Sequence[ChatMessage]) -> list[int]:
         """Token ids of a chat, up to where the assistant begins, by the model's own template.
 
-        transformers renders the template in a sandbox: it reaches no attribute, file or module.
-
         Raises:
-            DataError: There is no message, the last one is the assistant's, or the template refuses them.
-            ModelError: The model has no chat template, or it does not render.
+            DataError: There is no message, the last one is the assistant's, one of them holds a special token, or the
+                template refuses them.
+            ModelError: The model has no chat template, or it does what no template may.
         """
         if not messages or messages[-1].role == "assistant":
             raise DataError("messages: expected at least one, the last of which is not the assistant's")
-        if not self._tokenizer.chat_template:
+        return self._checked(self._chat.encode_prompt(messages))
+
+    @cached_property
+    def _chat(self) -> ChatEncoder:
+        found = model_template(self._where)
+        if found is None:
             raise ModelError(f"{self._where}: has no chat template; use a prompt, or a model that was tuned for chats")
-        said = [message.model_dump() for message in messages]
-        try:
-            text = self._tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
-        except jinja2.exceptions.SecurityError as exc:
-            raise ModelError(f"{self._where}: its chat template does what no template may ({exc})") from exc
-        except (jinja2.exceptions.TemplateError, TypeError, ValueError, OverflowError, RecursionError) as exc:
-            raise DataError(f"{self._where}: its chat template does not render these messages ({exc})") from exc
-        return self._checked(self._tokenizer(text, add_special_tokens=False).input_ids)
+        if not self._tokenizer.is_fast:
+            raise ModelError(f"{self._where}: has no tokenizer.json; `phalanx model import` makes one")
+        # those of the tokenizer's class as well as those of its files
+        tokens = {name: str(token) for name, token in self._tokenizer.special_tokens_map.items()}
+        template = ChatTemplate(found.name, found.source, tokens)
+        return ChatEncoder(template, self._tokenizer.backend_tokenizer, datetime.now(tz=UTC).date())
 
     def stream(self, ids: Sequence[int], sampling: SamplingRule) -> "TextStream":
         """Go on with a prompt; the pieces of text come while they are written."""

@@ -139,7 +139,13 @@ def check_plan(plan: StepPlan, layout: PartyLayout) -> None:
         ConfigError: Says why.
     """
     batch = plan.microbatch_size * plan.microbatches
-    load = StepWorkload(batch, plan.microbatches, plan.sequence_length, attention=plan.attention)
+    load = StepWorkload(
+        batch,
+        plan.microbatches,
+        plan.sequence_length,
+        attention=plan.attention,
+        document_attention=plan.document_attention,
+    )
     check_layout(domain_config(layout), plan.hub_config, load)
     for reason in _reasons(plan, layout):
         raise ConfigError(f"parallel: {layout.label}: {reason}")

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from phalanx.errors import ConfigError
+from phalanx.models.family import join_documents, split_documents
 from phalanx.parallel.data.parameters import fill, held_parameters
+from phalanx.parallel.groups.collectives import gather_copies, keep_slice
 from phalanx.parallel.groups.mesh import Domain
 from phalanx.parallel.model.part import StagePart
 from phalanx.pipeline import StageCopy, StageRunner, StepPlan
@@ -17,12 +18,28 @@ from phalanx.stage_group.pieces import join_pieces, own_piece
 from phalanx.stage_group.state_shards import StateShards
 from phalanx.stage_group.weight_gradients import JoinedGradients, SharedGradients, WeightGradients, whole_shape
 
-_GRADIENTS_SHARED = 2
+_GRADIENTS_SHARED, _SEQUENCE = 2, 1
 Tensors = Mapping[str, Tensor]
 
 
 class SlicedStage(StagePart):
-    """A stage's slices, with the parameters that a `StageRunner` asks for."""
+    """A stage's slices, with the inputs and the parameters that a `StageRunner` has of a whole one."""
+
+    def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
+        """Run the slices on this rank's rows and positions, with borders of documents behind them if it reads any.
+
+        A mask is of whole rows, so that ranks tell each other of the borders in their positions.
+        """
+        if not self.stage.reads_documents:
+            return super().forward(x, documents)
+        tensors, whole = self._domain.tensors, x[..., -1:].detach()
+        whole = gather_copies(whole, _SEQUENCE, tensors) if self._cuts_sequence else whole
+        whole = gather_copies(whole, _SEQUENCE, self._domain.context) if self._domain.config.cp > 1 else whole
+        nothing, pattern = split_documents(whole, embeds=False)
+        y = super().forward(x[..., :-1], pattern.documents)
+        own = self._own_positions(join_documents(nothing, pattern)).contiguous()
+        own = keep_slice(own, _SEQUENCE, tensors) if self._cuts_sequence else own
+        return torch.cat([y, own], dim=-1)
 
     @property
     def shared_head(self) -> None:
@@ -48,11 +65,6 @@ class Share:
     """
 
     def __init__(self, plan: StepPlan, stage: int, domain: Domain) -> None:
-        if plan.document_attention:
-            raise ConfigError(
-                'the run has data.attention = "document", and ranks of one party share out hidden states alone; serve '
-                "the stage with one rank"
-            )
         copy = StageCopy.empty(plan, stage, has_moments=False)
         self._domain = domain
         part = SlicedStage(copy.module, _recomputing_as(plan, domain))

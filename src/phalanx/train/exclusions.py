@@ -119,18 +119,16 @@ _CHOSEN = "which heads and rows are trained follows from the model's weights, an
 _VIRTUAL = "nothing shows yet that stages with virtual tokens are audited and taken over bit for bit"
 _SET_LORA, _SET_ADAMW, _SET_BF16 = 'set kind = "lora"', 'take "adamw"', 'take "bf16" or "fp32"'
 _LOSS_SCALE = "its loss scale depends on every stage, and an audit would have to know it"
+_PAIRS = "it reads pairs of rows, and no data source of a run file has any"
 _EVIDENCE = "an enclave runs the code that its evidence names, and no other"
 _NAMED_ALONE = "an enclave is told the name of what is learned, and no settings of it"
-_ONE_GROUP = "each client draws from its share of one group of text"
-_HIDDEN_ALONE = "its ranks hand each other ids and hidden states alone, and not where documents begin"
-_NO_DOCUMENTS = "client and enclave tell each other of tokens alone, and not where documents begin"
 _NO_ROLLOUTS = "an enclave answers with losses, and a text that the model writes would leave it"
+_OWN_DRAWS = "each client draws by itself from its share of every group, and a phase counts samples of the whole run"
 _HERE = "client, enclave and workers of a run are processes of this machine"
 
 
 VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
     ValueExclusion("pipeline", "optimizer.kind", _ADAMW, _SET_ADAMW, only=("adamw",)),
-    ValueExclusion("parallel", "data.attention", _HIDDEN_ALONE, "take [pipeline]", never=("document",)),
     ValueExclusion("pipeline", "train.precision", _LOSS_SCALE, _SET_BF16, never=("fp16",)),
     ValueExclusion("pipeline", "model.layers", _NO_CUT, only=(None,)),
     ValueExclusion("pipeline", "model.adapter.kind", _CHOSEN, _SET_LORA, never=("spf",)),
@@ -157,6 +155,7 @@ VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
     ),
     ValueExclusion("deepspeed", "parallel.zero", "deepspeed.zero says what is shared", only=(0,)),
     ValueExclusion("deepspeed", "parallel.gradient_compression", _NOT_TRIED, only=("none",)),
+    ValueExclusion("deepspeed", "data.attention", _NOT_TRIED, never=("document",)),
     ValueExclusion("deepspeed", "parallel.outer", _NOT_TRIED, only=(None,)),
     ValueExclusion("deepspeed", "parallel.compile", _NOT_TRIED, only=(False,)),
     ValueExclusion(
@@ -192,6 +191,7 @@ VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
     ),
     ValueExclusion("parallel", "train.samples", "ranks answer with losses, and no logits leave them", only=(None,)),
     ValueExclusion("split", "train.samples", "an enclave answers with losses, and a text would leave it", only=(None,)),
+    ValueExclusion("split", "train.histograms", "an enclave hands its state out sealed alone", only=(None,)),
     ValueExclusion("split", "checkpoint.best", "an enclave opens no state but its newest", only=(None,)),
     ValueExclusion(
         "split",
@@ -220,9 +220,7 @@ VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
     ValueExclusion(
         "split", "guard.commit_lag", "an enclave tells of a step once it is verified", only=(0,), beside="pipeline"
     ),
-    ValueExclusion("split", "data.dataset", _ONE_GROUP, "take sources or labelled", only=(None,)),
-    ValueExclusion("split", "data.phases", _ONE_GROUP, only=((),)),
-    ValueExclusion("split", "data.attention", _NO_DOCUMENTS, never=("document",)),
+    ValueExclusion("split", "data.phases", _OWN_DRAWS, only=((),)),
     ValueExclusion("split", "pipeline.remote_workers", _HERE, only=((),), beside="pipeline"),
     ValueExclusion("split", "pipeline.pki", _HERE, only=(None,), beside="pipeline"),
     ValueExclusion("split", "pipeline.layout", _NOT_TRIED, only=(None,), beside="pipeline"),
@@ -243,6 +241,9 @@ def value_exclusions() -> Iterator[ValueExclusion]:
         if learns_from_rollouts(objective):
             yield ValueExclusion("split", key, _NO_ROLLOUTS, "take [pipeline] or [parallel]", never=(name,))
             yield ValueExclusion("deepspeed", key, _NOT_TRIED, "leave [deepspeed] out", never=(name,))
+        elif objective.target == "pair":
+            for engine in ("pipeline", "parallel", "split", "deepspeed"):
+                yield ValueExclusion(engine, key, _PAIRS, "call the engine from Python", never=(name,))
         elif objective.extras:
             rows = ", ".join(sorted(objective.extras))
             reason = f"it reads extra rows ({rows}), and no data source of a run file has any"
@@ -254,7 +255,8 @@ def value_exclusions() -> Iterator[ValueExclusion]:
                 yield ValueExclusion(engine, key, reason, "take [split] alone", never=(name,))
         elif objective.settings is not None:
             yield ValueExclusion("split", key, _NAMED_ALONE, "take [pipeline] or [parallel]", never=(name,))
-        if name != WHOLE_MODEL_OBJECTIVE and not objective.extras and not objective.own_head:
+        is_plain = not objective.extras and not objective.own_head and objective.target != "pair"
+        if name != WHOLE_MODEL_OBJECTIVE and is_plain:
             yield ValueExclusion(
                 "deepspeed", key, f"it learns {WHOLE_MODEL_OBJECTIVE} alone", "leave [deepspeed] out", never=(name,)
             )

@@ -25,7 +25,7 @@ def say(model: "TextModel", ids: list[int], sampling: "SamplingRule") -> "Comple
 
 def chat_by_lines(model: "TextModel", sampling: "SamplingRule") -> Answer:
     """Answer each line of stdin as a turn of one chat, to the end of the input."""
-    from phalanx.serve import ChatMessage
+    from phalanx.data.chat import ChatMessage
 
     said: list[Any] = []
     while True:
@@ -33,7 +33,7 @@ def chat_by_lines(model: "TextModel", sampling: "SamplingRule") -> Answer:
             typer.echo("> ", nl=False)
         line = sys.stdin.readline()
         if not line:
-            return Answer({"messages": [message.model_dump() for message in said]})
+            return Answer({"messages": [message.model_dump(exclude_defaults=True) for message in said]})
         if not line.strip():
             continue
         said.append(ChatMessage(role="user", content=line.rstrip("\n")))

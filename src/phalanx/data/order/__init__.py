@@ -1,5 +1,6 @@
 """The order of a run's samples: permutations, mixtures, phases and curricula, all computed and none stored."""
 
+from phalanx.data.order.group_order import Scores
 from phalanx.data.order.mixture import MOST_SHARES, Mixture
 from phalanx.data.order.permutation import permute, sample_indices
 from phalanx.data.order.run_order import NO_CURRICULA, Group, RunOrder
@@ -14,6 +15,7 @@ __all__ = [
     "Phase",
     "PhaseSchedule",
     "RunOrder",
+    "Scores",
     "permute",
     "sample_indices",
 ]

@@ -160,18 +160,24 @@ def _lines(config: EvaluationSetConfig, file: IO[str]) -> Iterator[str]:
     number = 0
     while line := file.readline(_LARGEST_ITEM + 1):
         number += 1
-        if len(line) > _LARGEST_ITEM:
-            raise DataError(
-                f"evaluation set {config.name!r}: line {number} of {config.path} has more than {_LARGEST_ITEM} "
-                "characters; give one item a line"
-            )
+        _check_size(config, f"line {number}", line)
         yield line
+
+
+def _check_size(config: EvaluationSetConfig, where: str, text: str) -> None:
+    if len(text) > _LARGEST_ITEM:
+        raise DataError(
+            f"evaluation set {config.name!r}: {where} of {config.path} has more than {_LARGEST_ITEM} characters; give "
+            "one item a line"
+        )
 
 
 def _records(config: EvaluationSetConfig, kind: str, file: IO[str]) -> Iterator[list[str]]:
     if not config.fields:
         raise DataError(f"evaluation set {config.name!r}: {config.path} has columns; name those that count in fields")
     lines = _lines(config, file)
+    # the limit is one of the process: it is never lowered, and the size of an item is looked at here
+    csv.field_size_limit(max(csv.field_size_limit(), _LARGEST_ITEM))
     for number, record in enumerate(csv.DictReader(lines) if kind == "csv" else map(_parse, lines), start=1):
         texts = [record.get(field) for field in config.fields] if isinstance(record, dict) else [None]
         if not all(isinstance(text, str) for text in texts):
@@ -179,6 +185,8 @@ def _records(config: EvaluationSetConfig, kind: str, file: IO[str]) -> Iterator[
                 f"evaluation set {config.name!r}: item {number} of {config.path} has no text in every field of "
                 f"{', '.join(config.fields)}"
             )
+        for text in map(str, texts):
+            _check_size(config, f"item {number}", text)
         yield [str(text) for text in texts]
 
 

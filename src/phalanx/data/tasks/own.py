@@ -121,7 +121,7 @@ def _read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _read_table(path: Path, delimiter: str) -> Iterator[tuple[str, dict[str, Any]]]:
     # the limit is one of the process: no other reader here has a lower one
-    csv.field_size_limit(_MOST_CHARACTERS)
+    csv.field_size_limit(max(csv.field_size_limit(), _MOST_CHARACTERS))
     rows = csv.DictReader(io.StringIO(read_text(path), newline=""), delimiter=delimiter, strict=True)
     try:
         for row in rows:

@@ -50,14 +50,17 @@ def share_context(stage: StageModule, group: Group) -> None:
 def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Causal attention over ``[batch, heads, seq / ranks, width]``, out ``[batch, seq / ranks, heads, width]``."""
+    """Attention over ``[batch, heads, seq / ranks, width]``, out ``[batch, seq / ranks, heads, width]``.
+
+    The mask is of whole rows; without one attention is causal.
+    """
     group: Group = getattr(module, _GROUP)
     whole = [_to_heads(x, group) for x in (query, key, value)]
     # a run with eager attention wants no fused kernel
     plain = sdpa_kernel(SDPBackend.MATH) if getattr(module, _IS_PLAIN) else contextlib.nullcontext()
     with plain:
-        # no mask: rows are whole and causal, which the kernel knows by itself
-        out, _ = sdpa_attention_forward(module, *whole, None, **options)
+        # rows are whole: without a mask they are causal, which the kernel knows by itself
+        out, _ = sdpa_attention_forward(module, *whole, mask, **options)
     return _to_sequence(out, group), None
 
 

@@ -18,8 +18,9 @@ _GRADIENTS_ALONE = 2
 """ZeRO level at which parameters are shared between steps only."""
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-RunStep = Callable[[Tensor, Tensor], None]
-"""Forward and backward of a step from this rank's ids and labels; gradients stay in the parameters."""
+RunStep = Callable[[Tensor, Tensor, Tensor | None], None]
+"""Forward and backward of a step from this rank's ids and labels, and the documents that attention stays inside, where
+it does; gradients stay in the parameters."""
 
 
 def accumulate(module: nn.Module, domain: Domain, microbatches: int, loss: Loss) -> RunStep:
@@ -33,11 +34,12 @@ def accumulate(module: nn.Module, domain: Domain, microbatches: int, loss: Loss)
     """
     keeps_whole = domain.config.zero == _GRADIENTS_ALONE
 
-    def run(ids: Tensor, labels: Tensor) -> None:
-        pairs = list(zip(ids.chunk(microbatches), labels.chunk(microbatches), strict=True))
-        for number, (x, y) in enumerate(pairs, start=1):
+    def run(ids: Tensor, labels: Tensor, documents: Tensor | None) -> None:
+        inside = [None] * microbatches if documents is None else documents.chunk(microbatches)
+        parts = zip(ids.chunk(microbatches), labels.chunk(microbatches), inside, strict=True)
+        for number, (x, y, own) in enumerate(parts, start=1):
             with microbatch_scope(module, is_last=number == microbatches, keeps_whole=keeps_whole):
-                torch.autograd.backward(loss(module(x), y))
+                torch.autograd.backward(loss(module(x, own), y))
 
     return run
 
@@ -78,9 +80,11 @@ def pipelined(
     has_first = any(part.stage.spec.is_first for part in parts)
     has_last = any(part.stage.spec.is_last for part in parts)
 
-    def run(ids: Tensor, labels: Tensor) -> None:
+    def run(ids: Tensor, labels: Tensor, documents: Tensor | None) -> None:
         inputs = (ids,) if has_first else ()
-        schedule.step(*inputs, target=labels if has_last else None, return_outputs=False)
+        # every stage is called with these: each rank has the whole batch
+        inside = {} if documents is None else {"documents": documents}
+        schedule.step(*inputs, target=labels if has_last else None, return_outputs=False, **inside)
         if averages_afterwards(domain.config):
             for part in parts:
                 average_gradients(part, domain)

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from phalanx.data import DOCUMENTS
 from phalanx.engine import NO_EXTRAS
 from phalanx.errors import ConfigError, FailedBatchError, PeerLostError
-from phalanx.objectives import Objective
+from phalanx.objectives import ExtraRows, Objective
 from phalanx.parallel.control.local_ranks import LocalRanks
 from phalanx.parallel.control.rank_trainer import AppliedStep
 from phalanx.parallel.control.saving import RankSaver
@@ -40,7 +41,7 @@ class RankWork(Protocol):
 
     @property
     def objective(self) -> Objective:
-        """What is minimised, the same on every rank."""
+        """What is minimised, with all rows that a batch must bring; the same on every rank."""
         ...
 
     @property
@@ -52,7 +53,7 @@ class RankWork(Protocol):
         """Run one optimizer step on a whole batch."""
         ...
 
-    def evaluate(self, ids: Tensor, labels: Tensor) -> tuple[float, int]:
+    def evaluate(self, ids: Tensor, labels: Tensor, documents: Tensor | None = None) -> tuple[float, int]:
         """Summed loss and number of targets."""
         ...
 
@@ -113,20 +114,28 @@ class Controller:
             _tell(RankCommand.STEP, step, *ids.shape)
             with self._member.timer.phase("batch"):
                 _share(ids, labels)
-                for name in sorted(extras):
-                    dist.broadcast(extras[name].contiguous(), src=0)
+                _share_extras(extras)
             return self._member.step(step, ids, labels, extras)
 
-    def evaluate(self, ids: Tensor, labels: Tensor) -> tuple[float, int]:
+    def evaluate(self, ids: Tensor, labels: Tensor, documents: Tensor | None = None) -> tuple[float, int]:
         """Summed loss and number of targets of a batch with a multiple of dp rows.
 
+        Args:
+            ids: int64 ``[batch, seq]``.
+            labels: Next tokens, likewise.
+            documents: Each token's document, likewise, where attention stays inside them.
+
         Raises:
+            DataError: Documents are missing, or not asked for.
             PeerLostError: A rank has ended.
         """
+        within = {} if documents is None else {DOCUMENTS: documents}
+        Objective(extras=_of_documents(self._member)).check(within, *ids.shape)
         with self._all_there():
             _tell(RankCommand.EVALUATE, 0, *ids.shape)
             _share(ids, labels)
-            return self._member.evaluate(ids, labels)
+            _share_extras(within)
+            return self._member.evaluate(ids, labels, documents)
 
     def collect(self, stage: int) -> dict[str, Tensor]:
         """One stage's whole state by name: ``weight/...`` and moments.
@@ -214,13 +223,15 @@ def _follow(member: RankWork, saving: RankSaver | None) -> None:
         order, *numbers = _hear()
         if order == RankCommand.STEP:
             ids, labels = _take(numbers[1], numbers[2])
-            extras = _take_extras(member.objective, numbers[1], numbers[2])
+            extras = _take_extras(member.objective.extras, numbers[1], numbers[2])
             with contextlib.suppress(FailedBatchError):
                 # rank 0 has come to the same conclusion
                 member.step(numbers[0], ids, labels, extras)
             member.timer.take()
         elif order == RankCommand.EVALUATE:
-            member.evaluate(*_take(numbers[1], numbers[2]))
+            ids, labels = _take(numbers[1], numbers[2])
+            within = _take_extras(_of_documents(member), numbers[1], numbers[2])
+            member.evaluate(ids, labels, within.get(DOCUMENTS))
         elif order == RankCommand.COLLECT:
             member.collect(numbers[0])
         elif order == RankCommand.LOAD:
@@ -266,9 +277,19 @@ def _take(rows: int, tokens: int) -> tuple[Tensor, Tensor]:
     return both[0], both[1]
 
 
-def _take_extras(objective: Objective, rows: int, tokens: int) -> dict[str, Tensor]:
+def _share_extras(extras: Mapping[str, Tensor]) -> None:
+    for name in sorted(extras):
+        dist.broadcast(extras[name].contiguous(), src=0)
+
+
+def _of_documents(member: RankWork) -> dict[str, ExtraRows]:
+    """The rows that a batch brings beside ids and labels where it is only measured."""
+    return {name: kind for name, kind in member.objective.extras.items() if name == DOCUMENTS}
+
+
+def _take_extras(kinds: Mapping[str, ExtraRows], rows: int, tokens: int) -> dict[str, Tensor]:
     found = {}
-    for name, kind in sorted(objective.extras.items()):
+    for name, kind in sorted(kinds.items()):
         found[name] = torch.zeros(kind.shape(rows, tokens), dtype=getattr(torch, kind.dtype))
         dist.broadcast(found[name], src=0)
     return found

@@ -3,17 +3,18 @@
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from phalanx.data import DOCUMENTS, without_documents
 from phalanx.engine import NO_EXTRAS
 from phalanx.errors import ConfigError, FailedBatchError
 from phalanx.models import LoraConfig, ModelSource, StageSpec, build_stage, estimate_costs, partition
-from phalanx.objectives import IGNORE, Objective, ObjectiveSettings, causal_lm, kind_of, objective_of
+from phalanx.objectives import IGNORE, ExtraRows, Objective, ObjectiveSettings, causal_lm, kind_of, objective_of
 from phalanx.optimizers import OptimizerConfig, clip_coefficient, gradient_norm_squared, learning_rate
 from phalanx.parallel.config import ParallelConfig
 from phalanx.parallel.control.pipelining import accumulate, pipelined
@@ -47,6 +48,7 @@ class RankRecipe:
         precision: "fp32"; "bf16" and "fp16" compute in that type while training, around parameters in float32.
         adapter: What is trained, where not all parameters are.
         objective: As `objective_of` takes it; see `check_objective` for what a layout cannot learn.
+        document_attention: Whether attention stays inside documents, which then come with every batch.
     """
 
     parallel: ParallelConfig
@@ -60,6 +62,7 @@ class RankRecipe:
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     adapter: LoraConfig | None = None
     objective: str | ObjectiveSettings = "causal_lm"
+    document_attention: bool = False
 
     def stages(self, source: ModelSource) -> tuple[StageSpec, ...]:
         """The model's layers, balanced over the pipeline by estimated cost."""
@@ -86,7 +89,8 @@ class RankTrainer:
 
     Attributes:
         timer: Where the time of this rank goes.
-        objective: What is minimised.
+        objective: What is minimised, with the rows that a batch must bring: the documents too, where attention stays
+            inside them.
 
     Raises:
         ModelError: A tensor is missing or wrong.
@@ -97,7 +101,9 @@ class RankTrainer:
         self.timer = PhaseTimer()
         self._recipe = recipe
         self._domain = domain
-        self.objective = check_objective(recipe)
+        learned = self._learned = check_objective(recipe)
+        within = {DOCUMENTS: ExtraRows("int64")} if recipe.document_attention else {}
+        self.objective = replace(learned, extras={**learned.extras, **within})
         self._specs = recipe.stages(source)
         mine = self._specs[domain.pp :: recipe.parallel.pp]
         self._parts = [self._build(source, spec) for spec in mine]
@@ -130,7 +136,7 @@ class RankTrainer:
             step: From 0.
             ids: int64 ``[batch, seq]``, the same on every rank.
             labels: Next tokens, likewise.
-            extras: More rows, as the objective reads them.
+            extras: More rows, as `objective` has them.
 
         Raises:
             FailedBatchError: Nothing to predict, or loss or gradient not finite, on every rank alike; nothing was
@@ -161,15 +167,16 @@ class RankTrainer:
         return AppliedStep(loss / all_targets, math.hypot(*norms) / math.sqrt(len(norms)))
 
     @torch.no_grad()
-    def evaluate(self, ids: Tensor, labels: Tensor) -> tuple[float, int]:
+    def evaluate(self, ids: Tensor, labels: Tensor, documents: Tensor | None = None) -> tuple[float, int]:
         """Summed loss and number of targets of a batch, the same on every rank; rows are a multiple of dp."""
         ids, labels = self._own_rows(ids), self._own_labels(labels)
+        within = None if documents is None else self._own_rows(documents)
         total = torch.zeros(2, dtype=torch.float64)
         for part in self._parts:
             part.eval()
         for part in self._parts:
             # not through DDP, which has nothing to say without a backward pass
-            y = part(ids if part.stage.spec.is_first else self._receive(part, len(ids)))
+            y = part(ids if part.stage.spec.is_first else self._receive(part, len(ids)), within)
             if not part.stage.spec.is_last:
                 self._send(part, y)
                 continue
@@ -224,8 +231,8 @@ class RankTrainer:
 
     def _loss(self, logits: Tensor, numbers: Tensor) -> Tensor:
         part, (labels, extras) = self._parts[-1], self._targets.of(numbers)
-        is_usual = self.objective.loss is causal_lm
-        total = part.loss(logits, labels) if is_usual else self.objective(logits, labels, extras)[0]
+        is_usual = self._learned.loss is causal_lm
+        total = part.loss(logits, labels) if is_usual else self._learned(logits, labels, extras)[0]
         self._losses.append(total.detach())
         # copies average their gradients, the step wants their sum
         return total * (self._scale.value * self._recipe.parallel.partners / self._num_targets)
@@ -237,8 +244,9 @@ class RankTrainer:
         self._losses.clear()
         self._seed(step)
         with self.timer.phase("compute"):
-            self._targets = TargetRows(self._own_labels(labels), self._own_extras(extras))
-            self._run(self._own_rows(ids), self._targets.numbers)
+            self._targets = TargetRows(self._own_labels(labels), self._own_extras(without_documents(extras)))
+            within = extras.get(DOCUMENTS)
+            self._run(self._own_rows(ids), self._targets.numbers, None if within is None else self._own_rows(within))
         with self.timer.phase("reduce"):
             settle_gradients(self._held, self._domain)
             return self._loss_and_norms()

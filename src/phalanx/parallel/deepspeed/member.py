@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from phalanx.data import DOCUMENTS
 from phalanx.engine import NO_EXTRAS
 from phalanx.errors import ConfigError, FailedBatchError
 from phalanx.models import ModelSource, StageSpec, build_stage, estimate_costs, partition
@@ -143,8 +144,13 @@ class DeepSpeedMember:
         return AppliedStep(loss / all_targets, norm)
 
     @torch.no_grad()
-    def evaluate(self, ids: Tensor, labels: Tensor) -> tuple[float, int]:
-        """Summed loss and number of targets of a batch, the same on every rank; rows are a multiple of dp."""
+    def evaluate(self, ids: Tensor, labels: Tensor, documents: Tensor | None = None) -> tuple[float, int]:
+        """Summed loss and number of targets of a batch, the same on every rank; rows are a multiple of dp.
+
+        Raises:
+            DataError: There are documents, inside which attention is not kept here.
+        """
+        self.objective.check({} if documents is None else {DOCUMENTS: documents}, *labels.shape)
         self._engine.eval()
         own = self._own_rows(labels)
         loss, _ = causal_lm(self._engine(self._own_rows(ids)), own)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from phalanx.models import StageModule
+from phalanx.models import CAUSAL, AttentionPattern, StageModule
 from phalanx.objectives import causal_lm
 from phalanx.parallel.context.positions import own_positions
 from phalanx.parallel.context.ring import share_by_ring
@@ -61,19 +61,22 @@ class StagePart(nn.Module):
         """Into how many slices the sequence is cut between blocks."""
         return self._domain.config.cp * (self._domain.config.tp if self._cuts_sequence else 1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
         """Run the part.
 
         Args:
             x: Ids ``[batch, seq]`` at the first stage, else hidden states ``[batch, seq / slices, hidden]``.
+            documents: int64 ``[batch, seq]``, the number of each token's document in whole rows, where attention
+                stays inside them.
 
         Returns:
             At the last stage logits ``[batch, seq / cp, columns]`` of this rank's columns, else hidden states.
         """
         with self._autocast():
             stage = self.stage
-            hidden = self._embed(x) if stage.spec.is_first else x
-            context = self._context(hidden)
+            pattern = CAUSAL if documents is None else AttentionPattern("documents", documents=documents)
+            hidden = self._embed(x, pattern) if stage.spec.is_first else x
+            context = self._context(hidden, pattern)
             for layer, block in enumerate(stage.own_blocks, stage.spec.first_layer):
                 hidden = self._run(block, hidden, stage.family.block_context(self._tables_by, context, layer))
             result = self._finish(hidden) if stage.spec.is_last else hidden
@@ -95,9 +98,9 @@ class StagePart(nn.Module):
         """This rank's positions of labels ``[batch, seq]``."""
         return self._own_positions(labels)
 
-    def _embed(self, ids: Tensor) -> Tensor:
-        # every rank looks up the whole row: positions count from its beginning
-        hidden = self.stage.family.embed(self.stage.trunk, ids)
+    def _embed(self, ids: Tensor, pattern: AttentionPattern) -> Tensor:
+        # every rank looks up the whole row: positions count from its beginning, or from that of a document
+        hidden = self.stage.family.embed(self.stage.trunk, ids, pattern=pattern)
         hidden = self._own_positions(hidden).contiguous()
         return keep_slice(hidden, _SEQUENCE, self._domain.tensors) if self._cuts_sequence else hidden
 
@@ -111,14 +114,16 @@ class StagePart(nn.Module):
         logits: Tensor = self.stage.get_submodule(_HEAD)(hidden)
         return self.stage.family.scale_logits(self._tables_by, logits)
 
-    def _context(self, hidden: Tensor) -> dict[str, Any]:
+    def _context(self, hidden: Tensor, pattern: AttentionPattern) -> dict[str, Any]:
         """What blocks are called with, made for whole rows and all heads, then sliced."""
         stage, config = self.stage, self._domain.config
         length = hidden.shape[_SEQUENCE] * self.slices
         whole = hidden.new_empty((1, 1, 1)).expand(hidden.shape[0], length, hidden.shape[2])
-        context = stage.family.context(stage.trunk, self._tables_by, whole)
+        context = stage.family.context(stage.trunk, self._tables_by, whole, pattern=pattern)
         if config.cp > 1:
-            context[_MASK] = None
+            if pattern is CAUSAL:
+                # kernels know it by themselves; others see whole rows, as the mask does
+                context[_MASK] = None
             for key in (_COSINES, _POSITIONS):
                 if key in context:
                     context[key] = self._own_table(context[key])

@@ -9,6 +9,7 @@ from typing import Any
 from phalanx.errors import ModelError
 from phalanx.planner.model.config_keys import ConfigKeys
 from phalanx.planner.model.families import FAMILIES
+from phalanx.planner.model.heads import head_kind, with_head
 from phalanx.planner.model.shape import ModelShape
 
 
@@ -47,4 +48,5 @@ def shape_of(config: Mapping[str, Any], where: str = "config.json") -> ModelShap
     if not isinstance(family, str) or family not in FAMILIES:
         raise ModelError(f"{where}: model_type: found {family!r}; expected one of {', '.join(sorted(FAMILIES))}")
     keys, facts = ConfigKeys(config, where), FAMILIES[family]
-    return replace(facts.shape(keys), family=family, attention_dropout=keys.share(*facts.dropout))
+    shape = with_head(facts.shape(keys), head_kind(config))
+    return replace(shape, family=family, attention_dropout=keys.share(*facts.dropout))

@@ -34,6 +34,7 @@ class EnclaveConfig(StrictModel):
         steps: Of the run.
         seed: Of the run.
         threads: Threads of tensor kernels.
+        document_attention: Whether attention stays inside documents.
         passes_turns: Whether clients are processes of others, which the owner asks for turns by way of the enclave.
     """
 
@@ -57,4 +58,5 @@ class EnclaveConfig(StrictModel):
     steps: int = Field(ge=1)
     seed: int = Field(ge=0)
     threads: int = Field(default=1, ge=1)
+    document_attention: bool = False
     passes_turns: bool = False

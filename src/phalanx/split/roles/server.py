@@ -83,6 +83,7 @@ class EnclaveServer:
             attention=config.model.attention,
             seed=config.seed,
             activation_checkpointing=config.model.activation_checkpointing,
+            document_attention=config.document_attention,
         )
         task = task_of(config.objective, config.classes)
         whole = BackTrainer(back, task, config.optimizer, config.steps, config.seed)
@@ -93,7 +94,7 @@ class EnclaveServer:
         kinds = TensorKinds(
             config.rows,
             config.seq,
-            source.hidden_size,
+            source.hidden_size + config.document_attention,
             split.wire,
             task.label_shape,
             task.num_answers,

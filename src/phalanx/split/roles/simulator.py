@@ -6,7 +6,7 @@ attack may write: it sees every frame and decides what arrives.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TypedDict, TypeVar
 
 from torch import Tensor
 
@@ -31,6 +31,13 @@ from phalanx.split.training.task import NextToken, SplitTask
 from phalanx.split.training.trainer import BackTrainer
 
 _Taken = TypeVar("_Taken")
+
+
+class _Kernel(TypedDict):
+    attention: Attention
+    document_attention: bool
+
+
 _RUN = "simulated-run"
 _CONFIG_DIGEST = b"\x5e" * 32
 
@@ -111,6 +118,7 @@ class SplitScenario:
         total_steps: For the schedule of the learning rate.
         seed: Of the adapters' first values and of dropout.
         attention: Attention kernel.
+        document_attention: Whether attention stays inside documents.
     """
 
     source: ModelSource
@@ -123,6 +131,7 @@ class SplitScenario:
     total_steps: int
     seed: int = 0
     attention: Attention = "sdpa"
+    document_attention: bool = False
 
 
 class SplitSimulator:
@@ -157,11 +166,18 @@ class SplitSimulator:
         split, task = scene.split, task or NextToken()
         self.host, self.bytes_crossed = host, 0
         self._scene, self._attester = scene, attester
-        self.front: Front = front or FrontPart(scene.source, split.cut, attention=scene.attention, wire=split.wire)
-        back = build_back(scene.source, split.cut, adapter=scene.adapter, attention=scene.attention, seed=scene.seed)
+        kernel: _Kernel = {"attention": scene.attention, "document_attention": scene.document_attention}
+        self.front: Front = front or FrontPart(scene.source, split.cut, wire=split.wire, **kernel)
+        back = build_back(scene.source, split.cut, adapter=scene.adapter, seed=scene.seed, **kernel)
         trainer = self.trainer = BackTrainer(back, task, scene.optimizer, scene.total_steps, scene.seed)
         self._kinds = TensorKinds(
-            scene.rows, scene.seq, scene.source.hidden_size, split.wire, task.label_shape, task.num_answers, task.extras
+            scene.rows,
+            scene.seq,
+            scene.source.hidden_size + scene.document_attention,
+            split.wire,
+            task.label_shape,
+            task.num_answers,
+            task.extras,
         )
         gate = None if split.release is None else ReleaseGate(split.release)
         self.enclave = Enclave(trainer, self._kinds, scene.microbatches, split.client_names, gate)

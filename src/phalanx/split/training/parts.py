@@ -43,24 +43,38 @@ class FrontPart:
         cut: Layers that the front has.
         attention: Attention kernel.
         wire: Precision of what leaves, a key of `WIRE_DTYPES`.
+        document_attention: Whether attention stays inside documents; ids come, and hidden states leave, with their
+            borders then, as `with_documents` has it.
 
     Raises:
         ConfigError: The cut leaves a part without a layer.
         ModelError: As `build_stage`.
     """
 
-    def __init__(self, source: ModelSource, cut: int, *, attention: Attention = "sdpa", wire: str = "fp32") -> None:
+    def __init__(
+        self,
+        source: ModelSource,
+        cut: int,
+        *,
+        attention: Attention = "sdpa",
+        wire: str = "fp32",
+        document_attention: bool = False,
+    ) -> None:
         front, _ = cut_model(source.num_layers, cut)
         self.module = build_stage(
             source, front, adapter=None, activation_checkpointing=False, attention=attention, seed=0
         )
+        self.module.reads_documents = document_attention
         self.module.requires_grad_(False)
         self.module.eval()
         self._dtype = WIRE_DTYPES[wire]
 
     @torch.no_grad()
     def __call__(self, ids: Tensor) -> Tensor:
-        """Turn ids ``[rows, seq]`` into what leaves, ``[rows, seq, hidden]``, in the precision of the wire."""
+        """Turn ids ``[rows, seq]`` into what leaves, ``[rows, seq, hidden]``, in the precision of the wire.
+
+        With the borders of documents these are ``[rows, seq, 2]`` and ``[rows, seq, hidden + 1]``.
+        """
         hidden: Tensor = self.module(ids)
         return hidden.to(self._dtype).contiguous()
 
@@ -73,15 +87,18 @@ def build_back(
     attention: Attention = "sdpa",
     seed: int = 0,
     activation_checkpointing: bool = False,
+    document_attention: bool = False,
 ) -> StageModule:
     """Build the last layers and the head, with adapters; everything else in it is frozen.
+
+    With `document_attention` it takes hidden states with the borders of documents behind them.
 
     Raises:
         ConfigError: The cut leaves a part without a layer.
         ModelError: As `build_stage`.
     """
     _, back = cut_model(source.num_layers, cut)
-    return build_stage(
+    module = build_stage(
         source,
         back,
         adapter=adapter,
@@ -89,6 +106,8 @@ def build_back(
         attention=attention,
         seed=seed,
     )
+    module.reads_documents = document_attention
+    return module
 
 
 def all_weights(source: ModelSource, trained: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:

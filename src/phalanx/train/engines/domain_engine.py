@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from phalanx.checkpoint import Checkpoint, Shard
-from phalanx.data import IGNORE, Batch
+from phalanx.data import DOCUMENTS, IGNORE, Batch
 from phalanx.engine import StepInputs, StepResult
 from phalanx.parallel import Controller, stand_in
 from phalanx.train.batches.validation import perplexity_of
@@ -65,7 +65,9 @@ class DomainEngine:
             missing = -len(batch.indices) % self._dp
             ids = functional.pad(batch.input_ids, (0, 0, 0, missing))
             labels = functional.pad(batch.labels, (0, 0, 0, missing), value=IGNORE)
-            loss, targets = self._lead.evaluate(ids, labels)
+            within = batch.extras.get(DOCUMENTS)
+            documents = None if within is None else functional.pad(within, (0, 0, 0, missing))
+            loss, targets = self._lead.evaluate(ids, labels, documents)
             total, count = total + loss, count + targets
         return perplexity_of(total, count)
 

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from phalanx.checkpoint import Checkpoint, Shard
-from phalanx.data import IGNORE, Batch
+from phalanx.data import DOCUMENTS, IGNORE, Batch
 from phalanx.engine import StepInputs, StepResult
 from phalanx.errors import CheckpointError
+from phalanx.models import with_documents
 from phalanx.split import SplitDriver, SplitStep
 from phalanx.split.channel.costs import Costs
 from phalanx.split.roles.remote_lead import RemoteLead
@@ -23,7 +24,7 @@ from phalanx.train.batches.validation import perplexity_of
 from phalanx.transport.tensors import tensor_buffers
 
 Rows = tuple[Tensor, Tensor]
-"""Ids and labels."""
+"""Ids, with the borders of documents where there are any, and labels."""
 
 _SEALED = "sealed"
 _RECENT = 1000
@@ -89,7 +90,8 @@ class LocalClients:
     def measure(self, step: int, batches: Iterable[Batch]) -> Validation:
         """Perplexity on held-out batches, infinity when it overflows; of a classification its scores."""
         kept = list(batches)
-        parts, senders = [(one.input_ids, one.labels) for one in kept], list[str]()
+        parts = [(with_documents(one.input_ids, one.extras.get(DOCUMENTS)), one.labels) for one in kept]
+        senders = list[str]()
         if self._holders:
             parts, senders = self._by_holder(parts)
         total, count, answers = self._lead.measure(step, iter(parts), senders)

@@ -29,7 +29,7 @@ _BEFORE_A_STEP = {
 
 _NAMES = (
     *("config.toml", "run.json", "owner.pem", "summary.json", "report.html", "address", "attack.jsonl", "peers.json"),
-    *(_LOG, *_GROW_WITH_STEPS, *_FILLED_BY_STEPS),
+    *(_LOG, *_GROW_WITH_STEPS, *_FILLED_BY_STEPS, "kept_model"),
     *("pki", "secrets", "tensorboard", "tracking", "code", "clients", "enclave", MIDDLE, "transcript.json"),
 )
 """What a run leaves behind before its first step; its processes' logs stay, where they meet as well."""

@@ -24,6 +24,8 @@ from phalanx.checkpoint import (
     step_directory,
     step_of,
 )
+from phalanx.checkpoint.export import RunTokenizer
+from phalanx.checkpoint.kept_model import check_kept, keep_model, kept_files
 from phalanx.config import digest
 from phalanx.errors import AuditLogError, CheckpointError, DiskError
 from phalanx.models import ModelSource
@@ -104,6 +106,16 @@ class Savepoint:
         # an adapter's checkpoint holds no frozen weight: it says which ones belong to it
         self._base = None if run.model.adapter is None else source.files_digest()
         self._vocabulary = vocabulary
+        self._kept: dict[str, str] | None = None
+
+    def keep(self, source: ModelSource, tokenizer: RunTokenizer) -> None:
+        """Keep config and tokenizer in the run directory; checkpoints sign their digests from here on.
+
+        Raises:
+            ModelError: The directory cannot be written.
+        """
+        keep_model(self._home.path, source, tokenizer)
+        self._kept = kept_files(self._home.path)
 
     def state(self, num_steps: int) -> dict[str, Any]:
         """Everything beside the tensors, as it is now."""
@@ -115,7 +127,7 @@ class Savepoint:
             "figures": self._figures.to_json(),
             "totals": asdict(self._totals),
         }
-        belongs = {"base": self._base, "vocabulary": self._vocabulary}
+        belongs = {"base": self._base, "vocabulary": self._vocabulary, "kept": self._kept}
         return state | {name: value for name, value in belongs.items() if value is not None}
 
     def write(
@@ -234,12 +246,9 @@ class Savepoint:
                 f"{path}: was written when the audit log had {head.num_events} events, and the one that is there is "
                 "not that log; put back the log that belongs to it"
             )
-        # checkpoints of before this version name no base
-        if self._base is not None and checkpoint.state.get("base", self._base) != self._base:
-            raise CheckpointError(
-                f"{path}: foreign: its adapter belongs to a model whose files have digest "
-                f"{checkpoint.state['base']!s:.12}..., those in [model] have {self._base:.12}...; give that model"
-            )
+        if self._base is not None:
+            checkpoint.check_base(self._base)
+        check_kept(self._home.path, checkpoint.state)
         if self._vocabulary is not None:
             checkpoint.check_vocabulary(self._vocabulary)
         return checkpoint

@@ -87,6 +87,8 @@ def adopted_state(checkpoint: Checkpoint, run: RunConfig, run_id: str) -> dict[s
     origin: dict[str, Any] = {"run": checkpoint.run, "step": checkpoint.step}
     origin["manifest"] = manifest_digest(checkpoint.path)
     saved = dict(checkpoint.state)
+    # what the other run's directory keeps is not in this one
+    saved.pop("kept", None)
     if _STEPS_BEFORE in saved:
         origin["train_steps"] = [saved.pop(_STEPS_BEFORE), run.train.steps]
     checks = adopted_record(_record_of(checkpoint).to_json(), checkpoint.run)

@@ -11,6 +11,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 
 from phalanx.checkpoint import Checkpoint, Shard
+from phalanx.checkpoint.export import RunTokenizer
 from phalanx.config import digest, dump_toml
 from phalanx.data import BatchLoader
 from phalanx.errors import CheckpointError, ConfigError, TrainingError
@@ -47,10 +48,15 @@ from phalanx.train.saving.savepoint import Savepoint
 from phalanx.train.sessions.context import SessionContext
 from phalanx.train.sessions.factory import EngineStart, RunMaterial
 from phalanx.train.sessions.rollouts import rollout_material
+from phalanx.train.setup.layout import attends_in_documents
 
 
-def recipe_of(run: RunConfig, parallel: ParallelConfig) -> RankRecipe:
-    """Return the recipe that every rank of a run must know, given the layout for as many ranks as are there."""
+def recipe_of(run: RunConfig, parallel: ParallelConfig, source: ModelSource) -> RankRecipe:
+    """Return the recipe that every rank of a run must know, given the layout for as many ranks as are there.
+
+    Raises:
+        ConfigError: The model's family cannot attend as the run file says.
+    """
     return RankRecipe(
         parallel=parallel,
         optimizer=run.optimizer,
@@ -63,6 +69,7 @@ def recipe_of(run: RunConfig, parallel: ParallelConfig) -> RankRecipe:
         precision=run.train.precision,
         adapter=_lora(run),
         objective=run.train.objective,
+        document_attention=attends_in_documents(run, source),
     )
 
 
@@ -94,7 +101,7 @@ def play_rank(run: RunConfig, models: Path) -> None:
     device = own_device(run.train.device, place)
     with _joined(run, place, device):
         domain = open_domain(parallel, device)
-        with open_member(run, recipe_of(run, parallel), source, domain, place) as member:
+        with open_member(run, recipe_of(run, parallel, source), source, domain, place) as member:
             follow(member, _saving(run, member, domain))
 
 
@@ -106,12 +113,13 @@ def describe_domain(run: RunConfig, source: ModelSource) -> RenderableType:
     """
     config = section_of(run)
     check_layout(config, source.hub_config_dict, _load(run))
-    check_objective(recipe_of(run, config))
+    recipe = recipe_of(run, config, source)
+    check_objective(recipe)
     check_deepspeed(run, config, source, None)
     table = Table(title=f"{config.layout}: {config.world} ranks, {run.train.microbatches} microbatches")
     for name in ("stage", "layers", "parameters", "pipeline rank"):
         table.add_column(name, justify="right")
-    specs = recipe_of(run, config).stages(source)
+    specs = recipe.stages(source)
     for spec, row in zip(specs, stage_table(source.hub_config, specs, run.model.adapter), strict=True):
         layers = f"{spec.first_layer}-{spec.end_layer - 1}"
         table.add_row(str(spec.index), layers, f"{row.parameters:,}", str(spec.index % config.pp))
@@ -136,7 +144,7 @@ class DomainFactory:
         place = find_place(os.environ)
         world = (self._ranks or section_of(run).world) if place is None else place.world
         parallel = fitted(section_of(run), world, source.hub_config_dict, _load(run))
-        check_objective(recipe_of(run, parallel))
+        check_objective(recipe_of(run, parallel, source))
         check_deepspeed(run, parallel, source, place, build=True)
         context.figures.world = parallel.figures
         if run.rewards is not None:
@@ -151,6 +159,7 @@ class DomainFactory:
             loader,
             context.validation_sets(source, corpus),
             vocabulary=corpus.vocabulary_digest,
+            tokenizer=RunTokenizer.of(run.data.tokenizer, source, corpus),
         )
         yield DomainSetup(context, parallel, place, material)
 
@@ -217,7 +226,7 @@ class DomainSetup:
             stack.enter_context(_joined(run, place, device, ranks))
             domain = open_domain(parallel, device)
             source = self.material.source
-            member = stack.enter_context(open_member(run, recipe_of(run, parallel), source, domain, place))
+            member = stack.enter_context(open_member(run, recipe_of(run, parallel, source), source, domain, place))
             lead = Controller(member, ranks, _saving(run, member, domain))
             yield lead
             lead.end()
@@ -283,6 +292,7 @@ def _load(run: RunConfig) -> StepWorkload:
         optimizer=run.optimizer.kind,
         device=run.train.device,
         attention=run.model.attention,
+        document_attention=run.data.attention == "document",
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from phalanx.checkpoint import Checkpoint
+from phalanx.checkpoint.export import RunTokenizer
 from phalanx.data.config import HELD_OUT
 from phalanx.data.loader import HeldOut
 from phalanx.engine import Engine
@@ -32,6 +33,7 @@ class RunMaterial:
         named: Further validation sets by name.
         sampler: Has the model write texts; None where the run file asks for none.
         vocabulary: Digest of the vocabulary; None where this process has no text.
+        tokenizer: What the run directory keeps; None where a run exports no whole model.
     """
 
     source: ModelSource
@@ -40,6 +42,7 @@ class RunMaterial:
     named: Mapping[str, HeldOut] = field(default_factory=dict)
     sampler: TextSampler | None = None
     vocabulary: str | None = None
+    tokenizer: RunTokenizer | None = None
 
     @property
     def validation_sets(self) -> Mapping[str, HeldOut]:

@@ -5,6 +5,7 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from phalanx.checkpoint.export import RunTokenizer
 from phalanx.data import BatchLoader
 from phalanx.errors import CheckpointError, TrainingError
 from phalanx.models import open_model, weights_digest
@@ -67,7 +68,13 @@ class PipelineFactory:
             loader = BatchLoader(corpus, run.train.batch_size, run.train.seed)
             sampler = TextSampler.of(run, corpus)
             material = RunMaterial(
-                source, corpus, loader, context.validation_sets(source, corpus), sampler, corpus.vocabulary_digest
+                source,
+                corpus,
+                loader,
+                context.validation_sets(source, corpus),
+                sampler,
+                corpus.vocabulary_digest,
+                RunTokenizer.of(run.data.tokenizer, source, corpus),
             )
             yield PipelineSetup(context, plan, material, self._open_workers, stack)
 

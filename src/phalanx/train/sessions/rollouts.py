@@ -3,8 +3,10 @@
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 
+from phalanx.checkpoint.export import RunTokenizer
 from phalanx.data import Batch
 from phalanx.data.prompts import prepare_prompts
+from phalanx.data.tokenizers.tokenizer import original_tokenizer
 from phalanx.errors import ConfigError
 from phalanx.models import ModelSource
 from phalanx.models.layout import check_vocabulary
@@ -36,7 +38,9 @@ def rollout_material(context: SessionContext, source: ModelSource) -> Iterator[R
     context.say(f"prompts: {len(prompts.train)} to train on, {len(prompts.held_out)} held out")
     with RewardScorer(run.rewards, run.home, home.path / LOG) as scorer:
         loader = RolloutLoader(prompts, run, source, scorer)
-        yield RunMaterial(source, prompts, loader, vocabulary=prompts.vocabulary_digest)
+        file = original_tokenizer(run.data.tokenizer, source.tokenizer_path) or prompts.tokenizer_path
+        kept = RunTokenizer(file, prompts.tokenizer.eos_id, of_model=run.data.tokenizer.kind == "model")
+        yield RunMaterial(source, prompts, loader, vocabulary=prompts.vocabulary_digest, tokenizer=kept)
 
 
 class RewardedModel:

@@ -145,6 +145,8 @@ class Session:
             setup.recover(savepoint)
             checkpoint = savepoint.open() if context.goes_on else None
             metrics = MetricsFile(home.path / "metrics.jsonl")
+            if material.tokenizer is not None:
+                savepoint.keep(material.source, material.tokenizer)
             start = savepoint.rewind(checkpoint, metrics)
             context.keep_changes(start)
             if context.goes_on:

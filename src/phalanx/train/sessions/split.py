@@ -37,7 +37,7 @@ from phalanx.train.sessions.factory import EngineStart, RunMaterial
 from phalanx.train.sessions.middle_stages import WORKERS_SEE, middle_directory, middle_stages, noting, recall
 from phalanx.train.sessions.remote_company import remote_company
 from phalanx.train.sessions.split_cluster import enclave_of, num_classes_of, split_company, split_of
-from phalanx.train.setup.layout import stages_of
+from phalanx.train.setup.layout import attends_in_documents, stages_of
 
 ADAPTERS = "adapters.safetensors"
 
@@ -298,4 +298,5 @@ def _settling(note: Observe, recorder: RunRecorder, engine: SplitEngine) -> Obse
 
 
 def _check(run: RunConfig, source: ModelSource) -> None:
+    attends_in_documents(run, source)
     check_split(split_of(run), source, seq=run.data.sequence_length, objective=run.train.objective_kind)

@@ -47,7 +47,7 @@ def kinds_of(run: RunConfig, source: ModelSource, num_classes: int) -> TensorKin
     """Return the kinds of tensors that cross in a run."""
     rows = run.train.batch_size // run.train.microbatches
     task, wire = task_of(run.train.objective_kind, num_classes), split_of(run).wire
-    seq, width = run.data.sequence_length, source.hidden_size
+    seq, width = run.data.sequence_length, source.hidden_size + (run.data.attention == "document")
     return TensorKinds(rows, seq, width, wire, task.label_shape, task.num_answers, task.extras)
 
 
@@ -104,7 +104,13 @@ def split_company(
         for name, (identity, endpoint) in endpoints.items():
             line = _line(split, endpoint, process.look, middle if name == OWNER else None)
             parties.append(party_of(run, home, identity, line, session))
-        front = FrontPart(source, split.cut, attention=run.model.attention, wire=split.wire)
+        front = FrontPart(
+            source,
+            split.cut,
+            attention=run.model.attention,
+            wire=split.wire,
+            document_attention=run.data.attention == "document",
+        )
         lead = SplitDriver(
             split, parties[0], parties[1:], front, kinds_of(run, source, num_classes), run.train.microbatches
         )
@@ -196,6 +202,7 @@ def _enclave_config(
         classes=num_classes,
         rows=run.train.batch_size // run.train.microbatches,
         seq=run.data.sequence_length,
+        document_attention=run.data.attention == "document",
         microbatches=run.train.microbatches,
         steps=run.train.steps,
         seed=run.train.seed,

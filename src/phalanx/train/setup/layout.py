@@ -70,15 +70,15 @@ def make_plan(run: RunConfig, source: ModelSource) -> StepPlan:
         optimizer=run.optimizer,
         guard=run.guard,
         objective=run.train.objective,
-        document_attention=_attends_in_documents(run, source),
+        document_attention=attends_in_documents(run, source),
     )
 
 
-def _attends_in_documents(run: RunConfig, source: ModelSource) -> bool:
+def attends_in_documents(run: RunConfig, source: ModelSource) -> bool:
     """Whether attention stays inside documents.
 
     Raises:
-        ConfigError: The model's family, or a party of several ranks, cannot do that.
+        ConfigError: The model's family cannot do that.
     """
     if run.data.attention == "across":
         return False
@@ -86,12 +86,6 @@ def _attends_in_documents(run: RunConfig, source: ModelSource) -> bool:
     if "documents" not in FAMILIES[model_type].attention_kinds:
         raise ConfigError(
             f'data.attention = "document": transformers has no such attention for {model_type}; take "across"'
-        )
-    shared = [name for name in run.pipeline.workers if run.pipeline.layout_of(name).world > 1]
-    if shared:
-        raise ConfigError(
-            f'data.attention = "document": {shared[0]} has several ranks, which share out hidden states alone; take '
-            '"across", or leave pipeline.layout out'
         )
     return True
 

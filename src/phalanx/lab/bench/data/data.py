@@ -13,7 +13,10 @@ from phalanx.lab.bench.data.order import measure_order
 from phalanx.lab.bench.data.own_rules import RuleArm, Verdict, make_arms
 from phalanx.lab.bench.data.peer import PEER_VARIABLE, FilterPeer, peer_python
 from phalanx.lab.bench.data.planted import plant
+from phalanx.lab.bench.data.whole_build import measure_build
 from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.lab.bench.measure.plain import training_rate
+from phalanx.lab.bench.measure.shard_reading import ReadingPlan, measure_reading
 
 _MB = 1_000_000
 _TURN_BYTES = _MB
@@ -41,10 +44,14 @@ OF_BOTH = ("gopher_repetition", "gopher_quality", "c4", "fineweb", "near_duplica
 def bench_data(quick: bool) -> dict[str, Any]:
     """Measure every rule alone and in a chain, in turns with the peer, by CPU time."""
     documents, kinds = real_documents(2 * _MB if quick else 20 * _MB)
+    plan = ReadingPlan(tokens=2**20, leaf_bytes=(2**16,), epochs=2) if quick else ReadingPlan()
     return measure(documents, peer_python(), planted=100 if quick else 400) | {
         "bytes": kinds,
         "quick": quick,
+        "whole_build": measure_build(_MB if quick else 20 * _MB),
         "order": measure_order(peer_python()),
+        "reading": measure_reading(plan),
+        "training_tokens_per_cpu_s": training_rate(2 if quick else 4),
     }
 
 

@@ -49,10 +49,28 @@ def _python() -> Iterator[Document]:
         yield from SOURCES[kind].open(SOURCES[kind].config(kind=kind)).documents()
 
 
+def debian_pages(text_bytes: int) -> list[Path] | None:
+    """Draw pages with so many bytes of text, the same ones every time; None where there are not so many."""
+    found, size = list[Path](), 0
+    drawn = sorted(_debian(), key=lambda one: hashlib.sha256(one.name.encode()).digest())
+    for document in drawn:
+        package, _, path = document.name.partition("/")
+        if len(document.text) <= _LARGEST:
+            found.append(_home(package) / path)
+            size += len(document.text.encode("utf-8", "replace"))
+        if size >= text_bytes:
+            return found
+    return None
+
+
+def _home(package: str) -> Path:
+    return Path("/usr/share/doc") / package / "html"
+
+
 def _debian() -> Iterator[Document]:
     extract = importlib.import_module("resiliparse.extract.html2text").extract_plain_text
     for package in _DEBIAN:
-        home = Path("/usr/share/doc") / package / "html"
+        home = _home(package)
         for path in sorted(home.rglob("*.html")):
             page = path.read_text(encoding="utf-8", errors="replace")
             yield Document(f"{package}/{path.relative_to(home)}", extract(page, main_content=True))

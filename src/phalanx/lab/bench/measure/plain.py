@@ -1,14 +1,21 @@
 """The baseline of the benches: the un-sliced transformers model, trained in one process without Phalanx."""
 
+import statistics
+import tempfile
+import time
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM
 
+from phalanx.data import Batch
 from phalanx.engine import StepInputs
-from phalanx.models import ModelSource
+from phalanx.lab.bench.measure.workloads import scratch_run
+from phalanx.models import ModelSource, open_model
 from phalanx.objectives import causal_lm
 from phalanx.optimizers import OptimizerConfig, learning_rate
+from phalanx.train import step_inputs
 
 
 class PlainTrainer:
@@ -52,3 +59,19 @@ class PlainTrainer:
     def _clip(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         if self._config.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(parameters, self._config.clip_norm)
+
+
+def training_rate(steps: int) -> float:
+    """Return the tokens that a step of the plain model takes in a second of one core, the median over some steps."""
+    run, times = scratch_run(), []
+    with tempfile.TemporaryDirectory() as cache:
+        source = open_model(run.model, Path(cache), run.train.seed)
+        trainer = PlainTrainer(source, run.optimizer, run.train.steps)
+        ids = torch.randint(0, source.vocab_size, (run.train.batch_size, run.data.sequence_length))
+        inputs = step_inputs(Batch(ids, ids, tuple(range(len(ids)))), run.train.microbatches)
+        for step in range(steps + 1):
+            began = time.process_time()
+            trainer.step(step, inputs)
+            times.append(time.process_time() - began)
+    # the first step also allocates
+    return ids.numel() / statistics.median(times[1:])

@@ -34,7 +34,7 @@ class EngineArm:
     """A rank of engine `parallel`."""
 
     def __init__(self, setting: RankSetup) -> None:
-        recipe = recipe_of(setting.run, section_of(setting.run))
+        recipe = recipe_of(setting.run, section_of(setting.run), setting.source)
         domain = open_domain(recipe.parallel, own_device("cpu", setting.place))
         self._member = RankTrainer(recipe, setting.source, domain)
 

@@ -1,0 +1,191 @@
+"""A conversation: messages of known roles, tool calls and their results; one strict form, whatever shape it came in."""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from phalanx.config import StrictModel
+from phalanx.data.sources.turns import DialogueTurn, Shape, turns_of
+from phalanx.errors import DataError
+
+Role = Literal["system", "user", "assistant", "tool"]
+ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
+# names of the same roles in data sets that are about
+_OTHER_ROLES = {"developer": "system", "function": "tool", "observation": "tool", "ipython": "tool"}
+_MOST_TOOLS = 1000
+
+Weight = Field(default=1.0, ge=0.0, le=1e6, allow_inf_nan=False)
+
+
+class ToolCall(StrictModel):
+    """One call of a function by the assistant.
+
+    Attributes:
+        name: Of the function.
+        arguments: By name.
+        id: That the result names.
+    """
+
+    name: str = Field(min_length=1, max_length=200)
+    arguments: dict[str, Any] = Field(default={})
+    id: str | None = Field(default=None, max_length=200)
+
+
+class ChatMessage(StrictModel):
+    """One message of a conversation.
+
+    Attributes:
+        role: Of its author.
+        content: Its text; may be empty beside tool calls.
+        reasoning: What the assistant thought before it answered, where a template writes that.
+        tool_calls: Functions that the assistant calls.
+        name: Of the author, or of the function that this is the result of.
+        tool_call_id: Of the call that this is the result of.
+        weight: Of its loss, where it is the assistant's; 0 leaves it out of the loss.
+    """
+
+    role: Role
+    content: str = ""
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    name: str | None = Field(default=None, max_length=200)
+    tool_call_id: str | None = Field(default=None, max_length=200)
+    weight: float = Weight
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError(f"a message of role {self.role!r} calls tools; only the assistant's can")
+        return self
+
+    def for_template(self) -> dict[str, Any]:
+        """Return it as chat templates expect it."""
+        plain: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.tool_calls:
+            plain["tool_calls"] = [
+                {
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                    **({"id": call.id} if call.id else {}),
+                }
+                for call in self.tool_calls
+            ]
+        others = {"reasoning_content": self.reasoning, "name": self.name, "tool_call_id": self.tool_call_id}
+        return {**plain, **{name: value for name, value in others.items() if value is not None}}
+
+
+class Conversation(StrictModel):
+    """Messages in order, with the tools that the assistant may call.
+
+    Attributes:
+        messages: At least one.
+        tools: JSON schema of each function, as templates expect it.
+        weight: Of its whole loss.
+    """
+
+    messages: tuple[ChatMessage, ...] = Field(min_length=1, max_length=10_000)
+    tools: tuple[dict[str, Any], ...] = Field(default=(), max_length=_MOST_TOOLS)
+    weight: float = Weight
+
+    def check_learnable(self) -> None:
+        """Return where there is something to learn.
+
+        Raises:
+            DataError: No message is the assistant's, or all of these are without weight.
+        """
+        if not any(one.role == "assistant" and one.weight > 0 for one in self.messages) or not self.weight:
+            raise DataError("has no message of the assistant that is learned; add one, or leave the line out")
+
+
+def conversation_of(found: Mapping[str, Any], shape: Shape = "auto", ignore: Collection[str] = ()) -> Conversation:
+    """Read a conversation out of one object, of any of the shapes that are about.
+
+    Fields of the object beside its turns, `tools`, `system` and `weight` are not looked at; a field of a message that
+    is not known is an error, unless it is null.
+
+    Args:
+        found: The object.
+        shape: Of it.
+        ignore: Fields of a message that are not looked at either.
+
+    Raises:
+        DataError: It is empty, or says what is wrong with which turn; the caller knows file and line.
+    """
+    messages = [_message_of(turn, number, ignore) for number, turn in enumerate(turns_of(found, shape), start=1)]
+    if not messages:
+        raise DataError("is an empty conversation; give it messages, or leave the line out")
+    system = found.get("system")
+    if isinstance(system, str) and system.strip() and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": system})
+    weight = found.get("weight")
+    return checked_conversation(
+        {"messages": messages, "tools": _tools_of(found), **({} if weight is None else {"weight": weight})}
+    )
+
+
+def checked_conversation(plain: Mapping[str, Any]) -> Conversation:
+    """Read a conversation of this form's own fields.
+
+    Raises:
+        DataError: Says what is wrong, and where.
+    """
+    try:
+        # as JSON: lists are the tuples of the form
+        return Conversation.model_validate_json(json.dumps(plain))
+    except ValidationError as exc:
+        first = exc.errors(include_url=False)[0]
+        where = ".".join(str(part + 1 if isinstance(part, int) else part) for part in first["loc"])
+        raise DataError(
+            f"{where.replace('messages.', 'turn ', 1)}: {first['msg'].removeprefix('Value error, ')}"
+        ) from exc
+    except (ValueError, RecursionError) as exc:
+        raise DataError(f"is no conversation ({exc})") from exc
+
+
+def _message_of(turn: DialogueTurn, number: int, ignore: Collection[str]) -> dict[str, Any]:
+    role = turn.role.lower()
+    role = _OTHER_ROLES.get(role, role)
+    if role not in ROLES:
+        raise DataError(f"turn {number}: has the role {turn.role!r}; expected {', '.join(ROLES)}")
+    others = {name: value for name, value in turn.others.items() if value is not None and name not in ignore}
+    for other in ("reasoning_content", "thinking"):
+        if other in others:
+            others.setdefault("reasoning", others.pop(other))
+    calls = others.pop("tool_calls", None) or []
+    if not isinstance(calls, list):
+        raise DataError(f"turn {number}: tool_calls is no list")
+    if calls:
+        others["tool_calls"] = [_call_of(call, number) for call in calls]
+    content = turn.content or ""
+    if not content.strip() and not calls and role != "tool":
+        raise DataError(f"turn {number}: of role {role!r}, says nothing; leave it out")
+    return {"role": role, "content": content, **others}
+
+
+def _call_of(call: Any, number: int) -> dict[str, Any]:
+    """Return a call of the common forms: ``{"function": {...}}`` or plain; arguments as an object or as its JSON."""
+    plain = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(plain, dict):
+        raise DataError(f"turn {number}: a tool call is no object with a function's name and arguments")
+    arguments = plain.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError) as exc:
+            raise DataError(f"turn {number}: the arguments of a tool call are not JSON") from exc
+    found = {"name": plain.get("name"), "arguments": arguments, "id": call.get("id")}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _tools_of(found: Mapping[str, Any]) -> Sequence[Any]:
+    tools = found.get("tools") or []
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools)
+        except (ValueError, RecursionError) as exc:
+            raise DataError("field 'tools' is text that is not JSON") from exc
+    if not isinstance(tools, list):
+        raise DataError("field 'tools' is no list")
+    return tools

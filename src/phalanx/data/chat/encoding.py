@@ -1,0 +1,181 @@
+"""Conversations to token ids, and the weight of each token as something to learn."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+
+from phalanx.closing import Closeable
+from phalanx.data.batch import IGNORE
+from phalanx.data.chat.conversation import ChatMessage, Conversation
+from phalanx.data.chat.renderer import ANY_DAY, ChatRenderer, RenderedChat, TurnSpan
+from phalanx.data.chat.template import ChatTemplate
+from phalanx.errors import DataError
+
+_MARK = re.compile(r"<\|[^|<>\s]{1,60}\|>")
+_PROBE = Conversation(messages=(ChatMessage(role="user", content="a"), ChatMessage(role="assistant", content="b")))
+
+
+@dataclass(frozen=True)
+class EncodedConversation:
+    """A conversation in tokens.
+
+    Attributes:
+        ids: int64 ``[tokens]``.
+        weights: float32 ``[tokens]``: how much each token counts as one that the model should write; 0 outside the
+            assistant's turns.
+    """
+
+    ids: NDArray[np.int64]
+    weights: NDArray[np.float32]
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """Already shifted, int64 ``[tokens]``: the token behind each one; IGNORE where that is none to learn."""
+        found = np.full_like(self.ids, IGNORE)
+        found[:-1] = np.where(self.weights[1:] > 0, self.ids[1:], IGNORE)
+        return found
+
+    @property
+    def label_weights(self) -> NDArray[np.float32]:
+        """Of each label, float32 ``[tokens]``."""
+        return np.append(self.weights[1:], np.float32(0))
+
+
+class ChatEncoder(Closeable):
+    """A tokenizer with a chat template: what conversations are in tokens.
+
+    Args:
+        template: Renders them.
+        backend: Of the tokenizers library, as its file has it; its settings are changed.
+        today: The date that the template finds.
+
+    Raises:
+        DataError: The tokenizer lacks a special token that the template names.
+    """
+
+    def __init__(self, template: ChatTemplate, backend: tokenizers.Tokenizer, today: date = ANY_DAY) -> None:
+        # a copy: others may have told theirs to take special tokens for text
+        self._backend = tokenizers.Tokenizer.from_str(backend.to_str())
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._backend.encode_special_tokens = False
+        added = self._backend.get_added_tokens_decoder()
+        self._special = {number: token.content for number, token in added.items() if token.special}
+        self._renderer = ChatRenderer(template, today)
+
+    @property
+    def template(self) -> ChatTemplate:
+        """The template that renders."""
+        return self._renderer.template
+
+    @cached_property
+    def end_of_turn(self) -> int | None:
+        """The special token that ends what the assistant says; None where the template writes none."""
+        rendered = self._renderer.conversation(_PROBE)
+        ids, inside = self._tokens(rendered.text, rendered.turns)
+        found = [token for token, turn in zip(ids, inside, strict=True) if turn is not None and token in self._special]
+        return found[-1] if found else None
+
+    def encode(self, conversation: Conversation) -> EncodedConversation:
+        """Encode a whole conversation; the same one gives the same tokens on every machine.
+
+        Raises:
+            DataError: The template does not render it, a message holds a special token, or the tokenizer lacks one.
+            ModelError: The template is broken, or does or takes what no template may.
+        """
+        self._check_texts(conversation.messages)
+        rendered = self._renderer.conversation(conversation)
+        self._check_marks(rendered.text, conversation.messages)
+        weights = _weights(conversation, rendered)
+        ids, inside = self._tokens(rendered.text, rendered.turns)
+        of_tokens = [0.0 if turn is None else weights[turn] for turn in inside]
+        return EncodedConversation(np.array(ids, dtype=np.int64), np.array(of_tokens, dtype=np.float32))
+
+    def encode_prompt(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
+        """Encode messages up to where the assistant begins.
+
+        Raises:
+            DataError: As `encode`.
+            ModelError: As `encode`.
+        """
+        self._check_texts(messages)
+        text = self._renderer.prompt(messages, tools)
+        self._check_marks(text, messages)
+        return list(self._backend.encode(text, add_special_tokens=False).ids)
+
+    def close(self) -> None:
+        """End the template's process."""
+        self._renderer.close()
+
+    def _tokens(self, text: str, turns: Sequence[TurnSpan]) -> tuple[list[int], list[int | None]]:
+        """Return the ids, and of each the number of the assistant's turn that it is in.
+
+        A token that reaches over the border of a turn is in it. What is only white space behind the special token that
+        ends a turn is not: a model stops before it.
+        """
+        encoded = self._backend.encode(text, add_special_tokens=False)
+        ids: list[int] = encoded.ids
+        inside: list[int | None] = [None] * len(ids)
+        starts = np.array([start for start, _ in encoded.offsets], dtype=np.int64)
+        stops = np.array([stop for _, stop in encoded.offsets], dtype=np.int64)
+        for number, turn in enumerate(turns):
+            own = np.flatnonzero((stops > turn.start) & (starts < turn.stop)).tolist()
+            last = max((at for at in own if ids[at] in self._special), default=None)
+            if last is not None and not text[stops[last] : turn.stop].strip():
+                own = [at for at in own if at <= last]
+            for at in own:
+                inside[at] = number
+        return ids, inside
+
+    def _check_texts(self, messages: Sequence[ChatMessage]) -> None:
+        for number, message in enumerate(messages, start=1):
+            for text in _texts(message):
+                found = next((token for token in self._special.values() if token in text), None)
+                if found is not None:
+                    raise DataError(
+                        f"turn {number}: holds {found!r}, a special token of the model, by which a text could forge a "
+                        "turn; take it out"
+                    )
+
+    def _check_marks(self, text: str, messages: Sequence[ChatMessage]) -> None:
+        known = set(self._special.values())
+        absent = sorted({mark for mark in _MARK.findall(text) if mark not in known})
+        absent = [mark for mark in absent if self._backend.token_to_id(mark) is None]
+        written = [mark for mark in absent if not any(mark in one for said in messages for one in _texts(said))]
+        if written:
+            raise DataError(
+                f"chat template {self.template.name}: writes {written[0]!r}, which is no token of the tokenizer; take "
+                'the tokenizer that belongs to it, or a template without special tokens such as "plain"'
+            )
+
+
+def _texts(message: ChatMessage) -> list[str]:
+    """Every text that a message brings into a prompt."""
+    calls = [json.dumps([call.name, call.arguments], ensure_ascii=False) for call in message.tool_calls]
+    return [message.content, message.reasoning or "", message.name or "", *calls]
+
+
+def _weights(conversation: Conversation, rendered: RenderedChat) -> list[float]:
+    """The weight of each turn that was rendered.
+
+    Raises:
+        DataError: Messages differ in weight, and it cannot be told which turn is of which message.
+    """
+    messages, whole = conversation.messages, conversation.weight
+    of_assistant = {message.weight for message in messages if message.role == "assistant"}
+    if len(of_assistant) == 1:
+        return [whole * next(iter(of_assistant))] * len(rendered.turns)
+    found = []
+    for turn in rendered.turns:
+        if turn.message is None:
+            raise DataError("messages differ in weight, and the chat template does not mark each by itself")
+        found.append(whole * messages[turn.message].weight)
+    return found

@@ -1,0 +1,64 @@
+"""Conversations out of JSON lines, as documents that have the one canonical form of each as their text."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from phalanx.data.chat.conversation import Conversation, checked_conversation, conversation_of
+from phalanx.data.chat.settings import ConversationSource, Policy
+from phalanx.data.sources.jsonl import JsonLines
+from phalanx.data.sources.records import RawRecord, RecordClaims, document_of
+from phalanx.data.sources.source import BrokenRecord, Document
+from phalanx.errors import DataError
+
+
+class ConversationFiles(JsonLines):
+    """One conversation per line; what is none is an error, or is left out and told of.
+
+    Args:
+        config: Where they are.
+        broken: What becomes of a line that is no conversation.
+
+    Attributes:
+        dropped: The lines that were left out by the last reading.
+    """
+
+    def __init__(self, config: ConversationSource, broken: Policy) -> None:
+        super().__init__(config, (".jsonl",))
+        self._config, self._broken = config, broken
+        self.dropped: list[BrokenRecord] = []
+
+    def documents(self) -> Iterator[Document]:
+        """As `RecordFiles.documents`; broken lines are left out and counted where the run file says so."""
+        if self._broken == "refuse":
+            yield from super().documents()
+            return
+        self.dropped = []
+        for file in self.files:
+            for found in self.read(file):
+                if isinstance(found, Document):
+                    yield found
+                elif not found.is_unsupported:
+                    self.dropped.append(found)
+
+    def _of_object(self, record: RawRecord, found: dict[str, Any]) -> Document:
+        try:
+            conversation = conversation_of(found, self._config.shape, self._config.ignore)
+            conversation.check_learnable()
+        except DataError as exc:
+            raise DataError(f"{record.name}: {exc}") from exc
+        return document_of(record, to_text(conversation), RecordClaims())
+
+
+def to_text(conversation: Conversation) -> str:
+    """Return the canonical JSON of a conversation: equal ones have equal texts."""
+    return conversation.model_dump_json(exclude_defaults=True)
+
+
+def from_text(text: str) -> Conversation:
+    """Read it back.
+
+    Raises:
+        DataError: It is none.
+    """
+    return checked_conversation(json.loads(text))

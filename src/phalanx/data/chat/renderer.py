@@ -1,0 +1,160 @@
+"""Conversations to text by a chat template that need not be trusted: it runs in a process of its own, bounded."""
+
+import json
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+from typing import Any
+
+from phalanx.child import PythonProcess
+from phalanx.closing import Closeable
+from phalanx.data.chat.conversation import ChatMessage, Conversation
+from phalanx.data.chat.template import ChatTemplate
+from phalanx.errors import DataError, ModelError
+
+ANY_DAY = date(2024, 7, 26)
+"""The date that templates find where texts must be the same tomorrow; the one that Llama's own falls back to."""
+
+_MODULE = "phalanx.data.chat.sandbox_process"
+_ENDED = "it takes more time or memory than a template may"
+_OF_THE_TEMPLATE = {
+    "forbidden": "does what no template may",
+    "memory": "takes more memory than a template may",
+    "too_much": "writes more than a template may",
+}
+
+
+@dataclass(frozen=True)
+class TurnSpan:
+    """Characters that the assistant writes.
+
+    Attributes:
+        start: The first one.
+        stop: The one behind the last.
+        message: Number of the message that they are of; None where a template marks other parts than messages.
+    """
+
+    start: int
+    stop: int
+    message: int | None
+
+
+@dataclass(frozen=True)
+class RenderedChat:
+    """A conversation as text.
+
+    Attributes:
+        text: All of it.
+        turns: What the assistant writes, in order.
+    """
+
+    text: str
+    turns: tuple[TurnSpan, ...]
+
+
+class ChatRenderer(Closeable):
+    """A chat template at work: the one place where conversations become text, for training and for answers.
+
+    Args:
+        template: Of the model, of the run file, or of this package.
+        today: The date that it finds.
+        seconds: Of a processor that it has for one conversation.
+
+    Guarantees:
+        The template reaches no file, module or attribute, has its seconds of a processor for one conversation and 512
+        MiB beside what Python takes, and writes at most 8 Mi characters; beyond that it is refused by name.
+    """
+
+    def __init__(self, template: ChatTemplate, today: date = ANY_DAY, seconds: int = 10) -> None:
+        self.template = template
+        self._today, self._seconds = today, seconds
+        self._process: PythonProcess | None = None
+        self._turn = threading.Lock()
+
+    def prompt(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]] = ()) -> str:
+        """Render messages up to where the assistant begins.
+
+        Raises:
+            DataError: The template does not render these messages.
+            ModelError: It is broken, or does or takes what no template may.
+        """
+        return self._ask(messages, tools, asks=True).text
+
+    def conversation(self, conversation: Conversation) -> RenderedChat:
+        """Render a whole conversation, with the parts that the assistant writes.
+
+        Raises:
+            DataError: The template does not render these messages, or cannot say what the assistant writes.
+            ModelError: It is broken, or does or takes what no template may.
+        """
+        return self._ask(conversation.messages, conversation.tools, asks=False)
+
+    def close(self) -> None:
+        """End the process."""
+        process, self._process = self._process, None
+        if process is not None:
+            _end(process)
+
+    def _ask(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]], *, asks: bool) -> RenderedChat:
+        order = {"messages": [one.for_template() for one in messages], "tools": list(tools), "asks": asks}
+        with self._turn:
+            answer = self._exchange(self._started(), order)
+        fault, says = answer.get("fault"), answer.get("says", "")
+        if fault in _OF_THE_TEMPLATE:
+            raise ModelError(f"{self._name}: {_OF_THE_TEMPLATE[fault]} ({says})")
+        if fault == "unstable":
+            raise DataError(
+                f"{self._name}: what the assistant writes cannot be told: {says}; mark it by "
+                "{% generation %} ... {% endgeneration %} in a template of your own, or name another one"
+            )
+        if fault is not None:
+            raise DataError(f"{self._name}: does not render these messages ({says})")
+        return RenderedChat(answer["text"], tuple(TurnSpan(*span) for span in answer["spans"]))
+
+    @property
+    def _name(self) -> str:
+        return f"chat template {self.template.name}"
+
+    def _started(self) -> PythonProcess:
+        if self._process is None:
+            process = PythonProcess([_MODULE], {}, piped=True)
+            # it also ends by itself, where the pipe to it is closed
+            weakref.finalize(self, _end, process)
+            template = {"template": self.template.source, "variables": dict(self.template.tokens)}
+            answer = self._exchange(process, {**template, "today": self._today.isoformat(), "seconds": self._seconds})
+            if "fault" in answer:
+                _end(process)
+                raise ModelError(f"{self._name}: is no template that can be used ({answer['says']}); mend it")
+            self._process = process
+        return self._process
+
+    def _exchange(self, process: PythonProcess, order: dict[str, Any]) -> dict[str, Any]:
+        sent, received = process.popen.stdin, process.popen.stdout
+        if sent is None or received is None:
+            raise ModelError(f"{self._name}: its process has no pipes")
+        try:
+            sent.write(json.dumps(order) + "\n")
+            sent.flush()
+            line = received.readline()
+        except OSError:
+            line = ""
+        if not line:
+            self._process = None
+            _end(process)
+            raise ModelError(f"{self._name}: {_ENDED}; its process ended with {process.how_it_ended()}")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+
+def _end(process: PythonProcess) -> None:
+    """End a process and close its pipes."""
+    process.kill()
+    for pipe in (process.popen.stdin, process.popen.stdout):
+        if pipe is not None and not pipe.closed:
+            try:
+                pipe.close()
+            except OSError:
+                # what was not written to it yet
+                continue

@@ -1,0 +1,178 @@
+"""A chat template in Jinja's sandbox: the text of messages, and which characters of it the assistant writes.
+
+Runs in a process of its own, see `sandbox_process`: this file bounds what a template reaches and how much it writes,
+the process bounds its time and memory.
+"""
+
+import json
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date, datetime
+from typing import Any
+
+import jinja2
+from jinja2.ext import Extension, loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+MOST_CHARACTERS = 1 << 23
+"""Of one text; a template that writes more is refused."""
+
+Span = tuple[int, int, int | None]
+"""First character, the one behind the last, and the number of the assistant's message where that is known."""
+
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+
+class UnstableTemplateError(Exception):
+    """A template does not write a conversation so that its beginning stays as it is when the conversation goes on."""
+
+
+class TooMuchTextError(Exception):
+    """A template writes more than it may."""
+
+
+class GenerationTag(Extension):
+    """The tag ``{% generation %}``: its body is what the assistant writes."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja's own attribute
+
+    def parse(self, parser: Any) -> Any:
+        """Put marks around the body."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("_marked"), [], [], body).set_lineno(line)
+
+    def _marked(self, caller: Callable[[], str]) -> str:
+        mark = getattr(self.environment, "generation_mark", "")
+        return f"{mark}{caller()}{mark}"
+
+
+class PlainDict:
+    """A maker of dictionaries that is no type, so that nothing can be reached by way of one."""
+
+    def __call__(self, *pairs: Any, **named: Any) -> dict[Any, Any]:
+        """Make one."""
+        return dict(*pairs, **named)
+
+
+class PlainNamespace(jinja2.utils.Namespace):
+    """A namespace that takes no name with an underscore before it: Python's own lie behind those."""
+
+    def __init__(*given: Any, **named: Any) -> None:
+        found = dict(*given[1:], **named)
+        for name in found:
+            PlainNamespace._check(name)
+        jinja2.utils.Namespace.__init__(given[0], found)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        PlainNamespace._check(name)
+        super().__setitem__(name, value)
+
+    @staticmethod
+    def _check(name: object) -> None:
+        if isinstance(name, str) and name.startswith("_"):
+            raise jinja2.exceptions.SecurityError(f"sets {name[:40]!r} on a namespace")
+
+
+class SandboxedTemplate:
+    """A compiled template, in the environment that templates of the hub expect.
+
+    Args:
+        source: The template.
+        variables: What it finds beside the messages: the names of special tokens.
+        today: The date that ``strftime_now`` gives.
+
+    Raises:
+        jinja2.exceptions.TemplateError: It is no template.
+    """
+
+    def __init__(self, source: str, variables: Mapping[str, str], today: date) -> None:
+        environment: Any = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _refuse
+        environment.globals["dict"] = PlainDict()
+        environment.globals["namespace"] = PlainNamespace
+        environment.globals["strftime_now"] = datetime(today.year, today.month, today.day).strftime
+        self._environment = environment
+        self._variables = dict(variables)
+        self._template = environment.from_string(source)
+        self._marks_turns = _GENERATION.search(source) is not None
+
+    def text(self, messages: Sequence[Any], tools: Sequence[Any], *, asks: bool, mark: str = "") -> str:
+        """Render messages.
+
+        Args:
+            messages: As templates expect them.
+            tools: JSON schemas.
+            asks: Whether the beginning of the assistant's next message is put behind them.
+            mark: Put around the body of every ``{% generation %}``.
+
+        Raises:
+            TooMuchTextError: It writes too much.
+            jinja2.exceptions.TemplateError: It fails, or does what no template may.
+        """
+        self._environment.generation_mark = mark
+        pieces, length = [], 0
+        given = {"messages": messages, "tools": tools or None, "documents": None, "add_generation_prompt": asks}
+        for piece in self._template.generate(**{**self._variables, **given}):
+            length += len(piece)
+            if length > MOST_CHARACTERS:
+                raise TooMuchTextError
+            pieces.append(piece)
+        return "".join(pieces)
+
+    def turns(self, messages: Sequence[Any], tools: Sequence[Any]) -> tuple[str, list[Span]]:
+        """Render a whole conversation, and find what the assistant writes in it.
+
+        A template with ``{% generation %}`` says it itself. Of any other one, a message is what the text gets more when
+        the message follows the beginning that the assistant is given.
+
+        Raises:
+            UnstableTemplateError: That beginning changes when the conversation goes on, or one is not in its part.
+            TooMuchTextError: As `text`, the other errors of which it has as well.
+        """
+        return self._turns_by_tag(messages, tools) if self._marks_turns else self._turns_by_prefix(messages, tools)
+
+    def _turns_by_tag(self, messages: Sequence[Any], tools: Sequence[Any]) -> tuple[str, list[Span]]:
+        # nothing in a message can hold it
+        mark = f"\x00{secrets.token_hex(16)}\x00"
+        parts = self.text(messages, tools, asks=False, mark=mark).split(mark)
+        inside = parts[1::2]
+        of_assistant = [number for number, one in enumerate(messages) if one["role"] == "assistant"]
+        if len(parts) % 2 == 0 or not inside:
+            raise UnstableTemplateError("its {% generation %} marks no text of the assistant")
+        owners = of_assistant if len(of_assistant) == len(inside) else [None] * len(inside)
+        spans, at = [], 0
+        for before, body, owner in zip(parts[0::2], inside, owners, strict=False):
+            at += len(before)
+            spans.append((at, at + len(body), owner))
+            at += len(body)
+        return "".join(parts), spans
+
+    def _turns_by_prefix(self, messages: Sequence[Any], tools: Sequence[Any]) -> tuple[str, list[Span]]:
+        whole, behind = self.text(messages, tools, asks=False), 0
+        spans: list[Span] = []
+        for number, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            begin = self.text(messages[:number], tools, asks=True)
+            end = self.text(messages[: number + 1], tools, asks=False)
+            if not (whole.startswith(begin) and whole.startswith(end) and behind <= len(begin) < len(end)):
+                raise UnstableTemplateError(f"message {number + 1} changes the text before it")
+            if message["content"].strip() not in whole[len(begin) : len(end)]:
+                raise UnstableTemplateError(f"message {number + 1} is not written as it stands")
+            behind = len(end)
+            spans.append((len(begin), behind, number))
+        return whole, spans
+
+
+def _refuse(message: str) -> None:
+    raise jinja2.exceptions.TemplateError(message)
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **others: Any) -> str:
+    known = {name: others[name] for name in ("separators", "sort_keys") if name in others}
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **known)

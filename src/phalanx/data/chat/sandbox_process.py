@@ -1,0 +1,90 @@
+"""The process in which a chat template runs: ``python -m phalanx.data.chat.sandbox_process``, a JSON object a line.
+
+The first line has the template, every further one a conversation; each is answered by a line. The process has so much
+memory beside what it starts with, and so many seconds of a processor for one line, after which the kernel ends it.
+"""
+
+import contextlib
+import json
+import resource
+import sys
+from collections.abc import Mapping
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from phalanx.data.chat.sandbox import SandboxedTemplate, TooMuchTextError, UnstableTemplateError
+
+MEMORY_BYTES = 512 << 20
+
+_FAULTS: tuple[tuple[type[BaseException], str], ...] = (
+    (jinja2.exceptions.SecurityError, "forbidden"),
+    (UnstableTemplateError, "unstable"),
+    (TooMuchTextError, "too_much"),
+    (MemoryError, "memory"),
+    (jinja2.exceptions.TemplateError, "fails"),
+    (TypeError, "fails"),
+    (ValueError, "fails"),
+    (ArithmeticError, "fails"),
+    (LookupError, "fails"),
+    (AttributeError, "fails"),
+    (RecursionError, "fails"),
+)
+
+
+def main() -> None:
+    """Answer lines until there are no more."""
+    _bound_memory()
+    template: SandboxedTemplate | None = None
+    seconds = 10
+    for line in sys.stdin:
+        _bound_time(seconds)
+        try:
+            order = json.loads(line)
+            if template is None:
+                seconds = order["seconds"]
+                template = _template(order)
+                answer: Mapping[str, Any] = {}
+            else:
+                answer = _rendered(template, order)
+        except tuple(kind for kind, _ in _FAULTS) as exc:
+            answer = _fault(exc)
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+def _template(order: Mapping[str, Any]) -> SandboxedTemplate:
+    return SandboxedTemplate(order["template"], order["variables"], date.fromisoformat(order["today"]))
+
+
+def _rendered(template: SandboxedTemplate, order: Mapping[str, Any]) -> Mapping[str, Any]:
+    if order["asks"]:
+        return {"text": template.text(order["messages"], order["tools"], asks=True), "spans": []}
+    text, spans = template.turns(order["messages"], order["tools"])
+    return {"text": text, "spans": spans}
+
+
+def _fault(exc: BaseException) -> Mapping[str, Any]:
+    kind = next(name for fault, name in _FAULTS if isinstance(exc, fault))
+    line = f"line {exc.lineno}: " if isinstance(exc, jinja2.exceptions.TemplateSyntaxError) else ""
+    return {"fault": kind, "says": f"{line}{exc}"[:300] or type(exc).__name__}
+
+
+def _bound_memory() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError, ValueError):
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        bound = pages * resource.getpagesize() + MEMORY_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
+
+
+def _bound_time(seconds: int) -> None:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + seconds, hard))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Which chat template a model has, and which one it gets where it has none."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from phalanx.data.sources.files import read_text
+from phalanx.errors import DataError
+
+TEMPLATE_FILE = "chat_template.jinja"
+TURN_BEGINS, TURN_ENDS = "<|im_start|>", "<|im_end|>"
+_MOST_CHARACTERS = 1 << 20
+_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+_CHATML = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['role'] == 'assistant' %}"
+    "{% generation %}{{ message['content'] }}"
+    "{% for call in message['tool_calls'] or [] %}"
+    "{{ '<tool_call>' + (call['function'] | tojson) + '</tool_call>' }}"
+    "{% endfor %}{{ '<|im_end|>' }}{% endgeneration %}"
+    "{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}"
+    "{{ '\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+_PLAIN = (
+    "{% for message in messages %}"
+    "{% if message['role'] == 'assistant' %}"
+    "{{ 'Assistant:' }}{% generation %}{{ ' ' + message['content'] + eos_token }}{% endgeneration %}{{ '\n' }}"
+    "{% else %}{{ message['role'] | capitalize + ': ' + message['content'] + '\n' }}{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+)
+DEFAULT_TEMPLATES: Mapping[str, str] = {"chatml": _CHATML, "plain": _PLAIN}
+"""Templates for models without one. ``chatml`` needs two special tokens, ``plain`` none but the end of text."""
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A chat template.
+
+    Attributes:
+        name: Where it comes from, for messages and exports.
+        source: In Jinja.
+        tokens: The special tokens that it finds by name: ``eos_token``, ``bos_token`` and so on.
+    """
+
+    name: str
+    source: str
+    tokens: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self.source) > _MOST_CHARACTERS:
+            raise DataError(f"{self.name}: a chat template of more than {_MOST_CHARACTERS} characters")
+
+
+def default_template(name: str, end_of_text: str) -> ChatTemplate:
+    """Return one of the templates that come with Phalanx.
+
+    Args:
+        name: Of `DEFAULT_TEMPLATES`.
+        end_of_text: The special token that ends a text.
+    """
+    return ChatTemplate(name, DEFAULT_TEMPLATES[name], {"eos_token": end_of_text})
+
+
+def template_from_file(path: Path, directory: Path | None, end_of_text: str) -> ChatTemplate:
+    """Read a template that a run file names; special tokens are those of the model's directory.
+
+    Raises:
+        DataError: It cannot be read, or is too long.
+    """
+    tokens = {"eos_token": end_of_text, **({} if directory is None else _special_tokens(directory))}
+    return ChatTemplate(str(path), read_text(path), tokens)
+
+
+def model_template(directory: Path) -> ChatTemplate | None:
+    """Return the template in a model's directory; None where it has none.
+
+    Looked for in ``chat_template.jinja``, ``chat_template.json`` and ``tokenizer_config.json``, in this order; of
+    several by name, the one called "default".
+
+    Raises:
+        DataError: A file is malformed.
+    """
+    tokens = _special_tokens(directory)
+    path = directory / TEMPLATE_FILE
+    if path.is_file():
+        return ChatTemplate(str(path), read_text(path), tokens)
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        found = _object(directory / name).get("chat_template")
+        if isinstance(found, list):
+            by_name = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
+            found = by_name.get("default")
+        if isinstance(found, str) and found:
+            return ChatTemplate(str(directory / name), found, tokens)
+    return None
+
+
+def _special_tokens(directory: Path) -> dict[str, str]:
+    found = {**_object(directory / "special_tokens_map.json"), **_object(directory / "tokenizer_config.json")}
+    named = {name: found.get(name) for name in _TOKENS}
+    plain = {name: one.get("content") if isinstance(one, dict) else one for name, one in named.items()}
+    return {name: token for name, token in plain.items() if isinstance(token, str)}
+
+
+def _object(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(read_text(path))
+    except (ValueError, RecursionError) as exc:
+        raise DataError(f"{path}: is not JSON ({exc}); save it again from its model") from exc
+    if not isinstance(found, dict):
+        raise DataError(f"{path}: found a JSON {type(found).__name__}, expected an object")
+    return found

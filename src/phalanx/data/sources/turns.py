@@ -1,0 +1,114 @@
+"""The turns of a dialogue, out of the shapes of JSON objects that are about."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from phalanx.data.sources.jsonl import keys_of
+from phalanx.errors import DataError
+
+Shape = Literal["auto", "sharegpt", "messages", "alpaca", "prompt"]
+"""Of an object that holds a dialogue; "auto" looks at each."""
+
+_MOST_TURNS = 10_000
+_ROLE_CHARACTERS = 40
+# what ShareGPT calls them
+_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant"}
+
+
+@dataclass(frozen=True)
+class DialogueTurn:
+    """What one side says at a time.
+
+    Attributes:
+        role: Of the side; those of ShareGPT by their usual names.
+        content: The text; None where there is none.
+        others: The other fields of the turn, as they stand there.
+    """
+
+    role: str
+    content: str | None
+    others: Mapping[str, Any] = field(default_factory=dict)
+
+
+def turns_of(found: Mapping[str, Any], shape: Shape) -> Iterator[DialogueTurn]:
+    """Give the turns of one object.
+
+    Raises:
+        DataError: It is of no known shape, or a turn is malformed.
+    """
+    known = shape if shape != "auto" else _shape_of(found)
+    if known is None:
+        raise DataError(f"is a dialogue of no known shape; its fields are: {keys_of(dict(found))}; set `shape`")
+    return _SHAPES[known](found)
+
+
+def _shape_of(found: Mapping[str, Any]) -> str | None:
+    for key, shape in (
+        ("messages", "messages"),
+        ("conversations", "sharegpt"),
+        ("instruction", "alpaca"),
+        ("prompt", "prompt"),
+    ):
+        if key in found:
+            return shape
+    return None
+
+
+def _listed(found: Mapping[str, Any], key: str, role: str, content: str) -> Iterator[DialogueTurn]:
+    turns = found.get(key)
+    if not isinstance(turns, list) or len(turns) > _MOST_TURNS:
+        raise DataError(f"field {key!r} holds no list of at most {_MOST_TURNS} turns")
+    for number, turn in enumerate(turns, start=1):
+        if not isinstance(turn, dict) or not isinstance(turn.get(role), str):
+            raise DataError(f"turn {number} has no text {role!r}")
+        name = turn[role].strip()
+        if not name or len(name) > _ROLE_CHARACTERS:
+            raise DataError(f"turn {number} has no {role!r} of 1 to {_ROLE_CHARACTERS} characters")
+        said = None if turn.get(content) is None else _content_of(turn[content], f"turn {number}")
+        others = {name: value for name, value in turn.items() if name not in (role, content)}
+        yield DialogueTurn(_ROLES.get(name.lower(), name), said, others)
+
+
+def _content_of(value: Any, where: str) -> str:
+    """The text of a turn; of a list of parts, all of them text, their texts."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in value):
+        return "".join(part["text"] for part in value)
+    raise DataError(f"{where} holds something else than text")
+
+
+def _messages(found: Mapping[str, Any]) -> Iterator[DialogueTurn]:
+    return _listed(found, "messages", "role", "content")
+
+
+def _sharegpt(found: Mapping[str, Any]) -> Iterator[DialogueTurn]:
+    turns = found.get("conversations")
+    if isinstance(turns, list) and turns and isinstance(turns[0], dict) and "role" in turns[0]:
+        # the list of one shape with the turns of the other is about as well
+        return _listed(found, "conversations", "role", "content")
+    return _listed(found, "conversations", "from", "value")
+
+
+def _alpaca(found: Mapping[str, Any]) -> Iterator[DialogueTurn]:
+    asked = _content_of(found.get("instruction"), "field 'instruction'")
+    given = _content_of(found.get("input") or "", "field 'input'")
+    if isinstance(found.get("system"), str) and found["system"]:
+        yield DialogueTurn("system", found["system"])
+    yield DialogueTurn("user", f"{asked}\n\n{given}" if given else asked)
+    yield DialogueTurn("assistant", _content_of(found.get("output"), "field 'output'"))
+
+
+def _prompt(found: Mapping[str, Any]) -> Iterator[DialogueTurn]:
+    answer = found["completion"] if "completion" in found else found.get("response")
+    yield DialogueTurn("user", _content_of(found.get("prompt"), "field 'prompt'"))
+    yield DialogueTurn("assistant", _content_of(answer, "field 'completion'"))
+
+
+_SHAPES: Mapping[str, Callable[[Mapping[str, Any]], Iterator[DialogueTurn]]] = {
+    "sharegpt": _sharegpt,
+    "messages": _messages,
+    "alpaca": _alpaca,
+    "prompt": _prompt,
+}

@@ -1,0 +1,136 @@
+"""A run directory keeps what an export needs beside its checkpoints, and a checkpoint signs every byte of that."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from phalanx.cli import run as command_line
+from phalanx.data.tokenizers import ByteBpeTraining, train_tokenizer
+from phalanx.errors import CheckpointError
+from phalanx.train import train
+
+TEXT = "the stage checks the next stage, and the next one checks it. "
+
+
+def files_of(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def refused(words, capfd):
+    code = command_line([*map(str, words), "--json"])
+    return code, json.loads(capfd.readouterr().out.splitlines()[-1])["error"]
+
+
+@pytest.fixture
+def at_home(make_run, quietly, tmp_path, monkeypatch):
+    """Return a function that trains on a text of its own beside the run file, with a tokenizer and chat template."""
+
+    def train_at_home(*overrides: str) -> Path:
+        home = tmp_path / "home"
+        home.mkdir()
+        # the cache is the run's own, so that it stays behind as well
+        monkeypatch.delenv("PHALANX_CACHE")
+        lines = (json.dumps({"text": f"{number}: {TEXT * 3}"}) for number in range(40))
+        (home / "text.jsonl").write_text("\n".join(lines))
+        (home / "tokenizer.json").write_bytes(train_tokenizer([TEXT * 20], ByteBpeTraining(vocab_size=262)).to_json())
+        (home / "chat_template.jinja").write_text("{{ messages[0].content }}")
+        monkeypatch.chdir(home)
+        sources = "data.sources=[{kind='jsonl', path='text.jsonl'}]"
+        tokenizer = "data.tokenizer={kind='file', path='tokenizer.json'}"
+        run = make_run(sources, tokenizer, "train.validate_every=0", "train.steps=2", *overrides)
+        quietly(run, home / "runs" / "first")
+        return home
+
+    return train_at_home
+
+
+def test_a_run_that_was_moved_is_exported_and_goes_on_with_a_text_without_its_data(
+    at_home, tmp_path, monkeypatch, capfd
+):
+    home = at_home()
+    assert command_line(["checkpoint", "export", "runs/first", str(tmp_path / "there")]) == 0
+    shutil.move(home / "runs" / "first", tmp_path / "moved")
+    shutil.rmtree(home)
+    monkeypatch.chdir(tmp_path)
+    capfd.readouterr()
+
+    exported = command_line(["checkpoint", "export", "moved", "out"])
+    written = command_line(["generate", "moved", "--prompt", "the stage", "--max-new-tokens", "3", "--json"])
+
+    assert (exported, written) == (0, 0)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "there")
+    assert {"tokenizer.json", "chat_template.jinja", "model.safetensors"} <= set(files_of(tmp_path / "out"))
+
+
+def test_an_adapter_is_exported_with_the_kept_tokenizer_and_only_beside_its_own_model(at_home, tmp_path, capfd):
+    adapter = "model.adapter={kind='lora', rank=2}"
+    home = at_home(adapter)
+    (home / "text.jsonl").unlink()
+    (home / "tokenizer.json").unlink()
+
+    merged = command_line(["checkpoint", "export", "runs/first", "out", "--merge"])
+    (weights,) = (home / "runs" / ".cache" / "models").glob("*/model.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\7")
+    code, error = refused(["checkpoint", "export", "runs/first", "other", "--merge"], capfd)
+
+    assert merged == 0
+    assert (code, error["code"], error["key"]) == (3, "PHX-I053", "model")
+    assert not (home / "other").exists()
+
+
+@pytest.mark.parametrize("harm", ["changed", "removed", "added"])
+def test_kept_files_that_the_checkpoint_has_not_signed_are_refused(at_home, make_run, capfd, harm):
+    home = at_home()
+    kept = home / "runs" / "first" / "kept_model"
+    name = {"changed": "tokenizer.json", "removed": "chat_template.jinja", "added": "tokenizer_config.json"}[harm]
+    if harm == "changed":
+        (kept / name).write_bytes((kept / name).read_bytes() + b" ")
+    elif harm == "removed":
+        (kept / name).unlink()
+    else:
+        (kept / name).write_text(json.dumps({"chat_template": "obey me"}))
+
+    for words in (["checkpoint", "export", "runs/first", "out"], ["generate", "runs/first", "--prompt", "the"]):
+        code, error = refused(words, capfd)
+
+        assert (code, error["code"], Path(error["file"]).name) == (3, "PHX-I058", name)
+    assert not (home / "out").exists()
+
+
+def test_a_resumed_run_refuses_kept_files_that_were_changed_and_leaves_whole_ones_as_they_are(
+    at_home, make_run, quietly, monkeypatch
+):
+    home = at_home()
+    kept = home / "runs" / "first" / "kept_model"
+    before = files_of(kept)
+    # another template beside the tokenizer is no other vocabulary, and the run has its own
+    (home / "chat_template.jinja").write_text("another one")
+    longer = make_run(
+        "data.sources=[{kind='jsonl', path='text.jsonl'}]",
+        "data.tokenizer={kind='file', path='tokenizer.json'}",
+        *("train.validate_every=0", "train.steps=3"),
+    )
+
+    quietly(longer, home / "runs" / "first", resume=True)
+    assert files_of(kept) == before
+    (kept / "chat_template.jinja").write_text("another one")
+
+    with pytest.raises(CheckpointError, match=r"chat_template\.jinja: altered: found SHA-256") as said:
+        train(
+            longer.model_copy(update={"train": longer.train.model_copy(update={"steps": 4})}), kept.parent, resume=True
+        )
+    assert said.value.facts["code"] == "PHX-I058"
+
+
+def test_a_checkpoint_of_before_this_version_is_exported_by_the_text_of_its_run(at_home, tmp_path, monkeypatch):
+    # given a run that keeps nothing, as runs of older versions do
+    monkeypatch.setattr("phalanx.train.saving.savepoint.Savepoint.keep", lambda *_: None)
+    home = at_home()
+    assert not (home / "runs" / "first" / "kept_model").exists()
+
+    assert command_line(["checkpoint", "export", "runs/first", "out"]) == 0
+
+    (home / "text.jsonl").unlink()
+    assert command_line(["checkpoint", "export", "runs/first", "other"]) == 3
