@@ -168,7 +168,7 @@ class RunConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check_values(self) -> Self:
-        found = rollouts_fault(self) or refused_value(self)
+        found = refused_value(self) or rollouts_fault(self)
         if found is not None:
             raise ValueError(found)
         return self
