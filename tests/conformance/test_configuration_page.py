@@ -20,10 +20,20 @@ from phalanx.data.config import (
 from phalanx.data.phases import CurriculumConfig, DatasetConfig, PhaseConfig, UntilConfig
 from phalanx.data.sources import SOURCES, OwnSourceConfig
 from phalanx.models import LoraConfig, ModelConfig, PrefixConfig, SpfConfig
+from phalanx.objectives.policy_gradient import GrpoSettings
+from phalanx.objectives.pretraining import (
+    DenoiserConfig,
+    DenoisersSettings,
+    FillInTheMiddleSettings,
+    MaskedSettings,
+    SpanCorruptionSettings,
+)
 from phalanx.optimizers import OptimizerConfig
 from phalanx.parallel import OuterConfig, ParallelConfig
 from phalanx.parallel.deepspeed import AioConfig, DeepSpeedConfig
 from phalanx.pipeline import AttackConfig, GuardConfig, PartyLayout, PipelineConfig, WorkerConfig
+from phalanx.rewards import REWARDS, RewardsConfig
+from phalanx.rewards.config import OwnReward
 from phalanx.security.seal import ReleasePolicy
 from phalanx.split import SplitConfig
 from phalanx.split.masked import MaskedConfig, MaskedWorkerConfig
@@ -56,6 +66,12 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "train": TrainConfig,
     "train.early_stopping": EarlyStoppingConfig,
     "train.samples": SamplesConfig,
+    "train.objective grpo": GrpoSettings,
+    "train.objective masked": MaskedSettings,
+    "train.objective span_corruption": SpanCorruptionSettings,
+    "train.objective fill_in_the_middle": FillInTheMiddleSettings,
+    "train.objective denoisers": DenoisersSettings,
+    "train.objective.tasks": DenoiserConfig,
     "train.histograms": HistogramsConfig,
     "optimizer": OptimizerConfig,
     "parallel": ParallelConfig,
@@ -69,6 +85,9 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "guard": GuardConfig,
     "attack": AttackConfig,
     "checkpoint": CheckpointConfig,
+    "rewards": RewardsConfig,
+    **{f"rewards.of {kind}": settings for kind, settings in REWARDS.items()},
+    "rewards.of module:object": OwnReward,
     "tracking.wandb": WandbConfig,
     "tracking.mlflow": MlflowConfig,
     "tracking.trackio": TrackioConfig,

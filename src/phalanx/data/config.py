@@ -30,10 +30,24 @@ from phalanx.data.tasks import TASKS
 
 
 class BpeConfig(StrictModel):
-    """A byte-level BPE vocabulary, trained on the training split: 256 bytes, end of text, then merges."""
+    """A byte-level BPE vocabulary, trained on the training split: special tokens, 256 bytes, then merges."""
 
     kind: Literal["bpe"] = "bpe"
     vocab_size: int = Field(default=4096, ge=257)
+    special_tokens: tuple[Annotated[str, Field(min_length=1, max_length=100)], ...] = Field(default=(), max_length=1000)
+    """Tokens beside the end of text that no text can give: the mask, sentinels and marks of objectives."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        odd = [one for one in self.special_tokens if one != one.strip() or self.special_tokens.count(one) > 1]
+        if odd:
+            raise ValueError(f"special_tokens: {odd[0]!r} is there twice, or has white space around it; name each once")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave the special tokens out where there are none, so that an older run file keeps its digest."""
+        return {name: value for name, value in write(self).items() if name != "special_tokens" or value}
 
 
 class ModelTokenizerConfig(StrictModel):

@@ -13,7 +13,14 @@ from phalanx.objectives.causal_lm import IGNORE, causal_lm
 from phalanx.objectives.classification import Confusion, classification, mark_classes, pooled_logits
 from phalanx.objectives.dpo import DpoSettings, IpoSettings, dpo, ipo
 from phalanx.objectives.kto import WANTED, KtoSettings, kto
-from phalanx.objectives.objective import ExtraRows, LossFunction, LossWithExtras, Objective, ObjectiveSettings
+from phalanx.objectives.objective import (
+    ExtraRows,
+    LossFunction,
+    LossWithExtras,
+    Objective,
+    ObjectiveSettings,
+    RowAttention,
+)
 from phalanx.objectives.own import own_objective
 from phalanx.objectives.pairs import REFERENCE
 from phalanx.objectives.policy_gradient import (
@@ -26,6 +33,21 @@ from phalanx.objectives.policy_gradient import (
     grpo,
     rloo,
 )
+from phalanx.objectives.pretraining import (
+    CorruptedRows,
+    DenoisedRows,
+    DenoisersSettings,
+    FillInTheMiddleSettings,
+    MaskedRows,
+    MaskedSettings,
+    MiddleRows,
+    PrefixRows,
+    Row,
+    RowPlace,
+    RowRewriting,
+    SpanCorruptionSettings,
+    TokenTable,
+)
 from phalanx.objectives.reward import MARGIN, reward
 from phalanx.objectives.weighted_causal_lm import weighted_causal_lm
 from phalanx.objectives.without_reference import CpoSettings, OrpoSettings, SimpoSettings, cpo, orpo, simpo
@@ -35,6 +57,13 @@ _BESIDE_REFERENCE = {REFERENCE: ExtraRows(per_token=False)}
 OBJECTIVES: dict[str, Objective] = {
     "causal_lm": Objective(causal_lm),
     "classification": Objective(classification, own_head=True),
+    "denoisers": Objective(causal_lm, settings=DenoisersSettings, rewriting=DenoisedRows.of, attention="prefix"),
+    "fill_in_the_middle": Objective(causal_lm, settings=FillInTheMiddleSettings, rewriting=MiddleRows.of),
+    "masked": Objective(causal_lm, settings=MaskedSettings, rewriting=MaskedRows.of, attention="bidirectional"),
+    "prefix_lm": Objective(causal_lm, rewriting=PrefixRows.of, attention="prefix"),
+    "span_corruption": Objective(
+        causal_lm, settings=SpanCorruptionSettings, rewriting=CorruptedRows.of, attention="prefix"
+    ),
     "weighted_causal_lm": Objective(with_extras=weighted_causal_lm, extras={"weights": ExtraRows()}),
     "grpo": Objective(with_extras=grpo, extras=ROLLOUT_EXTRAS, settings=GrpoSettings, target="sequence"),
     "dr_grpo": Objective(with_extras=dr_grpo, extras=ROLLOUT_EXTRAS, settings=DrGrpoSettings, target="sequence"),
@@ -106,6 +135,11 @@ __all__ = [
     "ObjectiveChoice",
     "ObjectiveSettings",
     "RolloutSettings",
+    "Row",
+    "RowAttention",
+    "RowPlace",
+    "RowRewriting",
+    "TokenTable",
     "causal_lm",
     "classification",
     "generalised_advantages",

@@ -18,6 +18,7 @@ from phalanx.config import StrictModel, load_config, own_references, pin_own_cod
 from phalanx.data import BpeConfig, DataConfig
 from phalanx.errors import ConfigError
 from phalanx.models import ModelConfig
+from phalanx.objectives import OBJECTIVES
 from phalanx.optimizers import OptimizerConfig
 from phalanx.parallel import ParallelConfig
 from phalanx.parallel.deepspeed import DeepSpeedConfig
@@ -128,7 +129,25 @@ class RunConfig(StrictModel):
                 f'data.labelled is for train.objective = "classification", which is "{self.train.objective_kind}"; '
                 "change one of them"
             )
+        self._check_attention()
         return self
+
+    def _check_attention(self) -> None:
+        """Rows that an objective makes say themselves which tokens see which."""
+        kind = self.train.objective_kind
+        found = OBJECTIVES.get(kind)
+        if found is None:
+            return
+        if found.rewriting is not None and self.data.attention == "document":
+            raise ValueError(
+                f'train.objective = "{kind}" makes rows of its own, in which it says what tokens see, and '
+                'data.attention = "document" says it too; take attention = "across"'
+            )
+        if found.attention == "bidirectional" and self.train.samples is not None:
+            raise ValueError(
+                f'train.samples: a model that learns train.objective = "{kind}" from both sides does not go on with '
+                "texts; leave samples out"
+            )
 
     @model_validator(mode="after")
     def _check_split(self) -> Self:

@@ -123,6 +123,7 @@ _PAIRS = "it reads pairs of rows, and no data source of a run file has any"
 _EVIDENCE = "an enclave runs the code that its evidence names, and no other"
 _NAMED_ALONE = "an enclave is told the name of what is learned, and no settings of it"
 _NO_ROLLOUTS = "an enclave answers with losses, and a text that the model writes would leave it"
+_ROWS = "clients make their own batches, of rows as they were packed"
 _OWN_DRAWS = "each client draws by itself from its share of every group, and a phase counts samples of the whole run"
 _HERE = "client, enclave and workers of a run are processes of this machine"
 
@@ -234,15 +235,13 @@ def learns_from_rollouts(objective: Objective) -> bool:
     return objective.settings is not None and issubclass(objective.settings, RolloutSettings)
 
 
-def value_exclusions() -> Iterator[ValueExclusion]:
-    """Every line that says what an engine has not: what follows of `OBJECTIVES`, and those of `VALUE_EXCLUSIONS`."""
-    key = "train.objective"
+def _of_objectives(key: str) -> Iterator[ValueExclusion]:
     for name, objective in OBJECTIVES.items():
         if learns_from_rollouts(objective):
             yield ValueExclusion("split", key, _NO_ROLLOUTS, "take [pipeline] or [parallel]", never=(name,))
             yield ValueExclusion("deepspeed", key, _NOT_TRIED, "leave [deepspeed] out", never=(name,))
         elif objective.target == "pair":
-            for engine in ("pipeline", "parallel", "split", "deepspeed"):
+            for engine in ("pipeline", "parallel", "split"):
                 yield ValueExclusion(engine, key, _PAIRS, "call the engine from Python", never=(name,))
         elif objective.extras:
             rows = ", ".join(sorted(objective.extras))
@@ -253,6 +252,8 @@ def value_exclusions() -> Iterator[ValueExclusion]:
             for engine in ("pipeline", "parallel"):
                 reason = "it trains a head of its own, and stages and ranks have the language model's"
                 yield ValueExclusion(engine, key, reason, "take [split] alone", never=(name,))
+        elif objective.rewriting is not None:
+            yield ValueExclusion("split", key, _ROWS, "take [pipeline] or [parallel]", never=(name,))
         elif objective.settings is not None:
             yield ValueExclusion("split", key, _NAMED_ALONE, "take [pipeline] or [parallel]", never=(name,))
         is_plain = not objective.extras and not objective.own_head and objective.target != "pair"
@@ -260,6 +261,12 @@ def value_exclusions() -> Iterator[ValueExclusion]:
             yield ValueExclusion(
                 "deepspeed", key, f"it learns {WHOLE_MODEL_OBJECTIVE} alone", "leave [deepspeed] out", never=(name,)
             )
+
+
+def value_exclusions() -> Iterator[ValueExclusion]:
+    """Every line that says what an engine has not: what follows of `OBJECTIVES`, and those of `VALUE_EXCLUSIONS`."""
+    key = "train.objective"
+    yield from _of_objectives(key)
     yield ValueExclusion(
         "deepspeed", key, f"it learns {WHOLE_MODEL_OBJECTIVE} alone", "leave [deepspeed] out", own=True
     )

@@ -25,7 +25,7 @@ class StageCopy:
         self.plan = plan
         self.spec = spec
         self.module = module
-        module.reads_documents = plan.document_attention
+        module.attends = plan.attends
         self.optimizer = optimizer
         self.runner = StageRunner(module, spec, seed=plan.seed, precision=plan.precision, device=plan.device)
         self.history = past_of(plan.guard)

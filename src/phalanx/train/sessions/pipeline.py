@@ -12,6 +12,7 @@ from phalanx.models import open_model, weights_digest
 from phalanx.pipeline import AuditDraw, LocalWorkers, Observe, PipelineEngine, StageChecks, StepPlan
 from phalanx.telemetry import PEERS_FILE, PeersFile
 from phalanx.telemetry.parties import live_parties
+from phalanx.train.batches.rewriting import measured, rewriting_of
 from phalanx.train.batches.rollouts import RolloutLoader
 from phalanx.train.batches.samples import TextSampler
 from phalanx.train.records.audit_trail import step_noter
@@ -65,13 +66,14 @@ class PipelineFactory:
                 yield PipelineSetup(context, plan, material, self._open_workers, stack)
                 return
             corpus = context.corpus(source)
-            loader = BatchLoader(corpus, run.train.batch_size, run.train.seed)
+            rewriting = rewriting_of(run, corpus)
+            loader = BatchLoader(corpus, run.train.batch_size, run.train.seed, rewrite=rewriting)
             sampler = TextSampler.of(run, corpus)
             material = RunMaterial(
                 source,
-                corpus,
+                measured(corpus, rewriting),
                 loader,
-                context.validation_sets(source, corpus),
+                {name: measured(one, rewriting) for name, one in context.validation_sets(source, corpus).items()},
                 sampler,
                 corpus.vocabulary_digest,
                 RunTokenizer.of(run.data.tokenizer, source, corpus),
