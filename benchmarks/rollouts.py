@@ -1,6 +1,6 @@
 """What do examples learn that learn from what the model writes?
 
-``python benchmarks/rollouts.py OUT.json examples/grpo.toml=RUN_DIR [...]`` reads finished runs, each with the run file that it is of.
+``python benchmarks/rollouts.py OUT.json examples/grpo.toml=RUN_DIR [...]`` reads finished runs, each of a run file.
 
 The curve of each: mean reward of the texts of a step, by name, and of the likeliest texts to held-out prompts.
 """

@@ -217,7 +217,8 @@ def test_ranks_write_and_learn_what_one_process_does(tmp_path):
     for dp in (1, 2):
         (tmp_path / str(dp)).mkdir()
         place = written(make_place(tmp_path / str(dp)), PARALLEL.format(dp=dp))
-        place.finish()
+        # adamw makes a step of its learning rate of a gradient that is nothing but rounding
+        place.finish("optimizer.kind='sgd'", "optimizer.lr=0.1", "optimizer.weight_decay=0.0")
         found[dp] = learned(place), weights(place)
         end_all(place)
 
