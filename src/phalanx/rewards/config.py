@@ -74,18 +74,13 @@ class JudgeReward(RewardSettings):
     """What the server calls the model."""
     key_file: Path | None = None
     """A file with the key, for a server that wants one."""
-    question: str = Field(
-        default="How good is the answer, from 0 to 10? Say one number and nothing else.\n\n"
-        "Prompt: {prompt}\n\nAnswer: {text}",
-        min_length=1,
-        max_length=20_000,
-    )
-    """What the judge is asked, with ``{prompt}`` and ``{text}``."""
+    question: str | None = Field(default=None, min_length=1, max_length=20_000)
+    """What the judge is asked, with ``{prompt}`` and ``{text}``; left out, how good the answer is, from 0 to 10."""
 
     @field_validator("question")
     @classmethod
-    def _check(cls, value: str) -> str:
-        if "{text}" not in value:
+    def _check(cls, value: str | None) -> str | None:
+        if value is not None and "{text}" not in value:
             raise ValueError("does not show the judge the answer; write {text} where it belongs")
         return value
 

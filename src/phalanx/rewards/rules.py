@@ -15,6 +15,11 @@ Rule = Callable[[str, str, Mapping[str, Any]], Any]
 """From prompt, text and the prompt's record to a number."""
 
 _MOST_REPLY_BYTES = 1 << 20
+_QUESTION = """How good is the answer, from 0 to 10? Say one number and nothing else.
+
+Prompt: {prompt}
+
+Answer: {text}"""
 _NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
 
 
@@ -84,7 +89,7 @@ def _judge(config: JudgeReward) -> Rule:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
 
     def judged(prompt: str, text: str, _record: Mapping[str, Any]) -> float:
-        question = config.question.replace("{prompt}", prompt).replace("{text}", text)
+        question = (config.question or _QUESTION).replace("{prompt}", prompt).replace("{text}", text)
         asked = {"model": config.model, "temperature": 0, "messages": [{"role": "user", "content": question}]}
         request = urllib.request.Request(  # noqa: S310 - the config takes http and https alone
             f"{config.url.rstrip('/')}/chat/completions", json.dumps(asked).encode(), headers
