@@ -26,7 +26,7 @@ from phalanx.pipeline.config import AttackConfig, GuardConfig, PipelineConfig
 from phalanx.rewards import RewardsConfig
 from phalanx.split import ENCLAVE, SplitConfig
 from phalanx.telemetry.sinks import SinkConfig
-from phalanx.train.exclusions import contradiction, excluded_by, refused_value, rollouts_fault
+from phalanx.train.exclusions import WEIGHTED_OBJECTIVE, contradiction, excluded_by, refused_value
 from phalanx.train.train_section import TrainConfig
 
 _FEWEST_JOINED = 3
@@ -187,9 +187,15 @@ class RunConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check_values(self) -> Self:
-        found = refused_value(self) or rollouts_fault(self)
+        found = refused_value(self)
         if found is not None:
             raise ValueError(found)
+        talks = self.data.conversations
+        if (talks is not None and talks.weighted) != (self.train.objective_kind == WEIGHTED_OBJECTIVE):
+            raise ValueError(
+                f'train.objective = "{self.train.objective_kind}": weights come with data.conversations and weighted = '
+                f'true, and only "{WEIGHTED_OBJECTIVE}" reads them; set both or neither'
+            )
         return self
 
     @model_validator(mode="after")

@@ -1,15 +1,19 @@
 """What a run file cannot have together, and why: what was written is kept or refused, never dropped."""
 
+import itertools
 import json
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from phalanx.config import OWN_KIND, is_own
-from phalanx.objectives import OBJECTIVES, Objective, ObjectiveSettings, RolloutSettings
+from phalanx.objectives import OBJECTIVES, ObjectiveSettings, RolloutSettings
 
 WHOLE_MODEL_OBJECTIVE = "causal_lm"
 """What every engine learns."""
+
+WEIGHTED_OBJECTIVE = "weighted_causal_lm"
+"""What is learned of ``data.conversations`` with ``weighted = true``."""
 
 _TRUST = "the ranks of a domain trust each other, and there are no stages in other hands"
 _ENCLAVE = (
@@ -125,6 +129,7 @@ _NAMED_ALONE = "an enclave is told the name of what is learned, and no settings 
 _NO_ROLLOUTS = "an enclave answers with losses, and a text that the model writes would leave it"
 _ROWS = "clients make their own batches, of rows as they were packed"
 _OWN_DRAWS = "each client draws by itself from its share of every group, and a phase counts samples of the whole run"
+_CLIENTS_EMBED = "clients embed their own texts, and are told of no step that noise could be drawn for"
 _HERE = "client, enclave and workers of a run are processes of this machine"
 
 
@@ -190,6 +195,8 @@ VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
         "an enclave numbers its states and has one that is not settled yet",
         only=(False,),
     ),
+    ValueExclusion("split", "train.neftune_alpha", _CLIENTS_EMBED, only=(None,)),
+    ValueExclusion("deepspeed", "train.neftune_alpha", _NOT_TRIED, only=(None,)),
     ValueExclusion("parallel", "train.samples", "ranks answer with losses, and no logits leave them", only=(None,)),
     ValueExclusion("split", "train.samples", "an enclave answers with losses, and a text would leave it", only=(None,)),
     ValueExclusion("split", "train.histograms", "an enclave hands its state out sealed alone", only=(None,)),
@@ -230,23 +237,31 @@ VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
 """What an engine has not, apart from objectives."""
 
 
-def learns_from_rollouts(objective: Objective) -> bool:
+def learns_from_rollouts(name: str) -> bool:
     """Whether an objective learns from texts that the model itself writes."""
-    return objective.settings is not None and issubclass(objective.settings, RolloutSettings)
+    settings = OBJECTIVES[name].settings
+    return settings is not None and issubclass(settings, RolloutSettings)
+
+
+def _of_rollouts(key: str) -> Iterator[ValueExclusion]:
+    for name in filter(learns_from_rollouts, OBJECTIVES):
+        yield ValueExclusion("split", key, _NO_ROLLOUTS, "take [pipeline] or [parallel]", never=(name,))
+        yield ValueExclusion("deepspeed", key, _NOT_TRIED, "leave [deepspeed] out", never=(name,))
 
 
 def _of_objectives(key: str) -> Iterator[ValueExclusion]:
-    for name, objective in OBJECTIVES.items():
-        if learns_from_rollouts(objective):
-            yield ValueExclusion("split", key, _NO_ROLLOUTS, "take [pipeline] or [parallel]", never=(name,))
-            yield ValueExclusion("deepspeed", key, _NOT_TRIED, "leave [deepspeed] out", never=(name,))
-        elif objective.target == "pair":
+    for name in itertools.filterfalse(learns_from_rollouts, OBJECTIVES):
+        objective = OBJECTIVES[name]
+        if objective.target == "pair":
             for engine in ("pipeline", "parallel", "split"):
                 yield ValueExclusion(engine, key, _PAIRS, "call the engine from Python", never=(name,))
         elif objective.extras:
             rows = ", ".join(sorted(objective.extras))
             reason = f"it reads extra rows ({rows}), and no data source of a run file has any"
-            for engine in ("pipeline", "parallel", "split"):
+            engines: tuple[str, ...] = ("pipeline", "parallel", "split")
+            if name == WEIGHTED_OBJECTIVE:
+                engines, reason = ("split", "deepspeed"), "its rows of weights are not handed on there"
+            for engine in engines:
                 yield ValueExclusion(engine, key, reason, "call the engine from Python", never=(name,))
         elif objective.own_head:
             for engine in ("pipeline", "parallel"):
@@ -267,6 +282,7 @@ def value_exclusions() -> Iterator[ValueExclusion]:
     """Every line that says what an engine has not: what follows of `OBJECTIVES`, and those of `VALUE_EXCLUSIONS`."""
     key = "train.objective"
     yield from _of_objectives(key)
+    yield from _of_rollouts(key)
     yield ValueExclusion(
         "deepspeed", key, f"it learns {WHOLE_MODEL_OBJECTIVE} alone", "leave [deepspeed] out", own=True
     )
@@ -312,4 +328,4 @@ def refused_value(run: object) -> str | None:
     engines = engines_of(run)
     lines = (line for line in value_exclusions() if line.engine in engines and (line.beside or line.engine) in engines)
     refusals = (line.refusal(run) for line in lines)
-    return next((said for said in refusals if said is not None), None)
+    return next((said for said in refusals if said is not None), None) or rollouts_fault(run)
