@@ -44,18 +44,16 @@ def row_of(file: Path, run_dir: Path) -> dict[str, object]:
     if summary["config_digest"] != digest(run) or summary["status"] != "completed":
         sys.exit(f"{run_dir}: is no finished run of {file}")
     lines = read_metrics(run_dir / "metrics.jsonl")
-    held_out = [line for line in lines if line.get("validation_reward") is not None]
-    # the first line has the untouched model's
-    steps = [0, *(line["step"] + 1 for line in held_out[1:])]
+    held_out = [line for line in lines if "validation_reward_exact" in line]
     return {
         "run": file.name,
         "objective": run.train.objective_kind,
         "steps": summary["steps"],
         "wall_s": summary["wall_s"],
         "audits": summary["audits"],
-        "first": held_out[0]["validation_reward_exact"],
-        "last": held_out[-1]["validation_reward_exact"],
-        "held_out": [[step, line["validation_reward_exact"]] for step, line in zip(steps, held_out, strict=True)],
+        "first_sampled": lines[0]["reward_exact"],
+        "last_held_out": held_out[-1]["validation_reward_exact"],
+        "held_out": [[line["step"] + 1, line["validation_reward_exact"]] for line in held_out],
         "sampled": [[line["step"] + 1, line["reward_exact"]] for line in lines],
     }
 
