@@ -112,7 +112,9 @@ def main() -> None:
         for kind, loss in (("dpo", "sigmoid"), ("ipo", "ipo")):
             args = trl.DPOConfig(**told, loss_type=[loss], beta=0.1, max_length=64)
             data = Dataset.from_list(PAIRS)
-            found[kind] = judged(trl.DPOTrainer(policy(), reference(), args, train_dataset=data, processing_class=words))
+            found[kind] = judged(
+                trl.DPOTrainer(policy(), reference(), args, train_dataset=data, processing_class=words)
+            )
         singles = [
             {"prompt": one["prompt"], "completion": one["chosen"], "label": label}
             for one, label in zip(PAIRS, LABELS, strict=True)
@@ -124,13 +126,13 @@ def main() -> None:
         args = trl.RewardConfig(**told, max_length=64)
         data = Dataset.from_list([{**one, "margin": gap} for one, gap in zip(PAIRS, MARGINS, strict=True)])
         found["reward"] = judged(trl.RewardTrainer(scorer, args, train_dataset=data, processing_class=words))
-        args = CPOConfig(
-            **told, loss_type="simpo", beta=2.0, simpo_gamma=1.0, cpo_alpha=0.0, max_length=64
-        )
+        args = CPOConfig(**told, loss_type="simpo", beta=2.0, simpo_gamma=1.0, cpo_alpha=0.0, max_length=64)
         data = Dataset.from_list(PAIRS)
         found["simpo"] = judged(CPOTrainer(policy(), args, train_dataset=data, processing_class=words))
     versions = {"torch": torch.__version__, "trl": trl.__version__}
-    json.dump({"name": "trl-preferences", "versions": versions, "architecture": ARCHITECTURE, "kinds": found}, sys.stdout)
+    json.dump(
+        {"name": "trl-preferences", "versions": versions, "architecture": ARCHITECTURE, "kinds": found}, sys.stdout
+    )
 
 
 if __name__ == "__main__":
