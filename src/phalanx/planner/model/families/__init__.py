@@ -3,6 +3,7 @@
 from phalanx.planner.model.families.bert import BERT
 from phalanx.planner.model.families.bloom import BLOOM
 from phalanx.planner.model.families.facts import FamilyFacts, Feed, SharedAxis, SlicingRule
+from phalanx.planner.model.families.falcon import FALCON
 from phalanx.planner.model.families.gpt2 import GPT2
 from phalanx.planner.model.families.llama import LLAMA
 from phalanx.planner.model.families.modernbert import MODERNBERT
@@ -12,6 +13,7 @@ from phalanx.planner.model.families.planned import PLANNED
 FAMILIES: dict[str, FamilyFacts] = {
     "bert": BERT,
     "bloom": BLOOM,
+    "falcon": FALCON,
     "gpt2": GPT2,
     "llama": LLAMA,
     "modernbert": MODERNBERT,
