@@ -9,6 +9,7 @@ from phalanx.planner.model.families.llama import LLAMA
 from phalanx.planner.model.families.modernbert import MODERNBERT
 from phalanx.planner.model.families.opt import OPT
 from phalanx.planner.model.families.planned import PLANNED
+from phalanx.planner.model.families.qwen3_moe import QWEN3_MOE
 
 FAMILIES: dict[str, FamilyFacts] = {
     "bert": BERT,
@@ -18,6 +19,7 @@ FAMILIES: dict[str, FamilyFacts] = {
     "llama": LLAMA,
     "modernbert": MODERNBERT,
     "opt": OPT,
+    "qwen3_moe": QWEN3_MOE,
     **{name: family.facts for name, family in PLANNED.items()},
 }
 """By the hub's ``model_type``."""
