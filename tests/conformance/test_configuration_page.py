@@ -10,6 +10,7 @@ from pydantic_core import PydanticUndefined
 
 from phalanx.checkpoint import CheckpointConfig
 from phalanx.data import BpeConfig, DataConfig
+from phalanx.data.chat.settings import ConversationsConfig, ConversationSource
 from phalanx.data.config import (
     FileTokenizerConfig,
     LabelledConfig,
@@ -49,6 +50,8 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "model.adapter ptuning": PrefixConfig,
     "data": DataConfig,
     "data.dataset": DatasetConfig,
+    "data.conversations": ConversationsConfig,
+    "data.conversations.sources": ConversationSource,
     "data.phases": PhaseConfig,
     "data.phases.until": UntilConfig,
     "data.phases.curriculum": CurriculumConfig,

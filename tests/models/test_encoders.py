@@ -5,8 +5,8 @@ import json
 import pytest
 import tokenizers
 import torch
-from tiny_models import Held
 from safetensors.torch import load_file, save_file
+from tiny_models import Held
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForMaskedLM
 
@@ -220,7 +220,9 @@ def test_older_keys_of_modernbert_are_accepted(cache):
 @pytest.mark.parametrize("name", ["bert", "modernbert"])
 def test_an_exported_encoder_is_read_by_transformers_as_the_masked_language_model_that_it_is(cache, tmp_path, name):
     source = source_of(name, cache)
-    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0, "[MASK]": 1, "<end>": 2}, unk_token="[UNK]"))
+    backend = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"[UNK]": 0, "[MASK]": 1, "<end>": 2}, unk_token="[UNK]")
+    )
     backend.add_special_tokens(["[UNK]", "[MASK]", "<end>"])
     backend.save(str(tmp_path / "tokenizer.json"))
     tokenizer = RunTokenizer(tmp_path / "tokenizer.json", 2, of_model=False)

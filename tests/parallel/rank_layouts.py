@@ -95,6 +95,7 @@ class Case:
     attention: str = "sdpa"
     falls_to: float = 0.996
     attends: Literal["causal", "documents", "prefix", "bidirectional"] = "causal"
+    noise: float | None = None
 
     @property
     def world(self) -> int:
@@ -112,6 +113,7 @@ class Case:
         extra += [self.precision] if self.precision != "fp32" else []
         extra += ["adapter", *self.adapted] if self.adapted is not None else []
         extra += [self.attends] if self.attends != "causal" else []
+        extra += [f"noise={self.noise:g}"] if self.noise else []
         extra += [self.optimizer] if self.optimizer == "adafactor" else []
         return " ".join([self.family, *words, *extra])
 
@@ -121,6 +123,7 @@ class Case:
         words = [self.family, str(self.vocab), self.optimizer]
         words += ["adapter", *self.adapted] if self.adapted is not None else []
         words += [self.attends] if self.attends != "causal" else []
+        words += [f"noise={self.noise:g}"] if self.noise else []
         outer = self.parallel.get("outer")
         if outer is not None:
             words.append(f"islands={self.islands} {sorted((k, v) for k, v in outer.items() if k not in _NOT_MATHS)}")
@@ -167,8 +170,8 @@ FAST = [
     sgd("llama", cp=2, context="ring"),
     sgd("qwen2", tp=2, sequence_parallel=True),
     sgd("mistral", pp=2, schedule="interleaved"),
-    Case({"tp": 2, "pp": 2, "sequence_parallel": True}, family="llama", attends="documents"),
-    Case({"dp": 2, "cp": 2, "zero": 3, "activation_checkpointing": "full"}, attends="documents"),
+    Case({"tp": 2, "pp": 2, "sequence_parallel": True}, family="llama", attends="documents", noise=5.0),
+    Case({"dp": 2, "cp": 2, "zero": 3, "activation_checkpointing": "full"}, attends="documents", noise=5.0),
     Case({"tp": 2, "pp": 2, "sequence_parallel": True}, family="llama", attends="prefix"),
     Case({"dp": 2, "cp": 2, "zero": 3}, attends="bidirectional"),
     Case({"dp": 2, "pp": 2, "zero": 1}, "adamw", "bert", attends="bidirectional"),
@@ -216,6 +219,8 @@ SLOW = [
     Case({"dp": 2, "zero": 3}, "adamw", attends="prefix"),
     Case({"pp": 2, "schedule": "interleaved"}, "sgd", "modernbert", attends="bidirectional"),
     Case({"dp": 4, "zero": 3}, "adamw", "modernbert", attends="bidirectional", microbatches=2),
+    Case({"tp": 2, "pp": 2, "sequence_parallel": True}, family="llama", attends="documents"),
+    Case({"dp": 2, "cp": 2, "zero": 3, "activation_checkpointing": "full"}, attends="documents"),
     sgd("llama", tp=2, pp=2, schedule="zero-bubble"),
     Case({"dp": 4, "zero": 3}, "adamw", microbatches=2),
     Case({"dp": 4, "zero": 1}, "adamw", "bloom", microbatches=2),

@@ -34,6 +34,7 @@ def play(case: Case, rank: int, home: Path, number: int) -> dict[str, object]:
         precision=case.precision,
         adapter=adapter_of(case),
         attends=case.attends,
+        neftune_alpha=case.noise,
     )
     place = RankEnv(rank, case.world, rank, case.world, home / f"meeting-{number}")
     device = torch.device("cpu")

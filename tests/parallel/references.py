@@ -15,6 +15,7 @@ from phalanx.models import (
     ModelConfig,
     ModelSource,
     StageSpec,
+    add_embedding_noise,
     build_stage,
     open_model,
 )
@@ -96,6 +97,7 @@ class _Island:
         self.model = build_stage(
             source, spec, adapter=adapter, activation_checkpointing=False, attention="sdpa", seed=0
         )
+        add_embedding_noise(self.model, case.noise)
         self.trained = list(self.model.trainable().values())
         self.optimizer = _torch_optimizer(self.trained, self.config)
 
@@ -104,6 +106,8 @@ class _Island:
     ) -> tuple[float, float]:
         """Summed loss, and the norm before clipping."""
         pattern = CAUSAL if self.attends == "causal" else AttentionPattern(self.attends, **seen)
+        if self.model.embedding_noise is not None:
+            self.model.embedding_noise.begin(0, step)
         total, count = causal_lm(self.model(ids, pattern), labels)
         (total / count).backward()
         norm = float(clip_grad_norm_(self.trained, self.config.clip_norm or 1e9))

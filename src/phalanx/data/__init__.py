@@ -18,6 +18,7 @@ from phalanx.late_names import late_names
 
 if TYPE_CHECKING:
     from phalanx.data.batch import DOCUMENTS, IGNORE, OF_ATTENTION, PREFIX, Batch, without_attention
+    from phalanx.data.chat_corpus import ChatCorpus
     from phalanx.data.corpus import Corpus, SequenceLayout
     from phalanx.data.loader import BatchLoader, validation_batches
     from phalanx.data.manifest import CorpusManifest
@@ -34,6 +35,7 @@ __all__ = [
     "Batch",
     "BatchLoader",
     "BpeConfig",
+    "ChatCorpus",
     "Corpus",
     "CorpusManifest",
     "DataConfig",
@@ -61,6 +63,7 @@ if not TYPE_CHECKING:
         __name__,
         {
             "batch": ("Batch", "DOCUMENTS", "IGNORE", "OF_ATTENTION", "PREFIX", "without_attention"),
+            "chat_corpus": ("ChatCorpus",),
             "corpus": ("Corpus", "SequenceLayout"),
             "loader": ("BatchLoader", "validation_batches"),
             "manifest": ("CorpusManifest",),

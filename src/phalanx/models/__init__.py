@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from phalanx.models.family import CAUSAL, MARKED_KINDS, AttentionPattern, Family, with_marks
     from phalanx.models.source import ModelSource, open_model
     from phalanx.models.spf import add_spf
-    from phalanx.models.stage import StageModule, tie
+    from phalanx.models.stage import StageModule, add_embedding_noise, tie
 
 __all__ = [
     "CAUSAL",
@@ -51,6 +51,7 @@ __all__ = [
     "StageModule",
     "StageRow",
     "StageSpec",
+    "add_embedding_noise",
     "add_spf",
     "adopt_family",
     "build_empty_stage",
@@ -90,6 +91,6 @@ if not TYPE_CHECKING:
             "family": ("CAUSAL", "AttentionPattern", "Family", "MARKED_KINDS", "with_marks"),
             "source": ("ModelSource", "open_model"),
             "spf": ("add_spf",),
-            "stage": ("StageModule", "tie"),
+            "stage": ("StageModule", "add_embedding_noise", "tie"),
         },
     )

@@ -1,6 +1,8 @@
 """One stage of a model: its own blocks, with the whole model's names."""
 
 import copy
+import hashlib
+import math
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -25,6 +27,45 @@ from phalanx.models.routing import RouterBalance
 
 PREFIX = "prefix"
 """The part of a block that has keys and values of virtual tokens, where an adapter has added one."""
+
+
+class EmbeddingNoise:
+    """Uniform noise of a stage that embeds.
+
+    It is drawn from the run's seed, the step and the tokens of a row alone, on the CPU: a recomputation, a redone step
+    and every layout of ranks and microbatches see the same. Rows of the same tokens in one step get the same noise.
+
+    Args:
+        alpha: Its size: each number is drawn between ``-a`` and ``a``, ``a = alpha / sqrt(tokens * hidden)``.
+
+    Source: Jain et al. 2023 (NEFTune).
+    """
+
+    def __init__(self, alpha: float) -> None:
+        self._alpha = alpha
+        self._begins = ""
+
+    def begin(self, seed: int, step: int) -> None:
+        """Take the noise of a step from here on."""
+        self._begins = f"phalanx neftune {seed} {step} "
+
+    def of(self, ids: Tensor, hidden_size: int) -> Tensor:
+        """The noise of rows of tokens.
+
+        Args:
+            ids: int64 ``[batch, seq]``.
+            hidden_size: Numbers of a token.
+
+        Returns:
+            float32 ``[batch, seq, hidden]``.
+        """
+        batch, seq = ids.shape
+        noise = torch.empty(batch, seq, hidden_size)
+        for row, tokens in zip(noise, ids.cpu(), strict=True):
+            text = self._begins.encode() + tokens.contiguous().numpy().tobytes()
+            seed = int.from_bytes(hashlib.sha256(text).digest()[:7], "big")
+            row.uniform_(-1.0, 1.0, generator=torch.Generator().manual_seed(seed))
+        return noise.mul_(self._alpha / math.sqrt(seq * hidden_size))
 
 
 class AbsentPart(nn.Module):
@@ -64,6 +105,8 @@ class StageModule(nn.Module):
         """Which tokens see which; what each row says of it stands behind its tokens, in inputs and hidden outputs."""
         self.router_share = 0.0
         """Which share of a step a microbatch is, for the losses of routers; 0 leaves them out."""
+        self.embedding_noise: EmbeddingNoise | None = None
+        """What is added to embeddings while training, where anything is; it is told every step."""
         self._head_is_shared = False
         self._gives_logits = True
         self._max_positions = family.max_positions(self.hub_config)
@@ -188,6 +231,23 @@ class StageModule(nn.Module):
                 f"stage {self.spec.index}: found a sequence of {tokens} tokens{virtual}; the model has "
                 f"{self._max_positions} positions; lower sequence_length"
             )
+
+
+def add_embedding_noise(stage: StageModule, alpha: float | None) -> None:
+    """Have a stage that embeds add noise while it trains; without `alpha`, and for other stages, nothing is changed.
+
+    A stage that has it already keeps it.
+    """
+    if alpha is None or not stage.spec.embeds or stage.embedding_noise is not None:
+        return
+    noise = stage.embedding_noise = EmbeddingNoise(alpha)
+
+    def disturb(module: Any, given: tuple[Any, ...], embedded: Tensor) -> Tensor | None:
+        if not module.training:
+            return None
+        return embedded + noise.of(given[0], embedded.shape[-1]).to(embedded.device, embedded.dtype)
+
+    stage.get_submodule(stage.family.embedding_weight.rpartition(".")[0]).register_forward_hook(disturb)
 
 
 def tie(first: StageModule, last: StageModule) -> None:

@@ -56,6 +56,8 @@ class StepPlan(StrictModel):
     """Code of the owner's own that cuts the model; a party has it from a file of its own, or has no part in the run."""
     document_attention: bool = False
     """Whether attention stays inside documents, the borders of which cross beside the hidden states."""
+    neftune_alpha: float | None = None
+    """Size of the noise that the first stage adds to embeddings."""
     attention_kind: Literal["causal", "prefix", "bidirectional"] = "causal"
     """Which tokens see which, where it does not; where rows have prefixes, these cross beside the hidden states."""
 
@@ -66,6 +68,7 @@ class StepPlan(StrictModel):
             ("objective", DEFAULT_OBJECTIVE),
             ("family", None),
             ("document_attention", False),
+            ("neftune_alpha", None),
             ("attention_kind", "causal"),
         )
         return {name: value for name, value in write(self).items() if (name, value) not in usual}

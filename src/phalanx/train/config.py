@@ -25,7 +25,7 @@ from phalanx.parallel.deepspeed import DeepSpeedConfig
 from phalanx.pipeline.config import AttackConfig, GuardConfig, PipelineConfig
 from phalanx.split import ENCLAVE, SplitConfig
 from phalanx.telemetry.sinks import SinkConfig
-from phalanx.train.exclusions import contradiction, excluded_by, refused_value
+from phalanx.train.exclusions import WEIGHTED_OBJECTIVE, contradiction, excluded_by, refused_value
 from phalanx.train.train_section import TrainConfig
 
 _FEWEST_JOINED = 3
@@ -188,6 +188,12 @@ class RunConfig(StrictModel):
         found = refused_value(self)
         if found is not None:
             raise ValueError(found)
+        talks = self.data.conversations
+        if (talks is not None and talks.weighted) != (self.train.objective_kind == WEIGHTED_OBJECTIVE):
+            raise ValueError(
+                f'train.objective = "{self.train.objective_kind}": weights come with data.conversations and weighted = '
+                f'true, and only "{WEIGHTED_OBJECTIVE}" reads them; set both or neither'
+            )
         return self
 
     @model_validator(mode="after")

@@ -11,6 +11,9 @@ from phalanx.objectives import OBJECTIVES, ObjectiveSettings
 WHOLE_MODEL_OBJECTIVE = "causal_lm"
 """What every engine learns."""
 
+WEIGHTED_OBJECTIVE = "weighted_causal_lm"
+"""What is learned of ``data.conversations`` with ``weighted = true``."""
+
 _TRUST = "the ranks of a domain trust each other, and there are no stages in other hands"
 _ENCLAVE = (
     "an enclave and its clients take the place of stages, unless split.workers_see_hidden_states = true lets workers "
@@ -124,6 +127,7 @@ _EVIDENCE = "an enclave runs the code that its evidence names, and no other"
 _NAMED_ALONE = "an enclave is told the name of what is learned, and no settings of it"
 _ROWS = "clients make their own batches, of rows as they were packed"
 _OWN_DRAWS = "each client draws by itself from its share of every group, and a phase counts samples of the whole run"
+_CLIENTS_EMBED = "clients embed their own texts, and are told of no step that noise could be drawn for"
 _HERE = "client, enclave and workers of a run are processes of this machine"
 
 
@@ -189,6 +193,8 @@ VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
         "an enclave numbers its states and has one that is not settled yet",
         only=(False,),
     ),
+    ValueExclusion("split", "train.neftune_alpha", _CLIENTS_EMBED, only=(None,)),
+    ValueExclusion("deepspeed", "train.neftune_alpha", _NOT_TRIED, only=(None,)),
     ValueExclusion("parallel", "train.samples", "ranks answer with losses, and no logits leave them", only=(None,)),
     ValueExclusion("split", "train.samples", "an enclave answers with losses, and a text would leave it", only=(None,)),
     ValueExclusion("split", "train.histograms", "an enclave hands its state out sealed alone", only=(None,)),
@@ -237,7 +243,10 @@ def _of_objectives(key: str) -> Iterator[ValueExclusion]:
         elif objective.extras:
             rows = ", ".join(sorted(objective.extras))
             reason = f"it reads extra rows ({rows}), and no data source of a run file has any"
-            for engine in ("pipeline", "parallel", "split"):
+            engines: tuple[str, ...] = ("pipeline", "parallel", "split")
+            if name == WEIGHTED_OBJECTIVE:
+                engines, reason = ("split", "deepspeed"), "its rows of weights are not handed on there"
+            for engine in engines:
                 yield ValueExclusion(engine, key, reason, "call the engine from Python", never=(name,))
         elif objective.own_head:
             for engine in ("pipeline", "parallel"):

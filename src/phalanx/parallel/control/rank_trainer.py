@@ -13,7 +13,16 @@ from torch import distributed as dist
 from phalanx.data import DOCUMENTS, PREFIX, without_attention
 from phalanx.engine import NO_EXTRAS
 from phalanx.errors import ConfigError, FailedBatchError
-from phalanx.models import AttentionKind, LoraConfig, ModelSource, StageSpec, build_stage, estimate_costs, partition
+from phalanx.models import (
+    AttentionKind,
+    LoraConfig,
+    ModelSource,
+    StageSpec,
+    add_embedding_noise,
+    build_stage,
+    estimate_costs,
+    partition,
+)
 from phalanx.objectives import IGNORE, ExtraRows, Objective, ObjectiveSettings, causal_lm, kind_of, objective_of
 from phalanx.optimizers import OptimizerConfig, clip_coefficient, gradient_norm_squared, learning_rate
 from phalanx.parallel.config import ParallelConfig
@@ -51,6 +60,7 @@ class RankRecipe:
         adapter: What is trained, where not all parameters are.
         objective: As `objective_of` takes it; see `check_objective` for what a layout cannot learn.
         attends: Which tokens see which; what each row says of it comes with every batch.
+        neftune_alpha: Size of the noise that is added to embeddings.
     """
 
     parallel: ParallelConfig
@@ -65,6 +75,7 @@ class RankRecipe:
     adapter: LoraConfig | None = None
     objective: str | ObjectiveSettings = "causal_lm"
     attends: AttentionKind = "causal"
+    neftune_alpha: float | None = None
 
     def stages(self, source: ModelSource) -> tuple[StageSpec, ...]:
         """The model's layers, balanced over the pipeline by estimated cost."""
@@ -231,7 +242,10 @@ class RankTrainer:
         )
         stage.attends = recipe.attends
         fuse_activations(stage)
-        return StagePart(stage, self._domain, narrow=_NARROW[recipe.precision])
+        part = StagePart(stage, self._domain, narrow=_NARROW[recipe.precision])
+        # after the embedding was cut
+        add_embedding_noise(stage, recipe.neftune_alpha)
+        return part
 
     def _loss(self, logits: Tensor, numbers: Tensor) -> Tensor:
         part, (labels, extras) = self._parts[-1], self._targets.of(numbers)
@@ -297,6 +311,9 @@ class RankTrainer:
 
     def _seed(self, step: int) -> None:
         seed_dropout(self._recipe, step, self._domain)
+        for part in self._parts:
+            if part.stage.embedding_noise is not None:
+                part.stage.embedding_noise.begin(self._recipe.seed, step)
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,7 @@ def recipe_of(run: RunConfig, parallel: ParallelConfig, source: ModelSource) -> 
         adapter=_lora(run),
         objective=run.train.objective,
         attends=attention_kind(run, source),
+        neftune_alpha=run.train.neftune_alpha,
     )
 
 

@@ -77,6 +77,7 @@ def make_plan(run: RunConfig, source: ModelSource) -> StepPlan:
         guard=run.guard,
         objective=run.train.objective,
         document_attention=attends_in_documents(run, source),
+        neftune_alpha=run.train.neftune_alpha,
         attention_kind=attention_of(run, source),
     )
 
