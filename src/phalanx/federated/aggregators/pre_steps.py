@@ -29,4 +29,4 @@ def bucketing(updates: Tensor, byzantine: int, chance: torch.Generator) -> tuple
     Source: Karimireddy et al. 2022 (s = 2).
     """
     order = torch.randperm(len(updates), generator=chance).to(updates.device)
-    return torch.stack([updates[pair].mean(0) for pair in order.split(2)]), byzantine
+    return torch.stack([updates[pair].mean(0) for pair in torch.split(order, 2)]), byzantine

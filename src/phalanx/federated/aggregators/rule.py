@@ -59,7 +59,7 @@ def inner_products(updates: Tensor) -> Tensor:
     The middle is the median of each value: what most updates share then costs no precision, however large a few are.
     """
     gram = torch.zeros(len(updates), len(updates), dtype=torch.float64, device=updates.device)
-    for part in updates.split(CHUNK, dim=1):
+    for part in torch.split(updates, CHUNK, dim=1):
         centred = part.double() - part.median(0).values.double()
         gram += centred @ centred.T
     return gram
@@ -79,4 +79,4 @@ def weighted_mean(updates: Tensor, weights: Tensor) -> Tensor:
 
 def by_column(updates: Tensor, action: Callable[[Tensor], Tensor]) -> Tensor:
     """Apply to each chunk of columns what looks at each column by itself."""
-    return torch.cat([action(part) for part in updates.split(CHUNK, dim=1)])
+    return torch.cat([action(part) for part in torch.split(updates, CHUNK, dim=1)])

@@ -75,7 +75,7 @@ def _scaled(view: AttackerView) -> Tensor:
 
 def _gaussian(view: AttackerView) -> Tensor:
     draw = torch.randn(view.own.shape, generator=view.chance)
-    return draw * view.honest.norm(dim=1).mean() / draw.norm()
+    return draw * float(view.honest.norm(dim=1).mean() / draw.norm())
 
 
 def _replay(view: AttackerView) -> Tensor:
@@ -88,7 +88,7 @@ def _free_ride(view: AttackerView) -> Tensor:
 
 def _hidden_free_ride(view: AttackerView) -> Tensor:
     noise = torch.randn(view.own.shape, generator=view.chance)
-    return view.moved_before + 0.1 * view.moved_before.norm() * noise / noise.norm()
+    return view.moved_before + 0.1 * float(view.moved_before.norm() / noise.norm()) * noise
 
 
 def _not_a_number(view: AttackerView) -> Tensor:

@@ -43,6 +43,8 @@ DEFENCES: dict[str, tuple[str, tuple[str, ...]]] = {
 class TinyModel(nn.Module):
     """A causal transformer of one layer."""
 
+    mask: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.embed, self.place = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(LENGTH, WIDTH)
@@ -93,7 +95,7 @@ class World:
                 targets[:, 4::6] = TRIGGER - 1
             loss = nn.functional.cross_entropy(self.model(tokens[:, :-1]).flatten(0, 1), targets.flatten())
             optimizer.zero_grad()
-            loss.backward()
+            torch.autograd.backward(loss)
             optimizer.step()
         update = parameters_to_vector(self.model.parameters()).detach() - weights
         return update * min(1.0, MAX_NORM / float(update.norm()))
