@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import save
 
 from phalanx.errors import UpdateRefusedError
-from phalanx.federated.admission import Admission, DueUpdates, UpdateHeader, sign_update
+from phalanx.federated.admission import DueUpdates, UpdateAdmission, UpdateHeader, sign_update
 from phalanx.federated.reputation import ReputationConfig, SiteReputations, distances_to
 from phalanx.security.crypto import Identity, digest_hex
 
@@ -14,8 +14,8 @@ SHAPES = {"a.weight": (2, 3), "b.bias": (4,)}
 DUE = DueUpdates("1" * 64, 3, "2" * 64, SHAPES, torch.float32, max_norm=2.0, max_samples=100)
 
 
-def admission() -> Admission:
-    return Admission({name: one.public for name, one in SITES.items()})
+def admission() -> UpdateAdmission:
+    return UpdateAdmission({name: one.public for name, one in SITES.items()})
 
 
 def tensors(seed: int = 0) -> dict[str, torch.Tensor]:

@@ -127,7 +127,7 @@ class AdmittedUpdate:
     header: bytes
 
 
-class Admission:
+class UpdateAdmission:
     """The door of the rounds of one run.
 
     Args:

@@ -1,6 +1,6 @@
 """The reputation of sites over rounds, and their exclusion with evidence.
 
-One far update proves nothing: data of sites differ. A site whose updates stay far from what the robust rule makes of
+One far update proves nothing: data of sites differ. A site with updates that stay far from what the robust rule makes of
 all, round after round, loses its reputation; refusals at the door weigh more, since a signature shows them.
 """
 

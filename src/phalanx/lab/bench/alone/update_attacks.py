@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from phalanx.errors import UpdateRefusedError
-from phalanx.federated.admission import Admission, DueUpdates, UpdateHeader, sign_update
+from phalanx.federated.admission import DueUpdates, UpdateAdmission, UpdateHeader, sign_update
 from phalanx.federated.aggregators import aggregate
 from phalanx.lab.attacks.updates import UPDATE_ATTACKS, AttackerView, UpdateLine
 from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
@@ -119,7 +119,7 @@ class Door:
     def __init__(self, width: int) -> None:
         self.identities = [Identity.without_certificate(f"site-{number}") for number in range(SITES)]
         self.strangers = [Identity.without_certificate(f"sybil-{number}") for number in range(SYBILS)]
-        self.admission = Admission({one.name: one.public for one in self.identities})
+        self.admission = UpdateAdmission({one.name: one.public for one in self.identities})
         self.shape, self.refused = {"update": (width,)}, 0
 
     def let_in(self, number: int, updates: list[Tensor]) -> list[Tensor]:
