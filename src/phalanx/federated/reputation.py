@@ -1,7 +1,7 @@
 """The reputation of sites over rounds, and their exclusion with evidence.
 
-One far update proves nothing: data of sites differ. A site with updates that stay far from what the robust rule makes of
-all, round after round, loses its reputation; refusals at the door weigh more, since a signature shows them.
+One far update proves nothing: data of sites differ. A site with updates that stay far from what the robust rule makes
+of all, round after round, loses its reputation; refusals at the door weigh more, since a signature shows them.
 """
 
 from collections.abc import Mapping
