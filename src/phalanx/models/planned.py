@@ -27,7 +27,7 @@ class FamilyByPlan(Family):
     """
 
     # what hub files of these families may hold beside the fields of the config class
-    old_keys = OLD_KEYS
+    old_keys: tuple[str, ...] = OLD_KEYS
 
     def __init__(self, model_type: str) -> None:
         facts = FAMILIES[model_type]
