@@ -7,6 +7,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from phalanx.errors import ModelError
 from phalanx.models.config_keys import OLD_KEYS, check_keys, config_keys
+from phalanx.models.families import FAMILIES as CODE
 from phalanx.planner.model.families import FAMILIES
 
 NOT_UNDERSTOOD = {"gemma3_text"}
@@ -29,6 +30,11 @@ def test_an_unknown_key_is_refused_by_name_and_an_older_one_is_taken():
     with pytest.raises(ModelError, match=r"here: unknown key 'n_layers' for gpt2; choices: .*n_layer") as said:
         check_keys({"model_type": "gpt2", "n_layers": 3}, "here")
     assert said.value.facts["code"] == "PHX-I036"
+
+
+def test_no_older_key_that_a_family_takes_is_refused_early():
+    for name, family in CODE.items():
+        check_keys({"model_type": name, **dict.fromkeys(family.old_keys, 1)}, "here")
 
 
 @pytest.mark.parametrize("family", ["../gpt2", "no_such", 7, None, "gemma3_text"])

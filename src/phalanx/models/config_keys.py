@@ -10,6 +10,18 @@ from phalanx.errors import ModelError
 
 OLD_KEYS = ("rope_theta", "partial_rotary_factor", "rotary_pct", "rotary_emb_base", "sliding_window_pattern")
 """Keys of older files that transformers takes beside the fields of its class."""
+_OLD_KEYS_OF_SOME = {
+    *OLD_KEYS,
+    *(
+        "global_attn_every_n_layers",
+        "global_rope_theta",
+        "local_rope_theta",
+        "reference_compile",
+        "n_embed",
+        "head_dim",
+    ),
+}
+"""Those of every family; the later check knows which of them are whose."""
 _BASE = "PreTrainedConfig"
 
 
@@ -21,7 +33,7 @@ def check_keys(described: Mapping[str, Any], where: str) -> None:
     """
     family = described.get("model_type")
     known = config_keys(family) if isinstance(family, str) else None
-    unknown = [] if known is None else sorted(set(described) - known - set(OLD_KEYS))
+    unknown = [] if known is None else sorted(set(described) - known - _OLD_KEYS_OF_SOME)
     if unknown:
         raise unknown_key(unknown[0], str(family), known or frozenset(), where)
 
