@@ -2,8 +2,8 @@
 
     python examples/medical_chats.py medical_chats.jsonl [--medquad ../shared/data/medquad.jsonl.gz] [--turns 3]
 
-MedQuAD (Ben Abacha and Demner-Fushman 2019, CC BY 4.0) is on GitHub as abachaa/MedQuAD; the file has one JSON object a
-line with ``q``, ``a``, ``source`` and ``focus``. Answers of more than 400 characters end at the last sentence before that.
+MedQuAD (Ben Abacha and Demner-Fushman 2019, CC BY 4.0) is on GitHub as abachaa/MedQuAD; the file has one JSON object
+a line with ``q``, ``a``, ``source`` and ``focus``. Answers of more than 400 characters end at the last sentence before.
 The same file gives the same bytes.
 """
 

@@ -13,10 +13,6 @@ from phalanx.data.chat import DEFAULT_TEMPLATES
 from tiny_run_file import tiny_run_file
 
 SOURCES = (
-    'sources = [{ kind = "python_manual" }]\n'
-    'tokenizer = { kind = "bpe", vocab_size = 300 }\n'
-    'sequence_length = 16\n'
-)
     'sources = [{ kind = "python_manual" }]\ntokenizer = { kind = "bpe", vocab_size = 300 }\nsequence_length = 16\n'
 )
 SECTIONS = """
