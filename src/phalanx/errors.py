@@ -34,6 +34,8 @@
     │   ├── AggregationError                        a secure sum, or a message of it, is refused
     │   └── StaleReplicaError                       a copy is from another step: no verdict possible
     └── TrainingError                           6   training cannot go on
+        ├── RewardError                             a reward of a text fails, hangs or is no finite number
+        ├── StaleRolloutsError                      texts were written by weights that do not hold
         ├── NonFiniteLossError                      honest recomputation gave NaN or infinity
         │   └── FailedBatchError                            with this batch; the next one can be tried
         ├── FixedPointError                         a number does not fit into fixed point
@@ -310,6 +312,18 @@ class FailedBatchError(NonFiniteLossError):
     """One batch gives a loss or a gradient that is NaN or infinite; nothing was updated with it."""
 
     code = "PHX-R011"
+
+
+class RewardError(TrainingError):
+    """A reward of a sampled text fails, takes too long, or is no finite number."""
+
+    code = "PHX-R040"
+
+
+class StaleRolloutsError(TrainingError):
+    """The texts of a step were written by weights that were undone afterwards."""
+
+    code = "PHX-R041"
 
 
 class FixedPointError(TrainingError):
