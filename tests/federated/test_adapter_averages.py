@@ -60,9 +60,9 @@ def test_frozen_a_stays_where_it_is_and_a_higher_rank_is_filled_with_zeros():
         ([], []),
         ([adapter(2, 1)], []),
         ([adapter(2, 1)], [0.0]),
-        ([adapter(2, 1), LowRank(*adapter(2, 1)[::-1][1:], 1.0)], [1, 1]),
+        ([adapter(2, 1), LowRank(torch.ones(2, 5), torch.ones(9, 2), 1.0)], [1, 1]),
     ],
 )
 def test_adapters_that_cannot_be_averaged_are_refused(adapters, weights):
-    with pytest.raises((ConfigError, ValueError)):
+    with pytest.raises(ConfigError, match="adapters"):
         mean_product(adapters, weights)
