@@ -31,6 +31,7 @@
     │   ├── RollbackError                           a counter or a sealed state went back in time
     │   ├── TranscriptError                         two ends of a sealed channel saw different frames
     │   ├── ReleaseRefusedError                     the policy keeps an update sealed
+    │   ├── AggregationError                        a secure sum, or a message of it, is refused
     │   └── StaleReplicaError                       a copy is from another step: no verdict possible
     └── TrainingError                           6   training cannot go on
         ├── NonFiniteLossError                      honest recomputation gave NaN or infinity
@@ -270,6 +271,20 @@ class ReleaseRefusedError(VerificationError, ReasonedError):
     """The release policy keeps an update sealed; `reason` is of `phalanx.security.seal.ReleaseRefusal`."""
 
     code = "PHX-V120"
+
+
+class AggregationError(VerificationError, ReasonedError):
+    """A secure sum or one of its messages is refused; `reason` is of `phalanx.security.aggregate.SumRefusal`.
+
+    Attributes:
+        culprit: The client that is at fault by its own signature; empty where there is none.
+    """
+
+    code = "PHX-V140"
+
+    def __init__(self, reason: str, detail: str = "", culprit: str = "") -> None:
+        super().__init__(reason, detail)
+        self.culprit = culprit
 
 
 class StaleReplicaError(VerificationError):

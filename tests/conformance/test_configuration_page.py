@@ -31,7 +31,7 @@ from phalanx.telemetry.sinks import MlflowConfig, OwnSinkConfig, TrackioConfig, 
 from phalanx.train import RunConfig, TrainConfig
 from phalanx.train.exclusions import EXCLUSIONS, value_exclusions
 from phalanx.train.parties.client_file import ClientFile
-from phalanx.train.train_section import EarlyStoppingConfig, SamplesConfig
+from phalanx.train.train_section import EarlyStoppingConfig, HistogramsConfig, SamplesConfig
 from phalanx.transport import TransportConfig
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
@@ -56,6 +56,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "train": TrainConfig,
     "train.early_stopping": EarlyStoppingConfig,
     "train.samples": SamplesConfig,
+    "train.histograms": HistogramsConfig,
     "optimizer": OptimizerConfig,
     "parallel": ParallelConfig,
     "parallel.outer": OuterConfig,

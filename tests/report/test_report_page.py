@@ -396,3 +396,29 @@ def test_a_summary_whose_checks_are_nonsense_is_drawn_as_far_as_it_goes(run_dir,
 
     assert "script" not in page.tags
     assert "Verdicts" in page.pieces
+
+
+DRAWN = {"of": "weights", "name": "h.0.w", "low": -1.0, "high": 1.0, "counts": [0, 3, 4], "not_finite": 2}
+
+
+def test_the_latest_histograms_are_drawn_a_row_for_each_parameter(run_dir):
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    rows[-1]["histograms"] = [DRAWN, {**DRAWN, "of": "gradients", "low": 0.0, "not_finite": 0}]
+    write_lines(run_dir / "metrics.jsonl", rows)
+
+    page = page_of(run_dir)
+
+    assert "h.0.w -1 to 1, 2 not finite 0 to 1" in page.text
+    assert ("aria-label", "-1 to 1, 2 not finite") in page.attributes
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"counts": "many"}, {"counts": [-1, None, "x"]}, {"low": "a"}, {"name": [HOSTILE]}, {"of": {}}, {"counts": [0]}],
+)
+def test_odd_histograms_are_drawn_as_far_as_they_go(run_dir, change):
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    rows[-1]["histograms"] = [{**DRAWN, **change}, 7, None]
+    write_lines(run_dir / "metrics.jsonl", rows)
+
+    assert "script" not in page_of(run_dir).tags

@@ -4,9 +4,10 @@ import subprocess
 import sys
 import warnings
 
+import numpy as np
 import pytest
 
-from phalanx.telemetry import TensorBoardWriter
+from phalanx.telemetry import Histogram, TensorBoardWriter
 
 has_tensorboard = pytest.mark.skipif(
     importlib.util.find_spec("tensorboard") is None, reason="the tensorboard extra is not installed"
@@ -85,3 +86,16 @@ def test_a_text_can_be_read_back_and_is_quoted(tmp_path):
     ((step, value),) = values_of(tmp_path)
     assert (step, value.tag, value.metadata.plugin_data.plugin_name) == (3, "samples/0", "text")
     assert value.tensor.string_val[0] == b"    one\n    <two>"
+
+
+@has_tensorboard
+def test_a_histogram_can_be_read_back_bin_by_bin(tmp_path):
+    with TensorBoardWriter(tmp_path) as writer:
+        writer.histograms([Histogram("gradients", "h.0.w", -1.0, 1.0, (3, 4))], 5)
+
+    ((step, value),) = values_of(tmp_path)
+    assert (step, value.tag) == (5, "gradients/h.0.w")
+    # TensorBoard turns what it reads into a tensor: left end, right end and count of each bin
+    bins = np.frombuffer(value.tensor.tensor_content, dtype=np.float32).reshape(-1, 3)
+    assert bins[:, 2].sum() == 7.0
+    assert (bins[0, 0], bins[-1, 1]) == (-1.0, 1.0)

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from phalanx.config import open_own_code
 from phalanx.config.own_code import pinned
 from phalanx.errors import ConfigError
-from phalanx.telemetry import CurveWriter, TensorBoardWriter, open_tracking
+from phalanx.telemetry import CurveWriter, Histogram, TensorBoardWriter, open_tracking
 from phalanx.telemetry.sinks import MlflowConfig, OwnSinkConfig, SinkConfig, TrackedRun, check_sinks
 from phalanx.telemetry.tracking import _lines
 
@@ -83,6 +83,36 @@ def test_a_sink_is_told_the_run_its_points_and_how_it_ended(track, tmp_path):
     assert track.said == []
     # what a library prints is in a file of its own
     assert "chatter of a library" in (tmp_path / "run" / "tracking" / "0-own" / "sink.log").read_text()
+
+
+DRAWN = Histogram("weights", "h.0.w", -1.0, 1.0, (3, 4), 1)
+
+
+def test_a_sink_that_takes_histograms_gets_them_and_any_other_gets_curves_alone(track, tmp_path):
+    draws = """
+    def histogram(self, drawn, step):
+        self.note(step, drawn.tag, drawn.edges, drawn.counts, drawn.not_finite)
+"""
+    sink = own(tmp_path, NOTES.replace("class Notes", "class Plain") + NOTES + draws, options={"path": "drawn"})
+    plain = own(tmp_path, (tmp_path / "mine.py").read_text(), "Plain", options={"path": "plain"})
+    sinks = [one.model_copy(update={"options": {"path": str(tmp_path / one.options["path"])}}) for one in (sink, plain)]
+
+    with track(*sinks) as tracking:
+        tracking.scalars({"loss": 1.0}, 0)
+        tracking.histograms([DRAWN], 1)
+
+    assert notes(tmp_path / "drawn")[1:-1] == [[0, {"loss": 1.0}], [1, "weights/h.0.w", [-1.0, 0.0, 1.0], [3, 4], 1]]
+    assert notes(tmp_path / "plain")[1:-1] == [[0, {"loss": 1.0}]]
+    assert [(line["taken"], line["dropped"]) for line in tracking.report] == [(2, 0), (1, 0)]
+
+
+def test_a_histogram_that_is_longer_than_a_line_is_dropped_and_counted(track, tmp_path):
+    sink = own(tmp_path, NOTES, options={"path": str(tmp_path / "notes")})
+
+    with track(sink) as tracking:
+        tracking.histograms([Histogram("weights", "w", 0.0, 1.0, (10**30,) * 128)], 1)
+
+    assert tracking.report[0]["dropped"] == 1
 
 
 @pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt, "interrupted"), (ValueError, "failed")])

@@ -144,6 +144,7 @@ WANTED = {
     "checkpoint.asynchronous": "true",
     "checkpoint.best": "'validation'",
     "train.samples": "{prompts=['a']}",
+    "train.histograms": "{bins=8}",
     "data.dataset": "{path='shards'}",
     "data.phases": "[{curriculum={by='length'}}]",
     "parallel.tp": "2",

@@ -8,6 +8,7 @@ from phalanx.report.bars import Bar, bins, name_bars, step_bars
 from phalanx.report.checks import checks_section, num_in_doubt, proven_steps
 from phalanx.report.figures import amount, count, duration, number, plural, size, words
 from phalanx.report.headline import STATUS_WORDS, ends, headline, status, tiles
+from phalanx.report.histograms import histograms_section
 from phalanx.report.loss import curve_of, loss_chart
 from phalanx.report.markup import Markup, element
 from phalanx.report.read import Row, RunRecord, read_run
@@ -60,6 +61,7 @@ def render(record: RunRecord) -> str:
         _notes(record),
         _loss(record),
         _samples(record),
+        histograms_section(record),
         section(
             "Verdicts",
             "Who was found guilty of what; open one to see what it rests on.",

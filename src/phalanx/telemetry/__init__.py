@@ -1,5 +1,6 @@
 """The telemetry of a run: it shows and records, and never decides."""
 
+from phalanx.telemetry.histogram import Histogram
 from phalanx.telemetry.metrics import MetricsFile, read_metrics
 from phalanx.telemetry.parties import PEERS_FILE, PartiesStatus, PartyRow, PartyState, PeersFile
 from phalanx.telemetry.phases import PhaseTimer
@@ -10,6 +11,7 @@ from phalanx.telemetry.tracking import CurveWriter, open_tracking
 __all__ = [
     "PEERS_FILE",
     "CurveWriter",
+    "Histogram",
     "MetricsFile",
     "PartiesStatus",
     "PartyRow",

@@ -1,15 +1,17 @@
 """Scalars for TensorBoard, when the ``tensorboard`` extra is installed; torch is not needed for it."""
 
 import importlib.util
+import itertools
 import logging
 import math
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from phalanx.closing import Closeable
+from phalanx.telemetry.histogram import Histogram
 
 logger = logging.getLogger(__name__)
 _STRING = 7
@@ -55,6 +57,14 @@ class TensorBoardWriter(Closeable):
         if points:
             self._writer.add_event(event.Event(wall_time=time.time(), step=step, summary=summary.Summary(value=points)))
 
+    def histograms(self, drawn: Sequence[Histogram], step: int) -> None:
+        """Add a histogram of each tensor at `step`."""
+        if self._writer is None or self._protos is None or not drawn:
+            return
+        event, summary = self._protos
+        values = [summary.Summary.Value(tag=one.tag, histo=summary.HistogramProto(**_fields(one))) for one in drawn]
+        self._writer.add_event(event.Event(wall_time=time.time(), step=step, summary=summary.Summary(value=values)))
+
     def text(self, name: str, value: str, step: int) -> None:
         """Add one text at `step`; TensorBoard shows it as Markdown, so it is quoted as code."""
         if self._writer is None or self._protos is None:
@@ -88,3 +98,19 @@ class TensorBoardWriter(Closeable):
     def _switch_off(self, reason: str) -> None:
         self.note = f"TensorBoard: {reason}"
         logger.warning(self.note)
+
+
+def _fields(drawn: Histogram) -> dict[str, Any]:
+    """The fields of TensorFlow's ``HistogramProto``; sums are of the middles of bins."""
+    edges = drawn.edges
+    middles = [(left + right) / 2 for left, right in itertools.pairwise(edges)]
+    pairs = list(zip(middles, drawn.counts, strict=True))
+    return {
+        "min": drawn.low,
+        "max": drawn.high,
+        "num": sum(drawn.counts),
+        "sum": sum(middle * number for middle, number in pairs),
+        "sum_squares": sum(middle * middle * number for middle, number in pairs),
+        "bucket_limit": edges[1:],
+        "bucket": drawn.counts,
+    }

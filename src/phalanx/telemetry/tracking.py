@@ -17,6 +17,7 @@ from typing import Any
 from phalanx.child import PythonProcess, last_lines
 from phalanx.closing import Closeable
 from phalanx.config import canonical_json, printable
+from phalanx.telemetry.histogram import Histogram
 from phalanx.telemetry.sinks import RunStatus, SinkConfig, TrackedRun
 from phalanx.telemetry.tensorboard import TensorBoardWriter
 
@@ -61,6 +62,14 @@ class SinkProcess:
         """Send one point of each curve, or count them as dropped; never waits."""
         for line in _lines(values, step):
             self._write(line)
+
+    def draw(self, drawn: Histogram, step: int) -> None:
+        """Send one histogram, or count it as dropped; never waits."""
+        line = json.dumps({"step": step, "histogram": {**drawn.row(), "name": printable(drawn.name, _LONGEST_NAME)}})
+        if len(line) < select.PIPE_BUF:
+            self._write(line.encode() + b"\n")
+        else:
+            self.dropped += 1
 
     def begin_to_end(self, status: RunStatus, deadline: float) -> None:
         """Say that nothing more comes, as soon as there is room for it before a moment of the monotonic clock."""
@@ -141,6 +150,13 @@ class CurveWriter(Closeable):
         self._board.scalars(values, step)
         for sink in self._sinks:
             sink.send(values, step)
+
+    def histograms(self, drawn: Sequence[Histogram], step: int) -> None:
+        """Add histograms; sinks that have none leave them out. Never waits for a sink."""
+        self._board.histograms(drawn, step)
+        for sink in self._sinks:
+            for one in drawn:
+                sink.draw(one, step)
 
     def text(self, name: str, value: str, step: int) -> None:
         """Add one text to TensorBoard; trackers get figures alone."""

@@ -190,6 +190,7 @@ VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
     ),
     ValueExclusion("parallel", "train.samples", "ranks answer with losses, and no logits leave them", only=(None,)),
     ValueExclusion("split", "train.samples", "an enclave answers with losses, and a text would leave it", only=(None,)),
+    ValueExclusion("split", "train.histograms", "an enclave hands its state out sealed alone", only=(None,)),
     ValueExclusion("split", "checkpoint.best", "an enclave opens no state but its newest", only=(None,)),
     ValueExclusion(
         "split",

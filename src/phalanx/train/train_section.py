@@ -31,6 +31,13 @@ class SamplesConfig(StrictModel):
     """Of the draw of each token, with the run's seed; 0 takes the likeliest one."""
 
 
+class HistogramsConfig(StrictModel):
+    """Histograms of every weight and of the optimizer's running mean of its gradient, at each validation."""
+
+    bins: int = Field(default=64, ge=2, le=128)
+    """Of each histogram, between the least and the greatest value."""
+
+
 class TrainConfig(StrictModel):
     """The length of the training, its batches, its objective and its seed."""
 
@@ -57,6 +64,8 @@ class TrainConfig(StrictModel):
     """Ends the run when validation brings nothing any more."""
     samples: SamplesConfig | None = None
     """Texts that the model writes at each validation."""
+    histograms: HistogramsConfig | None = None
+    """Histograms of weights and gradients at each validation; each takes as long as collecting a checkpoint."""
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     threads: int = Field(default=1, ge=1)
     """Threads of tensor kernels in each process."""

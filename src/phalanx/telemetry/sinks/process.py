@@ -15,7 +15,9 @@ from pydantic import TypeAdapter
 
 from phalanx.config import StrictModel, canonical_json, is_own, open_own_code, users_traceback
 from phalanx.errors import ConfigError
+from phalanx.telemetry.histogram import Histogram
 from phalanx.telemetry.sinks import Sink, SinkConfig, TrackedRun, open_sink
+from phalanx.telemetry.sinks.sink import HistogramSink
 
 
 class SinkOrder(StrictModel):
@@ -45,6 +47,10 @@ def serve(order: SinkOrder, lines: Any) -> int:
         status = said.get("status", status)
         if "values" in said:
             sink.scalars(said["values"], said["step"])
+            taken += 1
+        if "histogram" in said and isinstance(sink, HistogramSink):
+            found = said["histogram"]
+            sink.histogram(Histogram(**{**found, "counts": tuple(found["counts"])}), said["step"])
             taken += 1
     sink.end(status)  # type: ignore[arg-type] # our own starter wrote it
     return taken

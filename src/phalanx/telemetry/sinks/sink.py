@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from pydantic import Field
 
 from phalanx.config import StrictModel
+from phalanx.telemetry.histogram import Histogram
 
 RunStatus = Literal["completed", "failed", "interrupted"]
 
@@ -49,4 +50,13 @@ class Sink(Protocol):
 
     def end(self, status: RunStatus) -> None:
         """Send what is left, and close the run."""
+        ...
+
+
+@runtime_checkable
+class HistogramSink(Protocol):
+    """A sink that takes histograms too; others are sent curves alone."""
+
+    def histogram(self, drawn: Histogram, step: int) -> None:
+        """Take the histogram of one tensor at a step."""
         ...

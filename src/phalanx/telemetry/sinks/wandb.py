@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from phalanx.telemetry.histogram import Histogram
 from phalanx.telemetry.sinks.sink import RunStatus, SinkSettings, TrackedRun
 
 
@@ -58,6 +59,14 @@ class WandbSink:
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         """As `Sink` says."""
         self._run.log(dict(values), step=step)
+
+    def histogram(self, drawn: Histogram, step: int) -> None:
+        """As `HistogramSink` says."""
+        import numpy as np  # noqa: PLC0415 - in this process alone
+        import wandb  # noqa: PLC0415 - an extra, in this process alone
+
+        found = (np.asarray(drawn.counts), np.asarray(drawn.edges))
+        self._run.log({drawn.tag: wandb.Histogram(np_histogram=found)}, step=step)
 
     def end(self, status: RunStatus) -> None:
         """As `Sink` says."""

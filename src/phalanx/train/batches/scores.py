@@ -9,6 +9,7 @@ from phalanx.data.config import HELD_OUT
 from phalanx.data.tasks import majority_share, tfidf_predictions
 from phalanx.errors import CheckpointError, DataError
 from phalanx.objectives import Confusion
+from phalanx.telemetry import Histogram
 from phalanx.train.batches.labelled import LabelledTexts
 from phalanx.train.batches.samples import TextSample
 
@@ -71,11 +72,13 @@ class ValidationResult:
         own: Of the held-out share; None where nothing is held out.
         named: Perplexity of each further set.
         samples: Texts that the model wrote.
+        histograms: Of weights and of their gradients' running means.
     """
 
     own: Validation | None
     named: Mapping[str, float] = field(default_factory=dict)
     samples: tuple[TextSample, ...] = ()
+    histograms: tuple[Histogram, ...] = ()
 
     def loss(self, name: str) -> float:
         """Return the mean loss on one set, in nats a token or a text; infinity where it is no finite number.
@@ -98,7 +101,8 @@ class ValidationResult:
         """The columns of a step's line in the metrics."""
         named = {name: {"loss": loss_of(value), "perplexity": value} for name, value in self.named.items()}
         samples = [asdict(one) for one in self.samples]
-        more = {"validation_sets": named, "samples": samples}
+        drawn = [one.row() for one in self.histograms]
+        more = {"validation_sets": named, "samples": samples, "histograms": drawn}
         return {**validation_row(self.own), **{name: found for name, found in more.items() if found}}
 
     def points(self) -> dict[str, float]:

@@ -169,6 +169,7 @@ class RunRecorder:
     def validated(self, value: ValidationResult, num_steps: int) -> None:
         """A validation after so many finished steps ended."""
         self._board.scalars(value.points(), num_steps)
+        self._board.histograms(value.histograms, num_steps)
         for number, sample in enumerate(value.samples):
             self._board.text(f"samples/{number}", f"{sample.prompt}{sample.text}", num_steps)
             self._progress.message(f"  {sample.prompt!r} -> {sample.text!r}", "note")

@@ -17,6 +17,7 @@ CHANGEABLE: Mapping[str, str] = MappingProxyType(
         "train.validate_every": "validation changes no weight",
         "train.early_stopping": "the validations so far are kept, and the new rule is applied to those on its set",
         "train.samples": "a text that the model writes changes no weight",
+        "train.histograms": "a histogram of the state changes no weight",
         "data.phases": "phases that are over stay as they were; the loader refuses others",
         "data.repeats": "what was seen stays seen; a limit that would have changed it is refused",
         "data.skip": "batches are left out from here on; those that were trained on stay so",

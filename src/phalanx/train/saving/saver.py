@@ -49,6 +49,11 @@ class PlainSaver:
     def finish(self) -> None:
         """Wait until nothing is under way."""
 
+    def state(self) -> Iterable[Shard]:
+        """The state as it is now, one stage at a time."""
+        self.finish()
+        return self._shards()
+
     def begin(self, num_steps: int) -> None:
         """Save; others than this one go on meanwhile."""
         self.save_now(num_steps)

@@ -10,6 +10,8 @@ from phalanx.data.loader import HeldOut
 from phalanx.engine import UNGUARDED, StepResult
 from phalanx.errors import FailedBatchError
 from phalanx.pipeline import PipelineEngine
+from phalanx.telemetry import Histogram
+from phalanx.train.batches.histograms import histograms
 from phalanx.train.batches.samples import TextSample, TextSampler
 from phalanx.train.batches.scores import Validation, ValidationResult
 from phalanx.train.batches.validation import perplexities
@@ -165,9 +167,17 @@ class RunHooks:
         named = {name: value for name, value in found.items() if isinstance(value, float)}
         # other engines are refused `train.samples` by the run file
         samples = self._trained.samples() if isinstance(self._trained, StagesInTurn) else ()
-        result = ValidationResult(own, named, samples)
+        result = ValidationResult(own, named, samples, self._histograms(num_steps))
         self._recorder.validated(result, num_steps)
         return result
+
+    def _histograms(self, num_steps: int) -> tuple[Histogram, ...]:
+        settings = self._run.train.histograms
+        # before the first step there is no gradient
+        if settings is None or not num_steps:
+            return ()
+        self._trained.settle()
+        return tuple(histograms(self._saver.state(), settings.bins))
 
     def _judge(self, value: ValidationResult, num_steps: int, *, is_regular: bool) -> None:
         """Take what early end and best checkpoint are decided by.

@@ -1,0 +1,150 @@
+"""A bench of secure sums: a whole round, processor time of a client and of the server, and bytes.
+
+``python -m phalanx.lab.bench.alone.secure_sum OUT.json [--values 40000000] [--clients 11]``
+
+All clients and the server take turns in one thread of one process. The same rounding is done once more without masks,
+outside of what is timed, so that the sum can be compared bit by bit. `mask_cpu_s` is all that a client does with its
+values: norm, clip, rounding, masks of all neighbours and its own, digest.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.security.aggregate import CohortMember, ExpectedRound, SumClient, SumServer, SumTerms, Words
+from phalanx.security.aggregate.encoding import norm_of
+from phalanx.security.aggregate.masks import masked_values
+from phalanx.security.crypto import Identity
+
+Found = TypeVar("Found")
+
+
+class OneRound:
+    """A book of rounds for a bench, which enters one."""
+
+    def enter(self, run: str, number: int) -> None:
+        """Let it in."""
+
+
+class KeptRounding:
+    """Random bytes of the system, of which the last are kept: a client draws its rounding key last."""
+
+    def __init__(self) -> None:
+        self.last = b""
+
+    def __call__(self, count: int) -> bytes:
+        """Draw."""
+        self.last = np.random.default_rng().bytes(count)
+        return self.last
+
+
+class Stopwatch:
+    """Processor seconds of this thread, by what was done."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, list[float]] = {}
+
+    def time(self, name: str, action: Callable[[], Found]) -> Found:
+        """Do something and note how long it took."""
+        started = time.thread_time()
+        found = action()
+        self.seconds.setdefault(name, []).append(time.thread_time() - started)
+        return found
+
+
+def measure(values: int, count: int) -> dict[str, object]:
+    """Walk one round of clients that all have the same values, and round them differently."""
+    server_identity = Identity.without_certificate("server")
+    identities = [Identity.without_certificate(f"site-{number:03d}") for number in range(count)]
+    roster = {one.name: one.public for one in identities}
+    cohort = tuple(CohortMember(name=one.name, key=one.public.public_key.hex()) for one in identities)
+    terms = SumTerms(
+        run="bench",
+        run_digest="1" * 64,
+        model_digest="2" * 64,
+        round=1,
+        cohort=cohort,
+        length=values,
+        clip=1.0,
+        minimum=3,
+    )
+    expected = ExpectedRound("bench", "1" * 64, "2" * 64, values, server_identity.public, roster, 3)
+    watch, server = Stopwatch(), SumServer(terms, server_identity)
+    fresh = {one.name: KeptRounding() for one in identities}
+    clients = {one.name: SumClient(one, expected, OneRound(), fresh[one.name]) for one in identities}
+    sent = {one.name: 0 for one in identities}
+    delta = np.random.default_rng(1).standard_normal(values, np.float32)
+    delta *= np.float32(0.5 / norm_of(delta))
+
+    def say(name: str, phase: str, action: Callable[[], bytes]) -> bytes:
+        message = watch.time(f"client_{phase}", action)
+        sent[name] += len(message)
+        return message
+
+    for name, one in clients.items():
+        server.take_advert(say(name, "join", partial(one.join, server.invitation)))
+    adverts = server.adverts()
+    for name, one in clients.items():
+        server.take_boxes(say(name, "share", partial(one.share, adverts)))
+    deliveries, plain = server.deliveries(), np.zeros(values + 1, np.uint32)
+    for name, one in clients.items():
+        deposit = watch.time("mask", partial(one.mask, deliveries[name], delta))
+        sent[name] += len(deposit.message)
+        watch.time("server_take", partial(server.take_deposit, deposit.message, deposit.values))
+        plain += without_masks(terms, delta, fresh[name].last)
+    deposits = server.deposits()
+    for name, one in clients.items():
+        server.take_consent(say(name, "consent", partial(one.consent, deposits)))
+    consents = server.consents()
+    for name, one in clients.items():
+        server.take_release(say(name, "release", partial(one.release, consents)))
+    result = watch.time("server_unmask", server.result)
+    others = sum(sum(watch.seconds[f"client_{phase}"]) for phase in ("join", "share", "consent", "release"))
+    return {
+        "values": values,
+        "clients": count,
+        "neighbours": terms.degree.neighbours,
+        "mask_cpu_s": statistics.median(watch.seconds["mask"]),
+        "mask_cpu_s_each": watch.seconds["mask"],
+        "ns_per_value_and_mask": statistics.median(watch.seconds["mask"]) / values / (count) * 1e9,
+        "client_other_cpu_s": others / count,
+        "server_take_cpu_s": statistics.median(watch.seconds["server_take"]),
+        "server_unmask_cpu_s": watch.seconds["server_unmask"][0],
+        "bytes_per_value": deposit.values.nbytes / values,
+        "client_other_bytes": max(sent.values()),
+        "bit_exact": bool(np.array_equal(result.total.view(np.uint32), plain[:-1])),
+        "mean_error_in_steps": float(np.abs(result.mean() - delta).max() / terms.encoding.step),
+    }
+
+
+def without_masks(terms: SumTerms, delta: np.ndarray, rounding_key: bytes) -> Words:
+    """Encode once more as a client did."""
+    return masked_values(delta, terms.encoding, (terms.encoding.scale_for(norm_of(delta)), 1), rounding_key, [])
+
+
+def main() -> None:
+    """Measure and write the result."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--values", type=int, default=40_000_000)
+    parser.add_argument("--clients", type=int, default=11)
+    args = parser.parse_args()
+    load = load_average()
+    found = {"name": "secure-sum", "machine": describe_machine(), "commit": current_commit(), "load": load}
+    found["command"] = (
+        f"python -m phalanx.lab.bench.alone.secure_sum OUT.json --values {args.values} --clients {args.clients}"
+    )
+    rows = [measure(args.values, args.clients)]
+    args.out.write_text(json.dumps({**found, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""The graph of a secure sum: which clients share a mask and keep shares of each other's secrets.
+
+Up to 20 clients every two are neighbours. Beyond that the graph is a circle in an order that no party chooses, in which
+each client has the same number of nearest clients as neighbours. What the numbers must fulfil, where fewer than a third
+of all collude with the server and the server lets clients drop out as it likes:
+
+- a client that is summed has so many neighbours in the sum that its honest part has `minimum` clients (privacy);
+- when random clients drop out, as many as the threshold lets, no secret is lost (the round ends).
+
+The order comes from a digest over all that the clients signed. A server that makes its colluding clients sign again and
+again tries as many orders; 2^80 tries, and 2^-40 for them all to fail, are in the bound.
+
+Source: Bell et al. 2020 (SecAgg+), with a bound against a server that chooses among orders and drop-outs.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from functools import lru_cache
+from math import comb
+from typing import NamedTuple
+
+COMPLETE_UP_TO = 20
+_PRIVACY_BITS = 40 + 80
+_LIVENESS_BITS = 10
+
+
+class Degree(NamedTuple):
+    """The numbers of one client.
+
+    Attributes:
+        neighbours: Clients that it shares a mask with, and that keep shares of its secrets.
+        shares: Of these so many must be in the sum, and so many shares give a secret back.
+    """
+
+    neighbours: int
+    shares: int
+
+
+def threshold_of(count: int) -> int:
+    """Return how many of `count` clients must agree: more than two thirds."""
+    return 2 * count // 3 + 1
+
+
+def most_colluding(count: int) -> int:
+    """Return how many clients may collude with the server: fewer than a third."""
+    return (count - 1) // 3
+
+
+@lru_cache(maxsize=64)
+def degree_of(count: int, minimum: int) -> Degree:
+    """Return the numbers for a cohort.
+
+    Args:
+        count: Clients.
+        minimum: Clients that the smallest sum which the server can learn must have.
+    """
+    complete = Degree(count - 1, threshold_of(count) - 1)
+    if count <= COMPLETE_UP_TO:
+        return complete
+    low, high = 1, (count - 1) // 2
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _sparse(count, minimum, 2 * middle) else (middle + 1, high)
+    return _sparse(count, minimum, 2 * low) or complete
+
+
+def neighbours_of(names: Sequence[str], seed: bytes, minimum: int) -> dict[str, tuple[str, ...]]:
+    """Return the neighbours of each client; the relation is symmetric.
+
+    Args:
+        names: The whole cohort.
+        seed: Digest over what all of them signed.
+        minimum: As for `degree_of`.
+    """
+    order = sorted(names, key=lambda name: hashlib.sha256(seed + name.encode("ascii")).digest())
+    count, degree = len(order), degree_of(len(order), minimum).neighbours
+    if degree == count - 1:
+        return {name: tuple(sorted(set(order) - {name})) for name in order}
+    steps = [step for k in range(1, degree // 2 + 1) for step in (k, -k)]
+    return {name: tuple(sorted(order[(i + step) % count] for step in steps)) for i, name in enumerate(order)}
+
+
+def _sparse(count: int, minimum: int, degree: int) -> Degree | None:
+    """Return the numbers for a degree, or None where a round would end too seldom."""
+    shares = _most_colluding_neighbours(count, degree) + minimum - 1
+    alive = threshold_of(count) - 1
+    lost = sum(_ways(count - 1, alive, degree, few) for few in range(min(shares, degree + 1)))
+    ends = shares <= degree and lost * count << _LIVENESS_BITS <= comb(count - 1, degree)
+    return Degree(degree, shares) if ends else None
+
+
+def _most_colluding_neighbours(count: int, degree: int) -> int:
+    """Return how many neighbours of any one client collude, but for the chance of the bound."""
+    colluding, more = most_colluding(count), 0
+    for number in range(min(colluding, degree), 0, -1):
+        more += _ways(count - 1, colluding, degree, number)
+        if more * count << _PRIVACY_BITS > comb(count - 1, degree):
+            return number
+    return 0
+
+
+def _ways(others: int, marked: int, drawn: int, found: int) -> int:
+    """Count the sets of `drawn` of all others in which `found` are marked."""
+    return comb(marked, found) * comb(others - marked, drawn - found) if found <= drawn else 0

@@ -1,0 +1,80 @@
+"""What must hold before a client masks its values, gives its word or gives out shares: pure checks, and whole defences.
+
+Each of these stands against an attack of the server that wins without it (tests/security/aggregate).
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from phalanx.errors import AggregationError
+from phalanx.security.aggregate.messages import Consent
+from phalanx.security.aggregate.refusal import SumRefusal
+from phalanx.security.aggregate.terms import SumTerms
+
+Graph = Mapping[str, tuple[str, ...]]
+
+
+def check_view(terms: SumTerms, graph: Graph, own: str, present: Collection[str]) -> None:
+    """Return when enough clients, and enough of one client's neighbours, are there.
+
+    Raises:
+        AggregationError: There are too few, or the client itself is missing.
+    """
+    if own not in present:
+        raise AggregationError(SumRefusal.NOT_INCLUDED, f"{own}: is not among those that are said to be here")
+    if len(present) < terms.threshold:
+        raise AggregationError(
+            SumRefusal.TOO_FEW, f"{len(present)} of {len(terms.cohort)} clients are here, {terms.threshold} are needed"
+        )
+    _check_neighbours(terms, graph, own, frozenset(present))
+
+
+def check_included(terms: SumTerms, graph: Graph, sharers: Collection[str], included: Collection[str]) -> None:
+    """Return when a sum over these clients hides each of them.
+
+    Args:
+        terms: Of the round.
+        graph: Neighbours of each client.
+        sharers: All clients that sent keys and shares.
+        included: The clients in the sum.
+
+    Raises:
+        AggregationError: It does not.
+    """
+    found = frozenset(included)
+    if not found <= set(sharers):
+        raise AggregationError(SumRefusal.OTHER_VIEW, "deposits: a client is said to be in the sum that never shared")
+    if len(found) < terms.threshold:
+        raise AggregationError(
+            SumRefusal.TOO_FEW, f"{len(found)} of {len(terms.cohort)} clients in the sum, {terms.threshold} are needed"
+        )
+    for name in found:
+        _check_neighbours(terms, graph, name, found)
+
+
+def check_consents(
+    terms: SumTerms, included: Mapping[str, str], included_digest: str, consents: Sequence[Consent]
+) -> None:
+    """Return when more than two thirds of the cohort gave their word for one and the same sum.
+
+    Two such thirds for two sums would have an honest client in common, which gives its word once.
+
+    Raises:
+        AggregationError: They did not.
+    """
+    senders = {consent.sender for consent in consents}
+    if len(senders) != len(consents) or not senders <= included.keys():
+        raise AggregationError(SumRefusal.MALFORMED, "consents: expected each sender once, all of them in the sum")
+    if any(consent.included != included_digest for consent in consents):
+        raise AggregationError(SumRefusal.OTHER_VIEW, "consents: the server shows others another sum")
+    if len(senders) < terms.threshold:
+        raise AggregationError(
+            SumRefusal.TOO_FEW, f"{len(senders)} of {len(terms.cohort)} consents, {terms.threshold} are needed"
+        )
+
+
+def _check_neighbours(terms: SumTerms, graph: Graph, name: str, present: frozenset[str]) -> None:
+    found = sum(neighbour in present for neighbour in graph[name])
+    if found < terms.degree.shares:
+        raise AggregationError(
+            SumRefusal.TOO_FEW, f"{name}: {found} of its neighbours are here, {terms.degree.shares} are needed"
+        )
