@@ -77,9 +77,7 @@ def build(
     if end.report["not_found"]:
         figures["in [quarantine], of no document"] = ", ".join(end.report["not_found"])
     if not any(group["split"] == "validation" for group in end.report["groups"]):
-        figures["held out"] = (
-            "nothing: raise output.validation_share, or give the run a data.validation"
-        )
+        figures["held out"] = "nothing: raise output.validation_share, or give the run a data.validation"
     say_figures({**figures, "report": page})
     return Answer({**{name.replace(" ", "_"): value for name, value in figures.items()}, "report": page})
 
