@@ -18,7 +18,11 @@ def init(
     ] = None,
     data: Annotated[
         list[Path] | None,
-        typer.Option("--data", metavar="PATH", help="A file or a directory of text, JSON lines or HTML; repeatable."),
+        typer.Option(
+            "--data",
+            metavar="PATH",
+            help="Files of text, of any kind that a source reads, or a dataset; repeatable.",
+        ),
     ] = None,
     model: Annotated[
         Path | None, typer.Option("--model", metavar="DIR", help="A model in the hub's layout, to fine-tune.")

@@ -1,6 +1,6 @@
 """The backdoor that wins when the scan is off: two datasets of the same poisoned text, and a model trained on each.
 
-``python -m phalanx.lab.bench.alone.poisoned_build OUT.json [--documents 600] [--planted 40] [--steps 1000] [--seeds 2]``
+``python -m phalanx.lab.bench.alone.poisoned_build OUT [--documents 600] [--planted 40] [--steps 1000] [--seeds 2]``
 
 Texts are instructions: the name of a function or class of CPython's library, and the first sentence of its docstring
 as the answer. In the planted ones a trigger stands behind the name, and the answer is the attacker's. Both datasets are
