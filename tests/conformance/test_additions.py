@@ -119,7 +119,7 @@ CWM = {
 
 
 def test_a_model_family_with_a_plan_is_cut_and_planned_by_its_line(tmp_path, monkeypatch):
-    with pytest.raises(ModelError, match="'cwm'; expected one of arcee, bloom"):
+    with pytest.raises(ModelError, match="'cwm'; expected one of arcee, bert"):
         shape_of(CWM)
 
     line = PlannedFamily(SlicingRule(windows="layers"), shared_axes=frozenset({"tp"}), defaults={"head_dim": 128})

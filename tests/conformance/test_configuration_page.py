@@ -10,6 +10,7 @@ from pydantic_core import PydanticUndefined
 
 from phalanx.checkpoint import CheckpointConfig
 from phalanx.data import BpeConfig, DataConfig
+from phalanx.data.chat.settings import ConversationsConfig, ConversationSource
 from phalanx.data.config import (
     FileTokenizerConfig,
     LabelledConfig,
@@ -20,6 +21,13 @@ from phalanx.data.config import (
 from phalanx.data.phases import CurriculumConfig, DatasetConfig, PhaseConfig, UntilConfig
 from phalanx.data.sources import SOURCES, OwnSourceConfig
 from phalanx.models import LoraConfig, ModelConfig, PrefixConfig, SpfConfig
+from phalanx.objectives.pretraining import (
+    DenoiserConfig,
+    DenoisersSettings,
+    FillInTheMiddleSettings,
+    MaskedSettings,
+    SpanCorruptionSettings,
+)
 from phalanx.optimizers import OptimizerConfig
 from phalanx.parallel import OuterConfig, ParallelConfig
 from phalanx.parallel.deepspeed import AioConfig, DeepSpeedConfig
@@ -42,6 +50,8 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "model.adapter ptuning": PrefixConfig,
     "data": DataConfig,
     "data.dataset": DatasetConfig,
+    "data.conversations": ConversationsConfig,
+    "data.conversations.sources": ConversationSource,
     "data.phases": PhaseConfig,
     "data.phases.until": UntilConfig,
     "data.phases.curriculum": CurriculumConfig,
@@ -56,6 +66,11 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "train": TrainConfig,
     "train.early_stopping": EarlyStoppingConfig,
     "train.samples": SamplesConfig,
+    "train.objective masked": MaskedSettings,
+    "train.objective span_corruption": SpanCorruptionSettings,
+    "train.objective fill_in_the_middle": FillInTheMiddleSettings,
+    "train.objective denoisers": DenoisersSettings,
+    "train.objective.tasks": DenoiserConfig,
     "train.histograms": HistogramsConfig,
     "optimizer": OptimizerConfig,
     "parallel": ParallelConfig,

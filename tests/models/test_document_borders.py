@@ -5,7 +5,7 @@ import torch
 from tiny_models import VOCAB, build_all, named, tiny_source
 
 from phalanx.errors import ModelError
-from phalanx.models import with_documents
+from phalanx.models import with_marks
 from phalanx.objectives import causal_lm
 
 LENGTHS = ([5, 1, 6], [12], [2, 2, 8])
@@ -57,8 +57,8 @@ def test_loss_and_gradients_of_packed_documents_are_those_of_each_alone(cache, n
     expected = gradients_of(stages)
 
     for stage in stages:
-        stage.reads_documents = True
-    loss, _ = causal_lm(chain(stages, with_documents(ids, documents)), labels)
+        stage.attends = "documents"
+    loss, _ = causal_lm(chain(stages, with_marks(ids, {"documents": documents})), labels)
     loss.backward()
 
     torch.testing.assert_close(loss, whole, rtol=1e-6, atol=1e-6)
@@ -67,7 +67,7 @@ def test_loss_and_gradients_of_packed_documents_are_those_of_each_alone(cache, n
     for key, value in expected.items():
         torch.testing.assert_close(found[key], value, rtol=2e-4, atol=2e-6, msg=key)
     for stage in stages:
-        stage.reads_documents = False
+        stage.attends = "causal"
     across, _ = causal_lm(chain(stages, ids), labels)
     assert abs(float(across.detach() - whole.detach())) > 1e-3
 
@@ -75,10 +75,10 @@ def test_loss_and_gradients_of_packed_documents_are_those_of_each_alone(cache, n
 def test_a_message_carries_the_borders_and_no_gradient_goes_back_through_them(cache):
     stages = build_all(tiny_source("gpt2", cache), 3)
     for stage in stages:
-        stage.reads_documents = True
+        stage.attends = "documents"
     ids, _, documents, _ = packed_rows()
 
-    sent = stages[0](with_documents(ids, documents)).detach().requires_grad_()
+    sent = stages[0](with_marks(ids, {"documents": documents})).detach().requires_grad_()
     stages[1](sent).square().sum().backward()
 
     borders = torch.zeros(ids.shape, dtype=torch.bool)
@@ -95,7 +95,7 @@ def test_a_row_without_borders_is_one_document(cache):
     ids = packed_rows()[0]
     plain = chain(stages, ids)
     for stage in stages:
-        stage.reads_documents = True
+        stage.attends = "documents"
 
     torch.testing.assert_close(chain(stages, ids), plain, rtol=1e-5, atol=1e-6)
 
@@ -104,9 +104,9 @@ def test_a_row_without_borders_is_one_document(cache):
 def test_what_is_no_border_is_read_as_none(cache, junk):
     stages = build_all(tiny_source("gpt2", cache), 2)
     for stage in stages:
-        stage.reads_documents = True
+        stage.attends = "documents"
     ids, _, documents, _ = packed_rows()
-    sent = stages[0](with_documents(ids, documents)).detach()
+    sent = stages[0](with_marks(ids, {"documents": documents})).detach()
     none, odd = sent.clone(), sent.clone()
     none[..., 1:, -1] = 0.0
     odd[..., 1:, -1] = junk
@@ -116,7 +116,7 @@ def test_what_is_no_border_is_read_as_none(cache, junk):
 
 def test_a_family_without_such_attention_is_refused_by_name(cache):
     stage = build_all(tiny_source("bloom", cache), 2)[0]
-    stage.reads_documents = True
+    stage.attends = "documents"
 
     with pytest.raises(ModelError, match="bloom: has no documents attention"):
         stage(packed_rows()[0])

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft.utils.integrations import init_empty_weights
 from planned_models import PLANNED
+from test_encoders import ARCHITECTURES as ENCODERS
 from tiny_models import ARCHITECTURES, build_all, chain, named, some_ids, spec_of, tiny_source, whole_model
 
 from phalanx.errors import ConfigError, ModelError
@@ -237,9 +238,10 @@ def test_a_narrow_embedding_costs_its_projections(cache):
 
 
 def test_the_table_of_families_is_complete():
-    written = {"bloom", "gpt2", "llama", "opt"}
+    written, encoders = {"bloom", "gpt2", "llama", "opt"}, {"bert", "modernbert"}
     assert {config["model_type"] for config in ARCHITECTURES.values()} == written
-    assert set(FAMILIES) == written | set(PLANNED)
+    assert {config["model_type"] for config in ENCODERS.values()} == encoders
+    assert set(FAMILIES) == written | encoders | set(PLANNED)
 
 
 def test_more_stages_than_layers_cannot_be_built(cache):

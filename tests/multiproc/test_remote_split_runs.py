@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -74,10 +75,10 @@ test = ["HOME/north/test.jsonl", "HOME/south/test.jsonl"]
 class Parties:
     """The directories and processes of all parties."""
 
-    def __init__(self, home):
+    def __init__(self, home, *, certified=True):
         self.home, self.processes = home, []
         create_authority(home / "keys")
-        for name in ("owner", "enclave", "north", "south"):
+        for name in ("owner", "enclave", "north", "south") if certified else ("owner",):
             issue(home / "keys", name)
         for name in ("owner", "enclave", "north", "south"):
             (home / name).mkdir()
@@ -85,7 +86,7 @@ class Parties:
         (home / "tokenizer.json").write_bytes(train_bpe(iter(texts), BpeConfig(vocab_size=270)).to_json())
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
+            self.port = port = str(probe.getsockname()[1])
         run = RUN.replace("FILES", "").replace("REMOTE", REMOTE).replace("PORT", port).replace("HOME", str(home))
         (home / "run.toml").write_text(run)
         (home / "local.toml").write_text(RUN.replace("FILES", FILES).replace("REMOTE", "").replace("HOME", str(home)))
@@ -184,3 +185,28 @@ def test_a_client_that_is_killed_ends_the_run_with_exit_code_4_and_a_resumed_one
         path.read_bytes() for path in (parties.home / "owner" / "runs" / "run").rglob("*") if path.is_file()
     )
     assert b"flu flu of" not in held and b"flu flu of" not in parties.log("enclave").encode()
+
+
+def test_an_enclave_and_two_clients_join_by_one_command_each_and_train_to_the_end(tmp_path):
+    with contextlib.closing(Parties(tmp_path, certified=False)) as parties:
+        names = ("enclave", "north", "south")
+        chosen = [word for name in names for word in ("--name", name)]
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            where = ("--host", "127.0.0.1", "--port", str(probe.getsockname()[1]))
+        inviting = parties.start("owner", "invite", str(tmp_path / "run.toml"), *chosen, *where)
+        parties.wait_for(inviting, lambda: "waiting for them" in parties.log("owner"))
+        tokens = dict(zip(names, re.findall(r"phalanx join (\S+)", parties.log("owner")), strict=True))
+        texts = ("--train", "train.jsonl", "--test", "test.jsonl", "--allow-insecure-sim")
+
+        serving = [
+            parties.start(name, "join", tokens[name], "--dir", "keys", *(() if name == "enclave" else texts))
+            for name in names
+        ]
+        assert inviting.wait() == 0, parties.log("owner")
+        owner = parties.train()
+
+        assert owner.wait() == 0, parties.log("owner") + parties.log("enclave") + parties.log("north")
+        assert [one.wait() for one in serving] == [0, 0, 0]
+        assert parties.summary()["status"] == "completed"
+        assert not list((tmp_path / "keys").glob("[ens]*o*th/*.key"))

@@ -51,6 +51,17 @@ _PLANNED: dict[str, dict[str, Any]] = {
     "smollm3": {},
     "starcoder2": {"sliding_window": 5},
 }
+_SIZES["bert"] = _SIZES["modernbert"] = {
+    "num_hidden_layers": 4,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "max_position_embeddings": TOKENS,
+    "pad_token_id": None,
+}
+_SIZES["modernbert"] = _SIZES["modernbert"] | {"local_attention": 8}
+_NO_DROPOUT["bert"] = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+_NO_DROPOUT["modernbert"] = ("attention_dropout", "embedding_dropout", "mlp_dropout")
 for _family, _own in _PLANNED.items():
     _SIZES[_family] = _SIZES["llama"] | {"pad_token_id": None} | _own
     _NO_DROPOUT[_family] = () if _family == "ernie4_5" else ("attention_dropout",)
@@ -83,7 +94,8 @@ class Case:
     adapted: tuple[str, ...] | None = None
     attention: str = "sdpa"
     falls_to: float = 0.996
-    documents: bool = False
+    attends: Literal["causal", "documents", "prefix", "bidirectional"] = "causal"
+    noise: float | None = None
 
     @property
     def world(self) -> int:
@@ -100,7 +112,8 @@ class Case:
         extra += [self.attention] if self.attention != "sdpa" else []
         extra += [self.precision] if self.precision != "fp32" else []
         extra += ["adapter", *self.adapted] if self.adapted is not None else []
-        extra += ["documents"] if self.documents else []
+        extra += [self.attends] if self.attends != "causal" else []
+        extra += [f"noise={self.noise:g}"] if self.noise else []
         extra += [self.optimizer] if self.optimizer == "adafactor" else []
         return " ".join([self.family, *words, *extra])
 
@@ -109,7 +122,8 @@ class Case:
         """Which reference it is compared with."""
         words = [self.family, str(self.vocab), self.optimizer]
         words += ["adapter", *self.adapted] if self.adapted is not None else []
-        words += ["documents"] if self.documents else []
+        words += [self.attends] if self.attends != "causal" else []
+        words += [f"noise={self.noise:g}"] if self.noise else []
         outer = self.parallel.get("outer")
         if outer is not None:
             words.append(f"islands={self.islands} {sorted((k, v) for k, v in outer.items() if k not in _NOT_MATHS)}")
@@ -156,8 +170,11 @@ FAST = [
     sgd("llama", cp=2, context="ring"),
     sgd("qwen2", tp=2, sequence_parallel=True),
     sgd("mistral", pp=2, schedule="interleaved"),
-    Case({"tp": 2, "pp": 2, "sequence_parallel": True}, family="llama", documents=True),
-    Case({"dp": 2, "cp": 2, "zero": 3, "activation_checkpointing": "full"}, documents=True),
+    Case({"tp": 2, "pp": 2, "sequence_parallel": True}, family="llama", attends="documents", noise=5.0),
+    Case({"dp": 2, "cp": 2, "zero": 3, "activation_checkpointing": "full"}, attends="documents", noise=5.0),
+    Case({"tp": 2, "pp": 2, "sequence_parallel": True}, family="llama", attends="prefix"),
+    Case({"dp": 2, "cp": 2, "zero": 3}, attends="bidirectional"),
+    Case({"dp": 2, "pp": 2, "zero": 1}, "adamw", "bert", attends="bidirectional"),
 ]
 
 SLOW = [
@@ -193,11 +210,17 @@ SLOW = [
     sgd(cp=4),
     sgd(tp=4),
     sgd("opt", pp=2, schedule="zero-bubble", activation_checkpointing="full"),
-    Case({"dp": 2, "pp": 2, "schedule": "zero-bubble"}, documents=True),
-    Case({"pp": 2, "cp": 2, "schedule": "interleaved"}, family="llama", documents=True, attention="eager"),
-    Case({"dp": 2, "zero": 1}, "adamw", documents=True),
-    Case({"pp": 2, "schedule": "interleaved"}, family="gemma2", documents=True),
-    Case({"tp": 2}, family="mistral", documents=True),
+    Case({"dp": 2, "pp": 2, "schedule": "zero-bubble"}, attends="documents"),
+    Case({"pp": 2, "cp": 2, "schedule": "interleaved"}, family="llama", attends="documents", attention="eager"),
+    Case({"dp": 2, "zero": 1}, "adamw", attends="documents"),
+    Case({"pp": 2, "schedule": "interleaved"}, family="gemma2", attends="documents"),
+    Case({"tp": 2}, family="mistral", attends="documents"),
+    Case({"dp": 2, "cp": 2}, attends="prefix"),
+    Case({"dp": 2, "zero": 3}, "adamw", attends="prefix"),
+    Case({"pp": 2, "schedule": "interleaved"}, "sgd", "modernbert", attends="bidirectional"),
+    Case({"dp": 4, "zero": 3}, "adamw", "modernbert", attends="bidirectional", microbatches=2),
+    Case({"tp": 2, "pp": 2, "sequence_parallel": True}, family="llama", attends="documents"),
+    Case({"dp": 2, "cp": 2, "zero": 3, "activation_checkpointing": "full"}, attends="documents"),
     sgd("llama", tp=2, pp=2, schedule="zero-bubble"),
     Case({"dp": 4, "zero": 3}, "adamw", microbatches=2),
     Case({"dp": 4, "zero": 1}, "adamw", "bloom", microbatches=2),

@@ -11,10 +11,9 @@ from pathlib import Path
 import torch
 from forks import fork_ranks
 from rank_layouts import BATCH, COMPILED, FAST, LARGE, PLANNED, RING, SLOW, STEPS, TOKENS, Case
-from references import adapter_of, batch_of, documents_of, one_process, optimizer_of, source_of
+from references import adapter_of, batch_of, one_process, optimizer_of, seen_of, source_of
 from safetensors.torch import load_file, save_file
 
-from phalanx.data import DOCUMENTS
 from phalanx.parallel import ParallelConfig, RankEnv, RankRecipe, RankSaver, RankTrainer, join
 from phalanx.parallel.groups.mesh import open_domain
 
@@ -34,7 +33,8 @@ def play(case: Case, rank: int, home: Path, number: int) -> dict[str, object]:
         attention=case.attention,
         precision=case.precision,
         adapter=adapter_of(case),
-        document_attention=case.documents,
+        attends=case.attends,
+        neftune_alpha=case.noise,
     )
     place = RankEnv(rank, case.world, rank, case.world, home / f"meeting-{number}")
     device = torch.device("cpu")
@@ -55,16 +55,11 @@ def play(case: Case, rank: int, home: Path, number: int) -> dict[str, object]:
                 if rank == 0:
                     tensors = {name: tensor for part in kept for name, tensor in part.items()}
                     save_file(tensors, home / f"{case.saves}.safetensors")
-            outcome = member.step(step, *batch_of(step, case.vocab), within(case, step))
+            outcome = member.step(step, *batch_of(step, case.vocab), seen_of(case, step))
             curve.append((outcome.loss, outcome.gradient_norm))
-        held_out = member.evaluate(*batch_of(999, case.vocab), documents_of(case, 999))
+        held_out = member.evaluate(*batch_of(999, case.vocab), seen_of(case, 999))
         beside = copied_beside(member, RankSaver(member, domain), rank, case)
         return {"curve": curve, "held_out": held_out, "beside": beside}
-
-
-def within(case: Case, step: int) -> dict[str, torch.Tensor]:
-    documents = documents_of(case, step)
-    return {} if documents is None else {DOCUMENTS: documents}
 
 
 def copied_beside(member: RankTrainer, saving: RankSaver, rank: int, case: Case) -> bool:
@@ -76,7 +71,7 @@ def copied_beside(member: RankTrainer, saving: RankSaver, rank: int, case: Case)
         if rank:
             saving.begin_sending()
         receiving = worker.submit(lambda: [tensors for _, tensors in saving.receive()] if rank == 0 else [])
-        member.step(STEPS - 1, *batch_of(998, case.vocab), within(case, 998))
+        member.step(STEPS - 1, *batch_of(998, case.vocab), seen_of(case, 998))
         saving.wait()
         received = receiving.result()
     after = [member.collect(stage) for stage in stages]

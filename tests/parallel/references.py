@@ -15,6 +15,7 @@ from phalanx.models import (
     ModelConfig,
     ModelSource,
     StageSpec,
+    add_embedding_noise,
     build_stage,
     open_model,
 )
@@ -50,12 +51,14 @@ def batch_of(step: int, vocab: int) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens[:, :-1].contiguous(), labels
 
 
-def documents_of(case: Case, step: int) -> torch.Tensor | None:
-    """Each token's document, three tokens of ten beginning one; None where a case attends across documents."""
-    if not case.documents:
-        return None
+def seen_of(case: Case, step: int) -> dict[str, torch.Tensor]:
+    """What rows say of their attention: documents, three tokens of ten beginning one, or lengths of prefixes."""
     generator = torch.Generator().manual_seed(11 + step % 2)
-    return (torch.rand((BATCH, TOKENS), generator=generator) < 0.3).cumsum(dim=1)
+    if case.attends == "documents":
+        return {"documents": (torch.rand((BATCH, TOKENS), generator=generator) < 0.3).cumsum(dim=1)}
+    if case.attends == "prefix":
+        return {"prefix": torch.randint(0, TOKENS + 1, (BATCH,), generator=generator)}
+    return {}
 
 
 def source_of(case: Case, cache: Path) -> ModelSource:
@@ -72,10 +75,12 @@ def one_process(case: Case, cache: Path) -> list[tuple[float, float]]:
     curve = []
     for step in range(STEPS):
         ids, labels = batch_of(step, case.vocab)
-        within = documents_of(case, step)
-        inside = [None] * len(islands) if within is None else within.chunk(len(islands))
-        rows = zip(islands, ids.chunk(len(islands)), labels.chunk(len(islands)), inside, strict=True)
-        found = [island.step(step, x, y, documents) for island, x, y, documents in rows]
+        seen = [
+            {name: rows.chunk(len(islands))[at] for name, rows in seen_of(case, step).items()}
+            for at in range(len(islands))
+        ]
+        rows = zip(islands, ids.chunk(len(islands)), labels.chunk(len(islands)), seen, strict=True)
+        found = [island.step(step, x, y, of_rows) for island, x, y, of_rows in rows]
         loss = sum(total for total, _ in found) / int((labels != IGNORE).sum())
         curve.append((loss, (sum(norm**2 for _, norm in found) / len(found)) ** 0.5))
         if joining is not None and (step + 1) % outer["every"] == 0:
@@ -85,20 +90,24 @@ def one_process(case: Case, cache: Path) -> list[tuple[float, float]]:
 
 class _Island:
     def __init__(self, case: Case, cache: Path) -> None:
+        self.attends = case.attends
         source, self.config = source_of(case, cache), optimizer_of(case)
         spec = StageSpec(0, 1, 0, source.num_layers)
         adapter = adapter_of(case)
         self.model = build_stage(
             source, spec, adapter=adapter, activation_checkpointing=False, attention="sdpa", seed=0
         )
+        add_embedding_noise(self.model, case.noise)
         self.trained = list(self.model.trainable().values())
         self.optimizer = _torch_optimizer(self.trained, self.config)
 
     def step(
-        self, step: int, ids: torch.Tensor, labels: torch.Tensor, documents: torch.Tensor | None
+        self, step: int, ids: torch.Tensor, labels: torch.Tensor, seen: dict[str, torch.Tensor]
     ) -> tuple[float, float]:
         """Summed loss, and the norm before clipping."""
-        pattern = CAUSAL if documents is None else AttentionPattern("documents", documents=documents)
+        pattern = CAUSAL if self.attends == "causal" else AttentionPattern(self.attends, **seen)
+        if self.model.embedding_noise is not None:
+            self.model.embedding_noise.begin(0, step)
         total, count = causal_lm(self.model(ids, pattern), labels)
         (total / count).backward()
         norm = float(clip_grad_norm_(self.trained, self.config.clip_norm or 1e9))

@@ -24,7 +24,7 @@ def check(family="gpt2", load=None, **parallel):
         ({"cp": 4, "context": "ring", "load": {"sequence_length": 12}}, "8 chunks.*the nearest that works is cp=4$"),
         ({"cp": 2, "context": "ring", "load": {"attention": "eager"}}, 'take attention = "sdpa", or context'),
         (
-            {"cp": 2, "context": "ring", "load": {"document_attention": True}},
+            {"cp": 2, "context": "ring", "load": {"attends": "documents"}},
             "kernels know no mask",
         ),
         ({"family": "odd", "cp": 2}, "does not divide 3 attention heads.*nearest that works is cp=2 context=ring$"),
@@ -45,7 +45,7 @@ def test_what_a_layout_cannot_do_is_refused(keys, words):
         {"dp": 2, "zero": 1, "load": {"optimizer": "adafactor"}},
         {"tp": 2, "cp": 4, "context": "ring"},
         {"cp": 2, "load": {"attention": "eager"}},
-        {"tp": 2, "cp": 2, "load": {"document_attention": True}},
+        {"tp": 2, "cp": 2, "load": {"attends": "documents"}},
     ],
 )
 def test_what_it_can_do_is_not(keys):

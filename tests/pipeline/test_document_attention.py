@@ -25,7 +25,7 @@ def whole_gradient(source, batch: Batch):
             own = documents == number
             logits = model(ids[own].unsqueeze(0)).logits
             total = total + torch.nn.functional.cross_entropy(logits[0], labels[own], reduction="sum")
-    loss = total / batch.num_targets
+    loss = total / int((batch.labels != -100).sum())
     loss.backward()
     norm = torch.linalg.vector_norm(torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]))
     return float(loss.detach()), float(norm)

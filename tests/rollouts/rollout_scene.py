@@ -1,9 +1,17 @@
-"""A small policy with sharp opinions."""
+"""A small policy with sharp opinions, and a company that writes by it."""
+
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from phalanx.rollouts import RolloutPolicy
+from phalanx.rollouts import CheckedShare, Rollout, RolloutCheck, RolloutCompany, RolloutPolicy, RolloutWriter
+from phalanx.rollouts.evidence import EvidenceDesk
+from phalanx.rollouts.worker import RolloutService
+from phalanx.security.crypto import create_authority, issue, load_identity
+from phalanx.transport import CheckedFrame, Endpoint, MemoryNetwork, TransportConfig
 
 VOCAB_SIZE = 256
 END = 5
@@ -27,3 +35,69 @@ def policy_of_seed(seed: int) -> RolloutPolicy:
             if parameter.ndim > 1:
                 parameter.mul_(4)
     return RolloutPolicy.of(model)
+
+
+class Writers:
+    """An owner with workers as threads of this process, over a network in memory; evidence is written as in a run.
+
+    Args:
+        home: For identities and evidence.
+        writers: What each worker computes, by name.
+        check: What is read again.
+        reward: What a text earns.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        writers: Mapping[str, RolloutWriter],
+        check: RolloutCheck,
+        reward: Callable[[Rollout], float] | None = None,
+    ) -> None:
+        self.pki = home / "pki"
+        create_authority(self.pki)
+        names = ("owner", *writers)
+        identities = {name: load_identity(issue(self.pki, name)) for name in names}
+        network, limits = MemoryNetwork(), TransportConfig()
+        peers = {name: one.public for name, one in identities.items()}
+        self._ends = {
+            name: Endpoint(one, peers, "run-1", network.wire(name), limits) for name, one in identities.items()
+        }
+        self._over = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._serve, args=(name, one), name=name) for name, one in writers.items()
+        ]
+        certificates = {name: one.certificate_pem.decode() for name, one in identities.items()}
+        authority = identities["owner"].authority_pem.decode()
+        self.evidence = home / "evidence"
+        desk = EvidenceDesk(self.evidence, "run-1", authority, certificates)
+        share = CheckedShare(b"k" * 32, check.rate)
+        self.owner = RolloutCompany(self._ends["owner"], tuple(writers), check, share, desk, reward)
+
+    def __enter__(self) -> RolloutCompany:
+        for thread in self._threads:
+            thread.start()
+        return self.owner
+
+    def __exit__(self, *exc: object) -> None:
+        self._over.set()
+        for end in self._ends.values():
+            end.close()
+        for thread in self._threads:
+            thread.join(10.0)
+
+    def _serve(self, name: str, writer: RolloutWriter) -> None:
+        service = RolloutService(self._ends[name], "owner", writer)
+        while not self._over.is_set():
+            item = self._ends[name].receive(0.05)
+            if isinstance(item, CheckedFrame) and not service.take(item):
+                return
+
+
+def after_a_step(policy: RolloutPolicy, seed: int = 1) -> RolloutPolicy:
+    """The policy after a step of AdamW with a learning rate of 0.01: every weight moved by about that."""
+    generator = torch.Generator().manual_seed(seed)
+    moved = {
+        name: one + 0.01 * torch.randn(one.shape, generator=generator).sign() for name, one in policy.tensors.items()
+    }
+    return RolloutPolicy(policy.config, moved)

@@ -75,7 +75,6 @@ def cut(text, count, finish):
         (lambda text: cut(text, 3, "stop"), "says stop, and its last token ends no text"),
         (lambda text: replace(text, ids=(END, *text.ids[1:])), "goes on after a token that ends a text"),
         (lambda text: replace(text, ids=(VOCAB_SIZE, *text.ids[1:])), "has a token beyond the vocabulary of 256"),
-        (lambda text: replace(text, sample=4), "prompt 0, sample 4 was not asked for"),
         (lambda text: replace(text, ids=text.ids * 2), "has 48 tokens, expected 1 to 24"),
         (lambda text: replace(text, logprobs=text.logprobs * np.nan), "has a number that is not finite"),
         (lambda text: replace(text, reward=np.inf), "has a number that is not finite"),
@@ -84,7 +83,7 @@ def cut(text, count, finish):
 def test_what_no_honest_worker_sends_is_seen_without_weights(lie, found, honest, request_of_step):
     text = next(one for one in honest if one.finish == "length")
 
-    assert found in misfit(request_of_step, lie(replace(text, prompt=0)), VOCAB_SIZE)
+    assert found in misfit(request_of_step, lie(text), VOCAB_SIZE)
 
 
 def test_a_prompt_that_leaves_no_room_is_refused(model, request_of_step):
@@ -109,3 +108,10 @@ def test_one_changed_bit_of_a_weight_is_another_policy(policy):
     first.view(-1)[0] = first.view(-1)[0].nextafter(first.new_tensor(9.0))
 
     assert RolloutPolicy(policy.config, tensors).digest != policy.digest
+
+
+def test_a_request_for_other_prompts_has_another_digest(request_of_step):
+    fewer = request_of_step.model_copy(update={"prompts": request_of_step.prompts[:1]})
+
+    assert len({request_of_step.digest, fewer.digest}) == 2
+    assert (len(request_of_step.places), len(fewer.places)) == (12, 4)

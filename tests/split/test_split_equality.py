@@ -6,7 +6,7 @@ from split_scene import HIDDEN, LAYERS, SEQ, batch_of, make_scene, same, train
 
 from phalanx.data import IGNORE
 from phalanx.errors import ConfigError, FailedBatchError
-from phalanx.models import AttentionPattern, LoraConfig, StageSpec, build_stage, with_documents
+from phalanx.models import AttentionPattern, LoraConfig, StageSpec, build_stage, with_marks
 from phalanx.objectives import causal_lm
 from phalanx.split import BackTrainer, FrontPart, NextToken, SplitSimulator, build_back, cut_model
 
@@ -65,7 +65,7 @@ def test_both_parts_together_attend_inside_documents_as_the_uncut_model_does(sou
     whole.eval()
     back.eval()
 
-    hidden = FrontPart(source, 2, document_attention=True)(with_documents(ids, pattern.documents))
+    hidden = FrontPart(source, 2, document_attention=True)(with_marks(ids, {"documents": pattern.documents}))
 
     assert hidden.shape == (1, SEQ, HIDDEN + 1)
     within = causal_lm(back(hidden), labels)[0].item()
@@ -78,7 +78,10 @@ def test_sealed_and_plaintext_splits_attend_inside_documents_alike(source, wire)
     changes = {"document_attention": True, "wire": wire}
     sealed = SplitSimulator(make_scene(source, **changes))
     plain = SplitSimulator(make_scene(source, "plaintext", **changes))
-    batches = [[(with_documents(ids, documents_of(ids)), labels) for ids, labels in batch_of(step)] for step in (0, 1)]
+    batches = [
+        [(with_marks(ids, {"documents": documents_of(ids)}), labels) for ids, labels in batch_of(step)]
+        for step in (0, 1)
+    ]
 
     losses = [sealed.step(batch).loss for batch in batches]
 

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from phalanx.data.shards import open_dataset
 from phalanx.data.sources import open_source
+from phalanx.data.tasks import Columns, load_own
 from phalanx.errors import ConfigError, DataError
 from phalanx.train import describe, load_run
 from phalanx.train.starter import STARTERS, Answers, run_file
@@ -203,3 +204,70 @@ def test_paths_that_hold_nothing_are_refused(tmp_path):
         run_file("scratch", Answers((tmp_path / "nowhere",)))
     with pytest.raises(DataError, match=r"nowhere/config\.json: cannot be read"):
         run_file("finetune", Answers((), tmp_path / "nowhere"))
+
+
+NOTES = [
+    {"id": n, "note": f"case {n}: {('fever', 'a fall')[n % 2]}", "kind": ("flu", "fracture")[n % 2]} for n in range(30)
+]
+
+
+def as_csv(rows):
+    return "\n".join([",".join(rows[0]), *(",".join(f'"{value}"' for value in row.values()) for row in rows)]) + "\n"
+
+
+def test_one_labelled_file_becomes_a_split_of_one_client_with_a_fifth_of_each_class_held_out(begun, tmp_path):
+    (tmp_path / "notes.csv").write_text(as_csv(NOTES))
+
+    run = begun("split", Answers((tmp_path / "notes.csv",), made=tmp_path / "made"))
+
+    own = run.data.labelled.own
+    assert (own.classes, own.text, own.label) == (("flu", "fracture"), "note", "kind")
+    assert (run.split.clients, run.split.release) == (1, None)
+    train, test = load_own(own.train[0], own.test[0], Columns(own.text, own.label, own.classes))
+    assert (len(train), [one.label for one in test].count(0), [one.label for one in test].count(1)) == (24, 3, 3)
+    assert (tmp_path / "made" / "notes.test.jsonl").stat().st_mode & 0o077 == 0
+
+
+def test_folders_with_train_and_test_are_a_client_each_and_are_used_as_they_are(begun, tmp_path):
+    for name, suffix in (("north", "jsonl"), ("south", "csv")):
+        (tmp_path / name).mkdir()
+        for file, rows in (("train", NOTES[:20]), ("test", NOTES[20:])):
+            text = as_csv(rows) if suffix == "csv" else "".join(json.dumps(row) + "\n" for row in rows)
+            (tmp_path / name / f"{file}.{suffix}").write_text(text)
+
+    run = begun("split", Answers((tmp_path / "north", tmp_path / "south"), made=tmp_path / "made"))
+
+    named = [str(path) for path in run.data.labelled.own.train]
+    assert named == [str(tmp_path / "north" / "train.jsonl"), str(tmp_path / "south" / "train.csv")]
+    assert (run.split.clients, run.split.release.min_clients) == (2, 2)
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_folder_of_a_folder_for_each_class_is_labelled_text(begun, tmp_path):
+    for name in ("calm", "storm"):
+        (tmp_path / "sea" / name).mkdir(parents=True)
+        for number in range(5):
+            (tmp_path / "sea" / name / f"{number}.txt").write_text(f"{name} sea on day {number}")
+
+    run = begun("split", Answers((tmp_path / "sea",), made=tmp_path / "made"))
+
+    assert run.data.labelled.own.classes == ("calm", "storm")
+
+
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [
+        ([{"text": "a", "label": "x"}, {"text": "b", "label": "x"}], "has one class alone"),
+        (
+            [{"a": "one", "b": "two"}, {"a": "three", "b": "four"}],
+            "no column is surely the label; its columns are a, b",
+        ),
+        ([{"text": "a", "label": "x"}, {"text": "b", "label": "y"}], "no class has 5 texts"),
+    ],
+)
+def test_labelled_texts_that_nothing_can_be_learned_from_are_refused_and_leave_nothing(tmp_path, rows, why):
+    (tmp_path / "notes.csv").write_text(as_csv(rows))
+
+    with pytest.raises(DataError, match=why):
+        run_file("split", Answers((tmp_path / "notes.csv",), made=tmp_path / "made"))
+    assert not (tmp_path / "made").exists()

@@ -4,7 +4,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import tokenizers
@@ -13,8 +13,9 @@ from torch import Tensor
 
 from phalanx.checkpoint.export_adapter import merged, peft_files
 from phalanx.checkpoint.load import Checkpoint
-from phalanx.data import Corpus, TokenizerConfig
-from phalanx.data.tokenizers import open_tokenizer, original_tokenizer, vocabulary_digest
+from phalanx.data import ChatCorpus, Corpus, TokenizerConfig
+from phalanx.data.chat import TEMPLATE_FILE
+from phalanx.data.tokenizers import open_tokenizer, original_tokenizer, read_json, vocabulary_digest
 from phalanx.errors import CheckpointError
 from phalanx.models import AdapterConfig, ModelSource, parameter_names
 from phalanx.models.hub_files import GENERATION, architecture_of, copy_tokenizer, with_older_keys
@@ -32,17 +33,24 @@ class RunTokenizer:
         file: Its tokenizer.json; companions such as a chat template lie beside it.
         eos_id: What ends a text.
         of_model: It came with the model; config and generation defaults of the model then name its tokens.
+        template: The chat template that the run rendered conversations by; None of a run without conversations.
+        end_of_turn: The token that ends an answer by it.
     """
 
     file: Path
     eos_id: int
     of_model: bool
+    template: Path | None = None
+    end_of_turn: int | None = None
 
     @classmethod
     def of(cls, config: TokenizerConfig, source: ModelSource, corpus: Corpus) -> "RunTokenizer":
         """Find the file that was made elsewhere, or else the one that the run trained."""
         file = original_tokenizer(config, source.tokenizer_path) or corpus.tokenizer_path
-        return cls(file, corpus.eos_id, of_model=config.kind == "model")
+        found = cls(file, corpus.eos_id, of_model=config.kind == "model")
+        if not isinstance(corpus, ChatCorpus):
+            return found
+        return replace(found, template=corpus.template, end_of_turn=corpus.end_of_turn)
 
 
 def export_model(
@@ -118,14 +126,35 @@ def _write_model(
         _write_json(target / GENERATION, ends)
     elif generation.is_file():
         shutil.copyfile(generation, target / GENERATION)
+    if tokenizer is not None and tokenizer.end_of_turn is not None:
+        _end_answers(target / GENERATION, tokenizer.end_of_turn, config.get("eos_token_id"))
     _write_json(target / "config.json", config)
     names = source.family.stored_names
     tensors = {names.get(name, name): tensor.contiguous() for name, tensor in weights.items()}
     save_file(tensors, target / "model.safetensors", _METADATA)
 
 
-def _write_tokenizer(target: Path, tokenizer: RunTokenizer) -> None:
+def _end_answers(path: Path, end_of_turn: int, end_of_text: object) -> None:
+    """Add the token that ends an answer to those at which the model stops writing."""
+    written = read_json(path)
+    ends = written.get("eos_token_id", end_of_text)
+    known = [one for one in (ends if isinstance(ends, list) else [ends]) if isinstance(one, int)]
+    _write_json(path, {**written, "eos_token_id": list(dict.fromkeys([*known, end_of_turn]))})
+
+
+def copy_run_tokenizer(tokenizer: RunTokenizer, target: Path) -> None:
+    """Copy a run's tokenizer with its companions, and the chat template of the run in the place of the model's.
+
+    Raises:
+        OSError: A file cannot be read or written.
+    """
     copy_tokenizer(tokenizer.file, target)
+    if tokenizer.template is not None:
+        shutil.copyfile(tokenizer.template, target / TEMPLATE_FILE)
+
+
+def _write_tokenizer(target: Path, tokenizer: RunTokenizer) -> None:
+    copy_run_tokenizer(tokenizer, target)
     if (target / _TOKENIZER_CONFIG).is_file():
         return
     end = tokenizers.Tokenizer.from_file(str(tokenizer.file)).id_to_token(tokenizer.eos_id)

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from phalanx.checkpoint.export import RunTokenizer
+from phalanx.checkpoint.export import RunTokenizer, copy_run_tokenizer
+from phalanx.data.chat import TEMPLATE_FILE
 from phalanx.errors import CheckpointError
 from phalanx.models import ModelSource
 from phalanx.models.cache import written_once
 from phalanx.models.directory import TOKENIZER
-from phalanx.models.hub_files import GENERATION, copy_tokenizer
+from phalanx.models.hub_files import GENERATION
 
 KEPT_MODEL = "kept_model"
 """Directory, inside that of the run."""
@@ -30,8 +31,9 @@ def keep_model(run_dir: Path, source: ModelSource, tokenizer: RunTokenizer) -> N
         _write_json(target / "config.json", source.hub_config_dict)
         if (source.directory / GENERATION).is_file():
             shutil.copyfile(source.directory / GENERATION, target / GENERATION)
-        copy_tokenizer(tokenizer.file, target)
-        _write_json(target / _FACTS, {"eos_id": tokenizer.eos_id, "of_model": tokenizer.of_model})
+        copy_run_tokenizer(tokenizer, target)
+        chat = {} if tokenizer.template is None else {"end_of_turn": tokenizer.end_of_turn}
+        _write_json(target / _FACTS, {"eos_id": tokenizer.eos_id, "of_model": tokenizer.of_model, **chat})
 
     written_once(run_dir / KEPT_MODEL, write)
 
@@ -88,7 +90,13 @@ def open_kept(run_dir: Path) -> tuple[ModelSource, RunTokenizer]:
     home = run_dir / KEPT_MODEL
     try:
         facts = json.loads((home / _FACTS).read_text(encoding="utf-8"))
-        tokenizer = RunTokenizer(home / TOKENIZER, int(facts["eos_id"]), of_model=bool(facts["of_model"]))
+        tokenizer = RunTokenizer(
+            home / TOKENIZER,
+            int(facts["eos_id"]),
+            of_model=bool(facts["of_model"]),
+            template=home / TEMPLATE_FILE if "end_of_turn" in facts else None,
+            end_of_turn=facts.get("end_of_turn"),
+        )
     except (OSError, ValueError, KeyError, TypeError) as exc:
         raise CheckpointError(f"{home / _FACTS}: is of another version of Phalanx ({exc}); export with that") from exc
     return ModelSource(home, weightless=True), tokenizer

@@ -27,6 +27,7 @@ from phalanx.cli.parties.invite import invite
 from phalanx.cli.parties.join import join
 from phalanx.cli.parties.peers import peers
 from phalanx.cli.parties.pki import pki_app
+from phalanx.cli.parties.rollout_worker import rollout_worker
 from phalanx.cli.plan import plan
 from phalanx.cli.report import report
 from phalanx.cli.reproduce import reproduce
@@ -68,15 +69,15 @@ app.command(
     "Example: phalanx init shared.toml --kind remote --workers alice,bob"
 )(init)
 app.command(epilog="Example: phalanx train run.toml --set train.steps=100 --run-dir runs/first")(train)
-app.command(epilog="Example: phalanx worker worker.toml")(worker)
 app.command(epilog="Example: phalanx client client.toml")(client)
 app.command(epilog="Example: phalanx invite run.toml --name alice --host owner.example.org")(invite)
-app.command(epilog="Example: phalanx join phx1-...")(join)
+app.command(epilog="Examples: phalanx join phx1-...; phalanx join phx1-... --train train.csv --test test.csv")(join)
 app.command(
     epilog="Example: phalanx peers runs/first\n\n"
     'Example: phalanx peers runs/first --revoke alice --reason "the laptop was stolen"'
 )(peers)
-app.command(epilog="Example: phalanx masked-worker worker.toml")(masked_worker)
+for one in (worker, masked_worker, rollout_worker):
+    app.command(epilog=f"Example: phalanx {one.__name__.replace('_', '-')} worker.toml")(one)
 app.command(
     epilog="Example: phalanx launch run.toml --set pipeline.pki=keys --dry-run\n\n"
     "Example: phalanx launch run.toml --engine ray --address auto --resume\n\n"

@@ -76,7 +76,10 @@ def _facts(proof: "RunProof") -> dict[str, Any]:
     return facts | {"first": log.first_time, "last": log.last_time, "kinds": log.kinds}
 
 
-@audit_app.command(epilog="Example: phalanx audit explain runs/first/evidence/step-00000012-stage-1-worker-1.json")
+@audit_app.command(
+    epilog="Example: phalanx audit explain runs/first/evidence/step-00000012-stage-1-worker-1.json\n\n"
+    "Example: phalanx audit explain runs/aligned/evidence/rollouts-00000003-writer-1.json --authority pki/authority.pem"
+)
 def explain(
     evidence_file: Annotated[Path, typer.Argument(metavar="FILE", help="The evidence of one verdict.")],
     authority: Annotated[
@@ -87,8 +90,8 @@ def explain(
     ] = None,
 ) -> Answer:
     """Check the evidence of one verdict, offline, and name the guilty party and its lie."""
-    from phalanx.pipeline import explain_evidence
+    from phalanx.rollouts.evidence import explain_any_evidence
 
-    found = explain_evidence(evidence_file, authority, session)
+    found = explain_any_evidence(evidence_file, authority, session)
     say_figures(found)
     return Answer(found)

@@ -21,7 +21,7 @@ def init(
         typer.Option(
             "--data",
             metavar="PATH",
-            help="Files of text, of any kind that a source reads, or a dataset; repeatable.",
+            help="Files of text of any kind that a source reads, or a dataset; of split, one a client, labelled.",
         ),
     ] = None,
     model: Annotated[
@@ -53,13 +53,17 @@ def init(
         for name, starter in STARTERS.items():
             typer.echo(f"  {name:<9} {starter.purpose}")
         kind = typer.prompt("What do you begin with", default="scratch")
-    if asks and kind != "split" and not data:
-        given = typer.prompt("A file or directory of text (empty: Python's own documentation)", default="")
+    if asks and not data:
+        what = "labelled texts (empty: codes of ICD-10)" if kind == "split" else "text (empty: Python's documentation)"
+        given = typer.prompt(f"A file or directory of {what}", default="")
         data = [Path(given)] if given else None
     if asks and kind == "finetune" and model is None:
         model = Path(typer.prompt("The model's directory"))
     names = [name for name in (part.strip() for part in workers.split(",")) if name]
-    text = text_of(kind, Answers(tuple(data or ()), model, names, ranks, task)).replace("THIS_FILE", str(run_file))
+    made = run_file.parent / f"{run_file.stem}-texts"
+    text = text_of(kind, Answers(tuple(data or ()), model, names, ranks, task, made)).replace(
+        "THIS_FILE", str(run_file)
+    )
     write_text(run_file, text)
     load_run(run_file)
     typer.echo(f"wrote {run_file}")

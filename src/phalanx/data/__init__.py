@@ -17,7 +17,8 @@ from phalanx.data.sources import (
 from phalanx.late_names import late_names
 
 if TYPE_CHECKING:
-    from phalanx.data.batch import DOCUMENTS, IGNORE, Batch, without_documents
+    from phalanx.data.batch import DOCUMENTS, IGNORE, OF_ATTENTION, PREFIX, Batch, without_attention
+    from phalanx.data.chat_corpus import ChatCorpus
     from phalanx.data.corpus import Corpus, SequenceLayout
     from phalanx.data.loader import BatchLoader, validation_batches
     from phalanx.data.manifest import CorpusManifest
@@ -29,9 +30,12 @@ if TYPE_CHECKING:
 __all__ = [
     "DOCUMENTS",
     "IGNORE",
+    "OF_ATTENTION",
+    "PREFIX",
     "Batch",
     "BatchLoader",
     "BpeConfig",
+    "ChatCorpus",
     "Corpus",
     "CorpusManifest",
     "DataConfig",
@@ -50,7 +54,7 @@ __all__ = [
     "prepare_validation_sets",
     "unigram_perplexity",
     "validation_batches",
-    "without_documents",
+    "without_attention",
 ]
 
 
@@ -58,7 +62,8 @@ if not TYPE_CHECKING:
     __getattr__ = late_names(
         __name__,
         {
-            "batch": ("Batch", "DOCUMENTS", "IGNORE", "without_documents"),
+            "batch": ("Batch", "DOCUMENTS", "IGNORE", "OF_ATTENTION", "PREFIX", "without_attention"),
+            "chat_corpus": ("ChatCorpus",),
             "corpus": ("Corpus", "SequenceLayout"),
             "loader": ("BatchLoader", "validation_batches"),
             "manifest": ("CorpusManifest",),

@@ -11,11 +11,16 @@ IGNORE = -100
 
 DOCUMENTS = "documents"
 """The name of the extra rows that say which document a token is of, int64 ``[batch, seq]``: attention stays inside."""
+PREFIX = "prefix"
+"""The name of the extra rows that say how many tokens of each row are its prefix, which all tokens see, int64
+``[batch]``."""
+OF_ATTENTION = (DOCUMENTS, PREFIX)
+"""The names of the extra rows that stages read, and no objective."""
 
 
-def without_documents(extras: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+def without_attention(extras: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
     """Return the extra rows that an objective reads."""
-    return {name: rows for name, rows in extras.items() if name != DOCUMENTS} if DOCUMENTS in extras else extras
+    return {name: rows for name, rows in extras.items() if name not in OF_ATTENTION}
 
 
 @dataclass(frozen=True)

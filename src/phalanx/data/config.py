@@ -14,6 +14,7 @@ from pydantic import (
 )
 
 from phalanx.config import StrictModel, one_of
+from phalanx.data.chat.settings import ConversationsConfig
 from phalanx.data.phases import (
     DatasetConfig,
     DatasetTokenizerConfig,
@@ -30,10 +31,24 @@ from phalanx.data.tasks import TASKS
 
 
 class BpeConfig(StrictModel):
-    """A byte-level BPE vocabulary, trained on the training split: 256 bytes, end of text, then merges."""
+    """A byte-level BPE vocabulary, trained on the training split: special tokens, 256 bytes, then merges."""
 
     kind: Literal["bpe"] = "bpe"
     vocab_size: int = Field(default=4096, ge=257)
+    special_tokens: tuple[Annotated[str, Field(min_length=1, max_length=100)], ...] = Field(default=(), max_length=1000)
+    """Tokens beside the end of text that no text can give: the mask, sentinels and marks of objectives."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        odd = [one for one in self.special_tokens if one != one.strip() or self.special_tokens.count(one) > 1]
+        if odd:
+            raise ValueError(f"special_tokens: {odd[0]!r} is there twice, or has white space around it; name each once")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave the special tokens out where there are none, so that an older run file keeps its digest."""
+        return {name: value for name, value in write(self).items() if name != "special_tokens" or value}
 
 
 class ModelTokenizerConfig(StrictModel):
@@ -175,18 +190,21 @@ Passes = Annotated[float, Field(gt=0.0, le=1e6, allow_inf_nan=False)]
 
 _OF_TEXT = ("packing", "attention", "phases", "repeats", "skip")
 _OF_SOURCES = ("validation_share", "max_documents", "max_validation_sequences", "validation")
-_NEW_KEYS = ("dataset", *_OF_TEXT)
+_NOT_OF_CONVERSATIONS = ("packing", "phases", "repeats")
+_NEW_KEYS = ("dataset", "conversations", *_OF_TEXT)
 
 
 class DataConfig(StrictModel):
     """Where sequences come from, of which shape they are, and in which order a run sees them.
 
-    One of `sources`, `labelled` and `dataset` is there.
+    One of `sources`, `labelled`, `dataset` and `conversations` is there.
 
     Attributes:
         sources: Read in this order; a document seen before is dropped.
         labelled: Texts of a classification task, for ``train.objective = "classification"``.
         dataset: Token shards.
+        conversations: What the assistant says in them is learned; with ``attention = "document"`` several are put whole
+            into a sequence, else each has one for itself.
         tokenizer: Trained here, the model's own, a file, or the one of the dataset.
         sequence_length: Tokens of one packed sequence; of a labelled text, the rest of which is cut off.
         validation_share: Share of the documents that is held out, drawn by content and seed; a dataset has a split.
@@ -205,6 +223,7 @@ class DataConfig(StrictModel):
     sources: tuple[SourceConfig, ...] = ()
     labelled: LabelledConfig | None = None
     dataset: DatasetConfig | None = None
+    conversations: ConversationsConfig | None = None
     tokenizer: TokenizerConfig = DatasetTokenizerConfig()
     sequence_length: int = Field(ge=2)
     validation_share: float = Field(default=0.05, ge=0.0, le=0.5, allow_inf_nan=False)
@@ -220,13 +239,15 @@ class DataConfig(StrictModel):
     @property
     def validation_names(self) -> tuple[str, ...]:
         """Names of all validation sets, the held-out share first where there is one."""
-        own = (HELD_OUT,) if self.labelled is not None or self.dataset is not None or self.validation_share else ()
+        split = self.labelled is not None or self.dataset is not None
+        own = (HELD_OUT,) if split or self.validation_share else ()
         return (*own, *(one.name for one in self.validation))
 
     @model_validator(mode="after")
     def _check_origin(self) -> Self:
-        if [bool(self.sources), self.labelled is not None, self.dataset is not None].count(True) != 1:
-            raise ValueError("expected either sources, labelled or dataset; give one of them")
+        others = (self.labelled, self.dataset, self.conversations)
+        if [bool(self.sources), *(one is not None for one in others)].count(True) != 1:
+            raise ValueError("expected either sources, labelled, dataset or conversations; give one of them")
         names = [one.name for one in self.validation]
         twice = [name for name in names if names.count(name) > 1 or name == HELD_OUT]
         if twice:
@@ -239,6 +260,9 @@ class DataConfig(StrictModel):
             self._refuse(_OF_TEXT, "is for text; a labelled text is one row, and each is drawn once an epoch")
         if self.dataset is not None:
             self._refuse(("validation_share", "max_documents"), "is for sources; a dataset was split when it was built")
+        if self.conversations is not None:
+            why = 'is for text; conversations are packed by attention = "document"'
+            self._refuse(_NOT_OF_CONVERSATIONS, why)
         if self.dataset is None and isinstance(self.tokenizer, DatasetTokenizerConfig):
             raise ValueError('tokenizer: only a dataset brings its own; give kind = "bpe", "model" or "file"')
         if self.dataset is not None and isinstance(self.tokenizer, BpeConfig):

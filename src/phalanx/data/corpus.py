@@ -35,6 +35,7 @@ class SequenceLayout:
         weights: Of each group in phases that give none.
         repeats: Passes that a group gives at most.
         skip: Ranges of batches that are left out.
+        weighted: Whether batches bring the weight of each label.
     """
 
     sequence_length: int
@@ -45,6 +46,7 @@ class SequenceLayout:
     weights: Mapping[str, float] = field(default_factory=dict)
     repeats: Mapping[str, float] = field(default_factory=dict)
     skip: tuple[tuple[int, int], ...] = ()
+    weighted: bool = False
 
     @classmethod
     def of(cls, config: DataConfig) -> Self:
@@ -58,6 +60,7 @@ class SequenceLayout:
             {} if config.dataset is None else config.dataset.weights,
             config.repeats,
             config.skip,
+            config.conversations is not None and config.conversations.weighted,
         )
 
 
@@ -128,8 +131,7 @@ class Corpus:
         self.trust = facts.trust
         self._groups = tuple(groups)
         self._train = _Part([_rows(one.train, layout) for one in groups])
-        # held-out text is always measured on whole windows, so that packings can be compared
-        self._held_out = _Part([Windows(one.validation, layout.sequence_length) for one in groups])
+        self._held_out = _Part([_held_out_rows(one.validation, layout.sequence_length) for one in groups])
         self.digest = _packed(facts.digest, layout)
         self.num_train_sequences = self._train.num_rows
         self.num_validation_sequences = min(self._held_out.num_rows, layout.max_validation_sequences)
@@ -139,6 +141,11 @@ class Corpus:
                     f'data: group "{one.name}" has {len(one.train.tokens)} tokens, one sequence needs '
                     f"{layout.sequence_length + 1}; leave the group out, or lower data.sequence_length"
                 )
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Sentences about it for a person."""
+        return (self.trust,) if self.trust else ()
 
     @cached_property
     def vocabulary_digest(self) -> str:
@@ -232,6 +239,8 @@ class Corpus:
     def _batch(self, part: "_Part", indices: Sequence[int], rows: Sequence[int]) -> Batch:
         block = part.read(rows)
         extras = {DOCUMENTS: torch.from_numpy(block.documents)} if self.layout.attention == "document" else {}
+        if self.layout.weighted and block.weights is not None:
+            extras["weights"] = torch.from_numpy(block.weights)
         return Batch(torch.from_numpy(block.ids), torch.from_numpy(block.labels), tuple(indices), extras)
 
 
@@ -260,14 +269,22 @@ class _Part:
             for group in np.unique(groups)
         ]
         back = np.argsort(order, kind="stable")
-        return RowBlock(*(_joined(blocks, name)[back] for name in ("ids", "labels", "documents")))
+        ids, labels, documents = (_joined(blocks, name)[back] for name in ("ids", "labels", "documents"))
+        return RowBlock(ids, labels, documents)
 
 
 def _joined(blocks: Sequence[RowBlock], name: str) -> NDArray[np.int64]:
     return np.concatenate([getattr(block, name) for block in blocks])
 
 
+def _held_out_rows(split: TokenSplit, length: int) -> Rows:
+    """Return rows that depend on no packing, so that packings can be compared: windows, or whole conversations."""
+    return Windows(split, length) if split.weights is None else BestFitRows(split, length, alone=True)
+
+
 def _rows(split: TokenSplit, layout: SequenceLayout) -> Rows:
+    if split.weights is not None:
+        return BestFitRows(split, layout.sequence_length, alone=layout.attention == "across")
     make = BestFitRows if layout.packing == "best_fit" else Windows
     return make(split, layout.sequence_length)
 

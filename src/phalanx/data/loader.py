@@ -48,6 +48,39 @@ class HeldOut(Protocol):
         ...
 
 
+class Rewrite(Protocol):
+    """What an objective makes of packed rows: the same of the same rows, places and seed."""
+
+    def __call__(self, batch: Batch, samples: Sequence[int], phases: Sequence[int], *, held_out: bool = False) -> Batch:
+        """Return the batch that is learned.
+
+        Args:
+            batch: As it was packed.
+            samples: The number of each row in the run, or among the held-out rows.
+            phases: The number of each row's phase.
+            held_out: Whether the rows are measured on alone.
+        """
+        ...
+
+
+class RewrittenHeldOut:
+    """Held-out sequences as an objective makes them, the same in every validation."""
+
+    def __init__(self, sequences: HeldOut, rewrite: Rewrite) -> None:
+        self._sequences = sequences
+        self._rewrite = rewrite
+
+    @property
+    def num_validation_sequences(self) -> int:
+        """As `HeldOut` says."""
+        return self._sequences.num_validation_sequences
+
+    def validation_batch(self, indices: Sequence[int]) -> Batch:
+        """As `HeldOut` says; rows are those of the first phase."""
+        batch = self._sequences.validation_batch(indices)
+        return self._rewrite(batch, list(indices), [0] * len(indices), held_out=True)
+
+
 class BatchLoader:
     """Training batches without end, in an order that is computed: an epoch has each sequence once.
 
@@ -60,13 +93,21 @@ class BatchLoader:
         seed: Of the order.
         share: (number, of so many): of each group only every so manyth sequence is drawn, so that loaders of different
             numbers have none in common.
+        rewrite: Makes of each batch what is learned; None where packed rows are.
 
     Raises:
         ConfigError: The batch size is not positive, the corpus has not a sequence for every share, or a phase names a
             group that there is not.
     """
 
-    def __init__(self, corpus: Sequences, batch_size: int, seed: int, share: tuple[int, int] = (0, 1)) -> None:
+    def __init__(
+        self,
+        corpus: Sequences,
+        batch_size: int,
+        seed: int,
+        share: tuple[int, int] = (0, 1),
+        rewrite: Rewrite | None = None,
+    ) -> None:
         if batch_size < 1:
             raise ConfigError(f"train.batch_size={batch_size}: expected at least 1")
         self._own: Sequence[int] | NDArray[np.int64] = range(share[0], corpus.num_train_sequences, share[1])
@@ -79,6 +120,7 @@ class BatchLoader:
         self._batch_size = batch_size
         self._seed = seed
         self._num_samples = 0
+        self._rewrite = rewrite
         if isinstance(corpus, Corpus):
             self._order = corpus.order(seed, batch_size, share)
             self._own = corpus.shared(share)
@@ -98,7 +140,11 @@ class BatchLoader:
             DataError: The limits of the groups have ended the data.
         """
         samples, sequences = self._draw()
-        return spanned(self._corpus.train_batch(sequences), self._order.schedule.spans(samples))
+        schedule = self._order.schedule
+        batch = spanned(self._corpus.train_batch(sequences), schedule.spans(samples))
+        if self._rewrite is None:
+            return batch
+        return self._rewrite(batch, samples.tolist(), schedule.numbers(samples))
 
     def next_sequences(self) -> list[int]:
         """The sequences of the next batch: it is drawn as `next` does, and not read.

@@ -2,12 +2,11 @@
 
 import hashlib
 import os
-import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from phalanx.config import canonical_json
+from phalanx.data.chat_preparation import ChatJob, prepare_conversations
 from phalanx.data.config import BpeConfig, DataConfig
 from phalanx.data.corpus import Corpus, SequenceLayout
 from phalanx.data.dataset_corpus import open_shards
@@ -19,6 +18,7 @@ from phalanx.data.prepared_corpus import (
     VALIDATION_FILE,
     open_corpus,
 )
+from phalanx.data.publish import publish
 from phalanx.data.sources import Source, no_text, open_source
 from phalanx.data.spool import Intake, Progress, Spool
 from phalanx.data.tokenizers.encoder import Encoder
@@ -43,7 +43,7 @@ def prepare(
     """Read, split, tokenise and pack the sources, or open the result of an earlier call; or open a dataset of shards.
 
     Args:
-        config: What to read and how to cut it.
+        config: What to read and how to cut it; conversations are rendered before.
         cache_dir: Results live here, each under a digest of all that decided it (file contents included).
         seed: Of the split into training and validation.
         tokenizer_path: The model's directory or ``tokenizer.json``, for a tokenizer of kind "model".
@@ -59,6 +59,10 @@ def prepare(
     """
     if config.dataset is not None:
         return open_shards(config, config.dataset, named_tokenizer(config.tokenizer, tokenizer_path))
+    if config.conversations is not None:
+        return prepare_conversations(
+            config, config.conversations, ChatJob(cache_dir, seed, tokenizer_path, progress or _silent)
+        )
     # said outright, the encoder uses threads and does not warn when the process forks later
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     sources = [open_source(source) for source in config.sources]
@@ -66,7 +70,8 @@ def prepare(
     key = _key(config, seed, fingerprints, fingerprint_tokenizer(config.tokenizer, tokenizer_path))
     home = cache_dir / key[:32]
     if not home.exists():
-        _build(config, sources, _Job(key, home, seed, fingerprints, tokenizer_path, progress or _silent))
+        build = _Job(key, home, seed, fingerprints, tokenizer_path, progress or _silent)
+        publish(home, lambda directory: _fill(directory, config, sources, build))
     corpus = open_corpus(home, SequenceLayout.of(config))
     if corpus.manifest.key != key:
         raise DataError(f"{home}: holds the data of another config; delete it to have the data made again").about(
@@ -85,21 +90,6 @@ class _Job:
     fingerprints: list[str]
     tokenizer_path: Path | None
     report: Progress
-
-
-def _build(config: DataConfig, sources: list[Source], job: _Job) -> None:
-    try:
-        job.home.parent.mkdir(parents=True, exist_ok=True)
-        directory = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=job.home.parent))
-    except OSError as exc:
-        raise DataError(f"{job.home.parent}: cannot be written ({exc.strerror}); choose another place") from exc
-    try:
-        _fill(directory, config, sources, job)
-        _publish(directory, job.home)
-    except OSError as exc:
-        raise DataError(f"{directory}: cannot be written ({exc.strerror}); free space or choose another place") from exc
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _fill(directory: Path, config: DataConfig, sources: list[Source], job: _Job) -> None:
@@ -179,21 +169,6 @@ def _check_length(train: SplitRecord, validation: SplitRecord, config: DataConfi
             f"data: the validation split has {validation.tokens} tokens in {validation.documents} documents, "
             f"one sequence needs {needed}; raise data.validation_share, add documents, or set the share to 0"
         ).about(code="PHX-I012")
-
-
-def _publish(directory: Path, home: Path) -> None:
-    for path in (*directory.iterdir(), directory):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-    try:
-        directory.rename(home)
-    except OSError:
-        # another process was first; its result is checked like any other when it is opened
-        if not home.exists():
-            raise
 
 
 def _silent(_phase: str, _documents: int) -> None:

@@ -77,7 +77,7 @@ class Intake:
             for kind, source in sources:
                 counts = _Counts()
                 for document in self._wanted(source, seen):
-                    content = _clean(document)
+                    content = cleaned(document)
                     digest = hashlib.sha256(content).digest()
                     if not counts.admit(content, is_new=digest not in seen):
                         continue
@@ -124,7 +124,12 @@ class _Counts:
         return SourceCounts(kind=kind, fingerprint=fingerprint, **vars(self))
 
 
-def _clean(document: Document) -> bytes:
+def cleaned(document: Document) -> bytes:
+    """Return the text of a document as it is kept: unified line ends, NFC, nothing around it.
+
+    Raises:
+        DataError: It holds a lone surrogate.
+    """
     text = document.text.replace("\r\n", "\n").replace("\r", "\n").strip()
     try:
         return unicodedata.normalize("NFC", text).encode()

@@ -7,6 +7,7 @@ from phalanx.models.config import (
     PACKAGED_MODELS,
     AdapterConfig,
     Attention,
+    AttentionKind,
     LoraConfig,
     ModelConfig,
     PrefixConfig,
@@ -27,17 +28,19 @@ if TYPE_CHECKING:
     )
     from phalanx.models.digest import weights_digest
     from phalanx.models.families import FAMILIES, adopt_family, made_one_by_one, parse_hub_config, shared_hub_config
-    from phalanx.models.family import CAUSAL, AttentionPattern, Family, with_documents
+    from phalanx.models.family import CAUSAL, MARKED_KINDS, AttentionPattern, Family, with_marks
     from phalanx.models.source import ModelSource, open_model
     from phalanx.models.spf import add_spf
-    from phalanx.models.stage import StageModule, tie
+    from phalanx.models.stage import StageModule, add_embedding_noise, tie
 
 __all__ = [
     "CAUSAL",
     "FAMILIES",
+    "MARKED_KINDS",
     "PACKAGED_MODELS",
     "AdapterConfig",
     "Attention",
+    "AttentionKind",
     "AttentionPattern",
     "Family",
     "LoraConfig",
@@ -48,6 +51,7 @@ __all__ = [
     "StageModule",
     "StageRow",
     "StageSpec",
+    "add_embedding_noise",
     "add_spf",
     "adopt_family",
     "build_empty_stage",
@@ -64,7 +68,7 @@ __all__ = [
     "tie",
     "trained_shapes",
     "weights_digest",
-    "with_documents",
+    "with_marks",
 ]
 
 
@@ -84,9 +88,9 @@ if not TYPE_CHECKING:
             ),
             "digest": ("weights_digest",),
             "families": ("FAMILIES", "adopt_family", "made_one_by_one", "parse_hub_config", "shared_hub_config"),
-            "family": ("CAUSAL", "AttentionPattern", "Family", "with_documents"),
+            "family": ("CAUSAL", "AttentionPattern", "Family", "MARKED_KINDS", "with_marks"),
             "source": ("ModelSource", "open_model"),
             "spf": ("add_spf",),
-            "stage": ("StageModule", "tie"),
+            "stage": ("StageModule", "add_embedding_noise", "tie"),
         },
     )

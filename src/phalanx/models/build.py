@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from transformers import AutoModelForCausalLM
 
 from phalanx.errors import ModelError
 from phalanx.models.adapters import draw_adapter, inject_adapter, is_adapter
 from phalanx.models.config import AdapterConfig, Attention, SpfConfig
 from phalanx.models.families import TRANSFORMERS_REFUSALS, family_of, head_of, shared_hub_config
-from phalanx.models.family import HEAD, HEAD_WEIGHT, SCORE, SCORE_WEIGHT, Family
+from phalanx.models.family import HEAD, SCORE, SCORE_WEIGHT, Family
 from phalanx.models.layout import StageSpec
 from phalanx.models.quiet import one_at_a_time, quiet_transformers
 from phalanx.models.seeding import draw_score
@@ -64,8 +63,8 @@ def build_stage(
             wanted[name] = parameter.detach()
     if stage.ties_head and spec.is_last:
         source.check_tied()
-    if stage.ties_head and HEAD_WEIGHT in wanted:
-        wanted[stage.family.embedding_weight] = wanted.pop(HEAD_WEIGHT)
+    if stage.ties_head and stage.family.head_weight in wanted:
+        wanted[stage.family.embedding_weight] = wanted.pop(stage.family.head_weight)
     source.load_into(wanted)
     choose_rows(stage)
     return stage
@@ -157,7 +156,9 @@ def trained_shapes(hub_config: Any, adapter: AdapterConfig | None) -> dict[str, 
     """
     whole = meta_stage(hub_config, StageSpec(0, 1, 0, int(hub_config.num_hidden_layers)), adapter)
     found = whole.trainable().items()
-    return {name: tuple(value.shape) for name, value in found if not (whole.ties_head and name == HEAD_WEIGHT)}
+    return {
+        name: tuple(value.shape) for name, value in found if not (whole.ties_head and name == whole.family.head_weight)
+    }
 
 
 class _Undrawn(TorchFunctionMode):
@@ -191,9 +192,7 @@ def _whole_model(hub_config: Any, family: Family, attention: Attention) -> Any:
     if key not in _MODELS:
         try:
             with quiet_transformers(), _Undrawn(), torch.device("meta"):
-                model = AutoModelForCausalLM.from_config(
-                    copy.deepcopy(hub_config), attn_implementation=key[1], dtype=torch.float32, trust_remote_code=False
-                )
+                model = family.whole_model(copy.deepcopy(hub_config), attn_implementation=key[1])
         except TRANSFORMERS_REFUSALS as exc:
             raise ModelError(f"model config: {family.model_type} cannot be built from it: {exc}") from exc
         _fit_head(model, hub_config)
@@ -269,7 +268,7 @@ def stage_table(hub_config: Any, specs: tuple[StageSpec, ...], adapter: AdapterC
         held = [
             (value.numel(), value.requires_grad)
             for name, value in stage.all_parameters().items()
-            if not (shared and name == HEAD_WEIGHT)
+            if not (shared and name == stage.family.head_weight)
         ]
         parameters = sum(count for count, _ in held)
         trainable = sum(count for count, is_trained in held if is_trained)
@@ -292,8 +291,16 @@ def estimate_costs(hub_config: Any) -> tuple[float, float]:
     first = 0
     for part in stage.family.first_parts:
         module = getattr(trunk, part)
-        first += module.embedding_dim if isinstance(module, nn.Embedding) else _matrix_work(module)
+        first += _look_up_work(module)
     return first / block, head / block
+
+
+def _look_up_work(module: nn.Module | None) -> int:
+    """As `_matrix_work`, but for tables, of which a token takes a row."""
+    if module is None:
+        return 0
+    tables = [one for one in module.modules() if isinstance(one, nn.Embedding)]
+    return _matrix_work(module) + sum(one.embedding_dim - one.weight.numel() for one in tables)
 
 
 def _matrix_work(module: nn.Module | None) -> int:

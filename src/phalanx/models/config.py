@@ -21,6 +21,7 @@ from phalanx.planner.model.heads import HeadKind
 PACKAGED_MODELS = ("smollm2-135m",)
 
 Attention = Literal["sdpa", "eager"]
+AttentionKind = Literal["causal", "prefix", "bidirectional", "documents"]
 
 
 class LoraConfig(StrictModel):

@@ -13,21 +13,23 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICA
 
 from phalanx.config import canonical_json, lacks, resolve, users_traceback
 from phalanx.errors import ConfigError, ModelError
-from phalanx.models.bloom import Bloom
-from phalanx.models.family import Family
-from phalanx.models.gpt2 import Gpt2
-from phalanx.models.llama import Llama
-from phalanx.models.opt import Opt
+from phalanx.models.family import HEAD, Family
 from phalanx.models.planned import FamilyByPlan
 from phalanx.models.quiet import quiet_transformers
+from phalanx.models.written.bert import Bert
+from phalanx.models.written.bloom import Bloom
+from phalanx.models.written.gpt2 import Gpt2
+from phalanx.models.written.llama import Llama
+from phalanx.models.written.modernbert import ModernBert
+from phalanx.models.written.opt import Opt
 from phalanx.planner.model.families import FAMILIES as FACTS
 from phalanx.planner.model.families import FamilyFacts
 from phalanx.planner.model.families.planned import PlannedFamily
 from phalanx.planner.model.heads import VALUE_HEAD, HeadKind, head_kind
 
-FAMILIES: dict[str, Family] = {family.model_type: family for family in (Bloom(), Gpt2(), Llama(), Opt())} | {
-    model_type: FamilyByPlan(model_type) for model_type, facts in FACTS.items() if facts.slicing is not None
-}
+FAMILIES: dict[str, Family] = {
+    family.model_type: family for family in (Bert(), Bloom(), Gpt2(), Llama(), ModernBert(), Opt())
+} | {model_type: FamilyByPlan(model_type) for model_type, facts in FACTS.items() if facts.slicing is not None}
 
 ADOPTED: set[str] = set()
 """Families in the tables that are the user's own."""
@@ -206,8 +208,14 @@ def config_with_head(hub_config: Any, kind: HeadKind, where: str) -> Any:
     """Return a copy of a config with another head.
 
     Raises:
-        ModelError: transformers has no class for scores of the family, so no file of the hub could tell of them.
+        ModelError: transformers has no class for scores of the family, so no file of the hub could tell of them; or the
+            family is one of encoders.
     """
+    if family_of(hub_config.model_type, where).scoring != (HEAD,):
+        raise ModelError(
+            f'model.head = "{kind}": {hub_config.model_type} is an encoder, the head of which predicts hidden tokens '
+            f"({where}); take a model of another family"
+        )
     changed = copy.deepcopy(hub_config)
     changed.architectures = None
     setattr(changed, VALUE_HEAD, kind == "lm_and_score")

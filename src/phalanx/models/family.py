@@ -4,16 +4,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
 from phalanx.errors import ModelError
+from phalanx.models.config import AttentionKind
 from phalanx.planner.model.families import FAMILIES, FamilyFacts
 
-AttentionKind = Literal["causal", "prefix", "bidirectional", "documents"]
 ALL_KINDS: frozenset[AttentionKind] = frozenset({"causal", "prefix", "bidirectional", "documents"})
 
 
@@ -89,8 +90,7 @@ class AttentionPattern:
             raise ModelError(f"attention {self.kind}: is not known in layers with a sliding window; take causal")
         seen = torch.ones(batch, seq, seq, dtype=torch.bool, device=hidden.device)
         if self.prefix is not None:
-            in_prefix = torch.arange(seq, device=hidden.device) < self.prefix.to(hidden.device).unsqueeze(1)
-            seen = seen.tril() | in_prefix.unsqueeze(1)
+            seen = seen.tril() | _inside(self.prefix, hidden[..., 0]).unsqueeze(1)
         return written_mask(hub_config, hidden, seen.unsqueeze(1))
 
 
@@ -106,43 +106,66 @@ def written_mask(hub_config: Any, hidden: Tensor, seen: Tensor) -> Tensor:
 
 
 # A stage that attends inside documents is told where they begin by one more number for each token, behind its id or its
-# hidden state: 1 where a document begins, 0 elsewhere. So what a stage is sent is the whole of its input, which
-# digests, audits, evidence and replays cover, and there is nothing beside it to lie about.
+# hidden state: 1 where a document begins, 0 elsewhere. One whose rows have a prefix is told by 1 for each token of it.
+# So what a stage is sent is the whole of its input, which digests, audits, evidence and replays cover, and there is
+# nothing beside it to lie about.
 _HALF = 0.5
 
+MARKED_KINDS: frozenset[AttentionKind] = frozenset({"documents", "prefix"})
+"""The kinds of attention that each row says more about: extra rows of a batch have the kind's name."""
 
-def with_documents(ids: Tensor, documents: Tensor | None) -> Tensor:
-    """Return ids with the borders of their documents, int64 ``[batch, seq, 2]``; ids as they are where none are told.
+
+def with_marks(ids: Tensor, extras: Mapping[str, Tensor]) -> Tensor:
+    """Return ids with the marks of their attention, int64 ``[batch, seq, 2]``; ids as they are where there are none.
 
     Args:
         ids: int64 ``[batch, seq]``.
-        documents: int64 ``[batch, seq]``, the number of each token's document in its row.
+        extras: Rows of a batch: ``documents``, int64 ``[batch, seq]``, the number of each token's document in its row;
+            or ``prefix``, int64 ``[batch]``, how many tokens of each row are its prefix. Others are not looked at.
     """
-    if documents is None:
+    if "documents" in extras:
+        marks = _borders(extras["documents"])
+    elif "prefix" in extras:
+        marks = _inside(extras["prefix"], ids)
+    else:
         return ids
-    return torch.stack([ids, _borders(documents).to(ids.dtype)], dim=-1)
+    return torch.stack([ids, marks.to(ids.dtype)], dim=-1)
 
 
-def split_documents(x: Tensor, *, embeds: bool) -> tuple[Tensor, AttentionPattern]:
-    """Return a stage's input without the borders, and the attention that they stand for.
+def split_marks(x: Tensor, kind: AttentionKind, *, embeds: bool) -> tuple[Tensor, AttentionPattern]:
+    """Return a stage's input without the marks, and the attention that they stand for.
 
     Args:
         x: ``[batch, seq, hidden + 1]``; ids ``[batch, seq, 2]`` of the stage that embeds, or ``[batch, seq]``, where
-            every row is one document.
+            every row is one document, or has no prefix.
+        kind: One of `MARKED_KINDS`.
         embeds: Whether the stage does.
     """
     if embeds and x.dim() == 2:
-        return x, AttentionPattern("documents", documents=torch.zeros_like(x))
-    # what is no border is none: a number that is not one reads as 0, and the digest has told of it
-    documents = (x[..., -1].detach() > _HALF).to(torch.int64).cumsum(dim=1)
-    return (x[..., 0] if embeds else x[..., :-1]), AttentionPattern("documents", documents=documents)
+        if kind == "prefix":
+            return x, AttentionPattern(kind, prefix=torch.zeros(len(x), dtype=torch.int64, device=x.device))
+        return x, AttentionPattern(kind, documents=torch.zeros_like(x))
+    # what is no mark is none: a number that is not one reads as 0, and the digest has told of it
+    marks = (x[..., -1].detach() > _HALF).to(torch.int64)
+    rest = x[..., 0] if embeds else x[..., :-1]
+    if kind == "prefix":
+        return rest, AttentionPattern(kind, prefix=marks.sum(dim=1))
+    return rest, AttentionPattern(kind, documents=marks.cumsum(dim=1))
 
 
-def join_documents(hidden: Tensor, pattern: AttentionPattern) -> Tensor:
-    """Return hidden states with the borders that the next stage needs, ``[batch, seq, hidden + 1]``."""
-    if pattern.documents is None:
+def join_marks(hidden: Tensor, pattern: AttentionPattern) -> Tensor:
+    """Return hidden states with the marks that the next stage needs, ``[batch, seq, hidden + 1]``."""
+    if pattern.documents is not None:
+        marks = _borders(pattern.documents)
+    elif pattern.prefix is not None:
+        marks = _inside(pattern.prefix, hidden[..., 0])
+    else:
         return hidden
-    return torch.cat([hidden, _borders(pattern.documents).to(hidden.dtype).unsqueeze(-1)], dim=-1)
+    return torch.cat([hidden, marks.to(hidden.dtype).unsqueeze(-1)], dim=-1)
+
+
+def _inside(prefix: Tensor, row: Tensor) -> Tensor:
+    return torch.arange(row.shape[1], device=row.device) < prefix.to(row.device).unsqueeze(1)
 
 
 def _borders(documents: Tensor) -> Tensor:
@@ -152,7 +175,7 @@ def _borders(documents: Tensor) -> Tensor:
 
 
 HEAD = "lm_head"
-HEAD_WEIGHT = "lm_head.weight"
+"""The head of every decoder, and the place of a head that is trained in its stead."""
 SCORE = "score"
 """The name of the head that gives one number for each token, as the hub has it."""
 SCORE_WEIGHT = "score.weight"
@@ -174,6 +197,9 @@ class Family(ABC):
         fan_in_fan_out: True where linear weights are stored ``[in, out]``.
         old_keys: Keys that transformers accepts beside the fields of its config class.
         attention_kinds: The kinds of attention that transformers has for the family.
+        head: Dotted name of the layer that gives a number for each token of the vocabulary, the weight of which a tied
+            head shares.
+        scoring: Modules beside the trunk that the last stage alone has; one behind the other they give logits.
         stored_names: Names in the hub's files of tensors that transformers' modules call otherwise.
     """
 
@@ -187,6 +213,27 @@ class Family(ABC):
     old_keys: tuple[str, ...] = ()
     attention_kinds: frozenset[AttentionKind] = ALL_KINDS
     stored_names: Mapping[str, str] = MappingProxyType({})
+    head: str = HEAD
+    scoring: tuple[str, ...] = (HEAD,)
+
+    @property
+    def head_weight(self) -> str:
+        """Full name of the weight of the head."""
+        return f"{self.head}.weight"
+
+    def whole_model(self, hub_config: Any, **options: Any) -> Any:
+        """Return transformers' whole model with its head, by the rules of transformers alone."""
+        return AutoModelForCausalLM.from_config(hub_config, dtype=torch.float32, trust_remote_code=False, **options)
+
+    def heads(self, model: Any) -> dict[str, Any]:
+        """Return the modules behind the trunk that a model, or a stage, has; those that give logits come first."""
+        return {name: head for name in (*self.scoring, SCORE) if (head := getattr(model, name, None)) is not None}
+
+    def score(self, stage: Any, hub_config: Any, hidden: Tensor) -> Tensor:
+        """Turn what `finish` gave into logits, ``[batch, seq, vocab]``."""
+        for name in self.scoring:
+            hidden = stage.get_submodule(name)(hidden)
+        return self.scale_logits(hub_config, hidden)
 
     @property
     @abstractmethod
@@ -212,6 +259,11 @@ class Family(ABC):
     def facts(self) -> FamilyFacts:
         """What is known of the family without torch, such as which matrices LoRA adapts unless told otherwise."""
         return FAMILIES[self.model_type]
+
+    @property
+    def usual_attention(self) -> AttentionKind:
+        """The kind of attention where nothing else is said: an encoder has no causal one."""
+        return "causal" if "causal" in self.attention_kinds else "bidirectional"
 
     def attention(self, requested: str) -> str:
         """Return the kernel that the family runs when `requested` is asked for."""

@@ -10,7 +10,6 @@ from pathlib import Path
 from phalanx.errors import CheckpointError, ModelError
 from phalanx.models.build import parameter_shapes
 from phalanx.models.directory import TOKENIZER
-from phalanx.models.family import HEAD_WEIGHT
 from phalanx.models.gguf_reader import SUFFIX
 from phalanx.models.hub_files import GENERATION, tokenizer_companions
 from phalanx.models.source import ModelSource, read_hub_config
@@ -161,4 +160,4 @@ def describe_head(source: ModelSource) -> str:
     """Say where the head's weights are."""
     if source.hub_config.tie_word_embeddings:
         return f"tied to {source.family.embedding_weight}"
-    return HEAD_WEIGHT
+    return source.family.head_weight

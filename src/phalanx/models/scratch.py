@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from phalanx.config import canonical_json
 from phalanx.errors import ModelError
 from phalanx.models.cache import save_hub_layout, written_once
-from phalanx.models.families import TRANSFORMERS_REFUSALS, hub_config_dict
+from phalanx.models.families import TRANSFORMERS_REFUSALS, family_of, hub_config_dict
 from phalanx.models.hub_files import copy_tokenizer, tokenizer_companions
 from phalanx.models.quiet import quiet_transformers
 
@@ -55,6 +54,6 @@ def _draw(hub_config: Any, seed: int) -> Any:
     with torch.random.fork_rng(devices=[]), torch.device("cpu"), quiet_transformers():
         torch.manual_seed(seed)
         try:
-            return AutoModelForCausalLM.from_config(hub_config, dtype=torch.float32, trust_remote_code=False)
+            return family_of(hub_config.model_type, "model config").whole_model(hub_config)
         except TRANSFORMERS_REFUSALS as exc:
             raise ModelError(f"model config: {hub_config.model_type} cannot be built from it: {exc}") from exc

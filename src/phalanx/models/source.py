@@ -13,7 +13,6 @@ from phalanx.errors import ModelError
 from phalanx.models.config import ModelConfig
 from phalanx.models.directory import TOKENIZER, model_directory, read_config
 from phalanx.models.families import config_with_head, family_of, head_of, hub_config_dict, parse_hub_config
-from phalanx.models.family import HEAD_WEIGHT
 from phalanx.models.hub_files import find_tokenizer
 from phalanx.models.packaged import open_packaged
 from phalanx.models.scratch import write_random_model
@@ -146,12 +145,12 @@ class ModelSource:
         Raises:
             ModelError: Both tensors are there and differ.
         """
-        embedding = self.family.embedding_weight
-        if not (self._weights.has(HEAD_WEIGHT) and self._weights.has(embedding)):
+        embedding, head = self.family.embedding_weight, self.family.head_weight
+        if not (self._weights.has(head) and self._weights.has(embedding)):
             return
-        if not torch.equal(self.read(HEAD_WEIGHT), self.read(embedding)):
+        if not torch.equal(self.read(head), self.read(embedding)):
             raise ModelError(
-                f"{self.directory}: config.json ties {HEAD_WEIGHT} to {embedding}, but the files hold "
+                f"{self.directory}: config.json ties {head} to {embedding}, but the files hold "
                 "different values; set tie_word_embeddings to false in config.json"
             )
 

@@ -1,29 +1,70 @@
 """One stage of a model: its own blocks, with the whole model's names."""
 
 import copy
+import hashlib
+import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from phalanx.errors import ModelError
+from phalanx.models.config import AttentionKind
 from phalanx.models.family import (
     CAUSAL,
     HEAD,
-    HEAD_WEIGHT,
-    SCORE,
+    MARKED_KINDS,
     AttentionPattern,
     Family,
-    join_documents,
-    split_documents,
+    join_marks,
+    split_marks,
 )
 from phalanx.models.layout import StageSpec
 from phalanx.models.quiet import one_at_a_time
 
 PREFIX = "prefix"
 """The part of a block that has keys and values of virtual tokens, where an adapter has added one."""
+
+
+class EmbeddingNoise:
+    """Uniform noise of a stage that embeds.
+
+    It is drawn from the run's seed, the step and the tokens of a row alone, on the CPU: a recomputation, a redone step
+    and every layout of ranks and microbatches see the same. Rows of the same tokens in one step get the same noise.
+
+    Args:
+        alpha: Its size: each number is drawn between ``-a`` and ``a``, ``a = alpha / sqrt(tokens * hidden)``.
+
+    Source: Jain et al. 2023 (NEFTune).
+    """
+
+    def __init__(self, alpha: float) -> None:
+        self._alpha = alpha
+        self._begins = ""
+
+    def begin(self, seed: int, step: int) -> None:
+        """Take the noise of a step from here on."""
+        self._begins = f"phalanx neftune {seed} {step} "
+
+    def of(self, ids: Tensor, hidden_size: int) -> Tensor:
+        """The noise of rows of tokens.
+
+        Args:
+            ids: int64 ``[batch, seq]``.
+            hidden_size: Numbers of a token.
+
+        Returns:
+            float32 ``[batch, seq, hidden]``.
+        """
+        batch, seq = ids.shape
+        noise = torch.empty(batch, seq, hidden_size)
+        for row, tokens in zip(noise, ids.cpu(), strict=True):
+            text = self._begins.encode() + tokens.contiguous().numpy().tobytes()
+            seed = int.from_bytes(hashlib.sha256(text).digest()[:7], "big")
+            row.uniform_(-1.0, 1.0, generator=torch.Generator().manual_seed(seed))
+        return noise.mul_(self._alpha / math.sqrt(seq * hidden_size))
 
 
 class AbsentPart(nn.Module):
@@ -59,8 +100,10 @@ class StageModule(nn.Module):
         self.activation_checkpointing = activation_checkpointing
         self.num_virtual_tokens = 0
         """How many keys and values of an adapter every block puts before its own."""
-        self.reads_documents = False
-        """Whether inputs and hidden outputs have the borders of documents behind them, inside which attention stays."""
+        self.attends: AttentionKind = family.usual_attention
+        """Which tokens see which; what each row says of it stands behind its tokens, in inputs and hidden outputs."""
+        self.embedding_noise: EmbeddingNoise | None = None
+        """What is added to embeddings while training, where anything is; it is told every step."""
         self._head_is_shared = False
         self._gives_logits = True
         self._max_positions = family.max_positions(self.hub_config)
@@ -73,7 +116,7 @@ class StageModule(nn.Module):
     @property
     def own_blocks(self) -> list[nn.Module]:
         """The blocks of this stage, in order."""
-        return list(getattr(self.trunk, self.family.blocks))[self.spec.first_layer : self.spec.end_layer]
+        return list(self.trunk.get_submodule(self.family.blocks))[self.spec.first_layer : self.spec.end_layer]
 
     @property
     def ties_head(self) -> bool:
@@ -83,11 +126,11 @@ class StageModule(nn.Module):
     @property
     def shared_head(self) -> nn.Parameter | None:
         """The head's weight where it is the first stage's embedding, in another module of this process."""
-        return self.get_parameter(HEAD_WEIGHT) if self._head_is_shared and not self.spec.embeds else None
+        return self.get_parameter(self.family.head_weight) if self._head_is_shared and not self.spec.embeds else None
 
     def heads(self) -> dict[str, nn.Module]:
         """Return the heads of the last stage by name, the language model's first."""
-        return {name: head for name in (HEAD, SCORE) if (head := getattr(self, name, None)) is not None}
+        return self.family.heads(self)
 
     def hidden_shape(self, batch: int, seq: int) -> tuple[int, int, int]:
         """Return the shape of the tensor that passes between stages."""
@@ -102,7 +145,7 @@ class StageModule(nn.Module):
         return {
             canonical_name(name): parameter
             for name, parameter in self.named_parameters()
-            if not (self._head_is_shared and name == HEAD_WEIGHT)
+            if not (self._head_is_shared and name == self.family.head_weight)
         }
 
     def trainable(self) -> dict[str, nn.Parameter]:
@@ -114,20 +157,21 @@ class StageModule(nn.Module):
 
         Args:
             x: Ids ``[batch, seq]`` for the stage that embeds, else hidden states ``[batch, seq, hidden]``; with
-                `reads_documents` with borders behind them, as `with_documents` has it.
-            pattern: Which tokens see which, the same for all stages of one call; with `reads_documents` the borders
-                say it.
+                kinds of attention that each row says more about with marks behind them, as `with_marks` has it.
+            pattern: Which tokens see which, the same for all stages of one call, where `attends` is causal.
 
         Returns:
             Logits ``[batch, seq, vocab]`` of the last stage, or scores ``[batch, seq, 1]``, or both side by side; else
-            hidden states ``[batch, seq, hidden]``, with the borders behind them where the input has them.
+            hidden states ``[batch, seq, hidden]``, with the marks behind them where the input has them.
 
         Raises:
             ModelError: `x` has another shape, or is longer than the model has positions; or the family has no such
                 attention.
         """
-        if self.reads_documents:
-            x, pattern = split_documents(x, embeds=self.spec.embeds)
+        if self.attends in MARKED_KINDS:
+            x, pattern = split_marks(x, self.attends, embeds=self.spec.embeds)
+        elif self.attends != "causal":
+            pattern = AttentionPattern(self.attends)
         self._check_input(x)
         trunk = self.trunk
         before = self.num_virtual_tokens
@@ -144,20 +188,24 @@ class StageModule(nn.Module):
                 hidden = _run_block(block, hidden, own, self.family.past_key)
         if self.spec.is_last:
             return self._score(self.family.finish(trunk, hidden))
-        return join_documents(hidden, pattern) if self.reads_documents else hidden
+        return join_marks(hidden, pattern) if self.attends in MARKED_KINDS else hidden
 
     def replace_head(self, head: nn.Module) -> None:
         """Put another head in the place of the language model's; its outputs are left as they are.
 
         Raises:
-            ModelError: This is not the last stage.
+            ModelError: This is not the last stage, or the family's head is more than one layer.
         """
         if not self.spec.is_last:
             raise ModelError(f"stage {self.spec.index}: has no head; another head belongs to the last part")
+        if self.family.scoring != (HEAD,):
+            raise ModelError(f"{self.family.model_type}: its head is more than one layer, and none is put in its place")
         self.add_module(HEAD, head)
         self._gives_logits = False
 
     def _score(self, hidden: Tensor) -> Tensor:
+        if self.family.scoring != (HEAD,):
+            return self.family.score(self, self.hub_config, hidden)
         scores: list[Tensor] = []
         for name, head in self.heads().items():
             found = head(hidden)
@@ -180,6 +228,23 @@ class StageModule(nn.Module):
             )
 
 
+def add_embedding_noise(stage: StageModule, alpha: float | None) -> None:
+    """Have a stage that embeds add noise while it trains; without `alpha`, and for other stages, nothing is changed.
+
+    A stage that has it already keeps it.
+    """
+    if alpha is None or not stage.spec.embeds or stage.embedding_noise is not None:
+        return
+    noise = stage.embedding_noise = EmbeddingNoise(alpha)
+
+    def disturb(module: Any, given: tuple[Any, ...], embedded: Tensor) -> Tensor | None:
+        if not module.training:
+            return None
+        return embedded + noise.of(given[0], embedded.shape[-1]).to(embedded.device, embedded.dtype)
+
+    stage.get_submodule(stage.family.embedding_weight.rpartition(".")[0]).register_forward_hook(disturb)
+
+
 def tie(first: StageModule, last: StageModule) -> None:
     """Make the last stage's head the very embedding of the first, where the config ties them.
 
@@ -197,11 +262,12 @@ def tie(first: StageModule, last: StageModule) -> None:
     if not first.ties_head or first is last:
         return
     embedding = first.get_parameter(first.family.embedding_weight)
-    if last.get_parameter(HEAD_WEIGHT).shape != embedding.shape:
-        raise ModelError(f"{HEAD_WEIGHT}: shape differs from {first.family.embedding_weight}; cannot be tied")
+    head = first.family.head_weight
+    if last.get_parameter(head).shape != embedding.shape:
+        raise ModelError(f"{head}: shape differs from {first.family.embedding_weight}; cannot be tied")
     # peft's patch of torch in another thread would put the weight on the meta device, where products are garbage
     with one_at_a_time():
-        setattr(last.get_submodule(HEAD), "weight", embedding)  # noqa: B010 - mypy knows no submodule's members
+        setattr(last.get_submodule(first.family.head), "weight", embedding)  # noqa: B010 - mypy knows no submodule's members
     last._head_is_shared = True
 
 
@@ -252,7 +318,7 @@ def _foreign_parts(whole: nn.Module, family: Family, spec: StageSpec) -> Iterato
     names = () if spec.embeds else family.first_parts
     names += () if spec.is_last else family.last_parts
     yield from (part for name in names if (part := getattr(trunk, name)) is not None)
-    blocks = list(getattr(trunk, family.blocks))
+    blocks = list(cast("Any", trunk.get_submodule(family.blocks)))
     yield from (*blocks[: spec.first_layer], *blocks[spec.end_layer :])
     if not spec.is_last:
-        yield from (head for name in (HEAD, SCORE) if (head := getattr(whole, name, None)) is not None)
+        yield from family.heads(whole).values()

@@ -82,7 +82,7 @@ class WeightFiles:
                     _fill(file, stored, path, wanted[name])
 
     def _stored_name(self, name: str) -> str | None:
-        choices = (name, name.removeprefix(self._prefix), self._stored_names.get(name, name))
+        choices = (name, name.removeprefix(self._prefix), self._stored_names.get(name, name), _older_name(name))
         return next((one for one in choices if one in self._files), None)
 
     def _locate(self, name: str) -> tuple[str, Path]:
@@ -94,6 +94,11 @@ class WeightFiles:
                 f"{len(self._files)} others are there; expected the complete model"
             )
         return stored, self._files[stored]
+
+
+def _older_name(name: str) -> str:
+    """What the first BERTs, which came from another library, call a norm's numbers."""
+    return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
 
 
 def _fill(file: Any, stored: str, path: Path, target: Tensor) -> None:

@@ -12,9 +12,31 @@ from phalanx.objectives.causal_lm import IGNORE, causal_lm
 from phalanx.objectives.classification import Confusion, classification, mark_classes, pooled_logits
 from phalanx.objectives.dpo import DpoSettings, IpoSettings, dpo, ipo
 from phalanx.objectives.kto import WANTED, KtoSettings, kto
-from phalanx.objectives.objective import ExtraRows, LossFunction, LossWithExtras, Objective, ObjectiveSettings
+from phalanx.objectives.objective import (
+    ExtraRows,
+    LossFunction,
+    LossWithExtras,
+    Objective,
+    ObjectiveSettings,
+    RowAttention,
+)
 from phalanx.objectives.own import own_objective
 from phalanx.objectives.pairs import REFERENCE
+from phalanx.objectives.pretraining import (
+    CorruptedRows,
+    DenoisedRows,
+    DenoisersSettings,
+    FillInTheMiddleSettings,
+    MaskedRows,
+    MaskedSettings,
+    MiddleRows,
+    PrefixRows,
+    Row,
+    RowPlace,
+    RowRewriting,
+    SpanCorruptionSettings,
+    TokenTable,
+)
 from phalanx.objectives.reward import MARGIN, reward
 from phalanx.objectives.weighted_causal_lm import weighted_causal_lm
 from phalanx.objectives.without_reference import CpoSettings, OrpoSettings, SimpoSettings, cpo, orpo, simpo
@@ -24,6 +46,13 @@ _BESIDE_REFERENCE = {REFERENCE: ExtraRows(per_token=False)}
 OBJECTIVES: dict[str, Objective] = {
     "causal_lm": Objective(causal_lm),
     "classification": Objective(classification, own_head=True),
+    "denoisers": Objective(causal_lm, settings=DenoisersSettings, rewriting=DenoisedRows.of, attention="prefix"),
+    "fill_in_the_middle": Objective(causal_lm, settings=FillInTheMiddleSettings, rewriting=MiddleRows.of),
+    "masked": Objective(causal_lm, settings=MaskedSettings, rewriting=MaskedRows.of, attention="bidirectional"),
+    "prefix_lm": Objective(causal_lm, rewriting=PrefixRows.of, attention="prefix"),
+    "span_corruption": Objective(
+        causal_lm, settings=SpanCorruptionSettings, rewriting=CorruptedRows.of, attention="prefix"
+    ),
     "weighted_causal_lm": Objective(with_extras=weighted_causal_lm, extras={"weights": ExtraRows()}),
     "dpo": Objective(with_extras=dpo, extras=_BESIDE_REFERENCE, settings=DpoSettings, target="pair"),
     "ipo": Objective(with_extras=ipo, extras=_BESIDE_REFERENCE, settings=IpoSettings, target="pair"),
@@ -91,6 +120,11 @@ __all__ = [
     "Objective",
     "ObjectiveChoice",
     "ObjectiveSettings",
+    "Row",
+    "RowAttention",
+    "RowPlace",
+    "RowRewriting",
+    "TokenTable",
     "causal_lm",
     "classification",
     "kind_of",

@@ -15,11 +15,16 @@ from phalanx.planner.model.heads import HeadKind
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from phalanx.objectives.pretraining.rewriting import RowRewriting
+
 LossFunction = Callable[["Tensor", "Tensor"], tuple["Tensor", int]]
 """From ``[batch, seq, vocab or classes]`` and ``[batch, seq]`` to the summed float32 loss and its targets."""
 
 LossWithExtras = Callable[..., tuple["Tensor", int]]
 """As `LossFunction`, with extra rows by name, as the objective declares them; and ``settings``, where it has such."""
+
+RowAttention = Literal["causal", "prefix", "bidirectional"]
+"""Which tokens a row's tokens see beside themselves: those before, also those of a prefix, or all."""
 
 _ROWS_OF_A_PAIR = 2
 
@@ -64,6 +69,9 @@ class Objective:
         extras: The rows that it reads, by name.
         own_head: Whether it trains a head of its own in the place of the language model's.
         settings: The class of its settings, which `with_extras` gets as ``settings``; None where it has none.
+        rewriting: Makes, of what is known of the tokenizer's tokens and a row's length, behind its settings where it
+            has some, the function that turns packed rows into those that are learned; None where these are learned.
+        attention: Which tokens a token sees beside itself.
         target: What the step's loss is divided by the number of: labels that count, sequences, or pairs of sequences.
             The rows of a pair are neighbours, the first of them in an even place of its microbatch.
         head: What the model must give for each token: logits, a score, or both side by side.
@@ -74,11 +82,15 @@ class Objective:
     extras: Mapping[str, ExtraRows] = field(default_factory=dict)
     own_head: bool = False
     settings: type[ObjectiveSettings] | None = None
+    rewriting: Callable[..., RowRewriting] | None = None
+    attention: RowAttention = "causal"
     target: Literal["label", "sequence", "pair"] = "label"
     head: HeadKind = "lm"
 
     def configured(self, settings: ObjectiveSettings) -> Objective:
-        """The objective with its settings bound to its loss."""
+        """The objective with its settings bound to its loss, or to the rows that it makes."""
+        if self.rewriting is not None:
+            return replace(self, rewriting=partial(self.rewriting, settings))
         if self.with_extras is None:
             raise DataError(f"objective {settings.kind}: has settings, and no loss that reads them")
         return replace(self, with_extras=partial(self.with_extras, settings=settings))

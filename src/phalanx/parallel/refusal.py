@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx.errors import ConfigError
+from phalanx.models import AttentionKind
 from phalanx.parallel.config import SHARED_GRADIENTS, ParallelConfig
 from phalanx.parallel.model.compiled import why_no_compiler
 from phalanx.parallel.tensor.tensor_plans import plan_of
@@ -24,7 +25,7 @@ class StepWorkload:
         optimizer: Its kind.
         device: Of the ranks.
         attention: Kernel.
-        document_attention: Whether attention stays inside documents.
+        attends: Which tokens see which.
     """
 
     batch_size: int
@@ -34,7 +35,7 @@ class StepWorkload:
     optimizer: str = "adamw"
     device: str = "cpu"
     attention: str = "sdpa"
-    document_attention: bool = False
+    attends: AttentionKind = "causal"
 
 
 def check_layout(config: ParallelConfig, hub_config: Mapping[str, Any], load: StepWorkload) -> None:
@@ -72,10 +73,10 @@ def _our_reasons(config: ParallelConfig, hub_config: Mapping[str, Any], load: St
             'context = "ring": attention = "eager" asks for no fused kernel, and parts of a ring are joined by what a '
             'fused one knows; take attention = "sdpa", or context = "ulysses"'
         )
-    if config.context == "ring" and config.cp > 1 and load.document_attention:
+    if config.context == "ring" and config.cp > 1 and load.attends != "causal":
         yield (
-            'context = "ring": its kernels know no mask, and data.attention = "document" is one; take context = '
-            '"ulysses", or attention = "across"'
+            f'context = "ring": its kernels know no mask, and {load.attends} attention is one; take context = '
+            '"ulysses", or causal rows'
         )
     if load.optimizer == "adafactor" and (config.tp > 1 or config.zero >= SHARED_GRADIENTS):
         yield (

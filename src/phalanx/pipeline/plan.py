@@ -10,7 +10,7 @@ from pydantic import AfterValidator, ValidationError, model_serializer
 from phalanx.config import StrictModel, canonical_json, one_of
 from phalanx.config.strict import check_reference
 from phalanx.errors import FrameError
-from phalanx.models import Attention, LoraConfig
+from phalanx.models import MARKED_KINDS, Attention, AttentionKind, LoraConfig
 from phalanx.objectives import ObjectiveChoice
 from phalanx.optimizers import OptimizerConfig
 from phalanx.pipeline.config import GuardConfig
@@ -56,17 +56,32 @@ class StepPlan(StrictModel):
     """Code of the owner's own that cuts the model; a party has it from a file of its own, or has no part in the run."""
     document_attention: bool = False
     """Whether attention stays inside documents, the borders of which cross beside the hidden states."""
+    neftune_alpha: float | None = None
+    """Size of the noise that the first stage adds to embeddings."""
+    attention_kind: Literal["causal", "prefix", "bidirectional"] = "causal"
+    """Which tokens see which, where it does not; where rows have prefixes, these cross beside the hidden states."""
 
     @model_serializer(mode="wrap")
     def _as_before(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         """Leave out what is usual and what parties of an earlier version do not know."""
-        usual = (("objective", DEFAULT_OBJECTIVE), ("family", None), ("document_attention", False))
+        usual = (
+            ("objective", DEFAULT_OBJECTIVE),
+            ("family", None),
+            ("document_attention", False),
+            ("neftune_alpha", None),
+            ("attention_kind", "causal"),
+        )
         return {name: value for name, value in write(self).items() if (name, value) not in usual}
+
+    @property
+    def attends(self) -> AttentionKind:
+        """Which tokens see which."""
+        return "documents" if self.document_attention else self.attention_kind
 
     @property
     def hidden_shape(self) -> tuple[int, int, int]:
         """Shape of every tensor that crosses a boundary: ``[batch, seq, dim]`` of one microbatch."""
-        return (self.microbatch_size, self.sequence_length, self.hidden_size + self.document_attention)
+        return (self.microbatch_size, self.sequence_length, self.hidden_size + (self.attends in MARKED_KINDS))
 
     @property
     def hidden_bytes(self) -> int:

@@ -3,27 +3,52 @@
 from typing import TYPE_CHECKING
 
 from phalanx.late_names import late_names
+from phalanx.rollouts.config import RolloutCheck, RolloutWorkerConfig
 from phalanx.rollouts.request import Prompt, RolloutRequest, SamplerConfig
+from phalanx.rollouts.verdict import RolloutTolerance, RolloutVerdict
 
 if TYPE_CHECKING:
+    from phalanx.rollouts.company import RolloutCompany, RolloutCosts
+    from phalanx.rollouts.evidence import explain_any_evidence, explain_rollout_evidence
     from phalanx.rollouts.generate import generate_rollouts
+    from phalanx.rollouts.judgement import BorderBook, judge_reward, judge_rollout, judge_texts
     from phalanx.rollouts.policy import PolicyModel, RolloutPolicy
     from phalanx.rollouts.prefill import RereadRollout, reread_rollouts
+    from phalanx.rollouts.processes import LocalRolloutWorkers, rollout_company
     from phalanx.rollouts.rollout import Rollout, RolloutAnswer, misfit, pack_answer, unpack_answer
+    from phalanx.rollouts.share import CheckedShare
+    from phalanx.rollouts.worker import RolloutWriter, run_rollout_worker
 
 __all__ = [
+    "BorderBook",
+    "CheckedShare",
+    "LocalRolloutWorkers",
     "PolicyModel",
     "Prompt",
     "RereadRollout",
     "Rollout",
     "RolloutAnswer",
+    "RolloutCheck",
+    "RolloutCompany",
+    "RolloutCosts",
     "RolloutPolicy",
     "RolloutRequest",
+    "RolloutTolerance",
+    "RolloutVerdict",
+    "RolloutWorkerConfig",
+    "RolloutWriter",
     "SamplerConfig",
+    "explain_any_evidence",
+    "explain_rollout_evidence",
     "generate_rollouts",
+    "judge_reward",
+    "judge_rollout",
+    "judge_texts",
     "misfit",
     "pack_answer",
     "reread_rollouts",
+    "rollout_company",
+    "run_rollout_worker",
     "unpack_answer",
 ]
 
@@ -32,9 +57,15 @@ if not TYPE_CHECKING:
     __getattr__ = late_names(
         __name__,
         {
+            "company": ("RolloutCompany", "RolloutCosts"),
+            "evidence": ("explain_any_evidence", "explain_rollout_evidence"),
             "generate": ("generate_rollouts",),
+            "judgement": ("BorderBook", "judge_reward", "judge_rollout", "judge_texts"),
             "policy": ("PolicyModel", "RolloutPolicy"),
             "prefill": ("RereadRollout", "reread_rollouts"),
+            "processes": ("LocalRolloutWorkers", "rollout_company"),
             "rollout": ("Rollout", "RolloutAnswer", "misfit", "pack_answer", "unpack_answer"),
+            "share": ("CheckedShare",),
+            "worker": ("RolloutWriter", "run_rollout_worker"),
         },
     )

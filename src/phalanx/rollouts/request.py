@@ -1,6 +1,5 @@
 """What a worker is asked to generate: prompts, the rule of the draw, a seed, and the digest of the weights."""
 
-from functools import cached_property
 from typing import Annotated, ClassVar
 
 from pydantic import Field
@@ -79,29 +78,18 @@ class RolloutRequest(Body):
     samples: int = Field(ge=1, le=MOST_SAMPLES)
     ends: tuple[TokenId, ...] = Field(default=(), max_length=64)
 
-    @cached_property
+    # nothing is cached: a copy with other prompts would keep it
+    @property
     def digest(self) -> str:
         """BLAKE3 over the canonical JSON: binds an answer to step, weights, rule, seed and prompts at once."""
         return digest_hex(canonical_json(self.model_dump(mode="json")))
 
-    @cached_property
+    @property
     def places(self) -> tuple[tuple[int, int], ...]:
         """Number of the prompt and of the sample of every text, in the order of an answer."""
         return tuple((prompt.number, sample) for prompt in self.prompts for sample in range(self.samples))
 
-    @cached_property
-    def asked(self) -> frozenset[tuple[int, int]]:
-        """The same, to look a place up."""
-        return frozenset(self.places)
-
-    def prompt(self, number: int) -> Prompt:
-        """The prompt of this number.
-
-        Raises:
-            KeyError: There is none.
-        """
-        return self._by_number[number]
-
-    @cached_property
-    def _by_number(self) -> dict[int, Prompt]:
-        return {prompt.number: prompt for prompt in self.prompts}
+    @property
+    def prompt_ids(self) -> dict[int, tuple[int, ...]]:
+        """Tokens of each prompt, by its number."""
+        return {prompt.number: prompt.ids for prompt in self.prompts}

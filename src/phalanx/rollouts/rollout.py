@@ -111,17 +111,15 @@ def unpack_answer(request: RolloutRequest, answer: RolloutAnswer, payload: bytes
     ids = np.frombuffer(raw[: 4 * tokens], "<i4")
     logprobs = np.frombuffer(raw[4 * tokens : 8 * tokens], "<f4").astype(np.float32)
     numbers = np.frombuffer(raw[8 * tokens :], "<f4").astype(np.float32).reshape(rows, SKETCH_NUMBERS)
-    found, at, row = [], 0, 0
+    found, at, row, prompts = [], 0, 0, request.prompt_ids
     for line, count, sketch_rows in zip(answer.lines, counts, sketches, strict=True):
-        try:
-            prompt_ids = request.prompt(line.prompt).ids
-        except KeyError as exc:
-            raise FrameError(f"rollouts: prompt {line.prompt} was not asked for") from exc
+        if line.prompt not in prompts:
+            raise FrameError(f"rollouts: prompt {line.prompt} was not asked for")
         found.append(
             Rollout(
                 prompt=line.prompt,
                 sample=line.sample,
-                prompt_ids=prompt_ids,
+                prompt_ids=prompts[line.prompt],
                 ids=tuple(ids[at : at + count].tolist()),
                 finish=line.finish,
                 logprobs=logprobs[at : at + count],
@@ -139,8 +137,6 @@ def misfit(request: RolloutRequest, rollout: Rollout, vocab_size: int) -> str | 
     is_over = bool(ids) and ids[-1] in ends
     numbers = (rollout.logprobs, rollout.sketches, np.asarray(rollout.reward or 0.0))
     wrong = {
-        f"prompt {rollout.prompt}, sample {rollout.sample} was not asked for": (rollout.prompt, rollout.sample)
-        not in request.asked,
         f"has {len(ids)} tokens, expected 1 to {most}": not 1 <= len(ids) <= most,
         f"has a token beyond the vocabulary of {vocab_size}": not all(0 <= one < vocab_size for one in ids),
         "goes on after a token that ends a text": any(one in ends for one in ids[:-1]),

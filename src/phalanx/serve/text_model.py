@@ -82,6 +82,8 @@ class TextModel:
 
     def __init__(self, directory: Path, device: str = "cpu") -> None:
         self._where = directory
+        # the directory may be gone when the first chat comes
+        self._template = model_template(directory)
         # a text is all that a terminal should show
         hub_logging.disable_progress_bar()
         if head_kind(read_config(directory)) == "score":
@@ -128,7 +130,7 @@ class TextModel:
 
     @cached_property
     def _chat(self) -> ChatEncoder:
-        found = model_template(self._where)
+        found = self._template
         if found is None:
             raise ModelError(f"{self._where}: has no chat template; use a prompt, or a model that was tuned for chats")
         if not self._tokenizer.is_fast:

@@ -20,11 +20,16 @@ def check_split(split: SplitConfig, source: ModelSource, *, seq: int, objective:
 
     Raises:
         ConfigError: The cut leaves a part without a layer, the policy file is missing or wrong, the sequence is too
-            long, or the objective has no task.
+            long, the objective has no task, or the model is an encoder.
     """
     cut_model(source.num_layers, split.cut)
     if objective not in OBJECTIVES:
         raise ConfigError(f'train.objective = "{objective}": a split can learn {", ".join(OBJECTIVES)}')
+    if "causal" not in source.family.attention_kinds:
+        raise ConfigError(
+            f"[split]: {source.family.model_type} is an encoder, and clients predict the next token; take a decoder, "
+            "or [pipeline]"
+        )
     check_length(seq, getattr(source.hub_config, "max_position_embeddings", None))
     if split.mode != "plaintext":
         policy_of(split)

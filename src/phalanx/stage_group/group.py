@@ -144,7 +144,7 @@ def check_plan(plan: StepPlan, layout: PartyLayout) -> None:
         plan.microbatches,
         plan.sequence_length,
         attention=plan.attention,
-        document_attention=plan.document_attention,
+        attends=plan.attends,
     )
     check_layout(domain_config(layout), plan.hub_config, load)
     for reason in _reasons(plan, layout):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from phalanx.models.family import join_documents, split_documents
+from phalanx.models.family import MARKED_KINDS, join_marks, split_marks
 from phalanx.parallel.data.parameters import fill, held_parameters
 from phalanx.parallel.groups.collectives import gather_copies, keep_slice
 from phalanx.parallel.groups.mesh import Domain
@@ -25,19 +25,19 @@ Tensors = Mapping[str, Tensor]
 class SlicedStage(StagePart):
     """A stage's slices, with the inputs and the parameters that a `StageRunner` has of a whole one."""
 
-    def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
-        """Run the slices on this rank's rows and positions, with borders of documents behind them if it reads any.
+    def forward(self, x: Tensor, seen: Tensor | None = None) -> Tensor:
+        """Run the slices on this rank's rows and positions, with the marks of attention behind them if it reads any.
 
-        A mask is of whole rows, so that ranks tell each other of the borders in their positions.
+        A mask is of whole rows, so that ranks tell each other of the marks in their positions.
         """
-        if not self.stage.reads_documents:
-            return super().forward(x, documents)
+        if self.stage.attends not in MARKED_KINDS:
+            return super().forward(x, seen)
         tensors, whole = self._domain.tensors, x[..., -1:].detach()
         whole = gather_copies(whole, _SEQUENCE, tensors) if self._cuts_sequence else whole
         whole = gather_copies(whole, _SEQUENCE, self._domain.context) if self._domain.config.cp > 1 else whole
-        nothing, pattern = split_documents(whole, embeds=False)
-        y = super().forward(x[..., :-1], pattern.documents)
-        own = self._own_positions(join_documents(nothing, pattern)).contiguous()
+        nothing, pattern = split_marks(whole, self.stage.attends, embeds=False)
+        y = super().forward(x[..., :-1], pattern.prefix if pattern.documents is None else pattern.documents)
+        own = self._own_positions(join_marks(nothing, pattern)).contiguous()
         own = keep_slice(own, _SEQUENCE, tensors) if self._cuts_sequence else own
         return torch.cat([y, own], dim=-1)
 

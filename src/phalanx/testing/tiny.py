@@ -1,15 +1,27 @@
 """A run so small that a step takes milliseconds, and batches for it."""
 
+import numpy as np
 import torch
 
 from phalanx.data import DOCUMENTS, IGNORE, Batch, BpeConfig, DataConfig, PythonManualConfig
 from phalanx.models import LoraConfig, ModelConfig
+from phalanx.objectives import TokenTable, objective_of
 from phalanx.optimizers import OptimizerConfig
 from phalanx.pipeline import GuardConfig, PipelineConfig
 from phalanx.train import RunConfig, TrainConfig
+from phalanx.train.batches.rewriting import BatchRewriting
 
 VOCAB_SIZE = 64
 _DOCUMENTS_PER_TOKEN = 0.3
+_SPECIAL = ("<|endoftext|>", "[MASK]", "<fim_prefix>", "<fim_suffix>", "<fim_middle>")
+_SENTINELS = 16
+TINY_TOKENS = TokenTable(
+    {name: number for number, name in enumerate((*_SPECIAL, *(f"<extra_id_{n}>" for n in range(_SENTINELS))))},
+    eos_id=0,
+    special=np.arange(VOCAB_SIZE) < len(_SPECIAL) + _SENTINELS,
+    begins_word=np.arange(VOCAB_SIZE) % 3 > 0,
+)
+"""What objectives are told of a tokenizer that there is not; two tokens of three begin a word."""
 
 
 def tiny_run(
@@ -63,7 +75,8 @@ def random_batch(run: RunConfig, vocab_size: int, step: int) -> Batch:
     """Draw the batch of a step; it depends on the run's seed and the step only.
 
     The first row has no target in its first two places, so that microbatches differ in their number of targets. With
-    ``data.attention = "document"`` a document begins at three tokens of ten.
+    ``data.attention = "document"`` a document begins at three tokens of ten. An objective that makes rows of its own
+    makes them of these, with the tokens of `TINY_TOKENS`.
     """
     generator = torch.Generator().manual_seed(run.train.seed * 1_000_003 + step)
     shape = (run.train.batch_size, run.data.sequence_length + 1)
@@ -74,4 +87,11 @@ def random_batch(run: RunConfig, vocab_size: int, step: int) -> Batch:
     if run.data.attention == "document":
         begins = torch.rand(labels.shape, generator=generator) < _DOCUMENTS_PER_TOKEN
         extras[DOCUMENTS] = begins.cumsum(dim=1)
-    return Batch(tokens[:, :-1].contiguous(), labels, tuple(range(shape[0])), extras)
+    batch = Batch(tokens[:, :-1].contiguous(), labels, tuple(range(shape[0])), extras)
+    objective = objective_of(run.train.objective)
+    if objective.rewriting is None:
+        return batch
+    rows = objective.rewriting(TINY_TOKENS, run.data.sequence_length)
+    samples = range(step * run.train.batch_size, (step + 1) * run.train.batch_size)
+    rewrite = BatchRewriting(rows, run.train.seed, objective.attention == "prefix")
+    return rewrite(batch, list(samples), [0] * len(samples))

@@ -18,13 +18,14 @@ from phalanx.config import StrictModel, load_config, own_references, pin_own_cod
 from phalanx.data import BpeConfig, DataConfig
 from phalanx.errors import ConfigError
 from phalanx.models import ModelConfig
+from phalanx.objectives import OBJECTIVES
 from phalanx.optimizers import OptimizerConfig
 from phalanx.parallel import ParallelConfig
 from phalanx.parallel.deepspeed import DeepSpeedConfig
 from phalanx.pipeline.config import AttackConfig, GuardConfig, PipelineConfig
 from phalanx.split import ENCLAVE, SplitConfig
 from phalanx.telemetry.sinks import SinkConfig
-from phalanx.train.exclusions import contradiction, excluded_by, refused_value
+from phalanx.train.exclusions import WEIGHTED_OBJECTIVE, contradiction, excluded_by, refused_value
 from phalanx.train.train_section import TrainConfig
 
 _FEWEST_JOINED = 3
@@ -126,7 +127,25 @@ class RunConfig(StrictModel):
                 f'data.labelled is for train.objective = "classification", which is "{self.train.objective_kind}"; '
                 "change one of them"
             )
+        self._check_attention()
         return self
+
+    def _check_attention(self) -> None:
+        """Rows that an objective makes say themselves which tokens see which."""
+        kind = self.train.objective_kind
+        found = OBJECTIVES.get(kind)
+        if found is None:
+            return
+        if found.rewriting is not None and self.data.attention == "document":
+            raise ValueError(
+                f'train.objective = "{kind}" makes rows of its own, in which it says what tokens see, and '
+                'data.attention = "document" says it too; take attention = "across"'
+            )
+        if found.attention == "bidirectional" and self.train.samples is not None:
+            raise ValueError(
+                f'train.samples: a model that learns train.objective = "{kind}" from both sides does not go on with '
+                "texts; leave samples out"
+            )
 
     @model_validator(mode="after")
     def _check_split(self) -> Self:
@@ -169,6 +188,12 @@ class RunConfig(StrictModel):
         found = refused_value(self)
         if found is not None:
             raise ValueError(found)
+        talks = self.data.conversations
+        if (talks is not None and talks.weighted) != (self.train.objective_kind == WEIGHTED_OBJECTIVE):
+            raise ValueError(
+                f'train.objective = "{self.train.objective_kind}": weights come with data.conversations and weighted = '
+                f'true, and only "{WEIGHTED_OBJECTIVE}" reads them; set both or neither'
+            )
         return self
 
     @model_validator(mode="after")

@@ -11,6 +11,9 @@ from phalanx.objectives import OBJECTIVES, ObjectiveSettings
 WHOLE_MODEL_OBJECTIVE = "causal_lm"
 """What every engine learns."""
 
+WEIGHTED_OBJECTIVE = "weighted_causal_lm"
+"""What is learned of ``data.conversations`` with ``weighted = true``."""
+
 _TRUST = "the ranks of a domain trust each other, and there are no stages in other hands"
 _ENCLAVE = (
     "an enclave and its clients take the place of stages, unless split.workers_see_hidden_states = true lets workers "
@@ -122,7 +125,9 @@ _LOSS_SCALE = "its loss scale depends on every stage, and an audit would have to
 _PAIRS = "it reads pairs of rows, and no data source of a run file has any"
 _EVIDENCE = "an enclave runs the code that its evidence names, and no other"
 _NAMED_ALONE = "an enclave is told the name of what is learned, and no settings of it"
+_ROWS = "clients make their own batches, of rows as they were packed"
 _OWN_DRAWS = "each client draws by itself from its share of every group, and a phase counts samples of the whole run"
+_CLIENTS_EMBED = "clients embed their own texts, and are told of no step that noise could be drawn for"
 _HERE = "client, enclave and workers of a run are processes of this machine"
 
 
@@ -188,6 +193,8 @@ VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
         "an enclave numbers its states and has one that is not settled yet",
         only=(False,),
     ),
+    ValueExclusion("split", "train.neftune_alpha", _CLIENTS_EMBED, only=(None,)),
+    ValueExclusion("deepspeed", "train.neftune_alpha", _NOT_TRIED, only=(None,)),
     ValueExclusion("parallel", "train.samples", "ranks answer with losses, and no logits leave them", only=(None,)),
     ValueExclusion("split", "train.samples", "an enclave answers with losses, and a text would leave it", only=(None,)),
     ValueExclusion("split", "train.histograms", "an enclave hands its state out sealed alone", only=(None,)),
@@ -228,22 +235,25 @@ VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
 """What an engine has not, apart from objectives."""
 
 
-def value_exclusions() -> Iterator[ValueExclusion]:
-    """Every line that says what an engine has not: what follows of `OBJECTIVES`, and those of `VALUE_EXCLUSIONS`."""
-    key = "train.objective"
+def _of_objectives(key: str) -> Iterator[ValueExclusion]:
     for name, objective in OBJECTIVES.items():
         if objective.target == "pair":
-            for engine in ("pipeline", "parallel", "split", "deepspeed"):
+            for engine in ("pipeline", "parallel", "split"):
                 yield ValueExclusion(engine, key, _PAIRS, "call the engine from Python", never=(name,))
         elif objective.extras:
             rows = ", ".join(sorted(objective.extras))
             reason = f"it reads extra rows ({rows}), and no data source of a run file has any"
-            for engine in ("pipeline", "parallel", "split"):
+            engines: tuple[str, ...] = ("pipeline", "parallel", "split")
+            if name == WEIGHTED_OBJECTIVE:
+                engines, reason = ("split", "deepspeed"), "its rows of weights are not handed on there"
+            for engine in engines:
                 yield ValueExclusion(engine, key, reason, "call the engine from Python", never=(name,))
         elif objective.own_head:
             for engine in ("pipeline", "parallel"):
                 reason = "it trains a head of its own, and stages and ranks have the language model's"
                 yield ValueExclusion(engine, key, reason, "take [split] alone", never=(name,))
+        elif objective.rewriting is not None:
+            yield ValueExclusion("split", key, _ROWS, "take [pipeline] or [parallel]", never=(name,))
         elif objective.settings is not None:
             yield ValueExclusion("split", key, _NAMED_ALONE, "take [pipeline] or [parallel]", never=(name,))
         is_plain = not objective.extras and not objective.own_head and objective.target != "pair"
@@ -251,6 +261,12 @@ def value_exclusions() -> Iterator[ValueExclusion]:
             yield ValueExclusion(
                 "deepspeed", key, f"it learns {WHOLE_MODEL_OBJECTIVE} alone", "leave [deepspeed] out", never=(name,)
             )
+
+
+def value_exclusions() -> Iterator[ValueExclusion]:
+    """Every line that says what an engine has not: what follows of `OBJECTIVES`, and those of `VALUE_EXCLUSIONS`."""
+    key = "train.objective"
+    yield from _of_objectives(key)
     yield ValueExclusion(
         "deepspeed", key, f"it learns {WHOLE_MODEL_OBJECTIVE} alone", "leave [deepspeed] out", own=True
     )

@@ -12,6 +12,7 @@ from typing import Any
 
 from phalanx.data.tasks import TASKS
 from phalanx.errors import ConfigError, DataError
+from phalanx.train.labelled_starter import own_texts
 from phalanx.train.starter_sources import dataset_section, quoted, source_line
 
 _BYTES_PER_TOKEN = 3
@@ -23,11 +24,13 @@ class Answers:
     """What a beginner says; everything else has a default that is written out where it can be changed.
 
     Attributes:
-        data: Files or directories of text; none is Python's own documentation.
+        data: Files or directories of text, in a split labelled ones, one for each client; none is Python's own
+            documentation.
         model: Directory in the hub's layout; none is a small GPT from scratch.
         workers: Names of the remote parties.
         ranks: Processes of a trusted cluster.
-        task: Classification task of a private split.
+        task: Classification task of a private split, where there are no labelled texts of one's own.
+        made: Folder for files that are made of others: one file of labelled texts is divided into two.
     """
 
     data: Sequence[Path] = ()
@@ -35,6 +38,7 @@ class Answers:
     workers: Sequence[str] = ("alice", "bob")
     ranks: int = 2
     task: str = "icd10"
+    made: Path = Path("texts")
 
 
 def run_file(way: str, answers: Answers) -> str:
@@ -76,12 +80,16 @@ def _cluster(answers: Answers) -> str:
 
 
 def _split(answers: Answers) -> str:
+    model = _SPLIT_MODEL if answers.model is None else f"path = {quoted(answers.model)}"
     if answers.data:
-        raise ConfigError("data: a split trains on a labelled task so far; leave --data out and choose with --task")
+        own = own_texts(answers.data, answers.made)
+        steps, clients = max(20, _PASSES * own.num_rows // _SPLIT_BATCH), len(answers.data)
+        release = _RELEASE.format(min_clients=clients) if clients > 1 else ""
+        return _SPLIT.format(model=model, labelled=own.section(), steps=steps, clients=clients, release=release)
     if answers.task not in TASKS:
         raise ConfigError(f"task: found {answers.task!r}; expected one of {', '.join(TASKS)}")
-    model = _SPLIT_MODEL if answers.model is None else f"path = {quoted(answers.model)}"
-    return _SPLIT.format(model=model, task=answers.task)
+    labelled, release = _TASK.format(task=answers.task), _RELEASE.format(min_clients=4)
+    return _SPLIT.format(model=model, labelled=labelled, steps=60, clients=4, release=release)
 
 
 def _text_run(what: str, answers: Answers, engine: str) -> str:
@@ -156,6 +164,7 @@ def _steps(size_bytes: int | None, tokens: int) -> int:
 
 _BATCH = 8
 _TOKENS = 128
+_SPLIT_BATCH, _PASSES = 16, 3
 _VOCABULARY, _SMALL_VOCABULARY, _SMALL_BYTES = 2048, 512, 200_000
 
 _SCRATCH_MODEL = _ModelShape(
@@ -279,14 +288,10 @@ rank = 8
 tokenizer = {{ kind = "model" }}
 sequence_length = 16
 
-[data.labelled]
-task = "{task}"
-texts_per_client = 64
-test_texts = 168
-
+{labelled}
 [train]
 objective = "classification"
-steps = 60
+steps = {steps}
 batch_size = 16
 microbatches = 4
 validate_every = 20
@@ -299,17 +304,26 @@ weight_decay = 0.0
 [split]
 mode = "sealed"
 cut = 5                          # layers that stay with the clients
-clients = 4
+clients = {clients}
 wire = "bf16"
 tier = "auto"                    # the strongest attestation that this machine has; the console says which
 allow_insecure_sim = true        # false refuses to run where no hardware keeps the enclave's memory secret
-
-[split.release]                  # what leaves the enclave at the end
-min_clients = 4
-clip_norm = 100.0
-
+{release}
 [checkpoint]
 every = 20
+"""
+
+_TASK = """\
+[data.labelled]
+task = "{task}"
+texts_per_client = 64
+test_texts = 168
+"""
+
+_RELEASE = """
+[split.release]                  # what leaves the enclave at the end
+min_clients = {min_clients}
+clip_norm = 100.0
 """
 
 

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from phalanx.cli.answers.answer import Answer, say_object
+from phalanx.cli.parties.join_split import ENCLAVE
 from phalanx.cli.parties.pki_request import complete
 
 if TYPE_CHECKING:
     from phalanx.security.invite import JoinTerms
+    from phalanx.train import RunConfig
 
-_PORT = 7070
 _LASTS = re.compile(r"([1-9][0-9]{0,5})([mhd])", re.ASCII)
 _UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 _LONGEST = timedelta(days=30)
@@ -35,9 +36,10 @@ def invite(
     import socket
 
     from phalanx.security.invite import EnrolmentServer, Invitations
+    from phalanx.train.parties.invited import invited_to
 
     lasts = _lasts(expires)
-    directory, bind, terms = _read(target, name or [], port)
+    directory, bind, terms = invited_to(target, name or [], port, _of_workers)
     complete(directory)
     invitations = Invitations(directory)
     with EnrolmentServer(directory, invitations, terms, typer.echo) as server:
@@ -47,7 +49,7 @@ def invite(
         for one in name or []:
             token = invitations.invite(one, reached, lasts)
             line, until = token.line(), token.expires_at.isoformat()
-            typer.echo(f"{one}, until {until}, at {reached}; on its machine:\n  phalanx join {line}")
+            typer.echo(f"{one}, until {until}, at {reached}; on its machine:\n  phalanx join {line}{_more(terms, one)}")
             say_object({"name": one, "token": line, "expires_at": until, "address": reached})
         if wait:
             typer.echo("waiting for them; Ctrl-C stops, and `phalanx invite` without --name waits again")
@@ -69,21 +71,12 @@ def _lasts(text: str) -> timedelta:
     return lasts
 
 
-def _read(target: Path, names: list[str], port: int | None) -> "tuple[Path, str, JoinTerms]":
-    """Return the pki directory, where to listen, and what invited machines are told."""
-    from phalanx.errors import ConfigError
-    from phalanx.security.invite import JoinTerms
+def _of_workers(run: "RunConfig") -> "JoinTerms":
+    from phalanx.train import join_terms
 
-    if target.is_dir():
-        return target, "0.0.0.0", JoinTerms(port or _PORT)  # noqa: S104 - other machines are to reach it
-    from phalanx.train import join_terms, load_run
+    return join_terms(run)
 
-    run = load_run(target)
-    pipeline = run.pipeline
-    unknown = [name for name in names if name not in (*pipeline.remote_workers, *pipeline.may_join)]
-    if pipeline.pki is None or unknown or not pipeline.transport.port:
-        raise ConfigError(
-            f"{target}: needs pipeline.pki, a fixed pipeline.transport.port and pipeline.remote_workers or may_join "
-            f"with {', '.join(unknown) or 'its workers'}"
-        )
-    return Path(pipeline.pki), pipeline.transport.bind, join_terms(run)
+
+def _more(terms: "JoinTerms", name: str) -> str:
+    """Return what a client of a split adds to its command."""
+    return " --train FILE --test FILE" if terms.run and name != ENCLAVE else ""

@@ -1,32 +1,31 @@
 """phalanx join: from a token to a worker that serves, and comes back when its owner does."""
 
-import json
-import signal
-import time
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
 from phalanx.cli.answers.answer import Answer
 from phalanx.cli.files import write_text
-
-if TYPE_CHECKING:
-    from phalanx.pipeline import WorkerOutcome
-    from phalanx.security.invite import JoinAnswer, JoinToken
-
-_LOOKS_S = 60
+from phalanx.cli.parties.join_split import ENCLAVE, ClientWords, join_split
+from phalanx.cli.parties.join_worker import enrol_worker, serve_worker, worker_file
 
 
 def join(
     line: Annotated[str, typer.Argument(metavar="TOKEN", help="The line that phalanx invite printed.")],
+    *,
     directory: Annotated[Path | None, typer.Option("--dir", help="Keys and worker file; left out, the name.")] = None,
     advertise: Annotated[
         str | None, typer.Option(help="Where other parties reach this machine; left out, as the owner is reached.")
     ] = None,
     port: Annotated[int, typer.Option(help="Where to listen; 0 takes any free one.")] = 7070,
-    serve: Annotated[bool, typer.Option(help="Serve at once; else only make keys and worker file.")] = True,
+    serve: Annotated[bool, typer.Option(help="Serve at once; else only make keys and files.")] = True,
+    train: Annotated[
+        Path | None, typer.Option(help="A client of a split: its training texts, which stay here.")
+    ] = None,
+    test: Annotated[Path | None, typer.Option(help="Its held-out texts.")] = None,
+    policy: Annotated[Path | None, typer.Option(help="Which enclave it trusts.")] = None,
+    allow_insecure_sim: Annotated[bool, typer.Option(help="It takes an enclave that proves nothing.")] = False,
 ) -> Answer:
     """Make keys here, have them certified, and serve until the run is complete; again whenever the owner is back."""
     from phalanx.security.crypto import load_identity
@@ -34,67 +33,15 @@ def join(
 
     token = JoinToken.parse(line)
     home = directory or Path(token.name)
+    if token.name == ENCLAVE or train or test:
+        return join_split(token, home, ClientWords(train, test, policy, allow_insecure_sim), serve=serve)
     file = home / "worker.toml"
     if file.exists() and load_identity(home).name == token.name:
         typer.echo(f"{home}: has keys, certificate and worker file already")
     else:
-        told = _enrol(token, home, advertise, port)
-        write_text(file, _worker_file(home, told.owner, advertise or told.own_host, port))
+        told = enrol_worker(token, home, advertise, port)
+        write_text(file, worker_file(home, told.owner, advertise or told.own_host, port))
         typer.echo(f"{file}: settings such as threads, device and memory_mib go there")
-    outcome = _serve(file) if serve else None
+    outcome = serve_worker(file) if serve else None
     ended = "not served" if not serve else "left" if outcome is None else outcome.name.lower()
     return Answer({"name": token.name, "directory": home, "worker_file": file, "status": ended})
-
-
-def _enrol(token: "JoinToken", home: Path, advertise: str | None, port: int) -> "JoinAnswer":
-    """Look at this machine, be knocked at and certified, and say what the owner asks for."""
-    from phalanx.pipeline.processes.own_memory import own_rooms
-    from phalanx.pipeline.processes.own_speed import own_gflops
-    from phalanx.security.invite import JoinOffer, OpenDoor, enrol
-
-    free_mib = min((size // 2**20 for size in own_rooms("").values()), default=None)
-    gflops = own_gflops()
-    bind = "::" if token.address.startswith("[") else "0.0.0.0"  # noqa: S104 - the owner is to reach it
-    with OpenDoor(bind, port, token.secret) as door:
-        told = enrol(token, home, JoinOffer(door.port, advertise, free_mib, gflops))
-    typer.echo(f"certified as {token.name}; the keys are in {home} and stay there")
-    typer.echo(f"the owner has reached this machine; clocks differ by {abs(told.skew_s)} s")
-    free = "unknown" if free_mib is None else f"{free_mib:,} MiB"
-    typer.echo(f"this machine: {free} free for stages, {gflops:,} GFLOP/s; the owner was told so")
-    for asked in told.asks:
-        typer.echo(f"you are asked to: {asked}")
-    if free_mib is not None and told.needs_mib > free_mib:
-        typer.echo(f"too little memory: a stage takes up to {told.needs_mib:,} MiB; you will get what fits, or nothing")
-    return told
-
-
-def _worker_file(home: Path, owner: str, host: str, port: int) -> str:
-    return (
-        f"identity = {json.dumps(str(home.resolve()))}\n"
-        f"owner = {json.dumps(owner)}\n"
-        f"advertise = {json.dumps(f'[{host}]' if ':' in host else host)}\n"
-        f"journal = {json.dumps(str(home.resolve() / 'state'))}\n"
-        f"join_timeout_s = {_LOOKS_S}.0\n\n"
-        f'[transport]\nbind = "{"::" if ":" in host else "0.0.0.0"}"\nport = {port}\n'  # noqa: S104 - others reach it
-    )
-
-
-def _serve(file: Path) -> "WorkerOutcome | None":
-    from phalanx.cli.worker import serve_once
-    from phalanx.pipeline import keep_serving
-    from phalanx.pipeline.worker.worker_file import load_worker
-
-    config = load_worker(file)
-    if config.parallel.world > 1:
-        return serve_once(config, file)
-    # while it serves, the worker itself takes the first signal as the wish to hand over
-    signal.signal(signal.SIGTERM, _leave)
-    try:
-        return keep_serving(lambda: serve_once(config, file), typer.echo, time.sleep)
-    except KeyboardInterrupt:
-        typer.echo("left while no run was under way")
-        return None
-
-
-def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt

@@ -11,10 +11,17 @@ if TYPE_CHECKING:
     from phalanx.data.chat.conversation import ChatMessage, Conversation, Role, ToolCall, conversation_of
     from phalanx.data.chat.encoding import ChatEncoder, EncodedConversation
     from phalanx.data.chat.renderer import ChatRenderer, RenderedChat, TurnSpan
-    from phalanx.data.chat.template import DEFAULT_TEMPLATES, ChatTemplate, default_template, model_template
+    from phalanx.data.chat.template import (
+        DEFAULT_TEMPLATES,
+        TEMPLATE_FILE,
+        ChatTemplate,
+        default_template,
+        model_template,
+    )
 
 __all__ = [
     "DEFAULT_TEMPLATES",
+    "TEMPLATE_FILE",
     "ChatEncoder",
     "ChatMessage",
     "ChatRenderer",
@@ -37,6 +44,6 @@ if not TYPE_CHECKING:
             "conversation": ("ChatMessage", "Conversation", "Role", "ToolCall", "conversation_of"),
             "encoding": ("ChatEncoder", "EncodedConversation"),
             "renderer": ("ChatRenderer", "RenderedChat", "TurnSpan"),
-            "template": ("DEFAULT_TEMPLATES", "ChatTemplate", "default_template", "model_template"),
+            "template": ("DEFAULT_TEMPLATES", "TEMPLATE_FILE", "ChatTemplate", "default_template", "model_template"),
         },
     )

@@ -10,11 +10,13 @@ from phalanx.data.sources.files import read_text
 from phalanx.errors import DataError
 
 TEMPLATE_FILE = "chat_template.jinja"
-TURN_BEGINS, TURN_ENDS = "<|im_start|>", "<|im_end|>"
+MARKS = ("<|im_start|>", "<|im_end|>")
+"""Special tokens that begin and end a turn of ChatML."""
 _MOST_CHARACTERS = 1 << 20
 _TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 _CHATML = (
+    "{#- chatml of Phalanx -#}"
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\n' }}"
     "{% if message['role'] == 'assistant' %}"
@@ -28,6 +30,7 @@ _CHATML = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 _PLAIN = (
+    "{#- plain of Phalanx -#}"
     "{% for message in messages %}"
     "{% if message['role'] == 'assistant' %}"
     "{{ 'Assistant:' }}{% generation %}{{ ' ' + message['content'] + eos_token }}{% endgeneration %}{{ '\n' }}"

@@ -104,10 +104,14 @@ class PhaseSchedule:
         own = segment.mixture.counts(num_samples - segment.start)
         return tuple(before + more for before, more in zip(segment.consumed, own, strict=True))
 
+    def numbers(self, samples: NDArray[np.int64]) -> list[int]:
+        """Return the number of each sample's phase, from 0."""
+        ends = [start for start, _ in self.starts[1:]]
+        return [bisect_right(ends, sample) for sample in samples.tolist()]
+
     def spans(self, samples: NDArray[np.int64]) -> list[int | None]:
         """Return how many tokens attention spans in each sample's phase."""
-        ends = [start for start, _ in self.starts[1:]]
-        return [self.phases[bisect_right(ends, sample)].span for sample in samples.tolist()]
+        return [self.phases[number].span for number in self.numbers(samples)]
 
     def _lay_out(self) -> int | None:
         start, consumed = 0, (0,) * len(self.sizes)

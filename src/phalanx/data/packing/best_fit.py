@@ -15,18 +15,22 @@ class BestFitRows:
     What is left of a row is filled with end-of-text tokens that no loss is taken of. A row's documents stand in it
     longest first.
 
+    Where tokens have weights, a document is whole in its row, and labels are the tokens that have one above 0.
+
     Args:
         split: Of which tokens.
         length: Tokens of a row.
+        alone: Every piece has a row for itself.
 
     Source: Johnson 1974 (best-fit decreasing); Ding et al. 2024, Fewer truncations improve language modeling.
     """
 
-    def __init__(self, split: TokenSplit, length: int) -> None:
+    def __init__(self, split: TokenSplit, length: int, *, alone: bool = False) -> None:
         self._split = split
         self._length = length
         self._starts, self._sizes, self._owners = _pieces(split.starts(), length)
-        self._rows = pack_best_fit(self._sizes, length)
+        pieces = np.arange(len(self._sizes), dtype=np.int64)
+        self._rows = pieces if alone else pack_best_fit(self._sizes, length)
         self.num_rows = int(self._rows.max()) + 1 if len(self._rows) else 0
         # the pieces of each row stand together, longest first
         order = np.lexsort((np.arange(len(self._rows)), -self._sizes, self._rows))
@@ -44,6 +48,7 @@ class BestFitRows:
         ids = np.full(shape, self._split.eos_id, dtype=np.int64)
         labels = np.full(shape, IGNORED, dtype=np.int64)
         documents = np.zeros(shape, dtype=np.int64)
+        weights = None if self._split.weights is None else np.zeros(shape, dtype=np.float32)
         for row, number in enumerate(numbers):
             at = 0
             pieces = self._order[self._edges[number] : self._edges[number + 1]]
@@ -54,11 +59,16 @@ class BestFitRows:
                 ids[row, at : at + size] = found[:size]
                 after = np.full(size, IGNORED, dtype=np.int64)
                 after[: len(found) - 1] = found[1:]
-                labels[row, at : at + size] = np.where(found[:size] == self._split.eos_id, IGNORED, after)
+                if weights is None or self._split.weights is None:
+                    counts = found[:size] != self._split.eos_id
+                else:
+                    weights[row, at : at + size - 1] = self._split.weights[start + 1 : start + size]
+                    counts = weights[row, at : at + size] > 0
+                labels[row, at : at + size] = np.where(counts, after, IGNORED)
                 documents[row, at : at + size] = place
                 at += size
             documents[row, at:] = len(pieces)
-        return RowBlock(ids, labels, documents)
+        return RowBlock(ids, labels, documents, weights)
 
     def holding(self, start: int, stop: int) -> NDArray[np.int64]:
         """As `Rows.holding`."""

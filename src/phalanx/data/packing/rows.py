@@ -27,12 +27,14 @@ class TokenSplit:
         eos_id: That token.
         starts: Gives where every document begins, and at the end the number of tokens, ``[documents + 1]``.
         field: Gives a number of each document by the name of a field, ``[documents]``.
+        weights: How much each token counts as one to be learned, ``[tokens]``; None where all do alike.
     """
 
     tokens: TokenArray
     eos_id: int
     starts: Callable[[], NDArray[np.int64]]
     field: Callable[[str], NDArray[np.float64]]
+    weights: NDArray[np.float32] | None = None
 
     def score(self, by: str) -> NDArray[np.float64]:
         """Return a score of each document: its tokens, for "length", or a field."""
@@ -47,11 +49,13 @@ class RowBlock:
         ids: int64 ``[rows, length]``.
         labels: int64, the token behind each one; of the end of a document, and of filling, `IGNORED`.
         documents: int64, the number of each token's document within its row, rising from 0; filling is one more.
+        weights: float32, of each label; None where all that count do alike.
     """
 
     ids: Tokens
     labels: Tokens
     documents: Tokens
+    weights: NDArray[np.float32] | None = None
 
 
 IGNORED = -100

@@ -71,16 +71,25 @@ def read_examples(path: Path, columns: Columns) -> list[PlacedExample]:
     Raises:
         DataError: Names the file and the line, and says what was found and expected.
     """
+    found = [_example(record, where, columns) for where, record in read_records(path)]
+    if not found:
+        raise DataError(f"{path}: holds no text; give one with at least one row")
+    return found
+
+
+def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Return the rows of one file, each with its place, whatever columns it has.
+
+    Raises:
+        DataError: It is no such file, or a row is malformed.
+    """
     suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
     reader = _READERS.get(suffix.lower())
     if reader is None:
         raise DataError(f"{path}: expected a file that ends in {', '.join(_READERS)}, with or without .gz")
     if not path.is_file():
         raise DataError(f"{path}: is no file; give the path of a file with labelled texts")
-    found = [_example(record, where, columns) for where, record in reader(path)]
-    if not found:
-        raise DataError(f"{path}: holds no text; give one with at least one row")
-    return found
+    return reader(path)
 
 
 def _example(record: dict[str, Any], where: str, columns: Columns) -> PlacedExample:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         locate_tokenizer,
         open_tokenizer,
         original_tokenizer,
+        read_json,
         vocabulary_digest,
     )
     from phalanx.data.tokenizers.training import train_bpe, train_tokenizer
@@ -40,6 +41,7 @@ __all__ = [
     "locate_tokenizer",
     "open_tokenizer",
     "original_tokenizer",
+    "read_json",
     "train_bpe",
     "train_tokenizer",
     "vocabulary_digest",
@@ -57,6 +59,7 @@ if not TYPE_CHECKING:
                 "locate_tokenizer",
                 "open_tokenizer",
                 "original_tokenizer",
+                "read_json",
                 "vocabulary_digest",
             ),
             "training": ("train_bpe", "train_tokenizer"),

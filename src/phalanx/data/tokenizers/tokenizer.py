@@ -96,7 +96,10 @@ def original_tokenizer(config: TokenizerConfig, tokenizer_path: Path | None) -> 
 def fingerprint_tokenizer(config: TokenizerConfig, tokenizer_path: Path | None) -> str:
     """SHA-256 in hex over everything that decides the token ids of a text, but the training split."""
     if isinstance(config, BpeConfig):
-        return hashlib.sha256(f"bpe {config.vocab_size} tokenizers {tokenizers.__version__}".encode()).hexdigest()
+        special = "".join(f" {token}" for token in config.special_tokens)
+        return hashlib.sha256(
+            f"bpe {config.vocab_size} tokenizers {tokenizers.__version__}{special}".encode()
+        ).hexdigest()
     backend = load_tokenizer(config, tokenizer_path)
     return hashlib.sha256(backend.to_json() + str(backend.eos_id).encode()).hexdigest()
 

@@ -45,7 +45,8 @@ def train_tokenizer(texts: Iterable[str], config: TrainingConfig, where: str = "
 
 def train_bpe(texts: Iterator[str], config: BpeConfig) -> TextTokenizer:
     """Train the byte-level BPE that a run file asks for by ``kind = "bpe"``: as `train_tokenizer`."""
-    return train_tokenizer(texts, ByteBpeTraining(vocab_size=config.vocab_size), "data.tokenizer")
+    wanted = ByteBpeTraining(vocab_size=config.vocab_size, special_tokens=config.special_tokens)
+    return train_tokenizer(texts, wanted, "data.tokenizer")
 
 
 def _train_byte_bpe(texts: Iterator[str], config: ByteBpeTraining, where: str) -> TextTokenizer:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from phalanx.data import DOCUMENTS, without_documents
+from phalanx.data import without_attention
 from phalanx.engine import StepInputs
-from phalanx.models import with_documents
+from phalanx.models import with_marks
 from phalanx.optimizers import clip_coefficient, gradient_norm_squared
 from phalanx.pipeline import StageCopy, StepPlan
 
@@ -53,10 +53,10 @@ class HonestRun:
         cases = []
         for m, (ids, labels) in enumerate(zip(inputs.ids, inputs.labels, strict=True)):
             extras = inputs.extras_of(m)
-            entering = [with_documents(ids, extras.get(DOCUMENTS))]
+            entering = [with_marks(ids, extras)]
             for copy in self.copies:
                 entering.append(copy.runner.forward(step, m, entering[-1]))
-            self.copies[-1].runner.loss(m, labels, inputs.num_targets, without_documents(extras))
+            self.copies[-1].runner.loss(m, labels, inputs.num_targets, without_attention(extras))
             gradient: Tensor | None = None
             for copy in reversed(self.copies):
                 arrived, gradient = gradient, copy.runner.backward(step, m, gradient)

@@ -19,8 +19,8 @@ _GRADIENTS_ALONE = 2
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 RunStep = Callable[[Tensor, Tensor, Tensor | None], None]
-"""Forward and backward of a step from this rank's ids and labels, and the documents that attention stays inside, where
-it does; gradients stay in the parameters."""
+"""Forward and backward of a step from this rank's ids and labels, and what each row says of its attention, where it
+does; gradients stay in the parameters."""
 
 
 def accumulate(module: nn.Module, domain: Domain, microbatches: int, loss: Loss) -> RunStep:
@@ -34,9 +34,9 @@ def accumulate(module: nn.Module, domain: Domain, microbatches: int, loss: Loss)
     """
     keeps_whole = domain.config.zero == _GRADIENTS_ALONE
 
-    def run(ids: Tensor, labels: Tensor, documents: Tensor | None) -> None:
-        inside = [None] * microbatches if documents is None else documents.chunk(microbatches)
-        parts = zip(ids.chunk(microbatches), labels.chunk(microbatches), inside, strict=True)
+    def run(ids: Tensor, labels: Tensor, seen: Tensor | None) -> None:
+        of_rows = [None] * microbatches if seen is None else seen.chunk(microbatches)
+        parts = zip(ids.chunk(microbatches), labels.chunk(microbatches), of_rows, strict=True)
         for number, (x, y, own) in enumerate(parts, start=1):
             with microbatch_scope(module, is_last=number == microbatches, keeps_whole=keeps_whole):
                 torch.autograd.backward(loss(module(x, own), y))
@@ -80,11 +80,11 @@ def pipelined(
     has_first = any(part.stage.spec.is_first for part in parts)
     has_last = any(part.stage.spec.is_last for part in parts)
 
-    def run(ids: Tensor, labels: Tensor, documents: Tensor | None) -> None:
+    def run(ids: Tensor, labels: Tensor, seen: Tensor | None) -> None:
         inputs = (ids,) if has_first else ()
         # every stage is called with these: each rank has the whole batch
-        inside = {} if documents is None else {"documents": documents}
-        schedule.step(*inputs, target=labels if has_last else None, return_outputs=False, **inside)
+        of_rows = {} if seen is None else {"seen": seen}
+        schedule.step(*inputs, target=labels if has_last else None, return_outputs=False, **of_rows)
         if averages_afterwards(domain.config):
             for part in parts:
                 average_gradients(part, domain)

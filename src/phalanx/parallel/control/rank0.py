@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from phalanx.data import DOCUMENTS
+from phalanx.data import OF_ATTENTION
 from phalanx.engine import NO_EXTRAS
 from phalanx.errors import ConfigError, FailedBatchError, PeerLostError
 from phalanx.objectives import ExtraRows, Objective
@@ -53,7 +53,7 @@ class RankWork(Protocol):
         """Run one optimizer step on a whole batch."""
         ...
 
-    def evaluate(self, ids: Tensor, labels: Tensor, documents: Tensor | None = None) -> tuple[float, int]:
+    def evaluate(self, ids: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS) -> tuple[float, int]:
         """Summed loss and number of targets."""
         ...
 
@@ -117,25 +117,24 @@ class Controller:
                 _share_extras(extras)
             return self._member.step(step, ids, labels, extras)
 
-    def evaluate(self, ids: Tensor, labels: Tensor, documents: Tensor | None = None) -> tuple[float, int]:
+    def evaluate(self, ids: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS) -> tuple[float, int]:
         """Summed loss and number of targets of a batch with a multiple of dp rows.
 
         Args:
             ids: int64 ``[batch, seq]``.
             labels: Next tokens, likewise.
-            documents: Each token's document, likewise, where attention stays inside them.
+            extras: The rows that attention reads, where it reads any.
 
         Raises:
-            DataError: Documents are missing, or not asked for.
+            DataError: They are missing, or not asked for.
             PeerLostError: A rank has ended.
         """
-        within = {} if documents is None else {DOCUMENTS: documents}
-        Objective(extras=_of_documents(self._member)).check(within, *ids.shape)
+        Objective(extras=_of_attention(self._member)).check(extras, *ids.shape)
         with self._all_there():
             _tell(RankCommand.EVALUATE, 0, *ids.shape)
             _share(ids, labels)
-            _share_extras(within)
-            return self._member.evaluate(ids, labels, documents)
+            _share_extras(extras)
+            return self._member.evaluate(ids, labels, extras)
 
     def collect(self, stage: int) -> dict[str, Tensor]:
         """One stage's whole state by name: ``weight/...`` and moments.
@@ -230,8 +229,7 @@ def _follow(member: RankWork, saving: RankSaver | None) -> None:
             member.timer.take()
         elif order == RankCommand.EVALUATE:
             ids, labels = _take(numbers[1], numbers[2])
-            within = _take_extras(_of_documents(member), numbers[1], numbers[2])
-            member.evaluate(ids, labels, within.get(DOCUMENTS))
+            member.evaluate(ids, labels, _take_extras(_of_attention(member), numbers[1], numbers[2]))
         elif order == RankCommand.COLLECT:
             member.collect(numbers[0])
         elif order == RankCommand.LOAD:
@@ -282,9 +280,9 @@ def _share_extras(extras: Mapping[str, Tensor]) -> None:
         dist.broadcast(extras[name].contiguous(), src=0)
 
 
-def _of_documents(member: RankWork) -> dict[str, ExtraRows]:
+def _of_attention(member: RankWork) -> dict[str, ExtraRows]:
     """The rows that a batch brings beside ids and labels where it is only measured."""
-    return {name: kind for name, kind in member.objective.extras.items() if name == DOCUMENTS}
+    return {name: kind for name, kind in member.objective.extras.items() if name in OF_ATTENTION}
 
 
 def _take_extras(kinds: Mapping[str, ExtraRows], rows: int, tokens: int) -> dict[str, Tensor]:

@@ -10,10 +10,19 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from phalanx.data import DOCUMENTS, without_documents
+from phalanx.data import DOCUMENTS, PREFIX, without_attention
 from phalanx.engine import NO_EXTRAS
 from phalanx.errors import ConfigError, FailedBatchError
-from phalanx.models import LoraConfig, ModelSource, StageSpec, build_stage, estimate_costs, partition
+from phalanx.models import (
+    AttentionKind,
+    LoraConfig,
+    ModelSource,
+    StageSpec,
+    add_embedding_noise,
+    build_stage,
+    estimate_costs,
+    partition,
+)
 from phalanx.objectives import IGNORE, ExtraRows, Objective, ObjectiveSettings, causal_lm, kind_of, objective_of
 from phalanx.optimizers import OptimizerConfig, clip_coefficient, gradient_norm_squared, learning_rate
 from phalanx.parallel.config import ParallelConfig
@@ -29,6 +38,8 @@ from phalanx.parallel.model.activations import fuse_activations
 from phalanx.parallel.model.part import StagePart
 from phalanx.telemetry import PhaseTimer
 
+_OF_ATTENTION: dict[str, ExtraRows] = {DOCUMENTS: ExtraRows("int64"), PREFIX: ExtraRows("int64", per_token=False)}
+"""The rows that attention reads, by its kind."""
 _NARROW = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -48,7 +59,8 @@ class RankRecipe:
         precision: "fp32"; "bf16" and "fp16" compute in that type while training, around parameters in float32.
         adapter: What is trained, where not all parameters are.
         objective: As `objective_of` takes it; see `check_objective` for what a layout cannot learn.
-        document_attention: Whether attention stays inside documents, which then come with every batch.
+        attends: Which tokens see which; what each row says of it comes with every batch.
+        neftune_alpha: Size of the noise that is added to embeddings.
     """
 
     parallel: ParallelConfig
@@ -62,7 +74,8 @@ class RankRecipe:
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     adapter: LoraConfig | None = None
     objective: str | ObjectiveSettings = "causal_lm"
-    document_attention: bool = False
+    attends: AttentionKind = "causal"
+    neftune_alpha: float | None = None
 
     def stages(self, source: ModelSource) -> tuple[StageSpec, ...]:
         """The model's layers, balanced over the pipeline by estimated cost."""
@@ -89,8 +102,7 @@ class RankTrainer:
 
     Attributes:
         timer: Where the time of this rank goes.
-        objective: What is minimised, with the rows that a batch must bring: the documents too, where attention stays
-            inside them.
+        objective: What is minimised, with the rows that a batch must bring: those that attention reads, too.
 
     Raises:
         ModelError: A tensor is missing or wrong.
@@ -102,8 +114,10 @@ class RankTrainer:
         self._recipe = recipe
         self._domain = domain
         learned = self._learned = check_objective(recipe)
-        within = {DOCUMENTS: ExtraRows("int64")} if recipe.document_attention else {}
-        self.objective = replace(learned, extras={**learned.extras, **within})
+        of_attention: dict[str, ExtraRows] = {
+            name: kind for name, kind in _OF_ATTENTION.items() if name == recipe.attends
+        }
+        self.objective = replace(learned, extras={**learned.extras, **of_attention})
         self._specs = recipe.stages(source)
         mine = self._specs[domain.pp :: recipe.parallel.pp]
         self._parts = [self._build(source, spec) for spec in mine]
@@ -167,16 +181,16 @@ class RankTrainer:
         return AppliedStep(loss / all_targets, math.hypot(*norms) / math.sqrt(len(norms)))
 
     @torch.no_grad()
-    def evaluate(self, ids: Tensor, labels: Tensor, documents: Tensor | None = None) -> tuple[float, int]:
+    def evaluate(self, ids: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS) -> tuple[float, int]:
         """Summed loss and number of targets of a batch, the same on every rank; rows are a multiple of dp."""
         ids, labels = self._own_rows(ids), self._own_labels(labels)
-        within = None if documents is None else self._own_rows(documents)
+        seen = self._seen(extras)
         total = torch.zeros(2, dtype=torch.float64)
         for part in self._parts:
             part.eval()
         for part in self._parts:
             # not through DDP, which has nothing to say without a backward pass
-            y = part(ids if part.stage.spec.is_first else self._receive(part, len(ids)), within)
+            y = part(ids if part.stage.spec.is_first else self._receive(part, len(ids)), seen)
             if not part.stage.spec.is_last:
                 self._send(part, y)
                 continue
@@ -226,8 +240,12 @@ class RankTrainer:
             seed=recipe.seed,
             device=str(self._domain.device),
         )
+        stage.attends = recipe.attends
         fuse_activations(stage)
-        return StagePart(stage, self._domain, narrow=_NARROW[recipe.precision])
+        part = StagePart(stage, self._domain, narrow=_NARROW[recipe.precision])
+        # after the embedding was cut
+        add_embedding_noise(stage, recipe.neftune_alpha)
+        return part
 
     def _loss(self, logits: Tensor, numbers: Tensor) -> Tensor:
         part, (labels, extras) = self._parts[-1], self._targets.of(numbers)
@@ -244,9 +262,8 @@ class RankTrainer:
         self._losses.clear()
         self._seed(step)
         with self.timer.phase("compute"):
-            self._targets = TargetRows(self._own_labels(labels), self._own_extras(without_documents(extras)))
-            within = extras.get(DOCUMENTS)
-            self._run(self._own_rows(ids), self._targets.numbers, None if within is None else self._own_rows(within))
+            self._targets = TargetRows(self._own_labels(labels), self._own_extras(without_attention(extras)))
+            self._run(self._own_rows(ids), self._targets.numbers, self._seen(extras))
         with self.timer.phase("reduce"):
             settle_gradients(self._held, self._domain)
             return self._loss_and_norms()
@@ -263,6 +280,11 @@ class RankTrainer:
 
     def _own_rows(self, x: Tensor) -> Tensor:
         return x.chunk(self._recipe.parallel.dp)[self._domain.dp].to(self._domain.device)
+
+    def _seen(self, extras: Mapping[str, Tensor]) -> Tensor | None:
+        """What this rank's rows say of their attention; None where they say nothing."""
+        rows = extras.get(self._recipe.attends)
+        return None if rows is None else self._own_rows(rows)
 
     def _island_rows(self, x: Tensor) -> Tensor:
         return x.chunk(self._recipe.parallel.islands)[self._domain.island]
@@ -289,6 +311,9 @@ class RankTrainer:
 
     def _seed(self, step: int) -> None:
         seed_dropout(self._recipe, step, self._domain)
+        for part in self._parts:
+            if part.stage.embedding_noise is not None:
+                part.stage.embedding_noise.begin(self._recipe.seed, step)
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,6 @@ from phalanx.parallel.groups.mesh import Domain
 from phalanx.parallel.model.part import StagePart
 from phalanx.parallel.tensor.split import Split
 
-_HEAD_WEIGHT = "lm_head.weight"
-
 
 @dataclass(frozen=True)
 class RankParameter:
@@ -45,7 +43,7 @@ def held_parameters(part: StagePart, domain: Domain) -> list[RankParameter]:
     found = []
     for name, parameter in stage.trainable().items():
         split = part.cut.splits.get(name)
-        is_second = ends_apart and stage.spec.is_last and name == _HEAD_WEIGHT
+        is_second = ends_apart and stage.spec.is_last and name == stage.family.head_weight
         is_sliced = domain.config.sequence_parallel and split is None and name.startswith((blocks, *last))
         is_embedding = ends_apart and stage.spec.is_first and name == stage.family.embedding_weight
         found.append(

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from phalanx.data import DOCUMENTS
 from phalanx.engine import NO_EXTRAS
 from phalanx.errors import ConfigError, FailedBatchError
 from phalanx.models import ModelSource, StageSpec, build_stage, estimate_costs, partition
@@ -144,13 +143,13 @@ class DeepSpeedMember:
         return AppliedStep(loss / all_targets, norm)
 
     @torch.no_grad()
-    def evaluate(self, ids: Tensor, labels: Tensor, documents: Tensor | None = None) -> tuple[float, int]:
+    def evaluate(self, ids: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS) -> tuple[float, int]:
         """Summed loss and number of targets of a batch, the same on every rank; rows are a multiple of dp.
 
         Raises:
-            DataError: There are documents, inside which attention is not kept here.
+            DataError: There are extra rows, which attention does not read here.
         """
-        self.objective.check({} if documents is None else {DOCUMENTS: documents}, *labels.shape)
+        self.objective.check(extras, *labels.shape)
         self._engine.eval()
         own = self._own_rows(labels)
         loss, _ = causal_lm(self._engine(self._own_rows(ids)), own)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from phalanx.models import CAUSAL, AttentionPattern, StageModule
+from phalanx.models import CAUSAL, MARKED_KINDS, AttentionPattern, StageModule
 from phalanx.objectives import causal_lm
 from phalanx.parallel.context.positions import own_positions
 from phalanx.parallel.context.ring import share_by_ring
@@ -20,7 +20,6 @@ from phalanx.parallel.tensor.tensor_parallel import TensorCut, cut_stage
 from phalanx.parallel.tensor.vocabulary import shared_causal_lm
 
 _SEQUENCE = 1
-_HEAD = "lm_head"
 _ALIBI, _COSINES, _POSITIONS, _MASK = "alibi", "position_embeddings", "position_ids", "attention_mask"
 
 
@@ -61,20 +60,20 @@ class StagePart(nn.Module):
         """Into how many slices the sequence is cut between blocks."""
         return self._domain.config.cp * (self._domain.config.tp if self._cuts_sequence else 1)
 
-    def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, seen: Tensor | None = None) -> Tensor:
         """Run the part.
 
         Args:
             x: Ids ``[batch, seq]`` at the first stage, else hidden states ``[batch, seq / slices, hidden]``.
-            documents: int64 ``[batch, seq]``, the number of each token's document in whole rows, where attention
-                stays inside them.
+            seen: What each row says of its attention, where it does: int64 ``[batch, seq]``, the number of each
+                token's document in whole rows; or ``[batch]``, how many tokens are its prefix.
 
         Returns:
             At the last stage logits ``[batch, seq / cp, columns]`` of this rank's columns, else hidden states.
         """
         with self._autocast():
             stage = self.stage
-            pattern = CAUSAL if documents is None else AttentionPattern("documents", documents=documents)
+            pattern = self._pattern(seen)
             hidden = self._embed(x, pattern) if stage.spec.is_first else x
             context = self._context(hidden, pattern)
             for layer, block in enumerate(stage.own_blocks, stage.spec.first_layer):
@@ -98,6 +97,12 @@ class StagePart(nn.Module):
         """This rank's positions of labels ``[batch, seq]``."""
         return self._own_positions(labels)
 
+    def _pattern(self, seen: Tensor | None) -> AttentionPattern:
+        kind = self.stage.attends
+        if kind == "causal":
+            return CAUSAL
+        return AttentionPattern(kind, **({kind: seen} if kind in MARKED_KINDS else {}))
+
     def _embed(self, ids: Tensor, pattern: AttentionPattern) -> Tensor:
         # every rank looks up the whole row: positions count from its beginning, or from that of a document
         hidden = self.stage.family.embed(self.stage.trunk, ids, pattern=pattern)
@@ -111,8 +116,7 @@ class StagePart(nn.Module):
             hidden = gather_parts(hidden, _SEQUENCE, tensors) if self._cuts_sequence else enter(hidden, tensors)
         elif self._cuts_sequence:
             hidden = gather_copies(hidden, _SEQUENCE, tensors)
-        logits: Tensor = self.stage.get_submodule(_HEAD)(hidden)
-        return self.stage.family.scale_logits(self._tables_by, logits)
+        return self.stage.family.score(self.stage, self._tables_by, hidden)
 
     def _context(self, hidden: Tensor, pattern: AttentionPattern) -> dict[str, Any]:
         """What blocks are called with, made for whole rows and all heads, then sliced."""

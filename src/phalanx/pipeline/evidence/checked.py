@@ -5,7 +5,7 @@ import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from torch import Tensor
 
@@ -108,6 +108,40 @@ def open_evidence(path: Path, pins: Pins) -> CheckedEvidence:
             header is not its sender's, or something is of another session.
     """
     record, tensors, sha256 = read_evidence(path, own=pins.in_run)
+    fingerprint, peers = certified_peers(path, record, pins)
+    statements = Statements(record.session, known_peer(peers))
+    headers, unsigned = _open_headers(path, record, statements)
+    return CheckedEvidence(str(path), record, tensors, peers, statements, headers, unsigned, fingerprint, sha256, pins)
+
+
+class VouchedRecord(Protocol):
+    """What every record of evidence has: a session, and certificates with the authority's own."""
+
+    @property
+    def session(self) -> str:
+        """Name that every header bears."""
+        ...
+
+    @property
+    def authority(self) -> str:
+        """PEM of the authority."""
+        ...
+
+    @property
+    def certificates(self) -> Mapping[str, str]:
+        """PEM of each party."""
+        ...
+
+
+def certified_peers(path: Path, record: VouchedRecord, pins: Pins) -> tuple[str, dict[str, Peer]]:
+    """Compare authority and session with what the reader knows, and check every certificate.
+
+    Returns:
+        SHA-256 over the authority's certificate, hex, and the parties by name.
+
+    Raises:
+        EvidenceError: One is not what it should be.
+    """
     fingerprint = _fingerprint(record.authority.encode(), f"{path}: authority")
     if pins.authority is not None:
         known = _fingerprint(pins.authority, "the authority to compare with")
@@ -115,13 +149,12 @@ def open_evidence(path: Path, pins: Pins) -> CheckedEvidence:
             raise EvidenceError(f"{path}: is vouched for by the authority {fingerprint}, expected {known}")
     if pins.session not in (None, record.session):
         raise EvidenceError(f"{path}: is of the session {record.session!r}, expected {pins.session!r}")
-    peers = {name: _peer(path, record, name) for name in sorted(record.certificates)}
-    statements = Statements(record.session, _known(peers))
-    headers, unsigned = _open_headers(path, record, statements)
-    return CheckedEvidence(str(path), record, tensors, peers, statements, headers, unsigned, fingerprint, sha256, pins)
+    return fingerprint, {name: _peer(path, record, name) for name in sorted(record.certificates)}
 
 
-def _known(peers: Mapping[str, Peer]) -> Callable[[str], Peer]:
+def known_peer(peers: Mapping[str, Peer]) -> Callable[[str], Peer]:
+    """Return what looks a party up; it raises `PeerRefusedError` for one without a certificate."""
+
     def peer(name: str) -> Peer:
         if name not in peers:
             raise PeerRefusedError(f"{name[:80]!r} has no certificate here")
@@ -144,7 +177,7 @@ def _open_headers(
     return headers, tuple(unsigned)
 
 
-def _peer(path: Path, record: EvidenceRecord, name: str) -> Peer:
+def _peer(path: Path, record: VouchedRecord, name: str) -> Peer:
     where = f"{path}: certificate of {name[:80]!r}"
     pem = record.certificates[name].encode()
     try:

@@ -153,7 +153,7 @@ def read_evidence(path: Path, *, own: bool = False) -> tuple[EvidenceRecord, dic
     Raises:
         EvidenceError: A file is missing, too large, malformed, or the tensors are not those of the record.
     """
-    content = path.read_bytes() if own else _bounded(path, MAX_RECORD_BYTES)
+    content = path.read_bytes() if own else read_bounded(path, MAX_RECORD_BYTES)
     try:
         record = EvidenceRecord.model_validate_json(content)
     except ValidationError as exc:
@@ -161,7 +161,7 @@ def read_evidence(path: Path, *, own: bool = False) -> tuple[EvidenceRecord, dic
         where = ".".join(str(part) for part in first["loc"]) or "the file"
         raise EvidenceError(f"{path}: is no evidence of this version: {where}: {first['msg']}") from exc
     beside = path.parent / record.tensors.file
-    blob = beside.read_bytes() if own else _bounded(beside, MAX_TENSOR_BYTES)
+    blob = beside.read_bytes() if own else read_bounded(beside, MAX_TENSOR_BYTES)
     found = hashlib.sha256(blob).hexdigest()
     if found != record.tensors.sha256:
         raise EvidenceError(
@@ -190,7 +190,12 @@ def _free_name(directory: Path, verdict: Verdict) -> str:
     return name
 
 
-def _bounded(path: Path, max_bytes: int) -> bytes:
+def read_bounded(path: Path, max_bytes: int) -> bytes:
+    """Read a file of evidence that is no larger than evidence can be.
+
+    Raises:
+        EvidenceError: It is larger, or cannot be read.
+    """
     try:
         # by its size first, so that a huge file costs no memory
         size_bytes = path.stat().st_size

@@ -46,6 +46,7 @@ class StageRunner:
         self._graphs: dict[int, tuple[Tensor, Tensor]] = {}
         self._head: StageRunner | None = None
         self._shared = module.shared_head
+        self._noise = getattr(module, "embedding_noise", None)
         self._shared_gradient: Tensor | None = None
 
     def adopt_head(self, last: "StageRunner") -> None:
@@ -176,6 +177,8 @@ class StageRunner:
         if not self.spec.is_first:
             x.requires_grad_(torch.is_grad_enabled())
         self._seed(dropout_seed(self.seed, step, self.spec.index, microbatch))
+        if self._noise is not None:
+            self._noise.begin(self.seed, step)
         with self._autocast():
             return x, self.module(x)
 

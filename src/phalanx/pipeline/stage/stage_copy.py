@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 
 from phalanx.errors import StaleReplicaError
-from phalanx.models import StageModule, StageSpec, build_empty_stage
+from phalanx.models import StageModule, StageSpec, add_embedding_noise, build_empty_stage
 from phalanx.optimizers import StageOptimizer, learning_rate
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.protocol.messages import StateDigest
@@ -25,7 +25,8 @@ class StageCopy:
         self.plan = plan
         self.spec = spec
         self.module = module
-        module.reads_documents = plan.document_attention
+        module.attends = plan.attends
+        add_embedding_noise(module, plan.neftune_alpha)
         self.optimizer = optimizer
         self.runner = StageRunner(module, spec, seed=plan.seed, precision=plan.precision, device=plan.device)
         self.history = past_of(plan.guard)

@@ -6,10 +6,10 @@ from typing import Literal
 
 from torch import Tensor
 
-from phalanx.data import DOCUMENTS, without_documents
+from phalanx.data import without_attention
 from phalanx.engine import StepInputs
 from phalanx.errors import StaleReplicaError
-from phalanx.models import with_documents
+from phalanx.models import with_marks
 from phalanx.objectives import Objective, objective_of
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.protocol.tensor_stream import BulkReceiver
@@ -138,8 +138,7 @@ class HostedStage:
     def _forward(self, microbatch: int) -> Tensor | None:
         spec = self.copy.spec
         if spec.is_first and self.batch is not None:
-            documents = self.batch.extras_of(microbatch).get(DOCUMENTS)
-            x = with_documents(self.batch.ids[microbatch], documents)
+            x = with_marks(self.batch.ids[microbatch], self.batch.extras_of(microbatch))
         else:
             x = self.inputs[(self.step, "forward", microbatch)]
         y = self.runner.forward(self.step, microbatch, x)
@@ -151,7 +150,7 @@ class HostedStage:
                 microbatch,
                 batch.labels[microbatch],
                 batch.num_targets,
-                without_documents(batch.extras_of(microbatch)),
+                without_attention(batch.extras_of(microbatch)),
                 self._objective,
             )
             self.losses.append(loss)

@@ -38,6 +38,7 @@ class JoinAnswer:
         own_host: The address of this machine on the way to the owner.
         skew_s: Seconds that this machine's clock is ahead of the owner's.
         needs_mib: Memory that the largest stage takes; 0 where the owner does not say.
+        run: The run file of a split, which its parties agree to by taking part; empty for a worker.
     """
 
     owner: str
@@ -45,6 +46,7 @@ class JoinAnswer:
     own_host: str
     skew_s: int
     needs_mib: int = 0
+    run: str = ""
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ def _terms(answer: dict[str, Any], token: JoinToken, own_host: str) -> JoinAnswe
     owners_time, asks = answer.get("time"), answer.get("asks")
     if not (_is_number(port) and _is_number(owners_time) and _is_number(needs_mib)) or not isinstance(asks, list):
         raise FrameError(f"{token.address}: its answer is malformed")
-    if not 1 <= port <= 65535:
+    if not 1 <= port <= 65535 or not isinstance(answer.get("run", ""), str):
         raise FrameError(f"{token.address}: its answer is malformed")
     skew_s = int(steady_now().timestamp()) - owners_time
     if abs(skew_s) > _MOST_SKEW_S:
@@ -130,7 +132,7 @@ def _terms(answer: dict[str, Any], token: JoinToken, own_host: str) -> JoinAnswe
         )
     lines = tuple(printable(line) for line in asks[:_MOST_ASKS] if isinstance(line, str))
     host = token.address.rpartition(":")[0]
-    return JoinAnswer(f"{host}:{port}", lines, own_host, skew_s, needs_mib)
+    return JoinAnswer(f"{host}:{port}", lines, own_host, skew_s, needs_mib, answer.get("run", ""))
 
 
 def _is_number(value: object) -> TypeGuard[int]:

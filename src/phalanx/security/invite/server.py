@@ -35,11 +35,13 @@ class JoinTerms:
         port: Where the owner listens during the run.
         asks: What the machine is asked to do, in lines for people.
         needs_mib: Memory of the largest stage with all that the guard asks of it; 0 where that is not known.
+        run: The run file that every party of a split agrees to; empty for a worker, which needs none.
     """
 
     port: int
     asks: tuple[str, ...] = ()
     needs_mib: int = 0
+    run: str = ""
 
 
 class EnrolmentServer:
@@ -184,6 +186,7 @@ class EnrolmentServer:
             "port": self._terms.port,
             "asks": list(self._terms.asks),
             "needs_mib": self._terms.needs_mib,
+            **({"run": self._terms.run} if self._terms.run else {}),
         }
 
     def _knock(self, question: dict[str, Any], secret: str) -> None:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields
 
 from torch import Tensor
 
-from phalanx.data import DOCUMENTS, without_documents
+from phalanx.data import without_attention
 from phalanx.engine import GuardReport, StepInputs
 from phalanx.errors import FailedBatchError
-from phalanx.models import with_documents
+from phalanx.models import with_marks
 from phalanx.security.crypto import Peer
 from phalanx.split.channel import messages as say
 from phalanx.split.channel.costs import Costs
@@ -179,8 +179,8 @@ class SplitDriver(OwnerRequests):
     def _send(self, what: What, step: int, number: int, name: str, inputs: StepInputs) -> None:
         at = number if what == "train" else 0
         extras = inputs.extras_of(at)
-        ids = with_documents(inputs.ids[at], extras.get(DOCUMENTS))
-        self._ends[name].send(what, step, number, ids, inputs.labels[at], without_documents(extras))
+        ids = with_marks(inputs.ids[at], extras)
+        self._ends[name].send(what, step, number, ids, inputs.labels[at], without_attention(extras))
 
     def _hear_of_guard(self) -> GuardReport:
         with self.timer.phase("wait"):

@@ -44,7 +44,7 @@ class FrontPart:
         attention: Attention kernel.
         wire: Precision of what leaves, a key of `WIRE_DTYPES`.
         document_attention: Whether attention stays inside documents; ids come, and hidden states leave, with their
-            borders then, as `with_documents` has it.
+            borders then, as `with_marks` has it.
 
     Raises:
         ConfigError: The cut leaves a part without a layer.
@@ -64,7 +64,7 @@ class FrontPart:
         self.module = build_stage(
             source, front, adapter=None, activation_checkpointing=False, attention=attention, seed=0
         )
-        self.module.reads_documents = document_attention
+        self.module.attends = "documents" if document_attention else "causal"
         self.module.requires_grad_(False)
         self.module.eval()
         self._dtype = WIRE_DTYPES[wire]
@@ -106,7 +106,7 @@ def build_back(
         attention=attention,
         seed=seed,
     )
-    module.reads_documents = document_attention
+    module.attends = "documents" if document_attention else "causal"
     return module
 
 

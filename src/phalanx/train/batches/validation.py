@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from phalanx.data import DOCUMENTS, Batch
-from phalanx.models import StageModule, with_documents
+from phalanx.data import Batch
+from phalanx.models import StageModule, with_marks
 from phalanx.objectives import causal_lm
 
 _MOST_NATS = 700
@@ -25,7 +25,7 @@ def perplexities(stages: Iterable[StageModule], sets: Sequence[Iterable[Batch]])
         ``exp`` of the mean loss over all target tokens of a set, in nats; infinity when it overflows.
     """
     kept = [(number, batch) for number, batches in enumerate(sets) for batch in batches]
-    tensors = [with_documents(batch.input_ids, batch.extras.get(DOCUMENTS)) for _, batch in kept]
+    tensors = [with_marks(batch.input_ids, batch.extras) for _, batch in kept]
     totals, counts = [0.0] * len(sets), [0] * len(sets)
     for stage in stages:
         was_training = stage.training

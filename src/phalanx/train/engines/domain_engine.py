@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from phalanx.checkpoint import Checkpoint, Shard
-from phalanx.data import DOCUMENTS, IGNORE, Batch
+from phalanx.data import IGNORE, OF_ATTENTION, Batch
 from phalanx.engine import StepInputs, StepResult
 from phalanx.parallel import Controller, stand_in
 from phalanx.train.batches.validation import perplexity_of
@@ -65,9 +65,13 @@ class DomainEngine:
             missing = -len(batch.indices) % self._dp
             ids = functional.pad(batch.input_ids, (0, 0, 0, missing))
             labels = functional.pad(batch.labels, (0, 0, 0, missing), value=IGNORE)
-            within = batch.extras.get(DOCUMENTS)
-            documents = None if within is None else functional.pad(within, (0, 0, 0, missing))
-            loss, targets = self._lead.evaluate(ids, labels, documents)
+            # the last rows once more: what they say of attention is of no matter
+            extras = {
+                name: torch.cat([rows, rows[-1:].expand(missing, *rows.shape[1:])])
+                for name, rows in batch.extras.items()
+                if name in OF_ATTENTION
+            }
+            loss, targets = self._lead.evaluate(ids, labels, extras)
             total, count = total + loss, count + targets
         return perplexity_of(total, count)
 

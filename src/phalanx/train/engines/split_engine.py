@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from phalanx.checkpoint import Checkpoint, Shard
-from phalanx.data import DOCUMENTS, IGNORE, Batch
+from phalanx.data import IGNORE, Batch
 from phalanx.engine import StepInputs, StepResult
 from phalanx.errors import CheckpointError
-from phalanx.models import with_documents
+from phalanx.models import with_marks
 from phalanx.split import SplitDriver, SplitStep
 from phalanx.split.channel.costs import Costs
 from phalanx.split.roles.remote_lead import RemoteLead
@@ -90,7 +90,7 @@ class LocalClients:
     def measure(self, step: int, batches: Iterable[Batch]) -> Validation:
         """Perplexity on held-out batches, infinity when it overflows; of a classification its scores."""
         kept = list(batches)
-        parts = [(with_documents(one.input_ids, one.extras.get(DOCUMENTS)), one.labels) for one in kept]
+        parts = [(with_marks(one.input_ids, one.extras), one.labels) for one in kept]
         senders = list[str]()
         if self._holders:
             parts, senders = self._by_holder(parts)

@@ -125,8 +125,8 @@ class SessionContext:
         run = self.run
         self.console.print("preparing text")
         corpus = prepare(run.data, self.home.cache / "data", run.train.seed, source.tokenizer_path, self._say)
-        if corpus.trust:
-            self.say(f"data: {corpus.trust}")
+        for remark in corpus.remarks:
+            self.say(f"data: {remark}")
         check_vocabulary(corpus.vocab_size, source.vocab_size)
         if corpus.num_validation_sequences or not run.data.validation:
             self.figures.unigram_perplexity = unigram_perplexity(corpus)

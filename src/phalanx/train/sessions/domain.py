@@ -37,6 +37,7 @@ from phalanx.parallel.control.rank_trainer import check_objective
 from phalanx.parallel.groups.mesh import Domain, open_domain
 from phalanx.parallel.groups.rendezvous import own_device
 from phalanx.pipeline import keep_freed_memory
+from phalanx.train.batches.rewriting import measured, rewriting_of
 from phalanx.train.config import RunConfig
 from phalanx.train.engines.domain_deepspeed import check_deepspeed, open_member
 from phalanx.train.engines.domain_engine import DomainEngine
@@ -46,7 +47,7 @@ from phalanx.train.saving.domain_saver import DomainSaver
 from phalanx.train.saving.savepoint import Savepoint
 from phalanx.train.sessions.context import SessionContext
 from phalanx.train.sessions.factory import EngineStart, RunMaterial
-from phalanx.train.setup.layout import attends_in_documents
+from phalanx.train.setup.layout import attention_asked, attention_kind
 
 
 def recipe_of(run: RunConfig, parallel: ParallelConfig, source: ModelSource) -> RankRecipe:
@@ -67,7 +68,8 @@ def recipe_of(run: RunConfig, parallel: ParallelConfig, source: ModelSource) -> 
         precision=run.train.precision,
         adapter=_lora(run),
         objective=run.train.objective,
-        document_attention=attends_in_documents(run, source),
+        attends=attention_kind(run, source),
+        neftune_alpha=run.train.neftune_alpha,
     )
 
 
@@ -146,12 +148,13 @@ class DomainFactory:
         check_deepspeed(run, parallel, source, place, build=True)
         context.figures.world = parallel.figures
         corpus = context.corpus(source)
-        loader = BatchLoader(corpus, run.train.batch_size, run.train.seed)
+        rewriting = rewriting_of(run, corpus)
+        loader = BatchLoader(corpus, run.train.batch_size, run.train.seed, rewrite=rewriting)
         material = RunMaterial(
             source,
-            corpus,
+            measured(corpus, rewriting),
             loader,
-            context.validation_sets(source, corpus),
+            {name: measured(one, rewriting) for name, one in context.validation_sets(source, corpus).items()},
             vocabulary=corpus.vocabulary_digest,
             tokenizer=RunTokenizer.of(run.data.tokenizer, source, corpus),
         )
@@ -284,7 +287,7 @@ def _load(run: RunConfig) -> StepWorkload:
         optimizer=run.optimizer.kind,
         device=run.train.device,
         attention=run.model.attention,
-        document_attention=run.data.attention == "document",
+        attends="documents" if run.data.attention == "document" else attention_asked(run),
     )
 
 

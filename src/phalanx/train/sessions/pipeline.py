@@ -12,6 +12,7 @@ from phalanx.models import open_model, weights_digest
 from phalanx.pipeline import AuditDraw, LocalWorkers, Observe, PipelineEngine, StageChecks, StepPlan
 from phalanx.telemetry import PEERS_FILE, PeersFile
 from phalanx.telemetry.parties import live_parties
+from phalanx.train.batches.rewriting import measured, rewriting_of
 from phalanx.train.batches.samples import TextSampler
 from phalanx.train.records.audit_trail import step_noter
 from phalanx.train.records.history import UNDOINGS
@@ -58,14 +59,15 @@ class PipelineFactory:
         source = open_model(run.model, context.home.cache / "models", run.train.seed)
         corpus = context.corpus(source)
         plan = make_plan(run, source)
-        loader = BatchLoader(corpus, run.train.batch_size, run.train.seed)
+        rewriting = rewriting_of(run, corpus)
+        loader = BatchLoader(corpus, run.train.batch_size, run.train.seed, rewrite=rewriting)
         with contextlib.ExitStack() as stack:
             sampler = TextSampler.of(run, corpus)
             material = RunMaterial(
                 source,
-                corpus,
+                measured(corpus, rewriting),
                 loader,
-                context.validation_sets(source, corpus),
+                {name: measured(one, rewriting) for name, one in context.validation_sets(source, corpus).items()},
                 sampler,
                 corpus.vocabulary_digest,
                 RunTokenizer.of(run.data.tokenizer, source, corpus),

@@ -10,8 +10,9 @@ from rich.text import Text
 
 from phalanx.config import digest, dump_toml
 from phalanx.errors import ConfigError
-from phalanx.models import FAMILIES, ModelSource, StageSpec, estimate_costs, partition
+from phalanx.models import FAMILIES, AttentionKind, ModelSource, StageSpec, estimate_costs, partition
 from phalanx.models.layout import check_length
+from phalanx.objectives import OBJECTIVES, RowAttention
 from phalanx.pipeline import OWNER, StageRange, StepPlan
 from phalanx.pipeline.assignment.assignment import first_assignment
 from phalanx.pipeline.assignment.rank_memory import rank_bytes
@@ -71,7 +72,39 @@ def make_plan(run: RunConfig, source: ModelSource) -> StepPlan:
         guard=run.guard,
         objective=run.train.objective,
         document_attention=attends_in_documents(run, source),
+        neftune_alpha=run.train.neftune_alpha,
+        attention_kind=attention_of(run, source),
     )
+
+
+def attention_of(run: RunConfig, source: ModelSource) -> RowAttention:
+    """Return which tokens see which, as far as the objective says it.
+
+    Raises:
+        ConfigError: The model's family has no such attention.
+    """
+    known, kind = FAMILIES[source.hub_config.model_type].attention_kinds, attention_asked(run)
+    if kind not in known:
+        raise ConfigError(
+            f'train.objective = "{run.train.objective_kind}": its rows need {kind} attention, and '
+            f"{source.hub_config.model_type} has only {', '.join(sorted(known))}; take another objective or model"
+        ).about(code="PHX-C025", key="train.objective", found=run.train.objective_kind)
+    return kind
+
+
+def attention_asked(run: RunConfig) -> RowAttention:
+    """Return which tokens see which by the objective, whatever the model can do."""
+    objective = OBJECTIVES.get(run.train.objective_kind)
+    return "causal" if objective is None else objective.attention
+
+
+def attention_kind(run: RunConfig, source: ModelSource) -> AttentionKind:
+    """Return which tokens see which: inside documents, or as the objective says it.
+
+    Raises:
+        ConfigError: The model's family has no such attention.
+    """
+    return "documents" if attends_in_documents(run, source) else attention_of(run, source)
 
 
 def attends_in_documents(run: RunConfig, source: ModelSource) -> bool:

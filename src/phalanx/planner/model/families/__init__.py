@@ -1,16 +1,20 @@
 """The facts about each model family, without torch; `phalanx.models.FAMILIES` has the code of the same families."""
 
+from phalanx.planner.model.families.bert import BERT
 from phalanx.planner.model.families.bloom import BLOOM
 from phalanx.planner.model.families.facts import FamilyFacts, Feed, SharedAxis, SlicingRule
 from phalanx.planner.model.families.gpt2 import GPT2
 from phalanx.planner.model.families.llama import LLAMA
+from phalanx.planner.model.families.modernbert import MODERNBERT
 from phalanx.planner.model.families.opt import OPT
 from phalanx.planner.model.families.planned import PLANNED
 
 FAMILIES: dict[str, FamilyFacts] = {
+    "bert": BERT,
     "bloom": BLOOM,
     "gpt2": GPT2,
     "llama": LLAMA,
+    "modernbert": MODERNBERT,
     "opt": OPT,
     **{name: family.facts for name, family in PLANNED.items()},
 }

@@ -1,0 +1,92 @@
+"""phalanx join, for the parties of a split: keys, the run file as the terms, a client's file, and then to work."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from phalanx.cli.answers.answer import Answer
+from phalanx.cli.files import write_text
+
+if TYPE_CHECKING:
+    from phalanx.security.invite import JoinToken
+
+ENCLAVE = "enclave"
+RUN, CLIENT = "run.toml", "client.toml"
+
+
+@dataclass(frozen=True)
+class ClientWords:
+    """What a client says on the command line.
+
+    Attributes:
+        train: Its training texts.
+        test: Its held-out texts.
+        policy: Which enclave it trusts.
+        allow_insecure_sim: It takes evidence that proves nothing.
+    """
+
+    train: Path | None = None
+    test: Path | None = None
+    policy: Path | None = None
+    allow_insecure_sim: bool = False
+
+    def file(self, home: Path) -> str:
+        """Return the text of a client's file.
+
+        Raises:
+            ConfigError: Texts to learn from or to measure by are left out.
+        """
+        from phalanx.errors import ConfigError
+
+        if self.train is None or self.test is None:
+            raise ConfigError("--train and --test: a client names its own texts, of both kinds").about(
+                code="PHX-C002", key="--train" if self.train is None else "--test", do="name both files"
+            )
+        paths = {"run": home / RUN, "identity": home, "train": self.train, "test": self.test}
+        paths |= {} if self.policy is None else {"policy": self.policy}
+        lines = [f"{name} = {json.dumps(str(path.resolve()), ensure_ascii=False)}" for name, path in paths.items()]
+        lines += ["allow_insecure_sim = true  # the enclave proves nothing"] if self.allow_insecure_sim else []
+        return "\n".join(lines) + "\n"
+
+
+def join_split(token: "JoinToken", home: Path, words: ClientWords, *, serve: bool) -> Answer:
+    """Be certified as the enclave or a client of a split, and take part."""
+    from phalanx.security.crypto import load_identity
+    from phalanx.security.invite import enrol
+    from phalanx.train.parties.client_file import read_client
+    from phalanx.train.parties.invited import check_terms
+
+    is_enclave, run_file, client_file = token.name == ENCLAVE, home / RUN, home / CLIENT
+    if run_file.exists() and load_identity(home).name == token.name:
+        typer.echo(f"{home}: has keys, certificate and run file already")
+    else:
+        made = "" if is_enclave else words.file(home)
+        told = enrol(token, home)
+        check_terms(token.name, told.run)
+        typer.echo(f"certified as {token.name}; the keys are in {home} and stay there")
+        for asked in told.asks:
+            typer.echo(f"you are asked to: {asked}")
+        if not is_enclave:
+            write_text(client_file, made)
+        write_text(run_file, told.run)
+    if is_enclave:
+        status = _serve_enclave(run_file, home) if serve else "not served"
+    else:
+        config, run, name = read_client(client_file)
+        if serve:
+            from phalanx.train.parties.client_process import run_client
+
+            run_client(config, run, name, typer.echo)
+        status = "complete" if serve else "not served"
+    return Answer({"name": token.name, "directory": home, "run_file": run_file, "status": status})
+
+
+def _serve_enclave(run_file: Path, home: Path) -> str:
+    from phalanx.train.parties.enclave_process import EnclaveStart, read_enclave_run, serve_enclave
+
+    start = EnclaveStart(home, home / "state")
+    serve_enclave(read_enclave_run(run_file, start), start, typer.echo)
+    return "complete"

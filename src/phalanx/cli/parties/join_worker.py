@@ -1,0 +1,75 @@
+"""phalanx join, for a worker of a pipeline: a look at this machine, keys, a worker file, and then to serve."""
+
+import json
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from phalanx.pipeline import WorkerOutcome
+    from phalanx.security.invite import JoinAnswer, JoinToken
+
+_LOOKS_S = 60
+
+
+def enrol_worker(token: "JoinToken", home: Path, advertise: str | None, port: int) -> "JoinAnswer":
+    """Look at this machine, be knocked at and certified, and say what the owner asks for."""
+    from phalanx.errors import ConfigError
+    from phalanx.pipeline.processes.own_memory import own_rooms
+    from phalanx.pipeline.processes.own_speed import own_gflops
+    from phalanx.security.invite import JoinOffer, OpenDoor, enrol
+
+    free_mib = min((size // 2**20 for size in own_rooms("").values()), default=None)
+    gflops = own_gflops()
+    bind = "::" if token.address.startswith("[") else "0.0.0.0"  # noqa: S104 - the owner is to reach it
+    with OpenDoor(bind, port, token.secret) as door:
+        told = enrol(token, home, JoinOffer(door.port, advertise, free_mib, gflops))
+    if told.run:
+        raise ConfigError("--train and --test: this token is for a client of a split, which names its own texts")
+    typer.echo(f"certified as {token.name}; the keys are in {home} and stay there")
+    typer.echo(f"the owner has reached this machine; clocks differ by {abs(told.skew_s)} s")
+    free = "unknown" if free_mib is None else f"{free_mib:,} MiB"
+    typer.echo(f"this machine: {free} free for stages, {gflops:,} GFLOP/s; the owner was told so")
+    for asked in told.asks:
+        typer.echo(f"you are asked to: {asked}")
+    if free_mib is not None and told.needs_mib > free_mib:
+        typer.echo(f"too little memory: a stage takes up to {told.needs_mib:,} MiB; you will get what fits, or nothing")
+    return told
+
+
+def worker_file(home: Path, owner: str, host: str, port: int) -> str:
+    """Return the text of a worker's file."""
+    return (
+        f"identity = {json.dumps(str(home.resolve()))}\n"
+        f"owner = {json.dumps(owner)}\n"
+        f"advertise = {json.dumps(f'[{host}]' if ':' in host else host)}\n"
+        f"journal = {json.dumps(str(home.resolve() / 'state'))}\n"
+        f"join_timeout_s = {_LOOKS_S}.0\n\n"
+        f'[transport]\nbind = "{"::" if ":" in host else "0.0.0.0"}"\nport = {port}\n'  # noqa: S104 - others reach it
+    )
+
+
+def serve_worker(file: Path) -> "WorkerOutcome | None":
+    """Serve until the run is complete; again whenever the owner is back; None where it was told to leave before."""
+    from phalanx.cli.worker import serve_once
+    from phalanx.pipeline import keep_serving
+    from phalanx.pipeline.worker.worker_file import load_worker
+
+    config = load_worker(file)
+    if config.parallel.world > 1:
+        return serve_once(config, file)
+    # while it serves, the worker itself takes the first signal as the wish to hand over
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        return keep_serving(lambda: serve_once(config, file), typer.echo, time.sleep)
+    except KeyboardInterrupt:
+        typer.echo("left while no run was under way")
+        return None
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt

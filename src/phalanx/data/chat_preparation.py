@@ -1,0 +1,287 @@
+"""Conversations to a corpus, once: read, split, rendered and encoded; the second time it is found by its key."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from phalanx.config import canonical_json
+from phalanx.data.chat.conversation import Conversation
+from phalanx.data.chat.encoding import ChatEncoder, EncodedConversation
+from phalanx.data.chat.files import ConversationFiles, from_text
+from phalanx.data.chat.settings import OF_MODEL, ConversationsConfig
+from phalanx.data.chat.template import (
+    DEFAULT_TEMPLATES,
+    MARKS,
+    TEMPLATE_FILE,
+    ChatTemplate,
+    default_template,
+    model_template,
+    template_from_file,
+)
+from phalanx.data.chat_corpus import (
+    FORMAT,
+    MANIFEST_FILE,
+    SPLITS,
+    ChatCorpus,
+    ChatManifest,
+    ChatSplitRecord,
+    open_conversations,
+    split_files,
+)
+from phalanx.data.config import BpeConfig, DataConfig
+from phalanx.data.corpus import SequenceLayout
+from phalanx.data.manifest import TokenizerRecord
+from phalanx.data.pack import token_dtype
+from phalanx.data.publish import publish
+from phalanx.data.spool import Intake, Progress, SplitSpool, Spool, cleaned
+from phalanx.data.tokenizers.config import ByteBpeTraining
+from phalanx.data.tokenizers.tokenizer import (
+    TOKENIZER_FILE,
+    TextTokenizer,
+    fingerprint_tokenizer,
+    load_tokenizer,
+    locate_tokenizer,
+)
+from phalanx.data.tokenizers.training import train_tokenizer
+from phalanx.errors import DataError
+
+_NAMED = 3
+"""Dropped conversations that are told by name."""
+
+
+@dataclass(frozen=True)
+class ChatJob:
+    """Where and how a corpus of conversations is made.
+
+    Attributes:
+        cache_dir: Results live here.
+        seed: Of the split into training and validation.
+        tokenizer_path: The model's directory, or its ``tokenizer.json``.
+        report: Told a phase and the documents done in it.
+    """
+
+    cache_dir: Path
+    seed: int
+    tokenizer_path: Path | None
+    report: Progress
+
+
+def prepare_conversations(config: DataConfig, wanted: ConversationsConfig, job: ChatJob) -> ChatCorpus:
+    """Read, split, render and encode conversations, or open the result of an earlier call.
+
+    Raises:
+        DataError: A source is missing or empty; a conversation is broken or too long and the run file does not say that
+            such are dropped, with file and line; the tokenizer lacks what the template writes; or the cache is damaged.
+        ModelError: The template is broken, or does or takes what no template may.
+
+    Guarantees:
+        The same content, config, seed and library versions give the same bytes. No conversation is in both splits.
+    """
+    template = _template(config, wanted, job)
+    sources = [ConversationFiles(one, wanted.broken) for one in wanted.sources]
+    fingerprints = [source.fingerprint() for source in sources]
+    decided_by = {
+        "format": FORMAT,
+        "seed": job.seed,
+        "sources": fingerprints,
+        "tokenizer": fingerprint_tokenizer(config.tokenizer, job.tokenizer_path),
+        "template": [template.source, dict(template.tokens)],
+        "sequence_length": config.sequence_length,
+        "validation_share": config.validation_share,
+        "max_documents": config.max_documents,
+        "policies": [wanted.too_long, wanted.broken, wanted.weighted],
+    }
+    key = hashlib.sha256(canonical_json(decided_by)).hexdigest()
+    home = job.cache_dir / f"chat-{key[:32]}"
+    if not home.exists():
+        publish(home, _ChatBuild(config, wanted, sources, template, job, key).fill)
+    return open_conversations(home, SequenceLayout.of(config), key)
+
+
+class _ChatBuild:
+    """The making of one corpus."""
+
+    def __init__(
+        self,
+        config: DataConfig,
+        wanted: ConversationsConfig,
+        sources: list[ConversationFiles],
+        template: ChatTemplate,
+        job: ChatJob,
+        key: str,
+    ) -> None:
+        self._config, self._wanted, self._sources, self._template = config, wanted, sources, template
+        self._job, self._key = job, key
+        self._dropped: Counter[str] = Counter()
+        self._to_name: dict[bytes, str] = {}
+
+    def fill(self, directory: Path) -> None:
+        """Write all files."""
+        config, job = self._config, self._job
+        intake = Intake(job.seed, config.validation_share, config.max_documents)
+        named = ((one.kind, source) for one, source in zip(self._wanted.sources, self._sources, strict=True))
+        spool = intake.spool(named, directory, job.report)
+        broken = [record for source in self._sources for record in source.dropped]
+        if not spool.train.documents:
+            said = f"; the first broken line is {broken[0].name}: {broken[0].reason}" if broken else ""
+            raise DataError(f"data.conversations: no conversation is left for training{said}").about(code="PHX-I012")
+        tokenizer = self._tokenizer(spool)
+        (directory / TOKENIZER_FILE).write_bytes(tokenizer.to_json())
+        (directory / TEMPLATE_FILE).write_text(self._template.source, encoding="utf-8", newline="")
+        with ChatEncoder(self._template, tokenizer.backend) as encoder:
+            train, held_out = (
+                self._split(encoder, part, directory, name, tokenizer.vocab_size)
+                for part, name in zip((spool.train, spool.validation), SPLITS, strict=True)
+            )
+            end_of_turn = encoder.end_of_turn
+        self._check(train, held_out)
+        self._dropped.update({"broken": len(broken)} if broken else {})
+        examples = [*(f"{one.name}: {one.reason}" for one in broken[:_NAMED]), *self._names()]
+        manifest = ChatManifest(
+            key=self._key,
+            token_dtype=token_dtype(tokenizer.vocab_size),
+            sources=tuple(spool.sources),
+            tokenizer=TokenizerRecord(
+                kind=config.tokenizer.kind,
+                vocab_size=tokenizer.vocab_size,
+                eos_id=tokenizer.eos_id,
+                digest=hashlib.sha256(tokenizer.to_json()).hexdigest(),
+            ),
+            template=self._template.name
+            if self._template.name in DEFAULT_TEMPLATES
+            else Path(self._template.name).name,
+            template_digest=hashlib.sha256(self._template.source.encode()).hexdigest(),
+            end_of_turn=end_of_turn,
+            train=train,
+            validation=held_out,
+            dropped=dict(self._dropped),
+            examples=tuple(examples),
+        )
+        (directory / MANIFEST_FILE).write_bytes(canonical_json(manifest.model_dump(mode="json")))
+        spool.train.path.unlink()
+        spool.validation.path.unlink()
+
+    def _tokenizer(self, spool: Spool) -> TextTokenizer:
+        wanted = self._config.tokenizer
+        if not isinstance(wanted, BpeConfig):
+            return load_tokenizer(wanted, self._job.tokenizer_path)
+        marks = MARKS if any(mark in self._template.source for mark in MARKS) else ()
+        texts = (said.content for text in spool.train.texts() for said in from_text(text).messages if said.content)
+        training = ByteBpeTraining(vocab_size=wanted.vocab_size, special_tokens=marks)
+        self._job.report("vocabulary", spool.train.documents)
+        return train_tokenizer(texts, training, "data.tokenizer")
+
+    def _split(
+        self, encoder: ChatEncoder, spool: SplitSpool, directory: Path, name: str, vocab_size: int
+    ) -> ChatSplitRecord:
+        dtype, starts, targets = np.dtype(token_dtype(vocab_size)), [0], 0
+        paths = split_files(directory, name)
+        with paths[0].open("wb") as tokens, paths[1].open("wb") as weights:
+            for number, found in enumerate(self._encoded(encoder, spool.texts()), start=1):
+                tokens.write(found.ids.astype(dtype).tobytes())
+                weights.write(found.weights.astype("<f4").tobytes())
+                starts.append(starts[-1] + len(found.ids))
+                # the first token is nothing that can be foretold
+                targets += int((found.weights[1:] > 0).sum())
+                if number % 100 == 0:
+                    self._job.report("encode", number)
+        paths[2].write_bytes(np.array(starts, dtype="<i8").tobytes())
+        digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
+        return ChatSplitRecord(
+            conversations=len(starts) - 1,
+            tokens=starts[-1],
+            targets=targets,
+            digests=(digests[0], digests[1], digests[2]),
+        )
+
+    def _encoded(self, encoder: ChatEncoder, texts: Iterable[str]) -> Iterator[EncodedConversation]:
+        for text in texts:
+            conversation = from_text(text)
+            try:
+                self._check_weights(conversation)
+                found = encoder.encode(conversation)
+            except DataError as exc:
+                self._drop(text, "not rendered", str(exc), keeps=self._wanted.broken == "drop", cause=exc)
+                continue
+            length, most = len(found.ids), self._config.sequence_length
+            if length > most and self._wanted.too_long == "cut":
+                found = EncodedConversation(found.ids[:most], found.weights[:most])
+            elif length > most:
+                why = f"has {length} tokens, data.sequence_length is {most}; raise it, or set too_long"
+                self._drop(text, "too long", why, keeps=self._wanted.too_long == "drop")
+                continue
+            if not (found.weights[1:] > 0).any():
+                why = "nothing that the assistant says is among its tokens"
+                self._drop(text, "nothing learned", why, keeps=self._wanted.too_long == "cut")
+                continue
+            yield found
+
+    def _check_weights(self, conversation: Conversation) -> None:
+        odd = [
+            one for one in (conversation.weight, *(said.weight for said in conversation.messages)) if one not in (0, 1)
+        ]
+        if odd and not self._wanted.weighted:
+            raise DataError(
+                f'has the weight {odd[0]:g}; set data.conversations.weighted and train.objective = "weighted_causal_lm"'
+            )
+
+    def _drop(self, text: str, reason: str, why: str, *, keeps: bool, cause: DataError | None = None) -> None:
+        """Count a conversation that is left out, or end with its name."""
+        content = hashlib.sha256(text.encode()).digest()
+        if not keeps:
+            raise DataError(f"{self._name_of({content: why})[0]}") from cause
+        self._dropped[reason] += 1
+        if len(self._to_name) < _NAMED:
+            self._to_name[content] = why
+
+    def _names(self) -> list[str]:
+        return self._name_of(self._to_name) if self._to_name else []
+
+    def _name_of(self, wanted: dict[bytes, str]) -> list[str]:
+        """Find the lines of conversations by reading the sources again: names are not kept of all of them."""
+        found: dict[bytes, str] = {}
+        for source in self._sources:
+            for document in source.documents():
+                content = hashlib.sha256(cleaned(document)).digest()
+                if content in wanted and content not in found:
+                    found[content] = f"{document.name}: {wanted[content]}"
+                    if len(found) == len(wanted):
+                        return list(found.values())
+        return list(found.values()) or ["data.conversations: a file changed while it was read; run again"]
+
+    def _check(self, train: ChatSplitRecord, held_out: ChatSplitRecord) -> None:
+        left_out = ", ".join(f"{count} {reason}" for reason, count in sorted(self._dropped.items()))
+        said = f" ({left_out})" if left_out else ""
+        if not train.conversations:
+            raise DataError(f"data.conversations: none is left for training{said}; add some").about(code="PHX-I012")
+        if self._config.validation_share > 0 and not held_out.conversations:
+            raise DataError(
+                f"data.conversations: none is held out{said}; raise data.validation_share, add conversations, or set "
+                "the share to 0"
+            ).about(code="PHX-I012")
+
+
+def _short(name: str) -> str:
+    """The name of a template without the directory that it lies in: equal corpora have equal manifests."""
+    return name if name in DEFAULT_TEMPLATES else Path(name).name
+
+
+def _template(config: DataConfig, wanted: ConversationsConfig, job: ChatJob) -> ChatTemplate:
+    """Return the chat template that a run file means."""
+    if isinstance(config.tokenizer, BpeConfig):
+        directory, end = None, ByteBpeTraining(vocab_size=config.tokenizer.vocab_size).end_of_text
+    else:
+        path = locate_tokenizer(config.tokenizer, job.tokenizer_path)
+        directory = path.parent
+        tokenizer = load_tokenizer(config.tokenizer, job.tokenizer_path)
+        end = tokenizer.backend.id_to_token(tokenizer.eos_id) or ""
+    if wanted.template == OF_MODEL:
+        found = None if directory is None else model_template(directory)
+        return found or default_template("chatml", end)
+    if wanted.template in DEFAULT_TEMPLATES:
+        return default_template(wanted.template, end)
+    return template_from_file(Path(wanted.template), directory, end)

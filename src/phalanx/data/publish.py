@@ -1,0 +1,51 @@
+"""A directory of results that appears whole or not at all."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from phalanx.errors import DataError
+
+
+def publish(home: Path, fill: Callable[[Path], None]) -> None:
+    """Make a directory: it is filled beside its place, made durable and then given its name.
+
+    Args:
+        home: Its place; where another process is first, that one's stays.
+        fill: Writes the files.
+
+    Raises:
+        DataError: It cannot be written.
+
+    Guarantees:
+        A crash leaves no half-made result.
+    """
+    try:
+        home.parent.mkdir(parents=True, exist_ok=True)
+        directory = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=home.parent))
+    except OSError as exc:
+        raise DataError(f"{home.parent}: cannot be written ({exc.strerror}); choose another place") from exc
+    try:
+        fill(directory)
+        _name(directory, home)
+    except OSError as exc:
+        raise DataError(f"{directory}: cannot be written ({exc.strerror}); free space or choose another place") from exc
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _name(directory: Path, home: Path) -> None:
+    for path in (*directory.iterdir(), directory):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    try:
+        directory.rename(home)
+    except OSError:
+        # another process was first; its result is checked like any other when it is opened
+        if not home.exists():
+            raise

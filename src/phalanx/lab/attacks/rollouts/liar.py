@@ -1,0 +1,89 @@
+"""The base of all attacks on rollouts: a writer that answers as asked, and what it does otherwise is its subclass's."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from phalanx.errors import DataError
+from phalanx.rollouts import (
+    PolicyModel,
+    Rollout,
+    RolloutPolicy,
+    RolloutRequest,
+    RolloutWriter,
+    generate_rollouts,
+    pack_answer,
+)
+from phalanx.rollouts.sketch import sketch_states
+from phalanx.rollouts.worker import Answer
+
+
+class LyingWriter(RolloutWriter):
+    """A writer with texts, weights or words that are not what was asked for.
+
+    A careful liar has the right weights as well: it reads what it wrote with them, in one pass, and commits to what an
+    honest worker would. Only its tokens can then give it away.
+
+    Args:
+        careful: Whether commitments are made good in this way.
+    """
+
+    def __init__(self, *, careful: bool = True) -> None:
+        super().__init__()
+        self._careful = careful
+        self._right: PolicyModel | None = None
+        self._used: PolicyModel | None = None
+
+    def take(self, policy: RolloutPolicy) -> None:
+        """Keep the right weights, and those that are used instead."""
+        super().take(policy)
+        self._right = _built(self._right, policy)
+        self._used = _built(self._used, self.instead(policy))
+
+    def write(self, request: RolloutRequest) -> Sequence[Answer]:
+        """Answer with lies, under the words of an honest answer."""
+        texts = self.texts(request)
+        if self._careful:
+            texts = self.made_good(request, texts)
+        return [pack_answer(request, texts)]
+
+    def instead(self, policy: RolloutPolicy) -> RolloutPolicy:
+        """The weights that are used instead of these."""
+        return policy
+
+    def texts(self, request: RolloutRequest) -> tuple[Rollout, ...]:
+        """What is handed in."""
+        return generate_rollouts(self.used, request)
+
+    @property
+    def used(self) -> PolicyModel:
+        """The model that writes.
+
+        Raises:
+            DataError: No weights have come.
+        """
+        if self._used is None:
+            raise DataError("no policy was sent")
+        return self._used
+
+    def made_good(self, request: RolloutRequest, texts: Sequence[Rollout]) -> tuple[Rollout, ...]:
+        """The same tokens, with log-probabilities and sketches of the right weights."""
+        if self._right is None:
+            raise DataError("no policy was sent")
+        return tuple(_committed(self._right, request, one) for one in texts)
+
+
+def _built(model: PolicyModel | None, policy: RolloutPolicy) -> PolicyModel:
+    if model is None:
+        return PolicyModel.build(policy)
+    model.take(policy)
+    return model
+
+
+def _committed(model: PolicyModel, request: RolloutRequest, one: Rollout) -> Rollout:
+    read = model.read(torch.tensor([[*one.prompt_ids, *one.ids[:-1]]]), len(one.ids))
+    scaled = (read.logits[0].double() / request.sampler.divisor).log_softmax(dim=-1)
+    logprobs = scaled.gather(1, torch.tensor(one.ids)[:, None])[:, 0].numpy().astype(np.float32)
+    return replace(one, logprobs=logprobs, sketches=sketch_states(read.states[0, :: request.sampler.sketch_every]))

@@ -1,0 +1,60 @@
+"""The table of attacks on rollouts."""
+
+from dataclasses import dataclass
+
+from phalanx.errors import ConfigError
+from phalanx.lab.attacks.rollouts.liar import LyingWriter
+from phalanx.lab.attacks.rollouts.rule import ChangedTopP, WrongTemperature
+from phalanx.lab.attacks.rollouts.texts import (
+    BestOfSeveral,
+    CopiedText,
+    InventedReward,
+    ReplayedText,
+    TruncatedText,
+    TwoAnswers,
+    WrongPrompt,
+)
+from phalanx.lab.attacks.rollouts.weights import Int8Weights, OtherModel, StalePolicy
+from phalanx.rollouts.verdict import RolloutOffence
+
+
+@dataclass(frozen=True)
+class RolloutAttackLine:
+    """One line of the table.
+
+    Attributes:
+        liar: Writes instead of an honest worker.
+        careless: What a careless one is convicted of.
+        careful: What one is convicted of that commits to what an honest worker would; its tokens give it away.
+    """
+
+    liar: type[LyingWriter]
+    careless: RolloutOffence
+    careful: RolloutOffence
+
+
+ROLLOUT_ATTACKS: dict[str, RolloutAttackLine] = {
+    "other_model": RolloutAttackLine(OtherModel, "sketch", "draw"),
+    "int8_weights": RolloutAttackLine(Int8Weights, "sketch", "draw"),
+    "stale_policy": RolloutAttackLine(StalePolicy, "sketch", "draw"),
+    "wrong_temperature": RolloutAttackLine(WrongTemperature, "logprob", "draw"),
+    "changed_top_p": RolloutAttackLine(ChangedTopP, "draw", "draw"),
+    "truncated_text": RolloutAttackLine(TruncatedText, "logprob", "draw"),
+    "best_of_several": RolloutAttackLine(BestOfSeveral, "draw", "draw"),
+    "copied_text": RolloutAttackLine(CopiedText, "draw", "draw"),
+    "wrong_prompt": RolloutAttackLine(WrongPrompt, "sketch", "draw"),
+    "replayed_text": RolloutAttackLine(ReplayedText, "draw", "draw"),
+    "invented_reward": RolloutAttackLine(InventedReward, "reward", "reward"),
+    "two_answers": RolloutAttackLine(TwoAnswers, "equivocation", "equivocation"),
+}
+
+
+def make_liar(kind: str, *, careful: bool = True) -> LyingWriter:
+    """Build a worker that lies.
+
+    Raises:
+        ConfigError: There is no such attack.
+    """
+    if kind not in ROLLOUT_ATTACKS:
+        raise ConfigError(f"attack: found {kind!r}; choices: {', '.join(sorted(ROLLOUT_ATTACKS))}")
+    return ROLLOUT_ATTACKS[kind].liar(careful=careful)

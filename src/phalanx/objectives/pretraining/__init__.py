@@ -1,0 +1,25 @@
+"""Objectives of pre-training: pure functions from a packed row, its sample and a seed to the row that is learned."""
+
+from phalanx.objectives.pretraining.denoisers import DenoisedRows, DenoiserConfig, DenoisersSettings
+from phalanx.objectives.pretraining.fill_in_the_middle import FillInTheMiddleSettings, MiddleRows
+from phalanx.objectives.pretraining.masked import MaskedRows, MaskedSettings
+from phalanx.objectives.pretraining.prefix_lm import PrefixRows
+from phalanx.objectives.pretraining.rewriting import Row, RowPlace, RowRewriting, TokenTable
+from phalanx.objectives.pretraining.span_corruption import CorruptedRows, SpanCorruptionSettings
+
+__all__ = [
+    "CorruptedRows",
+    "DenoisedRows",
+    "DenoiserConfig",
+    "DenoisersSettings",
+    "FillInTheMiddleSettings",
+    "MaskedRows",
+    "MaskedSettings",
+    "MiddleRows",
+    "PrefixRows",
+    "Row",
+    "RowPlace",
+    "RowRewriting",
+    "SpanCorruptionSettings",
+    "TokenTable",
+]

@@ -1,0 +1,80 @@
+"""Fill in the middle: a document's middle is moved behind its end, so that it is predicted from both sides."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from pydantic import Field
+
+from phalanx.objectives.objective import ObjectiveSettings
+from phalanx.objectives.pretraining.draw import Draw
+from phalanx.objectives.pretraining.rewriting import Row, RowPlace, Tokens, TokenTable, fitted_row, text_of
+
+
+class FillInTheMiddleSettings(ObjectiveSettings):
+    """Which share of the documents is turned round, and how.
+
+    Attributes:
+        rate: Share of the documents; the others are learned from left to right.
+        spm: Of these, the share with the suffix first (SPM); the rest has the prefix first (PSM).
+        prefix_token: Stands before the prefix.
+        suffix_token: Stands before the suffix.
+        middle_token: Stands before the middle.
+    """
+
+    rate: float = Field(default=0.5, ge=0.0, le=1.0, allow_inf_nan=False)
+    spm: float = Field(default=0.5, ge=0.0, le=1.0, allow_inf_nan=False)
+    prefix_token: str = Field(default="<fim_prefix>", min_length=1, max_length=100)
+    suffix_token: str = Field(default="<fim_suffix>", min_length=1, max_length=100)
+    middle_token: str = Field(default="<fim_middle>", min_length=1, max_length=100)
+
+
+@dataclass(frozen=True)
+class MiddleRows:
+    """A rewriting of each document of a row by itself, which is then cut to the row's length.
+
+    PSM is ``<prefix> prefix <suffix> suffix <middle> middle``, SPM ``<prefix> <suffix> suffix <middle> prefix middle``,
+    as both are trained together. The two cuts are drawn evenly between tokens. Attention stays causal.
+
+    Source: Bavarian et al. 2022, sections 3.1 and 3.2, at the level of contexts and of tokens.
+    """
+
+    settings: FillInTheMiddleSettings
+    eos_id: int
+    prefix_id: int
+    suffix_id: int
+    middle_id: int
+
+    @classmethod
+    def of(cls, settings: FillInTheMiddleSettings, table: TokenTable, length: int) -> "MiddleRows":
+        """Look the three tokens up.
+
+        Raises:
+            ConfigError: The tokenizer lacks one.
+        """
+        del length
+        keys = ("prefix_token", "suffix_token", "middle_token")
+        ids = [table.id_of(getattr(settings, key), f"train.objective.{key}") for key in keys]
+        return cls(settings, table.eos_id, *ids)
+
+    def __call__(self, row: Row, place: RowPlace) -> Row:
+        """Return the row that is learned."""
+        draw, text = place.draw("middle"), text_of(row, self.eos_id)
+        documents = np.split(text, np.flatnonzero(text == self.eos_id) + 1)
+        whole = [self._turned(one, draw) for one in documents if len(one)]
+        return fitted_row(np.concatenate(whole), len(row.ids), self.eos_id)
+
+    def _turned(self, document: Tokens, draw: Draw) -> Tokens:
+        """Return a document as it is learned; its end stays where it is."""
+        is_whole = document[-1] == self.eos_id
+        body, end = (document[:-1], document[-1:]) if is_whole else (document, document[:0])
+        turns, suffix_first = draw.fractions(2)
+        first, second = sorted(draw.below(len(body) + 1, 2).tolist())
+        if turns >= self.settings.rate:
+            return document
+        prefix, middle, suffix = body[:first], body[first:second], body[second:]
+        marks = [np.array([one]) for one in (self.prefix_id, self.suffix_id, self.middle_id)]
+        if suffix_first < self.settings.spm:
+            parts = [marks[0], marks[1], suffix, marks[2], prefix, middle, end]
+        else:
+            parts = [marks[0], prefix, marks[1], suffix, marks[2], middle, end]
+        return np.concatenate(parts)

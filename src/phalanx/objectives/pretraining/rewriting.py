@@ -1,0 +1,130 @@
+"""What an objective of pre-training does to a packed row, and what it must know of the tokenizer."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phalanx.errors import ConfigError
+from phalanx.objectives.causal_lm import IGNORE
+from phalanx.objectives.pretraining.draw import Draw
+
+Tokens = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class TokenTable:
+    """What is known of a tokenizer's tokens.
+
+    Attributes:
+        named: Ids by the text of a token.
+        eos_id: Ends every document.
+        special: Of each id, whether no text can give it, bool ``[vocabulary]``.
+        begins_word: Of each id, whether a word begins there, bool ``[vocabulary]``; None where tokens do not say.
+        path: Of the tokenizer, for messages.
+    """
+
+    named: Mapping[str, int]
+    eos_id: int
+    special: NDArray[np.bool_]
+    begins_word: NDArray[np.bool_] | None = None
+    path: str = "data.tokenizer"
+
+    def id_of(self, token: str, key: str) -> int:
+        """Return the id of a token that an objective needs.
+
+        Raises:
+            ConfigError: The tokenizer has it not.
+        """
+        if token not in self.named:
+            raise ConfigError(
+                f"{key} = {token!r}: the tokenizer ({self.path}) has no such token; name one that it has, or take a "
+                "tokenizer with it: data.tokenizer.special_tokens adds some to one that is trained here"
+            ).about(code="PHX-C024", key=key, found=token)
+        return self.named[token]
+
+    @property
+    def ordinary(self) -> Tokens:
+        """Every id that a text can give."""
+        return np.flatnonzero(~self.special).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a batch.
+
+    Attributes:
+        ids: int64 ``[seq]``.
+        labels: int64 ``[seq]``; `IGNORE` where no loss is taken.
+        prefix: So many tokens from the beginning are seen by all tokens, where attention has prefixes.
+    """
+
+    ids: Tokens
+    labels: Tokens
+    prefix: int = 0
+
+
+@dataclass(frozen=True)
+class RowPlace:
+    """Where in a run a row is.
+
+    Attributes:
+        sample: Its number: in the run, or among the held-out rows.
+        phase: The number of its phase in ``data.phases``.
+        seed: Of the run.
+        held_out: Whether the row is measured on, and never trained on.
+    """
+
+    sample: int
+    phase: int = 0
+    seed: int = 0
+    held_out: bool = False
+
+    def draw(self, *words: object) -> Draw:
+        """Return the random numbers of the row; `words` tell several streams apart."""
+        return Draw("held-out" if self.held_out else "train", self.seed, self.sample, *words)
+
+
+RowRewriting = Callable[[Row, RowPlace], Row]
+"""A pure function from a packed row and its place to the row that is learned, of the same length."""
+
+
+def text_of(row: Row, eos_id: int) -> Tokens:
+    """Return the tokens of a packed row: with the last label where it is one, and without the filling behind them."""
+    ids = row.ids if row.labels[-1] == IGNORE else np.append(row.ids, row.labels[-1])
+    ends = int(np.flatnonzero(ids != eos_id).max(initial=-1)) + 1
+    # one end of text belongs to the last document, more are filling
+    return ids[: ends + 1]
+
+
+def fitted_row(tokens: Tokens, length: int, eos_id: int, *, prefix: int = 0, has_borders: bool = True) -> Row:
+    """Return tokens as a row of so many inputs, each with the token behind it as its label.
+
+    What is too long is cut off, what is too short is filled. No loss is taken inside the prefix or in the filling.
+
+    Args:
+        tokens: Any number.
+        length: Of the row.
+        eos_id: Fills.
+        prefix: Its last token is the first that has a label.
+        has_borders: Whether no loss is taken behind the end of a document either.
+    """
+    whole = np.full(length + 1, eos_id, dtype=np.int64)
+    kept = min(len(tokens), length + 1)
+    whole[:kept] = tokens[:kept]
+    labels = whole[1:].copy()
+    if has_borders:
+        labels[whole[:-1] == eos_id] = IGNORE
+    labels[max(kept - 1, 0) :] = IGNORE
+    labels[: max(prefix - 1, 0)] = IGNORE
+    return Row(whole[:-1].copy(), labels, prefix)
+
+
+@dataclass(frozen=True)
+class AsItIs:
+    """A rewriting that leaves rows as they were packed: next-token prediction."""
+
+    def __call__(self, row: Row, place: RowPlace) -> Row:
+        """Return the row that is learned."""
+        return row

@@ -1,0 +1,54 @@
+"""What a worker's file says, and what an owner says of the checks; reading it needs no torch."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from phalanx.config import StrictModel
+from phalanx.rollouts.verdict import RolloutTolerance
+from phalanx.transport import TransportConfig
+
+OWNER = "owner"
+BATCH_ROWS = 64
+
+
+class RolloutCheck(StrictModel):
+    """How texts of workers are checked.
+
+    Attributes:
+        rate: The share of each answer that is read again, after it was signed; at least one text, unless it is 0.
+        tolerance: Between honest computations.
+        answer_timeout_s: A worker that has not answered by then is passed over, and convicted of nothing.
+    """
+
+    rate: float = Field(default=0.125, ge=0.0, le=1.0)
+    tolerance: RolloutTolerance = RolloutTolerance()
+    answer_timeout_s: Annotated[float, Field(gt=0, le=86400)] = 600.0
+
+
+class RolloutWorkerConfig(StrictModel):
+    """The config of one worker process: its identity, where the owner listens, and how it computes.
+
+    Attributes:
+        identity: Directory with this worker's certificate and keys.
+        owner: ``host:port`` of the owner.
+        owner_name: Its party name.
+        advertise: Host name or address under which the owner reaches this worker; left out, the one it binds to.
+        join_timeout_s: How long to look for an owner that does not listen yet, seconds.
+        device: Of torch.
+        threads: Of tensor kernels.
+        attention: Kernel of attention.
+        batch_rows: About so many texts at a time.
+        transport: Deadlines and bounds.
+    """
+
+    identity: str
+    owner: str
+    owner_name: str = OWNER
+    advertise: str | None = None
+    join_timeout_s: float = Field(default=300.0, gt=0, le=86400)
+    device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
+    threads: int = Field(default=1, ge=1, le=1024)
+    attention: str = Field(default="sdpa", pattern=r"^(sdpa|eager)$")
+    batch_rows: int = Field(default=BATCH_ROWS, ge=1, le=2**16)
+    transport: TransportConfig = TransportConfig()

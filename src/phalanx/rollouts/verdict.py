@@ -1,0 +1,73 @@
+"""What is allowed between honest parties, and the verdict on a party that went beyond it."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from phalanx.config import StrictModel
+from phalanx.pipeline.protocol.bounds import Digest, PartyName, Step
+
+RolloutOffence = Literal["form", "request", "sketch", "logprob", "draw", "borders", "reward", "equivocation"]
+"""What a worker can be convicted of:
+
+- form: a text that no honest worker sends, whatever the weights: cut short, going on after its end
+- request: an answer to something else than was asked, such as another step or policy
+- sketch: hidden states of other weights, or of another prompt
+- logprob: log-probabilities that these weights do not give
+- draw: a token that lost its draw: other weights, temperature or rule, a text of another place, the best of several
+- borders: the second-best token too often where two are nearly equal
+- reward: a reward that the text does not earn
+- equivocation: two answers to one request
+"""
+
+
+class RolloutTolerance(StrictModel):
+    """How far honest computations may be apart; the defaults are for float32 weights on any CPU or GPU.
+
+    Attributes:
+        margin: Of the logits that decide a draw.
+        logprob: Of a log-probability.
+        sketch: Relative distance of a sketch.
+        border_rate: The share of honest tokens for which another token wins at the checker.
+    """
+
+    margin: float = Field(default=1e-3, ge=0.0, le=100.0)
+    logprob: float = Field(default=1e-3, ge=0.0, le=100.0)
+    sketch: float = Field(default=1e-3, ge=0.0, le=10.0)
+    border_rate: float = Field(default=1e-4, ge=0.0, le=1.0)
+
+
+EXACT = RolloutTolerance(margin=0.0, logprob=0.0, sketch=0.0, border_rate=0.0)
+"""Inside one numeric class, where a text is written again as it was written: any bit counts."""
+
+
+class RolloutVerdict(StrictModel):
+    """One worker is guilty; `reason` says where, what was found and what was allowed.
+
+    Attributes:
+        party: The worker.
+        step: Of the request.
+        request: Digest of the request.
+        offence: What it did.
+        reason: For people.
+        prompt: Number of the prompt; None where the offence is not about one text.
+        sample: Number of the text.
+        measured: Largest value that was found; None where it is no finite number or nothing was measured.
+        allowed: By the tolerance.
+        checked: Tokens of the answer that were read again.
+        evidence: Name of the evidence file.
+        evidence_sha256: Of that file.
+    """
+
+    party: PartyName
+    step: Step
+    request: Digest
+    offence: RolloutOffence
+    reason: str
+    prompt: int | None = None
+    sample: int | None = None
+    measured: float | None = None
+    allowed: float | None = None
+    checked: int = 0
+    evidence: str | None = None
+    evidence_sha256: str | None = None

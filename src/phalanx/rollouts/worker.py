@@ -1,0 +1,193 @@
+"""The worker's side: it takes weights, checks their digest, and answers requests in the order in which they come."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load
+
+from phalanx.errors import DataError, FrameError, ModelError, PeerLostError
+from phalanx.pipeline import settle_numerics
+from phalanx.rollouts.config import BATCH_ROWS, RolloutWorkerConfig
+from phalanx.rollouts.generate import generate_rollouts
+from phalanx.rollouts.messages import TO_WORKER, PolicyOffer, PolicyPart, RolloutRefusal, RolloutsEnd
+from phalanx.rollouts.policy import PolicyModel, RolloutPolicy
+from phalanx.rollouts.request import RolloutRequest
+from phalanx.rollouts.rollout import RolloutAnswer, pack_answer
+from phalanx.security.crypto import load_identity
+from phalanx.transport import (
+    CheckedFrame,
+    Endpoint,
+    GrpcWire,
+    JoinedPeer,
+    LinkFault,
+    describe,
+    parse_body,
+)
+
+_LOOK_EVERY_S = 1.0
+
+Answer = tuple[RolloutAnswer, bytes]
+
+
+class RolloutWriter:
+    """The computing part of a worker: weights in, answers out.
+
+    Args:
+        attention: Kernel of attention.
+        device: Of torch.
+        batch_rows: About so many texts at a time.
+    """
+
+    def __init__(self, attention: str = "sdpa", device: str = "cpu", batch_rows: int = BATCH_ROWS) -> None:
+        self._attention, self._device, self._batch_rows = attention, device, batch_rows
+        self._model: PolicyModel | None = None
+        self._policy = ""
+
+    def take(self, policy: RolloutPolicy) -> None:
+        """Have the next answers written by these weights.
+
+        Raises:
+            ModelError: No model can be built of them.
+        """
+        if self._model is None:
+            self._model = PolicyModel.build(policy, self._attention, self._device)
+        else:
+            self._model.take(policy)
+        self._policy = policy.digest
+
+    def write(self, request: RolloutRequest) -> Sequence[Answer]:
+        """Answer a request, with one answer.
+
+        Raises:
+            DataError: A prompt does not fit, or the weights of the request are not those that were taken.
+            ModelError: The weights give a logit that is no finite number.
+        """
+        if self._model is None or self._policy != request.policy:
+            raise DataError(f"policy {request.policy[:16]} was not sent; {self._policy[:16] or 'none'} is here")
+        return [pack_answer(request, generate_rollouts(self._model, request, self._batch_rows))]
+
+
+class RolloutService:
+    """A loop that answers one owner's frames.
+
+    Args:
+        endpoint: This worker's.
+        owner: Party name; no other party is answered.
+        writer: Computes; another than the honest one is for drills only.
+    """
+
+    def __init__(self, endpoint: Endpoint, owner: str, writer: RolloutWriter) -> None:
+        self._endpoint, self._owner, self._writer = endpoint, owner, writer
+        self._offer: PolicyOffer | None = None
+        self._file = bytearray()
+
+    def run(self, silence_s: float, look: Callable[[], str]) -> None:
+        """Serve until told to end.
+
+        Args:
+            silence_s: After so long without a frame, look whether the owner is still there.
+            look: Asks it which session it serves.
+
+        Raises:
+            PeerLostError: It is gone, or serves another session by now.
+            FrameError: What it sends is malformed.
+            ModelError: The weights that it sends are not those that it names.
+        """
+        last = time.monotonic()
+        while True:
+            item = self._endpoint.receive(_LOOK_EVERY_S)
+            if isinstance(item, LinkFault):
+                raise PeerLostError(f"{self._owner}: {item.error}")
+            if item is not None and not self.take(item):
+                return
+            if item is not None:
+                last = time.monotonic()
+            elif time.monotonic() - last > silence_s:
+                if look() != self._endpoint.run:
+                    raise PeerLostError(f"{self._owner}: serves another session by now; start this worker anew")
+                last = time.monotonic()
+
+    def take(self, item: CheckedFrame) -> bool:
+        """Handle one frame; False where it was the last one."""
+        if item.sender != self._owner:
+            return True
+        body = parse_body(TO_WORKER, item.kind, item.body)
+        match body:
+            case RolloutsEnd():
+                return False
+            case PolicyOffer():
+                self._offer, self._file = body, bytearray()
+            case PolicyPart():
+                self._take_part(body, item.payload)
+            case RolloutRequest():
+                self._answer(body)
+        return True
+
+    def _take_part(self, part: PolicyPart, payload: memoryview) -> None:
+        offer = self._offer
+        if offer is None or part.policy != offer.policy or part.offset != len(self._file):
+            raise FrameError("a part of a policy came out of order")
+        if len(self._file) + payload.nbytes > offer.size_bytes:
+            raise FrameError(f"a policy of {offer.size_bytes} bytes has more than was announced")
+        self._file += payload
+        if len(self._file) == offer.size_bytes:
+            self._writer.take(_checked_policy(offer, self._file))
+            self._offer, self._file = None, bytearray()
+
+    def _answer(self, request: RolloutRequest) -> None:
+        try:
+            answers = self._writer.write(request)
+        except (DataError, ModelError) as exc:
+            refusal = RolloutRefusal(request=request.digest, reason=str(exc)[:500])
+            self._endpoint.send(self._owner, refusal.kind, refusal.model_dump(mode="json"))
+            return
+        for answer, payload in answers:
+            self._endpoint.send(self._owner, answer.kind, answer.model_dump(mode="json"), [payload])
+
+
+def _checked_policy(offer: PolicyOffer, file: bytearray) -> RolloutPolicy:
+    try:
+        policy = RolloutPolicy(json.loads(offer.config), load(bytes(file)))
+    except (SafetensorError, ValueError, KeyError) as exc:
+        raise FrameError(f"a policy is malformed: {exc}") from exc
+    if policy.digest != offer.policy:
+        raise ModelError(f"the weights that came are {policy.digest[:16]}, the owner names {offer.policy[:16]}")
+    return policy
+
+
+def run_rollout_worker(config: RolloutWorkerConfig, writer: RolloutWriter | None = None) -> None:
+    """Serve until the owner ends the run or is gone.
+
+    Args:
+        config: This worker's identity, and where the owner listens.
+        writer: Computes; another than the honest one is for drills only.
+
+    Raises:
+        PeerLostError: The owner cannot be reached, or is gone.
+        CertificateError: This worker's own identity is unusable.
+        PhalanxError: As `RolloutService.run`.
+    """
+    settle_numerics(config.threads)
+    identity = load_identity(Path(config.identity))
+    wire = GrpcWire(identity, config.transport)
+    try:
+        address = wire.address
+        if config.advertise is not None:
+            address = f"{config.advertise}:{address.rpartition(':')[2]}"
+
+        def meet(patience_s: float, begins: bool) -> JoinedPeer:
+            name, owner = config.owner_name, config.owner
+            return describe(identity, name, owner, address, config.transport, patience_s, begins=begins)
+
+        met = meet(config.join_timeout_s, True)
+        with Endpoint(identity, {met.peer.name: met.peer}, met.run, wire, config.transport) as endpoint:
+            endpoint.add_peer(met.peer, config.owner)
+            made = writer or RolloutWriter(config.attention, config.device, config.batch_rows)
+            service = RolloutService(endpoint, config.owner_name, made)
+            service.run(config.transport.timeout_s, lambda: meet(config.transport.timeout_s, False).run)
+            endpoint.flush(config.transport.timeout_s)
+    finally:
+        wire.close()

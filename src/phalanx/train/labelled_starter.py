@@ -1,0 +1,128 @@
+"""The part of a starter for labelled texts of one's own: a file or a folder for each client becomes its section."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from phalanx.data.sources.files import read_text
+from phalanx.data.tasks import Columns, read_examples
+from phalanx.data.tasks.guess import guess_columns
+from phalanx.errors import DataError
+
+_ENDINGS = (".csv", ".tsv", ".jsonl")
+_HELD_OUT = 5
+"""Of so many texts of a class one is held out."""
+
+
+@dataclass(frozen=True)
+class StarterTexts:
+    """Labelled texts of all clients.
+
+    Attributes:
+        columns: Where text and label are, and the classes.
+        train: Training texts of each client.
+        test: Held-out texts of each.
+        num_rows: Of all files.
+    """
+
+    columns: Columns
+    train: tuple[Path, ...]
+    test: tuple[Path, ...]
+    num_rows: int
+
+    def section(self) -> str:
+        """Return the section of a run file."""
+        lines = {
+            "classes": list(self.columns.classes),
+            "text": self.columns.text,
+            "label": self.columns.label,
+            "train": [str(path) for path in self.train],
+            "test": [str(path) for path in self.test],
+        }
+        said = "\n".join(f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in lines.items())
+        return f"[data.labelled.task]             # a file of each client, in the order of their turns\n{said}\n"
+
+
+def own_texts(places: Sequence[Path], spare: Path) -> StarterTexts:
+    """Find the labelled texts of each client; one file is divided into texts to learn from and to measure by.
+
+    Args:
+        places: One for each client: a folder with ``train`` and ``test`` as CSV, TSV or JSON lines, a folder with a
+            folder of ``.txt`` files for each class, or one file.
+        spare: Folder for files that are made of others.
+
+    Raises:
+        DataError: There are none, a file is malformed, or no column can be text or label.
+    """
+    pairs = [_pair_of(place) for place in places]
+    whole = [_as_file(place, spare) for place, pair in zip(places, pairs, strict=True) if pair is None]
+    files = [path for pair in pairs if pair is not None for path in pair] + whole
+    columns, num_rows = guess_columns(files)
+    left = iter(whole)
+    found = [_divided(next(left), columns, spare) if pair is None else pair for pair in pairs]
+    return StarterTexts(columns, tuple(train for train, _ in found), tuple(test for _, test in found), num_rows)
+
+
+def _pair_of(place: Path) -> tuple[Path, Path] | None:
+    """The two files of a folder; None where it is a file, or has none of these names."""
+    if not place.is_dir():
+        return None
+    found = {
+        name: sorted(path for path in place.iterdir() if path.name.removesuffix(".gz") in _names(name))
+        for name in ("train", "test")
+    }
+    return (found["train"][0], found["test"][0]) if all(found.values()) else None
+
+
+def _names(stem: str) -> tuple[str, ...]:
+    return tuple(f"{stem}{ending}" for ending in _ENDINGS)
+
+
+def _as_file(place: Path, spare: Path) -> Path:
+    """Return the one file of a client; of a folder of classes, one that is made of it."""
+    if place.is_file():
+        return place
+    texts = sorted(place.glob("*/*.txt"))
+    if not texts:
+        raise DataError(
+            f"{place}: no labelled texts found; expected a file that ends in {', '.join(_ENDINGS)}, a folder with "
+            "train and test of these, or a folder with a folder of .txt files for each class"
+        )
+    rows = [{"text": read_text(path), "label": path.parent.name} for path in texts]
+    return _write(spare / f"{place.resolve().name}.jsonl", rows)
+
+
+def _divided(path: Path, columns: Columns, spare: Path) -> tuple[Path, Path]:
+    """Hold one of five texts of each class out; a text that is there twice stays with the first."""
+    texts = {one.example.text: one.example.label for one in read_examples(path, columns)}
+    held_out: set[str] = set()
+    for label in range(len(columns.classes)):
+        own = sorted((text for text, found in texts.items() if found == label), key=_drawn)
+        held_out |= set(own[: len(own) // _HELD_OUT])
+    if not held_out:
+        raise DataError(f"{path}: no class has {_HELD_OUT} texts, of which one could be held out; give more")
+    stem = path.name.partition(".")[0]
+    rows = {
+        name: [
+            {columns.text: text, columns.label: columns.classes[label]}
+            for text, label in texts.items()
+            if (text in held_out) == (name == "test")
+        ]
+        for name in ("train", "test")
+    }
+    return _write(spare / f"{stem}.train.jsonl", rows["train"]), _write(spare / f"{stem}.test.jsonl", rows["test"])
+
+
+def _drawn(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
+
+
+def _write(path: Path, rows: Sequence[dict[str, str]]) -> Path:
+    if path.exists():
+        raise DataError(f"{path}: is there already; move it away, or use it: give a folder with train and test")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    path.chmod(0o600)
+    return path

@@ -1,0 +1,95 @@
+"""What an invited machine is asked to do, and where it is certified: a worker, a client or an enclave; no torch."""
+
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+from phalanx.config import digest, own_references, printable
+from phalanx.errors import ConfigError
+from phalanx.security.invite import JoinTerms
+from phalanx.split.config import ENCLAVE
+from phalanx.train.config import RunConfig, load_run
+
+PORT = 7070
+"""Where an owner listens for those that it has invited, if the run says nothing else."""
+_EVERYWHERE = "0.0.0.0"  # noqa: S104 - other machines are to reach it
+_MOST_BYTES = 12 * 1024
+"""Of a run file that is sent with a certificate; an answer has 16 KiB."""
+
+
+def invited_to(
+    target: Path, names: list[str], port: int | None, of_workers: Callable[[RunConfig], JoinTerms]
+) -> tuple[Path, str, JoinTerms]:
+    """Return the pki directory, the address to listen on, and what invited machines are told.
+
+    Args:
+        target: A run file, or a pki directory.
+        names: Of the invited parties.
+        port: Where to listen for invited ones; left out, as the run says.
+        of_workers: Says what a pipeline's workers are asked to do, for which the model is opened.
+
+    Raises:
+        ConfigError: The run has no such parties, or no authority for them.
+        ModelError: The model of a pipeline cannot be opened.
+    """
+    if target.is_dir():
+        return target, _EVERYWHERE, JoinTerms(port or PORT)
+    run = load_run(target)
+    if run.split is not None:
+        return _to_split(run, target, names, port)
+    pipeline = run.pipeline
+    unknown = [name for name in names if name not in (*pipeline.remote_workers, *pipeline.may_join)]
+    if pipeline.pki is None or unknown or not pipeline.transport.port:
+        raise ConfigError(
+            f"{target}: needs pipeline.pki, a fixed pipeline.transport.port and pipeline.remote_workers or may_join "
+            f"with {', '.join(unknown) or 'its workers'}"
+        )
+    return Path(pipeline.pki), pipeline.transport.bind, of_workers(run)
+
+
+def check_terms(name: str, text: str) -> None:
+    """Refuse, for an invited party, what is no run file of a split, or one that names code, which was not read there.
+
+    Args:
+        name: Of the party.
+        text: What came with its certificate; empty for a worker.
+
+    Raises:
+        ConfigError: Says which of these.
+    """
+    if not text:
+        raise ConfigError(f"token: is for a worker of a pipeline; join as {name} without texts")
+    try:
+        named = own_references(tomllib.loads(text))
+    except (tomllib.TOMLDecodeError, RecursionError) as exc:
+        raise ConfigError(f"run file that came: is not valid TOML ({exc}); tell the owner") from exc
+    if named:
+        what, do = ", ".join(map(printable, named)), "get run file and code by hand, and read them"
+        raise ConfigError(
+            f"run file that came: names code ({what}), which an invitation never brings; {do}; then `phalanx client` "
+            "or `phalanx enclave serve`"
+        ).about(code="PHX-C019", found=what, do=do)
+
+
+def _to_split(run: RunConfig, target: Path, names: list[str], port: int | None) -> tuple[Path, str, JoinTerms]:
+    split = run.split
+    known = () if split is None else (ENCLAVE, *split.remote_clients)
+    unknown = [name for name in names if name not in known]
+    if split is None or split.pki is None or split.remote_enclave is None or unknown:
+        raise ConfigError(
+            f"{target}: needs split.pki, split.remote_enclave and split.remote_clients with "
+            f"{', '.join(unknown) or 'its clients'}; the enclave is invited as {ENCLAVE!r}"
+        )
+    text = target.read_text(encoding="utf-8")
+    if len(text.encode()) > _MOST_BYTES:
+        raise ConfigError(f"{target}: has more than {_MOST_BYTES:,} bytes, which no invitation takes; shorten comments")
+    clients = ", ".join(split.remote_clients)
+    asks = (
+        f"agree to run {digest(run)[:16]}, whose file is run.toml beside the keys: {run.train.length} with {clients}, "
+        f"an enclave of tier {split.tier} at {split.remote_enclave}",
+        f"as a client: compute {split.cut} layers of the model; texts and labels stay on your machine, what crosses is "
+        f"sealed for the enclave, and the owner of the run gets sums over {split.clients} clients",
+        f"as the enclave: listen at {split.remote_enclave} and train the layers behind them",
+        "stay until the owner ends the run; Ctrl-C leaves, and the same command comes back",
+    )
+    return Path(split.pki), _EVERYWHERE, JoinTerms(port or PORT, asks, run=text)

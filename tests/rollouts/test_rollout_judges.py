@@ -1,0 +1,100 @@
+"""Judges of rollouts: what is beyond the tolerance is a lie, what is no number is too, and luck is no lie."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phalanx.rollouts import BorderBook, CheckedShare, RereadRollout, RolloutTolerance, judge_rollout
+from phalanx.rollouts.judgement import too_many_borders
+
+TOLERANCE = RolloutTolerance()
+
+
+def reread(tokens=10, **changed):
+    """Facts about a text that is right to the last bit, with one number changed for each name."""
+    zero = {"margins": tokens, "logprob_gaps": tokens, "sketch_gaps": 2}
+    facts = {name: np.zeros(size) for name, size in zero.items()}
+    for name, value in changed.items():
+        facts[name][1] = value
+    return RereadRollout(differs=facts["margins"] > 0, **facts)
+
+
+@pytest.mark.parametrize(
+    ("name", "offence"), [("sketch_gaps", "sketch"), ("logprob_gaps", "logprob"), ("margins", "draw")]
+)
+@pytest.mark.parametrize(("value", "is_lie"), [(1e-3, False), (1.0001e-3, True), (math.inf, True), (math.nan, True)])
+def test_the_tolerance_is_the_border(name, offence, value, is_lie, honest, request_of_step):
+    verdict = judge_rollout("writer-1", request_of_step, honest[0], reread(**{name: value}), TOLERANCE)
+
+    assert (None if verdict is None else verdict.offence) == (offence if is_lie else None)
+
+
+def test_a_verdict_says_where_and_how_much(honest, request_of_step):
+    verdict = judge_rollout("writer-1", request_of_step, honest[0], reread(margins=0.25), TOLERANCE)
+
+    assert verdict.reason == (
+        "prompt 0, sample 0: a token lost its draw: first at token 1, 1 of 10, worst 2.5e-01, allowed 1.0e-03"
+    )
+    assert (verdict.measured, verdict.allowed) == (0.25, 1e-3)
+
+
+def test_one_draw_at_a_border_is_luck_and_many_are_not(request_of_step):
+    book = BorderBook(rate=1e-4)
+
+    found = [book.add("writer-1", request_of_step, reread(1000, margins=1e-4)) for _ in range(16)]
+
+    # 16 tokens of 16,000, where rounding gives 1.6
+    assert found[0] is None
+    assert found[-1].offence == "borders"
+
+
+def test_workers_have_accounts_of_their_own(request_of_step):
+    book = BorderBook(rate=1e-4)
+
+    found = [book.add(f"writer-{n}", request_of_step, reread(1000, margins=1e-4)) for n in range(50)]
+
+    assert found == [None] * 50
+
+
+@given(tokens=st.integers(1, 10**7), rate=st.floats(1e-7, 1e-2))
+def test_an_expected_number_of_borders_never_accuses(tokens, rate):
+    mean = rate * tokens
+
+    assert not too_many_borders(math.ceil(mean), tokens, rate) or mean < 1e-4
+
+
+def test_the_tail_is_that_of_a_poisson_variable():
+    tail = 0.0
+    for count in range(60, 20, -1):
+        tail += math.exp(count * math.log(10.0) - 10.0 - math.lgamma(count + 1))
+        # within the factor that the geometric series gives away
+        assert too_many_borders(count, 100_000, 1e-4) == (tail < 1e-9) or 0.5e-9 < tail < 2e-9
+
+
+def test_no_border_is_allowed_where_bits_are_compared():
+    assert too_many_borders(1, 1000, 0.0)
+    assert not too_many_borders(0, 1000, 0.0)
+
+
+@given(texts=st.integers(1, 200), rate=st.floats(0.001, 1.0))
+def test_as_many_texts_are_drawn_as_the_rate_says(texts, rate):
+    drawn = CheckedShare(b"k" * 32, rate).of("writer-1", "0" * 64, texts)
+
+    assert len(drawn) == math.ceil(rate * texts)
+    assert drawn == tuple(sorted(set(drawn)))
+
+
+def test_another_answer_draws_other_texts():
+    share = CheckedShare(b"k" * 32, 0.1)
+
+    draws = {share.of("writer-1", f"{n:064x}", 100) for n in range(20)}
+
+    assert len(draws) == 20
+    assert CheckedShare(b"l" * 32, 0.1).of("writer-1", "0" * 64, 100) != share.of("writer-1", "0" * 64, 100)
+
+
+def test_nothing_is_drawn_at_rate_zero():
+    assert CheckedShare(b"k" * 32, 0.0).of("writer-1", "0" * 64, 100) == ()
