@@ -14,6 +14,7 @@
     │   │   └── OutOfBoundsError                        a field has a value that nothing can have
     │   ├── OrderError                              replayed, skipped or out of order
     │   ├── SealError                               a sealed frame is not the one that is due
+    │   ├── UpdateRefusedError                      a site's update is not let into a round
     │   ├── PeerRefusedError                        unknown, expired, evicted or foreign identity
     │   └── PeerLostError                           gone, or silent beyond the deadline
     │       └── PeerGoneError                       no process listens at its address
@@ -34,6 +35,8 @@
     │   ├── AggregationError                        a secure sum, or a message of it, is refused
     │   └── StaleReplicaError                       a copy is from another step: no verdict possible
     └── TrainingError                           6   training cannot go on
+        ├── RewardError                             a reward of a text fails, hangs or is no finite number
+        ├── StaleRolloutsError                      texts were written by weights that do not hold
         ├── NonFiniteLossError                      honest recomputation gave NaN or infinity
         │   └── FailedBatchError                            with this batch; the next one can be tried
         ├── FixedPointError                         a number does not fit into fixed point
@@ -160,6 +163,12 @@ class SealError(TransportError, ReasonedError):
     """A frame is not the one due, or its channel is closed; `reason` is of `phalanx.security.seal.SealRefusal`."""
 
     code = "PHX-T030"
+
+
+class UpdateRefusedError(TransportError, ReasonedError):
+    """A site's update is not let into a round; `reason` is of `phalanx.federated.admission.UpdateRefusal`."""
+
+    code = "PHX-T035"
 
 
 class PeerRefusedError(TransportError):
@@ -310,6 +319,18 @@ class FailedBatchError(NonFiniteLossError):
     """One batch gives a loss or a gradient that is NaN or infinite; nothing was updated with it."""
 
     code = "PHX-R011"
+
+
+class RewardError(TrainingError):
+    """A reward of a sampled text fails, takes too long, or is no finite number."""
+
+    code = "PHX-R040"
+
+
+class StaleRolloutsError(TrainingError):
+    """The texts of a step were written by weights that were undone afterwards."""
+
+    code = "PHX-R041"
 
 
 class FixedPointError(TrainingError):

@@ -21,6 +21,7 @@ from phalanx.data.config import (
 from phalanx.data.phases import CurriculumConfig, DatasetConfig, PhaseConfig, UntilConfig
 from phalanx.data.sources import SOURCES, OwnSourceConfig
 from phalanx.models import LoraConfig, ModelConfig, PrefixConfig, SpfConfig
+from phalanx.objectives.policy_gradient import GrpoSettings
 from phalanx.objectives.pretraining import (
     DenoiserConfig,
     DenoisersSettings,
@@ -32,6 +33,8 @@ from phalanx.optimizers import OptimizerConfig
 from phalanx.parallel import OuterConfig, ParallelConfig
 from phalanx.parallel.deepspeed import AioConfig, DeepSpeedConfig
 from phalanx.pipeline import AttackConfig, GuardConfig, PartyLayout, PipelineConfig, WorkerConfig
+from phalanx.rewards import REWARDS, RewardsConfig
+from phalanx.rewards.config import OwnReward
 from phalanx.security.seal import ReleasePolicy
 from phalanx.split import SplitConfig
 from phalanx.split.masked import MaskedConfig, MaskedWorkerConfig
@@ -66,6 +69,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "train": TrainConfig,
     "train.early_stopping": EarlyStoppingConfig,
     "train.samples": SamplesConfig,
+    "train.objective grpo": GrpoSettings,
     "train.objective masked": MaskedSettings,
     "train.objective span_corruption": SpanCorruptionSettings,
     "train.objective fill_in_the_middle": FillInTheMiddleSettings,
@@ -84,6 +88,9 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "guard": GuardConfig,
     "attack": AttackConfig,
     "checkpoint": CheckpointConfig,
+    "rewards": RewardsConfig,
+    **{f"rewards.of {kind}": settings for kind, settings in REWARDS.items()},
+    "rewards.of module:object": OwnReward,
     "tracking.wandb": WandbConfig,
     "tracking.mlflow": MlflowConfig,
     "tracking.trackio": TrackioConfig,

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int64, TypeCheckError, jaxtyped
 
 from phalanx.data import IGNORE as DATA_IGNORE
 from phalanx.errors import DataError
-from phalanx.objectives import IGNORE, OBJECTIVES, causal_lm, mark_classes
+from phalanx.objectives import IGNORE, OBJECTIVES, causal_lm, mark_classes, objective_of
 
 
 def made(batch=3, seq=5, vocab=7, dtype=torch.float32):
@@ -157,7 +157,7 @@ def test_the_mask_is_the_one_that_the_data_uses():
 
 @pytest.mark.parametrize("name", [name for name, one in OBJECTIVES.items() if one.target == "label"])
 def test_every_objective_is_a_sum_over_its_targets(name):
-    objective, (logits, labels) = OBJECTIVES[name], made()
+    objective, (logits, labels) = objective_of(name), made()
     if name == "classification":
         labels = mark_classes([0, 6, 3], [1, 5, 2], labels.shape[1])
 

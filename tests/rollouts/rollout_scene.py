@@ -1,5 +1,6 @@
 """A small policy with sharp opinions, and a company that writes by it."""
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from phalanx.errors import TransportError
 from phalanx.rollouts import CheckedShare, Rollout, RolloutCheck, RolloutCompany, RolloutPolicy, RolloutWriter
 from phalanx.rollouts.evidence import EvidenceDesk
 from phalanx.rollouts.worker import RolloutService
@@ -88,10 +90,12 @@ class Writers:
 
     def _serve(self, name: str, writer: RolloutWriter) -> None:
         service = RolloutService(self._ends[name], "owner", writer)
-        while not self._over.is_set():
-            item = self._ends[name].receive(0.05)
-            if isinstance(item, CheckedFrame) and not service.take(item):
-                return
+        # a worker that is shut out cannot send any more
+        with contextlib.suppress(TransportError):
+            while not self._over.is_set():
+                item = self._ends[name].receive(0.05)
+                if isinstance(item, CheckedFrame) and not service.take(item):
+                    return
 
 
 def after_a_step(policy: RolloutPolicy, seed: int = 1) -> RolloutPolicy:

@@ -33,6 +33,7 @@ class Batch:
             ``input_ids[b, t]``, or IGNORE where ``input_ids[b, t]`` ends a document.
         indices: Which sequence of the corpus each row is.
         extras: More rows beside tokens and labels, by name: masks, weights, advantages; ``[batch, ...]`` each.
+        figures: What the metrics are to say of it, by name.
 
     Raises:
         DataError: An extra tensor has not a row for each sequence.
@@ -42,6 +43,7 @@ class Batch:
     labels: torch.Tensor
     indices: tuple[int, ...]
     extras: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    figures: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, rows in self.extras.items():

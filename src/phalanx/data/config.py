@@ -191,13 +191,13 @@ Passes = Annotated[float, Field(gt=0.0, le=1e6, allow_inf_nan=False)]
 _OF_TEXT = ("packing", "attention", "phases", "repeats", "skip")
 _OF_SOURCES = ("validation_share", "max_documents", "max_validation_sequences", "validation")
 _NOT_OF_CONVERSATIONS = ("packing", "phases", "repeats")
-_NEW_KEYS = ("dataset", "conversations", *_OF_TEXT)
+_NEW_KEYS = ("dataset", "conversations", "prompts", *_OF_TEXT)
 
 
 class DataConfig(StrictModel):
     """Where sequences come from, of which shape they are, and in which order a run sees them.
 
-    One of `sources`, `labelled`, `dataset` and `conversations` is there.
+    One of `sources`, `labelled`, `dataset`, `conversations` and `prompts` is there.
 
     Attributes:
         sources: Read in this order; a document seen before is dropped.
@@ -205,6 +205,7 @@ class DataConfig(StrictModel):
         dataset: Token shards.
         conversations: What the assistant says in them is learned; with ``attention = "document"`` several are put whole
             into a sequence, else each has one for itself.
+        prompts: Files of JSON lines with a text ``prompt`` each, for objectives that learn from what the model writes.
         tokenizer: Trained here, the model's own, a file, or the one of the dataset.
         sequence_length: Tokens of one packed sequence; of a labelled text, the rest of which is cut off.
         validation_share: Share of the documents that is held out, drawn by content and seed; a dataset has a split.
@@ -224,6 +225,7 @@ class DataConfig(StrictModel):
     labelled: LabelledConfig | None = None
     dataset: DatasetConfig | None = None
     conversations: ConversationsConfig | None = None
+    prompts: FileOfEach = ()
     tokenizer: TokenizerConfig = DatasetTokenizerConfig()
     sequence_length: int = Field(ge=2)
     validation_share: float = Field(default=0.05, ge=0.0, le=0.5, allow_inf_nan=False)
@@ -246,8 +248,8 @@ class DataConfig(StrictModel):
     @model_validator(mode="after")
     def _check_origin(self) -> Self:
         others = (self.labelled, self.dataset, self.conversations)
-        if [bool(self.sources), *(one is not None for one in others)].count(True) != 1:
-            raise ValueError("expected either sources, labelled, dataset or conversations; give one of them")
+        if [bool(self.sources), bool(self.prompts), *(one is not None for one in others)].count(True) != 1:
+            raise ValueError("expected either sources, labelled, dataset, conversations or prompts; give one of them")
         names = [one.name for one in self.validation]
         twice = [name for name in names if names.count(name) > 1 or name == HELD_OUT]
         if twice:
@@ -258,6 +260,9 @@ class DataConfig(StrictModel):
         if self.labelled is not None:
             self._refuse(_OF_SOURCES, "is for sources; labelled texts have labelled.test_texts")
             self._refuse(_OF_TEXT, "is for text; a labelled text is one row, and each is drawn once an epoch")
+        if self.prompts:
+            self._refuse(("max_documents", "validation"), "is for text; prompts are files of lines")
+            self._refuse(_OF_TEXT, "is for text; every text that is written has a row of its own")
         if self.dataset is not None:
             self._refuse(("validation_share", "max_documents"), "is for sources; a dataset was split when it was built")
         if self.conversations is not None:

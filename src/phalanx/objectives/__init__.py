@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, SerializeAsAny
 from pydantic_core import PydanticCustomError
 
 from phalanx.config import check_name, resolve
+from phalanx.objectives.advantages import generalised_advantages, group_advantages, leave_one_out_advantages
 from phalanx.objectives.causal_lm import IGNORE, causal_lm
 from phalanx.objectives.classification import Confusion, classification, mark_classes, pooled_logits
 from phalanx.objectives.dpo import DpoSettings, IpoSettings, dpo, ipo
@@ -22,6 +23,16 @@ from phalanx.objectives.objective import (
 )
 from phalanx.objectives.own import own_objective
 from phalanx.objectives.pairs import REFERENCE
+from phalanx.objectives.policy_gradient import (
+    ROLLOUT_EXTRAS,
+    DrGrpoSettings,
+    GrpoSettings,
+    RlooSettings,
+    RolloutSettings,
+    dr_grpo,
+    grpo,
+    rloo,
+)
 from phalanx.objectives.pretraining import (
     CorruptedRows,
     DenoisedRows,
@@ -54,6 +65,9 @@ OBJECTIVES: dict[str, Objective] = {
         causal_lm, settings=SpanCorruptionSettings, rewriting=CorruptedRows.of, attention="prefix"
     ),
     "weighted_causal_lm": Objective(with_extras=weighted_causal_lm, extras={"weights": ExtraRows()}),
+    "grpo": Objective(with_extras=grpo, extras=ROLLOUT_EXTRAS, settings=GrpoSettings, target="sequence"),
+    "dr_grpo": Objective(with_extras=dr_grpo, extras=ROLLOUT_EXTRAS, settings=DrGrpoSettings, target="sequence"),
+    "rloo": Objective(with_extras=rloo, extras=ROLLOUT_EXTRAS, settings=RlooSettings, target="sequence"),
     "dpo": Objective(with_extras=dpo, extras=_BESIDE_REFERENCE, settings=DpoSettings, target="pair"),
     "ipo": Objective(with_extras=ipo, extras=_BESIDE_REFERENCE, settings=IpoSettings, target="pair"),
     "kto": Objective(
@@ -120,6 +134,7 @@ __all__ = [
     "Objective",
     "ObjectiveChoice",
     "ObjectiveSettings",
+    "RolloutSettings",
     "Row",
     "RowAttention",
     "RowPlace",
@@ -127,7 +142,10 @@ __all__ = [
     "TokenTable",
     "causal_lm",
     "classification",
+    "generalised_advantages",
+    "group_advantages",
     "kind_of",
+    "leave_one_out_advantages",
     "mark_classes",
     "objective_of",
     "pooled_logits",

@@ -208,10 +208,16 @@ class RolloutCompany:
         sent = self._latest.get(key)
         if sent is None:
             return False
-        sent.answers.append(SignedAnswer(item.header, bytes(item.payload)))
+        # one that differs from the first says all that more could
+        if len(sent.answers) < 2 and not self._repeats(sent, item.header):
+            sent.answers.append(SignedAnswer(item.header, bytes(item.payload)))
         if key not in self._sent:
             self._convict(name, sent, self._contradiction(name, sent), RolloutPolicy({}, {}))
         return key in self._sent
+
+    @staticmethod
+    def _repeats(sent: _Sent, header: SignedHeader) -> bool:
+        return bool(sent.answers) and digest_of_answer(sent.answers[0].header) == digest_of_answer(header)
 
     def _settle(self, name: str, sent: _Sent, policy: RolloutPolicy, model: PolicyModel) -> None:
         """Judge what a worker signed; it has no texts where it is convicted or has not answered."""

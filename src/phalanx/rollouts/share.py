@@ -1,6 +1,5 @@
 """The draw of the texts that are read again: a secret key decides, after their worker has signed them."""
 
-import hashlib
 import hmac
 import math
 
@@ -24,11 +23,6 @@ class CheckedShare:
     def __init__(self, key: bytes, rate: float) -> None:
         self._key = hmac.digest(key, _DRAWS, "sha256")
         self.rate = rate
-
-    @property
-    def commitment(self) -> str:
-        """SHA-256 of the derived key, hex; for the audit log."""
-        return hashlib.sha256(self._key).hexdigest()
 
     def of(self, worker: str, signed: str, texts: int) -> tuple[int, ...]:
         """Draw from the texts of one answer.

@@ -37,10 +37,6 @@ class RolloutTolerance(StrictModel):
     border_rate: float = Field(default=1e-4, ge=0.0, le=1.0)
 
 
-EXACT = RolloutTolerance(margin=0.0, logprob=0.0, sketch=0.0, border_rate=0.0)
-"""Inside one numeric class, where a text is written again as it was written: any bit counts."""
-
-
 class RolloutVerdict(StrictModel):
     """One worker is guilty; `reason` says where, what was found and what was allowed.
 

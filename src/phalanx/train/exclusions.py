@@ -1,12 +1,13 @@
 """What a run file cannot have together, and why: what was written is kept or refused, never dropped."""
 
+import itertools
 import json
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from phalanx.config import OWN_KIND, is_own
-from phalanx.objectives import OBJECTIVES, ObjectiveSettings
+from phalanx.objectives import OBJECTIVES, ObjectiveSettings, RolloutSettings
 
 WHOLE_MODEL_OBJECTIVE = "causal_lm"
 """What every engine learns."""
@@ -125,6 +126,7 @@ _LOSS_SCALE = "its loss scale depends on every stage, and an audit would have to
 _PAIRS = "it reads pairs of rows, and no data source of a run file has any"
 _EVIDENCE = "an enclave runs the code that its evidence names, and no other"
 _NAMED_ALONE = "an enclave is told the name of what is learned, and no settings of it"
+_NO_ROLLOUTS = "an enclave answers with losses, and a text that the model writes would leave it"
 _ROWS = "clients make their own batches, of rows as they were packed"
 _OWN_DRAWS = "each client draws by itself from its share of every group, and a phase counts samples of the whole run"
 _CLIENTS_EMBED = "clients embed their own texts, and are told of no step that noise could be drawn for"
@@ -235,8 +237,21 @@ VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
 """What an engine has not, apart from objectives."""
 
 
+def learns_from_rollouts(name: str) -> bool:
+    """Whether an objective learns from texts that the model itself writes."""
+    settings = OBJECTIVES[name].settings
+    return settings is not None and issubclass(settings, RolloutSettings)
+
+
+def _of_rollouts(key: str) -> Iterator[ValueExclusion]:
+    for name in filter(learns_from_rollouts, OBJECTIVES):
+        yield ValueExclusion("split", key, _NO_ROLLOUTS, "take [pipeline] or [parallel]", never=(name,))
+        yield ValueExclusion("deepspeed", key, _NOT_TRIED, "leave [deepspeed] out", never=(name,))
+
+
 def _of_objectives(key: str) -> Iterator[ValueExclusion]:
-    for name, objective in OBJECTIVES.items():
+    for name in itertools.filterfalse(learns_from_rollouts, OBJECTIVES):
+        objective = OBJECTIVES[name]
         if objective.target == "pair":
             for engine in ("pipeline", "parallel", "split"):
                 yield ValueExclusion(engine, key, _PAIRS, "call the engine from Python", never=(name,))
@@ -267,6 +282,7 @@ def value_exclusions() -> Iterator[ValueExclusion]:
     """Every line that says what an engine has not: what follows of `OBJECTIVES`, and those of `VALUE_EXCLUSIONS`."""
     key = "train.objective"
     yield from _of_objectives(key)
+    yield from _of_rollouts(key)
     yield ValueExclusion(
         "deepspeed", key, f"it learns {WHOLE_MODEL_OBJECTIVE} alone", "leave [deepspeed] out", own=True
     )
@@ -274,6 +290,30 @@ def value_exclusions() -> Iterator[ValueExclusion]:
     yield ValueExclusion("parallel", "model.family", _NOT_TRIED, "take [pipeline]", only=(None,))
     yield ValueExclusion("split", "model.family", _EVIDENCE, "take [pipeline]", only=(None,))
     yield from VALUE_EXCLUSIONS
+
+
+def rollouts_fault(run: Any) -> str | None:
+    """Say what a run lacks, or has too much, for learning from what its model writes; None where nothing."""
+    settings, kind = run.train.objective, run.train.objective_kind
+    wanted = isinstance(settings, RolloutSettings)
+    for name, is_there in (("data.prompts", bool(run.data.prompts)), ("[rewards]", run.rewards is not None)):
+        if is_there != wanted:
+            said = "learns from what the model writes and needs" if wanted else "has no use for"
+            return f'train.objective = "{kind}" {said} {name}; {"add" if wanted else "remove"} it'
+    if not isinstance(settings, RolloutSettings):
+        return None
+    faults = {
+        f"train.batch_size = {run.train.batch_size} texts are no whole groups of train.objective.group = "
+        f"{settings.group}; make it a multiple": run.train.batch_size % settings.group != 0,
+        "train.epochs: passes are over text, and this run writes its own; give train.steps": (
+            run.train.epochs is not None
+        ),
+        "model.adapter: texts are written by whole weights so far; leave it out": run.model.adapter is not None,
+        f"guard.commit_lag = {run.guard.commit_lag}: texts are written by verified weights alone; set it to 0": (
+            run.guard.commit_lag > 0
+        ),
+    }
+    return next((said for said, holds in faults.items() if holds), None)
 
 
 def engines_of(run: object) -> tuple[str, ...]:
@@ -288,4 +328,4 @@ def refused_value(run: object) -> str | None:
     engines = engines_of(run)
     lines = (line for line in value_exclusions() if line.engine in engines and (line.beside or line.engine) in engines)
     refusals = (line.refusal(run) for line in lines)
-    return next((said for said in refusals if said is not None), None)
+    return next((said for said in refusals if said is not None), None) or rollouts_fault(run)

@@ -60,8 +60,21 @@ class Scores:
         return cls(total_loss / texts, sum(right for _, _, right in classes) / texts, sum(shares) / len(shares))
 
 
-Validation = float | Scores
-"""Perplexity of held-out text, or the scores of a classifier."""
+@dataclass(frozen=True)
+class MeanReward:
+    """The mean reward of what a model writes to held-out prompts.
+
+    Attributes:
+        reward: Not a number where no prompt is held out.
+        parts: Each reward by itself, by name.
+    """
+
+    reward: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+
+Validation = float | Scores | MeanReward
+"""Perplexity of held-out text, the scores of a classifier, or the mean reward of texts."""
 
 
 @dataclass(frozen=True)
@@ -83,13 +96,18 @@ class ValidationResult:
     def loss(self, name: str) -> float:
         """Return the mean loss on one set, in nats a token or a text; infinity where it is no finite number.
 
+        Of a mean reward it is the negative.
+
         Raises:
             DataError: There is no such set.
         """
         value: Validation | None = self.own if name == HELD_OUT else self.named.get(name)
         if value is None:
             raise DataError(f'validation set "{name}": is not measured; there are {", ".join(self.names) or "none"}')
-        found = value.loss if isinstance(value, Scores) else loss_of(value)
+        if isinstance(value, MeanReward):
+            found = -value.reward
+        else:
+            found = value.loss if isinstance(value, Scores) else loss_of(value)
         return found if math.isfinite(found) else math.inf
 
     @property
@@ -125,6 +143,8 @@ def say_validation(value: Validation) -> str:
     """Describe a validation for a person."""
     if isinstance(value, Scores):
         return f"validation accuracy {value.accuracy:.3f}, macro-F1 {value.macro_f1:.3f}"
+    if isinstance(value, MeanReward):
+        return f"validation reward {value.reward:.3f}"
     return f"validation perplexity {value:.1f}"
 
 
@@ -132,6 +152,9 @@ def validation_row(value: Validation | None) -> dict[str, float | None]:
     """Return the columns of a validation in a step's line of the metrics."""
     if isinstance(value, Scores):
         return {"validation_perplexity": None, **{f"validation_{name}": one for name, one in asdict(value).items()}}
+    if isinstance(value, MeanReward):
+        parts = {f"validation_reward_{name}": one for name, one in value.parts.items()}
+        return {"validation_perplexity": None, "validation_reward": value.reward, **parts}
     return {"validation_perplexity": value}
 
 

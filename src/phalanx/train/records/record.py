@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -148,6 +148,8 @@ class RunRecorder:
         self.truth = truth
         self.log = log
         self.samples = StepSamples()
+        self.figures: Mapping[str, float] = {}
+        """What the source of the present batch says of it."""
         self._metrics = metrics
         self._board = board
         self._progress = progress
@@ -189,6 +191,7 @@ class RunRecorder:
                 "batch": result.batch,
                 "samples_digest": self.samples.of(result.step),
                 "loss": result.loss,
+                **self.figures,
                 "lr": lr,
                 "grad_norm": result.gradient_norm,
                 "tokens": tokens,
@@ -207,7 +210,10 @@ class RunRecorder:
                 "bytes_claimed": list(result.claimed_links),
             }
         )
-        self._board.scalars({"train/loss": result.loss, "train/lr": lr, "train/tokens_per_s": rate}, result.step)
+        said = {f"train/{name}": value for name, value in self.figures.items()}
+        self._board.scalars(
+            {"train/loss": result.loss, "train/lr": lr, "train/tokens_per_s": rate, **said}, result.step
+        )
         self._progress.update(result.step + 1, self._reading(result, rate, validation))
         if validation is not None and result.step > 0:
             self._progress.message(f"step {result.step + 1}: {validation}")

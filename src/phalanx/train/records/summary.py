@@ -9,6 +9,7 @@ from phalanx.config import digest
 from phalanx.errors import CheckpointError
 from phalanx.pipeline import weaker
 from phalanx.train.batches.scores import (
+    MeanReward,
     Scores,
     Validation,
     ValidationResult,
@@ -55,6 +56,9 @@ class Figures:
     signed_log_head: dict[str, Any] | None = None
     scores_first: Scores | None = None
     scores_last: Scores | None = None
+    reward_first: float | None = None
+    """Mean reward of texts to held-out prompts, of the untouched model."""
+    reward_last: float | None = None
     named_first: dict[str, float] = field(default_factory=dict)
     """Perplexity of further validation sets by name, of the untouched model."""
     named_last: dict[str, float] = field(default_factory=dict)
@@ -77,12 +81,15 @@ class Figures:
 
     _SAVED = ("validation_first", "validation_last")
     _SCORES = ("scores_first", "scores_last")
+    _REWARDS = ("reward_first", "reward_last")
     _NAMED = ("named_first", "named_last")
 
     @property
     def first_validation(self) -> ValidationResult:
         """Of the untouched model."""
-        own = self.validation_first if self.scores_first is None else self.scores_first
+        own: Validation | None = self.validation_first if self.scores_first is None else self.scores_first
+        if self.reward_first is not None:
+            own = MeanReward(self.reward_first)
         return ValidationResult(own, self.named_first)
 
     def validated(self, value: Validation | ValidationResult, *, first: bool = False) -> None:
@@ -91,6 +98,8 @@ class Figures:
         which = "first" if first else "last"
         if isinstance(found.own, Scores):
             setattr(self, f"scores_{which}", found.own)
+        elif isinstance(found.own, MeanReward):
+            setattr(self, f"reward_{which}", _finite(found.own.reward))
         elif found.own is not None:
             setattr(self, f"validation_{which}", found.own)
         setattr(self, f"named_{which}", dict(found.named))
@@ -128,7 +137,8 @@ class Figures:
         known = {key: _finite(getattr(self, key)) for key in self._SAVED}
         named = {key: _all_finite(found) for key in self._NAMED if (found := getattr(self, key))}
         stopping = {"stopping": self.stopping.to_json()} if self.stopping.losses else {}
-        return {**known, **scores, **named, **stopping, "checks": self.checks.to_json()}
+        rewards = {key: found for key in self._REWARDS if (found := getattr(self, key)) is not None}
+        return {**known, **scores, **rewards, **named, **stopping, "checks": self.checks.to_json()}
 
     def load_json(self, saved: dict[str, Any]) -> None:
         """Take over what an earlier session knew.
@@ -137,13 +147,15 @@ class Figures:
             CheckpointError: They are not those of this version.
         """
         scores = {key: saved[key] for key in self._SCORES if key in saved}
-        if set(saved) - {*scores, *self._NAMED, "stopping"} != {*self._SAVED, "checks"}:
+        if set(saved) - {*scores, *self._REWARDS, *self._NAMED, "stopping"} != {*self._SAVED, "checks"}:
             raise CheckpointError(
                 f"checkpoint: figures {sorted(saved)}, expected {sorted((*self._SAVED, 'checks'))}; use an older one"
             )
         self.checks.load_json(saved["checks"])
         for key in self._SAVED:
             setattr(self, key, saved[key])
+        for key in self._REWARDS:
+            setattr(self, key, saved.get(key))
         for key, value in scores.items():
             setattr(self, key, read_scores(value))
         for key in self._NAMED:
@@ -169,6 +181,7 @@ def summarise(run: RunConfig, figures: Figures, totals: RunningTotals, truth: Gr
         "unigram_perplexity": _finite(figures.unigram_perplexity),
         "validation_perplexity_first": _finite(figures.validation_first),
         "validation_perplexity": _finite(figures.validation_last),
+        **(_rewards(figures) if run.rewards else {}),
         **({"validation_sets": _named(figures)} if run.data.validation else {}),
         **_ends(run, figures),
         "tokens_per_s": totals.tokens / totals.wall_s if totals.wall_s else None,
@@ -222,6 +235,10 @@ def _named(figures: Figures) -> dict[str, dict[str, float | None]]:
             pair = {f"perplexity{suffix}": _finite(value), f"loss{suffix}": _finite(loss_of(value))}
             found.setdefault(name, {}).update(pair)
     return found
+
+
+def _rewards(figures: Figures) -> dict[str, float | None]:
+    return {"validation_reward_first": figures.reward_first, "validation_reward": figures.reward_last}
 
 
 def _ends(run: RunConfig, figures: Figures) -> dict[str, Any]:

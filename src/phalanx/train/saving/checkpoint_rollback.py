@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from phalanx.errors import NoHolderError
+from phalanx.errors import TrainingError
 from phalanx.models import ModelSource
 from phalanx.pipeline import Observe, PipelineEngine, StepPlan
 from phalanx.telemetry import MetricsFile
@@ -35,14 +35,14 @@ class Fallback:
     metrics: MetricsFile
     observe: Observe
 
-    def go_back(self, engine: PipelineEngine, reason: NoHolderError) -> int:
+    def go_back(self, engine: PipelineEngine, reason: TrainingError) -> int:
         """Begin again from the last checkpoint.
 
         Returns:
             The next step.
 
         Raises:
-            NoHolderError: The given one: without a guard no state is known to be right, and without a
+            TrainingError: The given one: without a guard no state is known to be right, and without a
                 checkpoint there is none to go back to.
             CheckpointError: The checkpoint is damaged.
             PeerLostError: No party that is left got ready in time.

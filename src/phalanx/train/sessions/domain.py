@@ -14,7 +14,7 @@ from phalanx.checkpoint import Checkpoint, Shard
 from phalanx.checkpoint.export import RunTokenizer
 from phalanx.config import digest, dump_toml
 from phalanx.data import BatchLoader
-from phalanx.errors import CheckpointError, ConfigError, NoHolderError
+from phalanx.errors import CheckpointError, ConfigError, TrainingError
 from phalanx.models import LoraConfig, ModelSource, open_model, stage_table, weights_digest
 from phalanx.parallel import (
     Controller,
@@ -38,6 +38,7 @@ from phalanx.parallel.groups.mesh import Domain, open_domain
 from phalanx.parallel.groups.rendezvous import own_device
 from phalanx.pipeline import keep_freed_memory
 from phalanx.train.batches.rewriting import measured, rewriting_of
+from phalanx.train.batches.rollouts import RolloutLoader
 from phalanx.train.config import RunConfig
 from phalanx.train.engines.domain_deepspeed import check_deepspeed, open_member
 from phalanx.train.engines.domain_engine import DomainEngine
@@ -47,6 +48,7 @@ from phalanx.train.saving.domain_saver import DomainSaver
 from phalanx.train.saving.savepoint import Savepoint
 from phalanx.train.sessions.context import SessionContext
 from phalanx.train.sessions.factory import EngineStart, RunMaterial
+from phalanx.train.sessions.rollouts import rollout_material
 from phalanx.train.setup.layout import attention_asked, attention_kind
 
 
@@ -147,6 +149,10 @@ class DomainFactory:
         check_objective(recipe_of(run, parallel, source))
         check_deepspeed(run, parallel, source, place, build=True)
         context.figures.world = parallel.figures
+        if run.rewards is not None:
+            with rollout_material(context, source) as material:
+                yield DomainSetup(context, parallel, place, material)
+            return
         corpus = context.corpus(source)
         rewriting = rewriting_of(run, corpus)
         loader = BatchLoader(corpus, run.train.batch_size, run.train.seed, rewrite=rewriting)
@@ -197,6 +203,8 @@ class DomainSetup:
         context.opening(recorder, opening.start, self.material.loader, facts)
         with contextlib.ExitStack() as stack:
             engine = DomainEngine(stack.enter_context(self._domain()), parallel.dp)
+            if isinstance(self.material.loader, RolloutLoader):
+                self.material.loader.draw_from(lambda: dict(engine.parameters()))
             if opening.checkpoint is not None:
                 engine.load(opening.checkpoint)
             saver = DomainSaver(engine, opening.savepoint, context.observer(recorder))
@@ -250,7 +258,7 @@ class RunningDomain:
         self._figures = figures
         self._recorder = recorder
 
-    def go_back(self, reason: NoHolderError) -> int:
+    def go_back(self, reason: TrainingError) -> int:
         """A domain starts again as a whole, in other processes; see ADR 42."""
         raise reason
 

@@ -10,7 +10,7 @@ from phalanx.checkpoint.export import RunTokenizer
 from phalanx.data.config import HELD_OUT
 from phalanx.data.loader import HeldOut
 from phalanx.engine import Engine
-from phalanx.errors import NoHolderError
+from phalanx.errors import TrainingError
 from phalanx.models import ModelSource
 from phalanx.telemetry import MetricsFile
 from phalanx.train.batches.samples import TextSampler
@@ -92,11 +92,11 @@ class RunningEngine(Protocol):
         """Record the end of a run once its last step is applied: the weights' digest, and the engine's own figures."""
         ...
 
-    def go_back(self, reason: NoHolderError) -> int:
+    def go_back(self, reason: TrainingError) -> int:
         """Begin again from the last checkpoint; return the next step.
 
         Raises:
-            NoHolderError: The given one: this engine cannot.
+            TrainingError: The given one: this engine cannot.
         """
         ...
 

@@ -3,15 +3,19 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
+from torch import Tensor
+
 from phalanx.checkpoint import BestCheckpoint
 from phalanx.data import Batch, validation_batches
 from phalanx.data.config import HELD_OUT
 from phalanx.data.loader import HeldOut
 from phalanx.engine import UNGUARDED, StepResult
 from phalanx.errors import FailedBatchError
+from phalanx.objectives import RolloutSettings
 from phalanx.pipeline import PipelineEngine
 from phalanx.telemetry import Histogram
 from phalanx.train.batches.histograms import histograms
+from phalanx.train.batches.rollouts import check_fresh
 from phalanx.train.batches.samples import TextSample, TextSampler
 from phalanx.train.batches.scores import Validation, ValidationResult
 from phalanx.train.batches.validation import perplexities
@@ -63,6 +67,11 @@ class StagesInTurn:
             return ()
         return tuple(self._sampler.texts([copy.module for copy in self._engine.copies("weights")]))
 
+    def weights(self) -> dict[str, Tensor]:
+        """All weights by name, as holder and shadow have signed them after the last verified step."""
+        modules = [copy.module for copy in self._engine.copies("weights")]
+        return {name: one.detach() for module in modules for name, one in module.all_parameters().items()}
+
     def settle(self) -> None:
         """Wait for verdicts that are behind."""
         self._engine.settle()
@@ -95,6 +104,7 @@ class RunHooks:
     def drawn(self, step: int, batch: Batch) -> None:
         """A batch was drawn for a step."""
         self._recorder.samples.drawn(step, batch.indices)
+        self._recorder.figures = batch.figures
 
     def begin(self, say: Callable[[str], None]) -> None:
         """Measure the untouched model."""
@@ -123,7 +133,13 @@ class RunHooks:
     def stepped(
         self, result: StepResult, *, tokens: int, wall_s: float, lr: float, validation: ValidationResult | None
     ) -> None:
-        """A step was applied."""
+        """A step was applied.
+
+        Raises:
+            StaleRolloutsError: Its texts were written by weights that were undone meanwhile.
+        """
+        if isinstance(self._run.train.objective, RolloutSettings):
+            check_fresh(result)
         self._went_back = self._went_back or (result.guard or UNGUARDED).steps_redone > 0
         self._recorder.stepped(result, tokens=tokens, wall_s=wall_s, lr=lr, validation=validation)
 

@@ -7,12 +7,13 @@ from typing import Any
 
 from phalanx.checkpoint.export import RunTokenizer
 from phalanx.data import BatchLoader
-from phalanx.errors import CheckpointError, NoHolderError
+from phalanx.errors import CheckpointError, TrainingError
 from phalanx.models import open_model, weights_digest
 from phalanx.pipeline import AuditDraw, LocalWorkers, Observe, PipelineEngine, StageChecks, StepPlan
 from phalanx.telemetry import PEERS_FILE, PeersFile
 from phalanx.telemetry.parties import live_parties
 from phalanx.train.batches.rewriting import measured, rewriting_of
+from phalanx.train.batches.rollouts import RolloutLoader
 from phalanx.train.batches.samples import TextSampler
 from phalanx.train.records.audit_trail import step_noter
 from phalanx.train.records.history import UNDOINGS
@@ -36,6 +37,7 @@ from phalanx.train.sessions.context import SessionContext
 from phalanx.train.sessions.continue_from import cut_anew
 from phalanx.train.sessions.factory import EngineStart, RunMaterial
 from phalanx.train.sessions.hooks import StagesInTurn
+from phalanx.train.sessions.rollouts import rollout_material
 from phalanx.train.setup.guard_outlook import guarded_by_nobody, preset_in_words
 from phalanx.train.setup.layout import make_plan
 from phalanx.train.setup.stage_source import StageLibrary
@@ -57,11 +59,15 @@ class PipelineFactory:
         run = context.run
         _recall(context)
         source = open_model(run.model, context.home.cache / "models", run.train.seed)
-        corpus = context.corpus(source)
         plan = make_plan(run, source)
-        rewriting = rewriting_of(run, corpus)
-        loader = BatchLoader(corpus, run.train.batch_size, run.train.seed, rewrite=rewriting)
         with contextlib.ExitStack() as stack:
+            if run.rewards is not None:
+                material = stack.enter_context(rollout_material(context, source))
+                yield PipelineSetup(context, plan, material, self._open_workers, stack)
+                return
+            corpus = context.corpus(source)
+            rewriting = rewriting_of(run, corpus)
+            loader = BatchLoader(corpus, run.train.batch_size, run.train.seed, rewrite=rewriting)
             sampler = TextSampler.of(run, corpus)
             material = RunMaterial(
                 source,
@@ -200,6 +206,8 @@ class PipelineSetup:
             stack.callback(saver.close)
             fallback = Fallback(source, plan, opening.savepoint, saver, opening.metrics, events.observe)
             trained = StagesInTurn(engine, self.material.sampler)
+            if isinstance(self.material.loader, RolloutLoader):
+                self.material.loader.draw_from(trained.weights)
             yield RunningPipeline(engine, trained, saver, fallback, context, recorder)
             if journal is not None:
                 journal.remove()
@@ -278,7 +286,7 @@ class RunningPipeline:
         self._context = context
         self._recorder = recorder
 
-    def go_back(self, reason: NoHolderError) -> int:
+    def go_back(self, reason: TrainingError) -> int:
         """Begin again from the last checkpoint with the parties that are left; see `Fallback.go_back`."""
         return self._fallback.go_back(self.engine, reason)
 

@@ -7,10 +7,11 @@ from typing import Any, final
 
 from rich.console import Console
 
-from phalanx.errors import AuditLogError, CheckpointError, CutLogError, DiskError, NoHolderError
+from phalanx.errors import AuditLogError, CheckpointError, CutLogError, DiskError, NoHolderError, StaleRolloutsError
 from phalanx.optimizers import OptimizerConfig, learning_rate
 from phalanx.telemetry import CurveWriter, MetricsFile, ProgressDisplay, TensorBoardWriter, open_tracking
 from phalanx.telemetry.sinks import TrackedRun
+from phalanx.train.batches.rollouts import RolloutLoader
 from phalanx.train.config import RunConfig
 from phalanx.train.loop import run_loop
 from phalanx.train.records.audit_trail import LOG_FILE, open_log, reveal_key
@@ -25,6 +26,7 @@ from phalanx.train.saving.savepoint import Savepoint
 from phalanx.train.sessions.context import SessionContext, StartingPoint
 from phalanx.train.sessions.factory import EngineFactory, EngineStart
 from phalanx.train.sessions.hooks import RunHooks
+from phalanx.train.sessions.rollouts import RewardedModel
 
 
 @final
@@ -156,7 +158,10 @@ class Session:
             progress = stack.enter_context(ProgressDisplay(run.train.steps, start, console=self._console))
             recorder = RunRecorder(metrics, context.log, board, progress, self._truth, totals)
             running = stack.enter_context(setup.open(EngineStart(start, checkpoint, savepoint, metrics, recorder)))
-            hooks = RunHooks(run, running.trained, material.validation_sets, recorder, running.saver, figures)
+            trained = running.trained
+            if isinstance(material.loader, RolloutLoader):
+                trained = RewardedModel(trained, material.loader)
+            hooks = RunHooks(run, trained, material.validation_sets, recorder, running.saver, figures)
             last, step = run.train.steps, start
             while True:
                 if step == 0:
@@ -167,8 +172,8 @@ class Session:
                     run_loop(running.engine, material.loader, steps, run.train, rate_of(run.optimizer, last), hooks)
                     hooks.end()
                     running.finish()
-                except NoHolderError as exc:
-                    # as often as a stage is left without a holder
+                except (NoHolderError, StaleRolloutsError) as exc:
+                    # as often as a stage is left without a holder, or texts without the weights that wrote them
                     step = running.go_back(exc)
                 else:
                     break

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from phalanx.config import dump_toml
 from phalanx.data import Corpus
 from phalanx.data.config import OWN_TASK
-from phalanx.errors import NoHolderError, ReleaseRefusedError
+from phalanx.errors import ReleaseRefusedError, TrainingError
 from phalanx.models import ModelSource, open_model, stage_table
 from phalanx.models.layout import check_vocabulary
 from phalanx.pipeline import LocalWorkers, Observe
@@ -221,7 +221,7 @@ class RunningSplit:
         self._context = context
         self._recorder = recorder
 
-    def go_back(self, reason: NoHolderError) -> int:
+    def go_back(self, reason: TrainingError) -> int:
         """An enclave opens its newest state only, so there is no older one to go back to."""
         raise reason
 

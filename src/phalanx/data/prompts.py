@@ -1,0 +1,169 @@
+"""Prompts of a run that learns from what its model writes: JSON lines, a prompt and what belongs to it on each."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from phalanx.config import canonical_json
+from phalanx.data.batch import IGNORE, Batch
+from phalanx.data.config import BpeConfig, DataConfig
+from phalanx.data.sources.jsonl import parse_object
+from phalanx.data.tokenizers.tokenizer import TOKENIZER_FILE, TextTokenizer, load_tokenizer, vocabulary_digest
+from phalanx.data.tokenizers.training import train_bpe
+from phalanx.errors import DataError
+
+PROMPT = "prompt"
+
+
+@dataclass(frozen=True)
+class PromptRecord:
+    """One line of a file of prompts.
+
+    Attributes:
+        where: File and line, for messages.
+        text: The prompt.
+        ids: The same as tokens.
+        record: The whole line, as rewards are given it.
+    """
+
+    where: str
+    text: str
+    ids: tuple[int, ...]
+    record: Mapping[str, Any]
+
+
+class PromptSet:
+    """The prompts of a run, those to train on apart from those held out.
+
+    Attributes:
+        tokenizer: Of prompts and of what is written.
+        tokenizer_path: Its ``tokenizer.json``.
+        train: Trained on.
+        held_out: Measured on.
+    """
+
+    def __init__(
+        self, tokenizer: TextTokenizer, path: Path, train: Sequence[PromptRecord], held_out: Sequence[PromptRecord]
+    ) -> None:
+        self.tokenizer, self.tokenizer_path = tokenizer, path
+        self.train, self.held_out = tuple(train), tuple(held_out)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 in hex over the vocabulary and every prompt with its record."""
+        told = [[list(one.ids), dict(one.record)] for one in (*self.train, *self.held_out)]
+        counts = [len(self.train), len(self.held_out)]
+        return hashlib.sha256(canonical_json([self.vocabulary_digest, counts, told])).hexdigest()
+
+    @cached_property
+    def vocabulary_digest(self) -> str:
+        """SHA-256 in hex over what decides the ids of a text."""
+        return vocabulary_digest(self.tokenizer)
+
+    @property
+    def num_train_sequences(self) -> int:
+        """Prompts to train on."""
+        return len(self.train)
+
+    def train_batch(self, indices: Sequence[int]) -> Batch:
+        """Prompts by number as rows without a target, padded behind."""
+        return self._rows([self.train[index] for index in indices], indices)
+
+    @property
+    def num_validation_sequences(self) -> int:
+        """Prompts that are held out."""
+        return len(self.held_out)
+
+    def validation_batch(self, indices: Sequence[int]) -> Batch:
+        """Held-out prompts by number as rows without a target, padded behind."""
+        return self._rows([self.held_out[index] for index in indices], indices)
+
+    def _rows(self, prompts: Sequence[PromptRecord], indices: Sequence[int]) -> Batch:
+        ids = torch.full((len(prompts), max(len(one.ids) for one in prompts)), self.tokenizer.eos_id)
+        for row, one in zip(ids, prompts, strict=True):
+            row[: len(one.ids)] = torch.tensor(one.ids)
+        return Batch(ids, torch.full_like(ids, IGNORE), tuple(indices))
+
+
+def prepare_prompts(
+    data: DataConfig, cache: Path, seed: int, model_tokenizer: Path | None, max_new_tokens: int
+) -> PromptSet:
+    """Read the prompts of a run file.
+
+    Args:
+        data: With `prompts`.
+        cache: Where the vocabulary of this run lies.
+        seed: Of the draw of what is held out, by content.
+        model_tokenizer: The model's, for a tokenizer of kind "model".
+        max_new_tokens: What must fit into a row behind every prompt.
+
+    Raises:
+        DataError: A file or a line is missing or malformed, or a prompt leaves no room; names file and line.
+        ConfigError: The tokenizer is the model's, and there is none.
+    """
+    lines = [found for path in data.prompts for found in _lines(path)]
+    if isinstance(data.tokenizer, BpeConfig):
+        texts = ("".join(one for one in record.values() if isinstance(one, str)) for _, record in lines)
+        tokenizer = train_bpe(texts, data.tokenizer)
+    else:
+        tokenizer = load_tokenizer(data.tokenizer, model_tokenizer)
+    room = data.sequence_length - max_new_tokens
+    records = [_encoded(where, record, tokenizer, room) for where, record in lines]
+    held_out = [_is_held_out(one, seed, data.validation_share) for one in records]
+    train = [one for one, kept in zip(records, held_out, strict=True) if not kept]
+    if not train:
+        raise DataError(f"data.prompts: no prompt is left to train on, of {len(records)}; add prompts").about(
+            code="PHX-I012", do="add prompts"
+        )
+    home = cache / f"prompts-{vocabulary_digest(tokenizer)[:16]}"
+    home.mkdir(parents=True, exist_ok=True)
+    path = home / TOKENIZER_FILE
+    path.write_bytes(tokenizer.to_json())
+    kept = [one for one, is_kept in zip(records, held_out, strict=True) if is_kept]
+    return PromptSet(tokenizer, path, train, kept[: data.max_validation_sequences])
+
+
+def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    try:
+        content = path.read_bytes()
+    except OSError as exc:
+        raise DataError(f"{path}: cannot be read ({exc.strerror}); name a file of JSON lines").about(
+            code="PHX-I011", file=str(path)
+        ) from exc
+    found = []
+    for number, line in enumerate(content.splitlines(), start=1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        record = parse_object(line, where)
+        if not isinstance(record.get(PROMPT), str) or not record[PROMPT]:
+            raise DataError(f'{where}: has no text "{PROMPT}"; every line is an object with one')
+        found.append((where, record))
+    if not found:
+        raise DataError(f'{path}: has no prompt; every line is an object with a text "{PROMPT}"')
+    return found
+
+
+def _encoded(where: str, record: dict[str, Any], tokenizer: TextTokenizer, room: int) -> PromptRecord:
+    text = record[PROMPT]
+    try:
+        (ids,) = tokenizer.encode([text])
+    except DataError as exc:
+        raise DataError(f"{where}: {exc}") from exc
+    if len(ids) > room:
+        raise DataError(
+            f"{where}: the prompt has {len(ids)} tokens, and data.sequence_length leaves {room} beside max_new_tokens; "
+            "shorten it, or raise data.sequence_length"
+        )
+    return PromptRecord(where, text, tuple(ids), record)
+
+
+def _is_held_out(prompt: PromptRecord, seed: int, share: float) -> bool:
+    """By content and seed, so that equal prompts are on one side."""
+    found = hashlib.sha256(f"phalanx prompt {seed} {prompt.text}".encode()).digest()
+    return int.from_bytes(found[:8], "big") < share * 2**64

@@ -1,0 +1,324 @@
+"""A bench of verified rollouts: which liars are found, is an honest worker ever accused, and what does checking cost?
+
+``python -m phalanx.lab.bench.alone.rollouts OUT.json [--honest 100000] [--answers 6] [--note TEXT]``
+
+A small Llama learns the bytes of Python's standard library; the policy is the model after its last step. An honest
+worker (KV cache, fused attention, one thread, batches of 64) writes texts, which are read again in one pass by checkers
+of other numeric classes: fused attention, attention in plain operations with two threads and other batches, float64.
+Each attack then answers the same requests, once careless and once careful (with the commitments of an honest worker).
+Detection is counted in single texts and in answers of which an eighth is read. Costs are CPU seconds of this process.
+"""
+
+import argparse
+import json
+import sysconfig
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from phalanx.lab.attacks.rollouts import ROLLOUT_ATTACKS, make_liar
+from phalanx.lab.attacks.rollouts.liar import LyingWriter
+from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.rollouts import (
+    BorderBook,
+    CheckedShare,
+    PolicyModel,
+    Prompt,
+    RereadRollout,
+    Rollout,
+    RolloutPolicy,
+    RolloutRequest,
+    RolloutTolerance,
+    SamplerConfig,
+    generate_rollouts,
+    judge_reward,
+    judge_rollout,
+    judge_texts,
+    reread_rollouts,
+)
+from phalanx.rollouts.draw import DrawPlace, draw_tokens
+
+RATE = 0.125
+"""Share of an answer that is read again, as `RolloutCheck` has it."""
+
+_TOLERANCE = RolloutTolerance()
+_SIGNED = "two_answers"
+_END = 0
+_PROMPT = 32
+_NEW = 64
+_PROMPTS, _SAMPLES = 8, 8
+_LEARNING = 300
+_STEP_LR = 1e-5
+
+
+@dataclass(frozen=True)
+class RolloutPolicies:
+    """The policy, and what liars may still have.
+
+    Attributes:
+        now: After the last step.
+        before: After the last step but one, by a learning rate as fine-tuning has it.
+        text: Bytes that prompts are cut from.
+    """
+
+    now: RolloutPolicy
+    before: RolloutPolicy
+    text: torch.Tensor
+
+
+def learned_policies() -> RolloutPolicies:
+    """Train the small model on the standard library."""
+    torch.manual_seed(0)
+    text = _text()
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=256,
+            hidden_size=96,
+            intermediate_size=256,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            max_position_embeddings=256,
+        )
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+
+    def step() -> None:
+        starts = torch.randint(0, len(text) - 96, (8,))
+        batch = torch.stack([text[start : start + 96] for start in starts.tolist()])
+        optimizer.zero_grad()
+        model(batch, labels=batch).loss.backward()
+        optimizer.step()
+
+    for _ in range(_LEARNING):
+        step()
+    for group in optimizer.param_groups:
+        group["lr"] = _STEP_LR
+    before = _kept(model)
+    step()
+    return RolloutPolicies(_kept(model), before, text)
+
+
+def requests_of(policies: RolloutPolicies, count: int) -> list[RolloutRequest]:
+    """Requests of as many steps, of 64 texts of 64 tokens each."""
+    generator = torch.Generator().manual_seed(1)
+    found = []
+    for step in range(1, count + 1):
+        starts = torch.randint(0, len(policies.text) - _PROMPT, (_PROMPTS,), generator=generator).tolist()
+        prompts = [policies.text[start : start + _PROMPT].tolist() for start in starts]
+        found.append(
+            RolloutRequest(
+                step=step,
+                policy=policies.now.digest,
+                seed=17,
+                sampler=SamplerConfig(max_new_tokens=_NEW),
+                prompts=tuple(Prompt(number=n, ids=tuple(ids)) for n, ids in enumerate(prompts)),
+                samples=_SAMPLES,
+                ends=(_END,),
+            )
+        )
+    return found
+
+
+def measure_honest(policies: RolloutPolicies, tokens: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Honest texts, read by checkers of each class; and what writing and reading them costs."""
+    writer = PolicyModel.build(policies.now)
+    wide = RolloutPolicy(policies.now.config, {k: v.double() for k, v in policies.now.tensors.items()})
+    checkers = {
+        "prefill, fused attention, 1 thread": (PolicyModel.build(policies.now), 1, _NEW),
+        "prefill, plain attention, 2 threads, batches of 16": (PolicyModel.build(policies.now, "eager"), 2, 16),
+        "prefill, float64": (PolicyModel.build(wide, "eager"), 1, _NEW),
+    }
+    found: dict[str, list[RereadRollout]] = {name: [] for name in checkers}
+    accused = dict.fromkeys(checkers, 0)
+    books = {name: BorderBook(_TOLERANCE.border_rate) for name in checkers}
+    written, seconds = 0, {"write": 0.0, "read": 0.0}
+    texts: list[Rollout] = []
+    requests = requests_of(policies, -(-tokens // (_PROMPTS * _SAMPLES * _NEW)))
+    for request in requests:
+        begin = time.process_time()
+        texts = list(generate_rollouts(writer, request))
+        seconds["write"] += time.process_time() - begin
+        written += sum(len(one.ids) for one in texts)
+        for name, (model, threads, rows) in checkers.items():
+            torch.set_num_threads(threads)
+            begin = time.process_time()
+            reread = [
+                one
+                for at in range(0, len(texts), rows)
+                for one in reread_rollouts(model, request, texts[at : at + rows], _TOLERANCE.margin)
+            ]
+            if name.startswith("prefill, fused"):
+                seconds["read"] += time.process_time() - begin
+            torch.set_num_threads(1)
+            for text, one in zip(texts, reread, strict=True):
+                verdict = judge_rollout("writer", request, text, one, _TOLERANCE)
+                accused[name] += (verdict or books[name].add("writer", request, one)) is not None
+            found[name] += reread
+    rows_of = [_honest_row(name, found[name], written, accused[name]) for name in checkers]
+    size = sum(one.size_bytes for one in texts) / sum(len(one.ids) for one in texts)
+    return rows_of, _cost_row(seconds, written, size)
+
+
+def _honest_row(name: str, reread: Sequence[RereadRollout], tokens: int, accused: int) -> dict[str, Any]:
+    return {
+        "what": "honest",
+        "checker": name,
+        "tokens": tokens,
+        "accused": accused,
+        "differing": int(sum(one.differs.sum() for one in reread)),
+        "worst_margin": float(max(one.margins.max() for one in reread)),
+        "worst_logprob": float(max(one.logprob_gaps.max() for one in reread)),
+        "worst_sketch": float(max(one.sketch_gaps.max() for one in reread)),
+        "allowed": _TOLERANCE.margin,
+    }
+
+
+def _cost_row(seconds: dict[str, float], tokens: int, size_bytes: float) -> dict[str, Any]:
+    # what drawing costs beside a draw of torch's own, for one step of a batch
+    logits = torch.randn((_NEW, 256))
+    keys = torch.tensor([DrawPlace(0, 0, 0, n).key(0) for n in range(_NEW)])
+    ours = _seconds(lambda: draw_tokens(logits, keys, SamplerConfig()))
+    plain = _seconds(lambda: torch.multinomial(logits.softmax(-1), 1))
+    return {
+        "what": "cost",
+        "tokens": tokens,
+        "write_cpu_us_per_token": 1e6 * seconds["write"] / tokens,
+        "read_cpu_us_per_token": 1e6 * seconds["read"] / tokens,
+        "rate": RATE,
+        "share_of_writing": RATE * seconds["read"] / seconds["write"],
+        "share_of_writing_if_all_is_read": seconds["read"] / seconds["write"],
+        "seeded_draw_us_per_token": 1e6 * ours / _NEW,
+        "plain_draw_us_per_token": 1e6 * plain / _NEW,
+        "bytes_per_token": size_bytes,
+    }
+
+
+def measure_attack(policies: RolloutPolicies, kind: str, answers: int) -> list[dict[str, Any]]:
+    """One attack, careless and careful: texts and answers in which it is found."""
+    right, careless = PolicyModel.build(policies.now), make_liar(kind, careful=False)
+    careless.take(policies.before)
+    careless.take(policies.now)
+    honest = PolicyModel.build(policies.now)
+    counts = {way: _Counts() for way in ("careless", "careful")}
+    for request in requests_of(policies, answers):
+        true = generate_rollouts(honest, request)
+        lied = careless.texts(request)
+        for way, texts in (("careless", lied), ("careful", careless.made_good(request, lied))):
+            counts[way].add(request, texts, true, _found(right, request, texts))
+    rows = [counts[way].row(kind, way, careless) for way in counts]
+    # a liar about rewards alone has nothing to make good
+    return rows[:1] if kind == "invented_reward" else rows
+
+
+def _found(model: PolicyModel, request: RolloutRequest, texts: Sequence[Rollout]) -> list[bool]:
+    """Whether each text would convict its worker if it were drawn."""
+    if judge_texts("writer", request, texts, model.vocab_size) is not None:
+        return [True] * len(texts)
+    reread = reread_rollouts(model, request, texts, _TOLERANCE.margin)
+    return [
+        (judge_rollout("writer", request, one, again, _TOLERANCE) or judge_reward("writer", request, one, _reward))
+        is not None
+        for one, again in zip(texts, reread, strict=True)
+    ]
+
+
+def _reward(one: Rollout) -> float:
+    return len(set(one.ids)) / (2 * len(one.ids))
+
+
+class _Counts:
+    """What became of one way of one attack."""
+
+    def __init__(self) -> None:
+        self.texts = self.found = self.harmful = self.found_harmful = self.tokens = 0
+        self.answers: list[bool] = []
+
+    def add(
+        self, request: RolloutRequest, texts: Sequence[Rollout], true: Sequence[Rollout], found: Sequence[bool]
+    ) -> None:
+        """Count one answer."""
+        # a text with the tokens of an honest worker and no reward does no harm, whatever wrote it
+        harmful = [one.ids != other.ids or one.reward is not None for one, other in zip(texts, true, strict=True)]
+        self.texts += len(texts)
+        self.tokens += sum(len(one.ids) for one in texts)
+        self.found += sum(found)
+        self.harmful += sum(harmful)
+        self.found_harmful += sum(one and other for one, other in zip(harmful, found, strict=True))
+        drawn = CheckedShare(b"b" * 32, RATE).of("writer", request.digest, len(texts))
+        self.answers.append(any(found[n] for n in drawn))
+
+    def row(self, kind: str, way: str, liar: LyingWriter) -> dict[str, Any]:
+        """The figures."""
+        line = ROLLOUT_ATTACKS[kind]
+        return {
+            "what": "attack",
+            "kind": kind,
+            "way": way,
+            "liar": type(liar).__name__,
+            "offence": line.careful if way == "careful" else line.careless,
+            "texts": self.texts,
+            "tokens": self.tokens,
+            "texts_found": self.found / self.texts,
+            "texts_that_differ": self.harmful / self.texts,
+            "of_these_found": self.found_harmful / self.harmful if self.harmful else None,
+            "answers": len(self.answers),
+            "answers_found": sum(self.answers) / len(self.answers),
+        }
+
+
+def _seconds(work: Callable[[], object], turns: int = 50) -> float:
+    work()
+    times = []
+    for _ in range(turns):
+        begin = time.process_time()
+        work()
+        times.append(time.process_time() - begin)
+    return float(np.median(times))
+
+
+def _kept(model: LlamaForCausalLM) -> RolloutPolicy:
+    policy = RolloutPolicy.of(model)
+    return RolloutPolicy(policy.config, {name: one.clone() for name, one in policy.tensors.items()})
+
+
+def _text() -> torch.Tensor:
+    library = Path(sysconfig.get_paths()["stdlib"])
+    raw = b"".join(path.read_bytes() for path in sorted(library.glob("*.py"))[:60])
+    return torch.frombuffer(bytearray(raw), dtype=torch.uint8).long()
+
+
+def main() -> None:
+    """Measure everything and write the result."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--honest", type=int, default=100_000)
+    parser.add_argument("--answers", type=int, default=6)
+    parser.add_argument("--note", default="")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    load, policies = load_average(), learned_policies()
+    honest, cost = measure_honest(policies, asked.honest)
+    rows = [*honest, cost]
+    found: dict[str, Any] = {
+        "name": "rollouts",
+        "machine": describe_machine(),
+        "commit": current_commit(),
+        "load": load,
+    }
+    asked_for = f"--honest {asked.honest} --answers {asked.answers}"
+    found["command"] = f"python -m phalanx.lab.bench.alone.rollouts OUT.json {asked_for}"
+    for kind in sorted(set(ROLLOUT_ATTACKS) - {_SIGNED}):
+        rows += measure_attack(policies, kind, asked.answers)
+        # what is finished is kept
+        text = json.dumps({**found, "note": asked.note, "rows": rows}, indent=1)
+        asked.out.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Advantages: how much better an answer, or a token of it, was than what was to be expected."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from phalanx.errors import DataError
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+_FEWEST = 2
+"""Answers to one prompt that can be compared with each other."""
+_LEAST_SPREAD = 1e-4
+"""Is added to the standard deviation, as TRL does: a group of equal rewards then has advantages of 0."""
+
+
+def group_advantages(rewards: Float[Tensor, "prompts group"], *, scaled: bool) -> Float[Tensor, "prompts group"]:
+    """Rewards less the mean of their group.
+
+    Args:
+        rewards: Of all answers to each prompt, finite.
+        scaled: Whether they are then divided by the group's standard deviation, as GRPO does and Dr. GRPO does not.
+
+    Raises:
+        DataError: A group has fewer than two answers, or a reward is no finite number.
+
+    Source: Shao et al. 2024, section 4.1.2; Liu et al. 2025, section 3.
+    """
+    _check(rewards)
+    centred = rewards - rewards.mean(dim=1, keepdim=True)
+    return centred / (rewards.std(dim=1, keepdim=True) + _LEAST_SPREAD) if scaled else centred
+
+
+def leave_one_out_advantages(rewards: Float[Tensor, "prompts group"]) -> Float[Tensor, "prompts group"]:
+    """Each reward less the mean of the others of its group; arguments and errors are those of `group_advantages`.
+
+    Source: Ahmadian et al. 2024, section 3.3.
+    """
+    _check(rewards)
+    others = (rewards.sum(dim=1, keepdim=True) - rewards) / (rewards.shape[1] - 1)
+    return rewards - others
+
+
+def generalised_advantages(
+    rewards: Float[Tensor, "batch tokens"],
+    values: Float[Tensor, "batch tokens"],
+    mask: Float[Tensor, "batch tokens"],
+    *,
+    discount: float,
+    trace: float,
+) -> Float[Tensor, "batch tokens"]:
+    """Generalised advantage estimation over the tokens of answers, each of which ends where its mask does.
+
+    Args:
+        rewards: What follows each token.
+        values: What the critic expected before each token, from there on.
+        mask: 1 at the tokens of the answer, which are in one piece; 0 elsewhere, where nothing counts.
+        discount: Of the next token's value; gamma.
+        trace: Of the next token's advantage; lambda. 0 trusts the critic alone, 1 the rewards alone.
+
+    Returns:
+        ``sum over l of (discount trace)^l delta(t + l)`` with ``delta(t) = reward(t) + discount value(t + 1) -
+        value(t)``, the value behind an answer's last token being 0; 0 outside the answer.
+
+    Raises:
+        DataError: The shapes differ.
+
+    Source: Schulman et al. 2016, equation 16.
+    """
+    import torch  # noqa: PLC0415 - the table of objectives is read without torch
+
+    if not rewards.shape == values.shape == mask.shape or rewards.ndim != _FEWEST:
+        raise DataError(
+            f"advantages: rewards {list(rewards.shape)}, values {list(values.shape)}, mask {list(mask.shape)}; "
+            "expected [batch, tokens] of each"
+        )
+    found = torch.zeros_like(values)
+    following, value = torch.zeros_like(values[:, 0]), torch.zeros_like(values[:, 0])
+    for at in reversed(range(values.shape[1])):
+        inside = mask[:, at]
+        delta = rewards[:, at] + discount * value - values[:, at]
+        # behind the last token there is neither a value nor an advantage
+        following = inside * (delta + discount * trace * following)
+        value = inside * values[:, at]
+        found[:, at] = following
+    return found
+
+
+def _check(rewards: Tensor) -> None:
+    if rewards.ndim != _FEWEST or rewards.shape[1] < _FEWEST:
+        raise DataError(
+            f"advantages: rewards {list(rewards.shape)}; expected [prompts, group], two of a group at least"
+        )
+    if not bool(rewards.isfinite().all()):
+        raise DataError("advantages: a reward is no finite number; a group with one has no mean")

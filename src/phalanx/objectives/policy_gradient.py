@@ -1,0 +1,201 @@
+"""Clipped policy gradients over sampled answers: GRPO, Dr. GRPO and RLOO."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from phalanx.objectives.advantages import group_advantages, leave_one_out_advantages
+from phalanx.objectives.causal_lm import IGNORE, check_labels
+from phalanx.objectives.objective import ExtraRows, ObjectiveSettings
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int64
+    from torch import Tensor
+
+ADVANTAGES = "advantages"
+OLD_LOG_PROBS = "old_log_probs"
+REFERENCE_LOG_PROBS = "reference_log_probs"
+
+ROLLOUT_EXTRAS: Mapping[str, ExtraRows] = {
+    ADVANTAGES: ExtraRows(),
+    OLD_LOG_PROBS: ExtraRows(),
+    REFERENCE_LOG_PROBS: ExtraRows(),
+}
+"""The rows that belong to sampled answers, of the label at the same place: how much better it was than expected, and
+its log-probability under the policy that sampled it and under the model that the run began with."""
+
+
+class RolloutSettings(ObjectiveSettings):
+    """How answers are sampled and learned from.
+
+    Attributes:
+        group: Answers to each prompt.
+        max_new_tokens: Of an answer at most.
+        temperature: Of the draw; log-probabilities are those of the draw.
+        updates: Steps that learn from the same answers.
+        clip: A token's probability counts as if it had become at most so much, as a share, more or less likely.
+        kl: Weight of the divergence from the model that the run began with; 0 keeps no second model.
+    """
+
+    group: int = Field(default=8, ge=2, le=1024)
+    max_new_tokens: int = Field(default=64, ge=1, le=1 << 16)
+    temperature: float = Field(default=1.0, gt=0.0, le=10.0, allow_inf_nan=False)
+    updates: int = Field(default=1, ge=1, le=64)
+    clip: float = Field(default=0.2, gt=0.0, lt=1.0, allow_inf_nan=False)
+    kl: float = Field(default=0.0, ge=0.0, le=100.0, allow_inf_nan=False)
+    kl_in_reward: ClassVar[bool] = False
+    """Whether the divergence lowers rewards, in the place of being a part of the loss."""
+
+    def advantages(self, rewards: Float[Tensor, "prompts group"]) -> Float[Tensor, "prompts group"]:
+        """Return how much better each text was than was to be expected."""
+        raise NotImplementedError
+
+
+class GrpoSettings(RolloutSettings):
+    """GRPO: advantages are those within a group of answers, in standard deviations; a mean over the tokens of each."""
+
+    kind: Literal["grpo"] = "grpo"
+
+    def advantages(self, rewards: Float[Tensor, "prompts group"]) -> Float[Tensor, "prompts group"]:
+        """In standard deviations of the group."""
+        return group_advantages(rewards, scaled=True)
+
+
+class DrGrpoSettings(RolloutSettings):
+    """Dr. GRPO: as GRPO, with neither the standard deviation nor the answer's length to divide by."""
+
+    kind: Literal["dr_grpo"] = "dr_grpo"
+
+    def advantages(self, rewards: Float[Tensor, "prompts group"]) -> Float[Tensor, "prompts group"]:
+        """Over the group's mean."""
+        return group_advantages(rewards, scaled=False)
+
+
+class RlooSettings(RolloutSettings):
+    """RLOO: an answer is one action, and the other answers to its prompt say what was to be expected."""
+
+    kind: Literal["rloo"] = "rloo"
+    kl_in_reward: ClassVar[bool] = True
+
+    def advantages(self, rewards: Float[Tensor, "prompts group"]) -> Float[Tensor, "prompts group"]:
+        """Over the mean of the others."""
+        return leave_one_out_advantages(rewards)
+
+
+def grpo(
+    logits: Float[Tensor, "batch seq vocab"],
+    labels: Int64[Tensor, "batch seq"],
+    extras: Mapping[str, Tensor],
+    *,
+    settings: RolloutSettings,
+) -> tuple[Float[Tensor, ""], int]:
+    """Sum over the sequences of the mean clipped loss of their labels.
+
+    Args:
+        logits: Any float type; the loss is taken in float32.
+        labels: Sampled tokens, already shifted; IGNORE (-100) for prompts and padding.
+        extras: `ROLLOUT_EXTRAS`, float32 ``[batch, seq]``; what is beside an IGNORE counts nothing.
+        settings: Clip, temperature, weight of the divergence.
+
+    Returns:
+        With r the ratio of a token's probability to that under the policy that sampled it and A its advantage,
+        ``sum over rows of mean over labels of -min(r A, clip(r, 1 - clip, 1 + clip) A) + kl r d``, where
+        ``d = exp(q) - q - 1`` with ``q = log reference - log policy``; and the number of rows.
+
+    Raises:
+        DataError: As `causal_lm`.
+
+    Source: Shao et al. 2024, equations 3 and 4; r before d is that of DeepSeek-V3.2 and of TRL.
+    """
+    losses, counted = _token_losses("grpo", logits, labels, extras, settings)
+    return (losses.sum(dim=1) / counted.sum(dim=1).clamp(min=1)).sum(), len(labels)
+
+
+def dr_grpo(
+    logits: Float[Tensor, "batch seq vocab"],
+    labels: Int64[Tensor, "batch seq"],
+    extras: Mapping[str, Tensor],
+    *,
+    settings: RolloutSettings,
+) -> tuple[Float[Tensor, ""], int]:
+    """As `grpo`, with the sum over a row's labels divided by the longest answer that there may be.
+
+    Source: Liu et al. 2025, equation 3; the constant is TRL's.
+    """
+    losses, _ = _token_losses("dr_grpo", logits, labels, extras, settings)
+    return losses.sum() / settings.max_new_tokens, len(labels)
+
+
+def rloo(
+    logits: Float[Tensor, "batch seq vocab"],
+    labels: Int64[Tensor, "batch seq"],
+    extras: Mapping[str, Tensor],
+    *,
+    settings: RolloutSettings,
+) -> tuple[Float[Tensor, ""], int]:
+    """Sum over the sequences of the clipped loss of each as one action; arguments and errors are those of `grpo`.
+
+    The divergence is no part of it: it lowers the rewards from which advantages are taken. A row's advantage is the
+    mean over its labels, which all have the same.
+
+    Source: Ahmadian et al. 2024, section 3.3; clipped as TRL has it.
+    """
+    import torch  # noqa: PLC0415 - the table of objectives is read without torch
+
+    log_probs = token_log_probs("rloo", logits, labels, settings.temperature)
+    counted = labels != IGNORE
+    nothing = torch.zeros((), device=logits.device)
+    old = torch.where(counted, extras[OLD_LOG_PROBS].to(logits.device), nothing).sum(dim=1)
+    advantages = torch.where(counted, extras[ADVANTAGES].to(logits.device), nothing)
+    advantage = advantages.sum(dim=1) / counted.sum(dim=1).clamp(min=1)
+    return _clipped((log_probs.sum(dim=1) - old).exp(), advantage, settings.clip).sum(), len(labels)
+
+
+def token_log_probs(name: str, logits: Tensor, labels: Tensor, temperature: float) -> Tensor:
+    """Log-probability of each label, float32 ``[batch, seq]``; 0 at an IGNORE.
+
+    Args:
+        name: Of the objective, for messages.
+        logits: ``[batch, seq, vocab]``.
+        labels: int64 ``[batch, seq]``.
+        temperature: What logits are divided by first.
+
+    Raises:
+        DataError: As `causal_lm`.
+    """
+    from torch.nn import functional  # noqa: PLC0415 - the table of objectives is read without torch
+
+    check_labels(name, logits, labels)
+    scaled = logits.float() if temperature == 1.0 else logits.float() / temperature
+    losses = functional.cross_entropy(
+        scaled.reshape(-1, logits.shape[2]), labels.reshape(-1), ignore_index=IGNORE, reduction="none"
+    )
+    return -losses.view_as(labels)
+
+
+def _token_losses(
+    name: str, logits: Tensor, labels: Tensor, extras: Mapping[str, Tensor], settings: RolloutSettings
+) -> tuple[Tensor, Tensor]:
+    """The loss of each label, 0 at an IGNORE, and which labels count."""
+    import torch  # noqa: PLC0415 - the table of objectives is read without torch
+
+    counted = labels != IGNORE
+    log_probs = token_log_probs(name, logits, labels, settings.temperature)
+    # a product with 0 would keep a NaN that stands beside an ignored label
+    nothing = torch.zeros((), device=logits.device)
+    rows = {key: torch.where(counted, extras[key].to(logits.device), nothing) for key in ROLLOUT_EXTRAS}
+    ratio = (log_probs - rows[OLD_LOG_PROBS]).exp()
+    losses = _clipped(ratio, rows[ADVANTAGES], settings.clip)
+    if settings.kl:
+        behind = rows[REFERENCE_LOG_PROBS] - log_probs
+        # times the ratio its gradient is that of the divergence itself
+        losses = losses + settings.kl * ratio * (behind.exp() - behind - 1)
+    return losses, counted
+
+
+def _clipped(ratio: Tensor, advantages: Tensor, clip: float) -> Tensor:
+    """The loss of Schulman et al. 2017, equation 7, of each place."""
+    return -(ratio * advantages).minimum(ratio.clamp(1 - clip, 1 + clip) * advantages)

@@ -1,0 +1,127 @@
+"""The section ``[rewards]`` of a run file: what sampled texts are worth."""
+
+import functools
+import operator
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, field_validator
+
+from phalanx.config import OWN_KIND, StrictModel, is_own
+from phalanx.config.strict import check_reference
+
+
+class RewardSettings(StrictModel):
+    """The keys that every reward has.
+
+    Attributes:
+        kind: Its name, or a reference to a function of the user's own.
+        weight: Of the reward in the sum of all.
+    """
+
+    kind: str
+    weight: float = Field(default=1.0, ge=-1e3, le=1e3, allow_inf_nan=False)
+
+
+class ExactReward(RewardSettings):
+    """1 where the text is what the prompt's record asks for, white space around both left out; else 0."""
+
+    kind: Literal["exact"] = "exact"
+    field: str = Field(default="answer", min_length=1)
+    """The field of the record that has the right answer."""
+
+
+class PlacesReward(RewardSettings):
+    """The share of the right answer's characters that stand at their place in the text."""
+
+    kind: Literal["places"] = "places"
+    field: str = Field(default="answer", min_length=1)
+    """The field of the record that has the right answer."""
+
+
+class PatternReward(RewardSettings):
+    """1 where the text has a match of a regular expression; else 0."""
+
+    kind: Literal["pattern"] = "pattern"
+    pattern: str = Field(min_length=1, max_length=1000)
+
+    @field_validator("pattern")
+    @classmethod
+    def _check(cls, value: str) -> str:
+        try:
+            re.compile(value)
+        except re.error as exc:
+            raise ValueError(f"is no regular expression: {exc}") from exc
+        return value
+
+
+class ModelReward(RewardSettings):
+    """What a reward model says of prompt and text."""
+
+    kind: Literal["model"] = "model"
+    path: Path
+    """A directory in the hub's layout, of a model that classifies sequences into one class."""
+
+
+class JudgeReward(RewardSettings):
+    """The number that a language model behind an OpenAI-compatible server answers with."""
+
+    kind: Literal["judge"] = "judge"
+    url: str = Field(pattern=r"^https?://[^\s]+$", max_length=1000)
+    """Of the server, up to ``/v1``."""
+    model: str = Field(min_length=1, max_length=200)
+    """What the server calls the model."""
+    key_file: Path | None = None
+    """A file with the key, for a server that wants one."""
+    question: str | None = Field(default=None, min_length=1, max_length=20_000)
+    """What the judge is asked, with ``{prompt}`` and ``{text}``; left out, how good the answer is, from 0 to 10."""
+
+    @field_validator("question")
+    @classmethod
+    def _check(cls, value: str | None) -> str | None:
+        if value is not None and "{text}" not in value:
+            raise ValueError("does not show the judge the answer; write {text} where it belongs")
+        return value
+
+
+class OwnReward(RewardSettings):
+    """What a function of the user's own, ``(prompt, text, record)``, returns."""
+
+    @field_validator("kind")
+    @classmethod
+    def _check(cls, value: str) -> str:
+        return check_reference(value)
+
+
+REWARDS: dict[str, type[RewardSettings]] = {
+    "exact": ExactReward,
+    "places": PlacesReward,
+    "pattern": PatternReward,
+    "model": ModelReward,
+    "judge": JudgeReward,
+}
+
+
+def _tag(value: Any) -> Any:
+    kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
+    return OWN_KIND if is_own(kind) else kind
+
+
+_TAGGED: list[Any] = [Annotated[settings, Tag(name)] for name, settings in REWARDS.items()]
+RewardConfig: Any = Annotated[
+    functools.reduce(operator.or_, [*_TAGGED, Annotated[OwnReward, Tag(OWN_KIND)]]), Discriminator(_tag)
+]
+"""What a run file says of one reward, told apart by ``kind``."""
+
+
+class RewardsConfig(StrictModel):
+    """The section ``[rewards]``.
+
+    Attributes:
+        of: The rewards, which are added up.
+        timeout_s: What one reward of one text may take.
+    """
+
+    of: tuple[RewardConfig, ...] = Field(min_length=1, max_length=32)
+    timeout_s: float = Field(default=30.0, gt=0.0, le=3600.0, allow_inf_nan=False)

@@ -1,0 +1,133 @@
+"""The rewards of sampled texts, from a child process with a time limit: a reward may hang or die, and is named then."""
+
+import json
+import math
+import select
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Self
+
+from phalanx.child import PythonProcess
+from phalanx.errors import RewardError
+from phalanx.rewards.config import RewardsConfig
+
+_TO_OPEN_S = 300.0
+"""What the child may take to be ready: a reward model has to be loaded."""
+_TO_END_S = 5.0
+"""What a child that has closed its pipe may take to be gone."""
+_LARGEST = 1e6
+
+
+@dataclass(frozen=True)
+class ScoredText:
+    """One sampled text that is to be rewarded.
+
+    Attributes:
+        where: The prompt and the number of the text, for messages.
+        prompt: What the model was given.
+        text: What it wrote.
+        record: The prompt's line of its file.
+    """
+
+    where: str
+    prompt: str
+    text: str
+    record: Mapping[str, Any] = field(default_factory=dict)
+
+
+class RewardScorer:
+    """A scorer of texts.
+
+    Args:
+        config: The rewards.
+        home: The directory of the run file, where functions of the user's own are.
+        log: Gets what the child prints.
+    """
+
+    def __init__(self, config: RewardsConfig, home: Path, log: Path) -> None:
+        self._config = config
+        self._home = home
+        self._log = log
+        self._child: PythonProcess | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What each reward is called in metrics: its kind, with its number where two have the same."""
+        kinds = [one.kind.partition(":")[2].partition("@")[0] or one.kind for one in self._config.of]
+        return tuple(
+            kind if kinds.count(kind) == 1 else f"{kind}_{number}" for number, kind in enumerate(kinds, start=1)
+        )
+
+    def score(self, texts: Sequence[ScoredText]) -> list[tuple[float, ...]]:
+        """Return of each text what every reward gives, before weights.
+
+        Raises:
+            RewardError: A reward fails, takes too long, or is no finite number of at most a million; names the text.
+        """
+        return [tuple(self._reward(number, text) for number in range(len(self._config.of))) for text in texts]
+
+    def total(self, rewards: Sequence[float]) -> float:
+        """The weighted sum of a text's rewards."""
+        return math.fsum(one.weight * reward for one, reward in zip(self._config.of, rewards, strict=True))
+
+    def close(self) -> None:
+        """End the child."""
+        if self._child is not None:
+            self._child.kill()
+            for pipe in (self._child.popen.stdin, self._child.popen.stdout):
+                if pipe is not None:
+                    pipe.close()
+            self._child = None
+
+    def _reward(self, number: int, text: ScoredText) -> float:
+        asked = {"reward": number, "prompt": text.prompt, "text": text.text, "record": dict(text.record)}
+        where = f"rewards.of[{number}] ({self.names[number]}), {text.where}"
+        found = self._ask(asked, where, self._config.timeout_s)
+        if not isinstance(found, float) or not abs(found) <= _LARGEST:
+            raise self._failed(where, f"found {found!r:.80}, expected a finite number of at most {_LARGEST:g} in size")
+        return found
+
+    def _ask(self, asked: Mapping[str, Any], where: str, timeout_s: float) -> Any:
+        child = self._started()
+        try:
+            print(json.dumps(asked), file=child.popen.stdin, flush=True)
+            answer = _line(child.popen.stdout, timeout_s)
+        except BrokenPipeError:
+            answer = ""
+        if answer is None:
+            raise self._failed(where, f"took longer than rewards.timeout_s = {timeout_s:g}")
+        if not answer:
+            child.wait(_TO_END_S)
+            raise self._failed(where, f"its process ended: {child.how_it_ended()}; {child.last_output()}")
+        said = json.loads(answer)
+        if "error" in said:
+            raise self._failed(where, said["error"])
+        return said["found"]
+
+    def _started(self) -> PythonProcess:
+        if self._child is None:
+            self._child = PythonProcess(["phalanx.rewards.serve"], {}, self._log, piped=True)
+            first = {"rewards": self._config.model_dump(mode="json"), "home": str(self._home)}
+            self._ask(first, "rewards", _TO_OPEN_S)
+        return self._child
+
+    def _failed(self, where: str, why: str) -> RewardError:
+        # a child that hangs is of no more use, and one that failed may be
+        self.close()
+        return RewardError(f"{where}: {why}; mend the reward, then go on with --resume: nothing is lost")
+
+
+def _line(pipe: IO[str] | None, timeout_s: float) -> str | None:
+    """The next line, empty where the child has ended; None where none comes in time."""
+    if pipe is None:
+        return ""
+    # the child writes whole lines, and none before it is asked
+    ready, _, _ = select.select([pipe], [], [], timeout_s)
+    return pipe.readline() if ready else None

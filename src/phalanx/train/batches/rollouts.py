@@ -1,0 +1,297 @@
+"""Batches of texts that the model itself has just written, with what each of them is worth."""
+
+import contextlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phalanx.data import IGNORE, Batch, BatchLoader
+from phalanx.data.prompts import PromptRecord, PromptSet
+from phalanx.engine import UNGUARDED, StepResult
+from phalanx.errors import CheckpointError, ConfigError, StaleRolloutsError
+from phalanx.models import ModelSource, StageSpec, build_stage
+from phalanx.objectives import RolloutSettings
+from phalanx.objectives.policy_gradient import ADVANTAGES, OLD_LOG_PROBS, REFERENCE_LOG_PROBS, token_log_probs
+from phalanx.rewards import RewardScorer, ScoredText
+from phalanx.rollouts import (
+    PolicyModel,
+    Prompt,
+    Rollout,
+    RolloutPolicy,
+    RolloutRequest,
+    SamplerConfig,
+    generate_rollouts,
+)
+from phalanx.train.batches.scores import MeanReward
+from phalanx.train.config import RunConfig
+
+Weights = Callable[[], Mapping[str, Tensor]]
+"""Gives the verified weights of the whole model as they are, by the hub's names."""
+
+
+@dataclass(frozen=True)
+class LearnedRow:
+    """One sampled text as a step learns from it.
+
+    Attributes:
+        prompt: Tokens of the prompt.
+        ids: Sampled tokens.
+        columns: For each kind of extra rows a number for each sampled token.
+    """
+
+    prompt: tuple[int, ...]
+    ids: tuple[int, ...]
+    columns: Mapping[str, tuple[float, ...]]
+
+    def to_json(self) -> dict[str, Any]:
+        """The row as JSON data."""
+        return {
+            "prompt": list(self.prompt),
+            "ids": list(self.ids),
+            "columns": {k: list(v) for k, v in self.columns.items()},
+        }
+
+    @classmethod
+    def of_json(cls, saved: Mapping[str, Any]) -> "LearnedRow":
+        """Read what `to_json` wrote."""
+        columns = {name: tuple(map(float, numbers)) for name, numbers in saved["columns"].items()}
+        return cls(tuple(saved["prompt"]), tuple(saved["ids"]), columns)
+
+
+def batch_of(rows: Sequence[LearnedRow], indices: Sequence[int], seq: int, filler: int) -> Batch:
+    """Return sampled texts as a batch: a row each, prompt first, padded behind; what was sampled are the labels."""
+    ids = torch.full((len(rows), seq), filler)
+    labels = torch.full((len(rows), seq), IGNORE)
+    extras = {name: torch.zeros(len(rows), seq) for name in (rows[0].columns if rows else ())}
+    for number, row in enumerate(rows):
+        whole, begin = [*row.prompt, *row.ids], len(row.prompt) - 1
+        ids[number, : len(whole) - 1] = torch.tensor(whole[:-1])
+        labels[number, begin : begin + len(row.ids)] = torch.tensor(row.ids)
+        for name, column in row.columns.items():
+            extras[name][number, begin : begin + len(row.ids)] = torch.tensor(column)
+    return Batch(ids, labels, tuple(indices), extras)
+
+
+class RolloutLoader:
+    """A loader that has the model continue prompts, and rewards what it wrote.
+
+    Texts are a function of the weights, the run's seed, the number of the draw and the place in it: a run that goes on
+    from a state writes what it would have written.
+
+    Args:
+        prompts: What is continued.
+        run: How many, by which rule, towards what.
+        source: The model that the run begins with.
+        scorer: Says what texts are worth.
+    """
+
+    def __init__(self, prompts: PromptSet, run: RunConfig, source: ModelSource, scorer: RewardScorer) -> None:
+        self._prompts, self._run, self._source, self._scorer = prompts, run, source, scorer
+        self._settings = settings_of(run)
+        self._order = BatchLoader(prompts, run.train.batch_size // self._settings.group, run.train.seed)
+        self._weights: Weights | None = None
+        self._policy: PolicyModel | None = None
+        self._reference: PolicyModel | None = None
+        self._draws = 0
+        self._rows: list[LearnedRow] = []
+        self._indices: list[int] = []
+        self._used = 0
+        self._figures: dict[str, float] = {}
+
+    def draw_from(self, weights: Weights) -> None:
+        """Have texts written by these weights from now on."""
+        self._weights = weights
+
+    @property
+    def corpus_digest(self) -> str:
+        """SHA-256 in hex of all prompts."""
+        return self._prompts.digest
+
+    def next(self) -> Batch:
+        """The next batch: new texts, or the last ones once more where several steps learn from them.
+
+        Raises:
+            TrainingError: A reward fails, hangs, or is no finite number; names prompt and text.
+            ModelError: The weights give a logit that is no finite number.
+        """
+        if not self._rows or self._used == self._settings.updates:
+            self._write()
+        self._used += 1
+        eos = self._prompts.tokenizer.eos_id
+        batch = batch_of(self._rows, self._indices, self._run.data.sequence_length, eos)
+        return replace(batch, figures=self._figures)
+
+    def measure(self) -> MeanReward:
+        """The mean reward of the likeliest text to each held-out prompt; not a number where none is held out."""
+        held_out = self._prompts.held_out
+        if not held_out:
+            return MeanReward(math.nan)
+        rollouts = self._sampled(held_out, 1, 0.0)
+        found = self._scorer.score(self._texts(rollouts, held_out))
+        return MeanReward(sum(map(self._scorer.total, found)) / len(found), self._means(found))
+
+    def state(self) -> dict[str, Any]:
+        """Which prompts were drawn, and the texts that a further step will learn from."""
+        kept = None
+        if self._rows and self._used < self._settings.updates:
+            rows = [row.to_json() for row in self._rows]
+            kept = {"rows": rows, "indices": self._indices, "used": self._used, "figures": self._figures}
+        return {"prompts": self._order.state(), "draws": self._draws, "kept": kept}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on where a state was taken.
+
+        Raises:
+            CheckpointError: It is malformed, or of other prompts or another seed.
+        """
+        if set(state) != {"prompts", "draws", "kept"} or type(state["draws"]) is not int:
+            raise CheckpointError("loader state: is not of a run with rollouts; resume the run that was saved")
+        self._order.load_state(state["prompts"])
+        self._draws, kept = state["draws"], state["kept"]
+        try:
+            self._rows = [] if kept is None else [LearnedRow.of_json(row) for row in kept["rows"]]
+            self._indices = [] if kept is None else [int(index) for index in kept["indices"]]
+            self._used = 0 if kept is None else int(kept["used"])
+            self._figures = {} if kept is None else dict(kept["figures"])
+        except (KeyError, TypeError, ValueError, AttributeError) as exc:
+            raise CheckpointError(f"loader state: texts are malformed ({exc}); use an older checkpoint") from exc
+
+    def _write(self) -> None:
+        indices = self._order.next_sequences()
+        prompts, group = [self._prompts.train[index] for index in indices], self._settings.group
+        rollouts = self._sampled(prompts, group, self._settings.temperature)
+        found = self._scorer.score(self._texts(rollouts, prompts))
+        rewards = torch.tensor([self._scorer.total(one) for one in found], dtype=torch.float64)
+        old = [torch.from_numpy(one.logprobs) for one in rollouts]
+        reference = self._reference_log_probs(rollouts) if self._settings.kl else old
+        gone = torch.tensor([float((one - other).double().sum()) for one, other in zip(old, reference, strict=True)])
+        earned = rewards - self._settings.kl * gone if self._settings.kl_in_reward else rewards
+        advantages = self._settings.advantages(earned.view(-1, group)).flatten().tolist()
+        self._rows = [
+            LearnedRow(
+                one.prompt_ids,
+                one.ids,
+                {
+                    ADVANTAGES: (advantage,) * len(one.ids),
+                    OLD_LOG_PROBS: tuple(was.tolist()),
+                    REFERENCE_LOG_PROBS: tuple(first.tolist()),
+                },
+            )
+            for one, advantage, was, first in zip(rollouts, advantages, old, reference, strict=True)
+        ]
+        self._indices = [index for index in indices for _ in range(group)]
+        self._draws, self._used = self._draws + 1, 0
+        self._figures = self._summed_up(rollouts, rewards, found, float(gone.sum()))
+
+    def _sampled(self, prompts: Sequence[PromptRecord], samples: int, temperature: float) -> tuple[Rollout, ...]:
+        if self._weights is None:
+            raise ConfigError("rollouts: no engine gives the weights that texts are to be written by")
+        policy = RolloutPolicy(self._source.hub_config_dict, self._weights())
+        if self._policy is None:
+            self._policy = self._built(policy)
+        else:
+            self._policy.take(policy)
+        request = RolloutRequest(
+            step=self._draws,
+            policy=policy.digest,
+            seed=self._run.train.seed,
+            sampler=SamplerConfig(max_new_tokens=self._settings.max_new_tokens, temperature=temperature),
+            prompts=tuple(Prompt(number=number, ids=one.ids) for number, one in enumerate(prompts)),
+            samples=samples,
+            ends=(self._prompts.tokenizer.eos_id,),
+        )
+        with self._autocast():
+            return generate_rollouts(self._policy, request)
+
+    def _built(self, policy: RolloutPolicy) -> PolicyModel:
+        return PolicyModel.build(policy, self._run.model.attention, self._run.train.device)
+
+    def _reference_log_probs(self, rollouts: Sequence[Rollout]) -> list[Tensor]:
+        """Log-probability of every sampled token under the model that the run began with."""
+        if self._reference is None:
+            layers = self._source.num_layers
+            whole = build_stage(
+                self._source,
+                StageSpec(0, 1, 0, layers),
+                adapter=None,
+                activation_checkpointing=False,
+                attention=self._run.model.attention,
+                seed=self._run.train.seed,
+            )
+            tensors = {name: one.detach() for name, one in whole.all_parameters().items()}
+            self._reference = self._built(RolloutPolicy(self._source.hub_config_dict, tensors))
+        found: list[Tensor] = []
+        size = self._run.train.batch_size // self._run.train.microbatches
+        for at in range(0, len(rollouts), size):
+            rows = [LearnedRow(one.prompt_ids, one.ids, {}) for one in rollouts[at : at + size]]
+            seq = max(len(row.prompt) + len(row.ids) for row in rows) - 1
+            batch = batch_of(rows, range(len(rows)), seq, 0)
+            with self._autocast():
+                logits = self._reference.read(batch.input_ids, seq).logits
+            log_probs = token_log_probs("reference", logits.cpu(), batch.labels, self._settings.temperature)
+            found += [line[labels != IGNORE] for line, labels in zip(log_probs, batch.labels, strict=True)]
+        return found
+
+    def _autocast(self) -> contextlib.AbstractContextManager[object]:
+        if self._run.train.precision == "fp32":
+            return contextlib.nullcontext()
+        return torch.autocast(torch.device(self._run.train.device).type, dtype=torch.bfloat16)
+
+    def _texts(self, rollouts: Sequence[Rollout], prompts: Sequence[PromptRecord]) -> list[ScoredText]:
+        decode = self._prompts.tokenizer.backend.decode
+        return [
+            ScoredText(
+                f"draw {self._draws}, {prompts[one.prompt].where}, text {one.sample + 1}",
+                prompts[one.prompt].text,
+                decode([token for token in one.ids if token != self._prompts.tokenizer.eos_id]),
+                prompts[one.prompt].record,
+            )
+            for one in rollouts
+        ]
+
+    def _means(self, found: Sequence[Sequence[float]]) -> dict[str, float]:
+        named = zip(self._scorer.names, zip(*found, strict=True), strict=True)
+        return {name: sum(values) / len(values) for name, values in named}
+
+    def _summed_up(
+        self, rollouts: Sequence[Rollout], rewards: Tensor, found: Sequence[Sequence[float]], gone: float
+    ) -> dict[str, float]:
+        tokens = sum(len(one.ids) for one in rollouts)
+        return {
+            "reward": float(rewards.mean()),
+            "reward_std": float(rewards.std()),
+            **{f"reward_{name}": mean for name, mean in self._means(found).items()},
+            "text_tokens": tokens / len(rollouts),
+            "texts_ended": sum(one.finish == "stop" for one in rollouts) / len(rollouts),
+            **({"kl": gone / tokens} if self._settings.kl else {}),
+        }
+
+
+def settings_of(run: RunConfig) -> RolloutSettings:
+    """Return how a run samples texts and learns from them.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    settings = run.train.objective
+    if not isinstance(settings, RolloutSettings):
+        raise ConfigError(f'train.objective = "{run.train.objective_kind}": does not learn from rollouts')
+    return settings
+
+
+def check_fresh(result: StepResult) -> None:
+    """Return where a step's texts were written by weights that still hold.
+
+    Raises:
+        StaleRolloutsError: Earlier steps were undone and done again with what undone weights had written.
+    """
+    redone = (result.guard or UNGUARDED).steps_redone
+    if redone:
+        raise StaleRolloutsError(
+            f"step {result.step}: {redone} steps before it were undone, and its texts were written by weights that do "
+            "not hold; without a checkpoint from before them there is nothing to go back to: set checkpoint.every"
+        )

@@ -1,0 +1,64 @@
+"""A session that learns from what the model writes: its prompts, its rewards, and how it is measured."""
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+
+from phalanx.checkpoint.export import RunTokenizer
+from phalanx.data import Batch
+from phalanx.data.prompts import prepare_prompts
+from phalanx.data.tokenizers.tokenizer import original_tokenizer
+from phalanx.errors import ConfigError
+from phalanx.models import ModelSource
+from phalanx.models.layout import check_vocabulary
+from phalanx.rewards import RewardScorer
+from phalanx.train.batches.rollouts import RolloutLoader, settings_of
+from phalanx.train.batches.scores import MeanReward
+from phalanx.train.sessions.context import SessionContext
+from phalanx.train.sessions.factory import RunMaterial
+from phalanx.train.sessions.hooks import TrainedModel
+
+LOG = "rewards.log"
+"""What rewards print, in the run directory."""
+
+
+@contextlib.contextmanager
+def rollout_material(context: SessionContext, source: ModelSource) -> Iterator[RunMaterial]:
+    """Read the prompts of a run; what computes rewards is ended with the context.
+
+    Raises:
+        DataError: A prompt is malformed, or leaves no room for a text.
+        ConfigError: The model has no embedding for some token.
+    """
+    run, home = context.run, context.home
+    if run.rewards is None:
+        raise ConfigError("rewards: the run file has no such section")
+    longest = settings_of(run).max_new_tokens
+    prompts = prepare_prompts(run.data, home.cache / "data", run.train.seed, source.tokenizer_path, longest)
+    check_vocabulary(prompts.tokenizer.vocab_size, source.vocab_size)
+    context.say(f"prompts: {len(prompts.train)} to train on, {len(prompts.held_out)} held out")
+    with RewardScorer(run.rewards, run.home, home.path / LOG) as scorer:
+        loader = RolloutLoader(prompts, run, source, scorer)
+        file = original_tokenizer(run.data.tokenizer, source.tokenizer_path) or prompts.tokenizer_path
+        kept = RunTokenizer(file, prompts.tokenizer.eos_id, of_model=run.data.tokenizer.kind == "model")
+        yield RunMaterial(source, prompts, loader, vocabulary=prompts.vocabulary_digest, tokenizer=kept)
+
+
+class RewardedModel:
+    """A trained model, measured by the rewards of what it writes to held-out prompts.
+
+    Args:
+        trained: The model.
+        loader: Has prompts and rewards.
+    """
+
+    def __init__(self, trained: TrainedModel, loader: RolloutLoader) -> None:
+        self._trained = trained
+        self._loader = loader
+
+    def measure(self, sets: Sequence[Iterable[Batch]]) -> list[MeanReward]:
+        """The mean reward of the likeliest text to each held-out prompt."""
+        return [self._loader.measure() for _ in sets]
+
+    def settle(self) -> None:
+        """Wait until nothing of a finished step is under way."""
+        self._trained.settle()

@@ -1,0 +1,94 @@
+"""Prompts are JSON lines: split by content, encoded once, and refused by file and line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from phalanx.config import config_of
+from phalanx.data import BpeConfig, DataConfig
+from phalanx.data.prompts import prepare_prompts
+from phalanx.errors import ConfigError, DataError
+
+
+def prepared(tmp_path, lines, *, seq=64, longest=8, share=0.25, seed=0):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join(one if isinstance(one, str) else json.dumps(one) for one in lines))
+    data = DataConfig(prompts=(path,), tokenizer=BpeConfig(vocab_size=257), sequence_length=seq, validation_share=share)
+    return prepare_prompts(data, tmp_path / "cache", seed, None, longest)
+
+
+def many(count=40):
+    return [{"prompt": f"{n} + 1 =", "answer": str(n + 1)} for n in range(count)]
+
+
+def test_prompts_are_split_by_content_and_seed_whatever_their_order(tmp_path):
+    first, again = prepared(tmp_path, many()), prepared(tmp_path, many()[::-1])
+    other = prepared(tmp_path, many(), seed=1)
+
+    held = {one.text for one in first.held_out}
+    assert held == {one.text for one in again.held_out} != {one.text for one in other.held_out}
+    assert held
+    assert len(first.train) + len(first.held_out) == 40
+    assert first.train[0].record["answer"] == str(int(first.train[0].text.split()[0]) + 1)
+    assert first.digest == prepared(tmp_path, many()).digest != again.digest
+
+
+def test_a_changed_answer_is_another_set(tmp_path):
+    lines = many()
+    before = prepared(tmp_path, lines).digest
+    lines[3]["answer"] = "0"
+
+    assert prepared(tmp_path, lines).digest != before
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{", "line 2"),
+        ('["prompt"]', "line 2"),
+        ('{"text": "a"}', 'line 2: has no text "prompt"'),
+        ('{"prompt": ""}', 'line 2: has no text "prompt"'),
+        ('{"prompt": 3}', 'line 2: has no text "prompt"'),
+        ({"prompt": "x" * 57}, r"line 2: the prompt has 57 tokens, and data.sequence_length leaves 56"),
+        ({"prompt": "<|endoftext|>"}, None),
+    ],
+)
+def test_a_line_that_is_no_prompt_is_named(tmp_path, line, said):
+    if said is None:
+        # the words of a special token are words
+        assert len(prepared(tmp_path, [{"prompt": "a"}, line], share=0.0).train[1].ids) > 1
+        return
+    with pytest.raises(DataError, match=rf"prompts\.jsonl, {said}"):
+        prepared(tmp_path, [{"prompt": "a"}, line], share=0.0)
+
+
+def test_a_prompt_that_just_fits_is_taken(tmp_path):
+    assert len(prepared(tmp_path, [{"prompt": "x" * 56}], share=0.0).train[0].ids) == 56
+
+
+def test_no_prompts_are_refused(tmp_path):
+    with pytest.raises(DataError, match="has no prompt"):
+        prepared(tmp_path, [""])
+    with pytest.raises(DataError, match=r"nowhere\.jsonl: cannot be read"):
+        prepare_prompts(
+            DataConfig(prompts=(tmp_path / "nowhere.jsonl",), tokenizer=BpeConfig(), sequence_length=8),
+            tmp_path,
+            0,
+            None,
+            4,
+        )
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"sources": [{"kind": "python_manual"}]}, "conversations or prompts"),
+        ({"max_documents": 3}, "max_documents is for text"),
+        ({"attention": "document"}, "attention is for text"),
+    ],
+)
+def test_what_goes_with_text_alone_is_refused_beside_prompts(keys, said):
+    data = {"prompts": "a.jsonl", "tokenizer": {"kind": "bpe"}, "sequence_length": 8, **keys}
+    with pytest.raises(ConfigError, match=said):
+        config_of(data, Path("run.toml"), DataConfig)

@@ -1,0 +1,248 @@
+"""Learning from what the model writes, in real runs: no liar leaves a trace, a killed owner writes the same again."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from real_runs import FORWARD_LIAR, Place, end_all, events, make_place
+from test_crashes import kill_owner
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from phalanx.checkpoint import open_checkpoint
+from phalanx.security.crypto import load_identity
+from phalanx.telemetry import read_metrics
+
+STEPS = 10
+RUN = """
+[model]
+from_scratch = true
+
+[model.architecture]
+model_type = "gpt2"
+vocab_size = 12
+n_positions = 12
+n_embd = 32
+n_layer = 4
+n_head = 4
+resid_pdrop = 0.0
+embd_pdrop = 0.0
+attn_pdrop = 0.0
+bos_token_id = 0
+eos_token_id = 0
+
+[data]
+prompts = "PLACE/prompts.jsonl"
+tokenizer = {{ kind = "file", path = "PLACE/tokenizer.json" }}
+sequence_length = 8
+validation_share = 0.2
+max_validation_sequences = 8
+
+[train]
+steps = {steps}
+batch_size = 16
+microbatches = 4
+seed = 3
+
+[train.objective]
+kind = "grpo"
+group = 4
+max_new_tokens = 4
+updates = 2
+kl = 0.05
+
+[rewards]
+of = [{{ kind = "places" }}]
+
+[optimizer]
+lr = 1e-2
+warmup_steps = 0
+"""
+PIPELINE = """
+[pipeline]
+stages = 4
+step_timeout_s = 60.0
+
+[guard]
+audit_rate = 0.25
+step_audit_rate = 0.0
+owner_audit_rate = 0.0
+gradient_screen = false
+
+[checkpoint]
+every = 3
+"""
+LEARNED = ("reward", "kl", "text_tokens", "texts_ended", "batch", "loss", "grad_norm")
+
+
+def written(place: Place, engine: str = PIPELINE) -> Place:
+    """Put run file, prompts and vocabulary of digits into a place."""
+    words = {word: number for number, word in enumerate(["<|endoftext|>", *"0123456789", ">"])}
+    vocabulary = Tokenizer(models.WordLevel(words, ">"))
+    vocabulary.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    vocabulary.decoder = decoders.Fuse()
+    vocabulary.add_special_tokens([AddedToken("<|endoftext|>", special=True)])
+    vocabulary.save(str(place.path / "tokenizer.json"))
+    prompts = [{"prompt": f"{n:0{2 + n % 2}}>", "answer": f"{n:02}"[::-1]} for n in range(100)]
+    (place.path / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
+    place.run_file.write_text((RUN.format(steps=STEPS) + engine).replace("PLACE", str(place.path)))
+    return place
+
+
+@pytest.fixture
+def rollouts(place: Place) -> Place:
+    return written(place)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """Summary and metrics of the run in which nothing goes wrong."""
+    place = written(make_place(tmp_path_factory.mktemp("undisturbed")))
+    summary = place.finish()
+    yield summary, read_metrics(place.path / "run" / "metrics.jsonl")
+    end_all(place)
+
+
+def learned(place: Place) -> list[list[Any]]:
+    lines = read_metrics(place.path / "run" / "metrics.jsonl")
+    return [[line["step"], *(line[name] for name in LEARNED)] for line in lines]
+
+
+def of(lines: list[dict[str, Any]]) -> list[list[Any]]:
+    return [[line["step"], *(line[name] for name in LEARNED)] for line in lines]
+
+
+def test_texts_are_written_rewarded_and_measured(undisturbed):
+    summary, lines = undisturbed
+
+    assert (summary["status"], summary["steps"]) == ("completed", STEPS)
+    assert 0.0 <= summary["validation_reward_first"] <= 1.0
+    assert summary["validation_reward"] == lines[-1]["validation_reward"]
+    # two steps learn from the same texts, and the next ones are others
+    rewards = [line["reward"] for line in lines]
+    assert rewards[0::2] == rewards[1::2]
+    assert len(set(rewards[0::2])) > 1
+    assert lines[0]["kl"] == pytest.approx(0.0, abs=1e-5)
+    assert lines[-1]["kl"] > 0.0
+
+
+@pytest.mark.parametrize("kind", ["sign_flip", pytest.param("gaussian", marks=pytest.mark.slow)])
+def test_a_liar_is_named_in_its_first_step_and_is_in_no_text_and_no_weight(rollouts, undisturbed, kind):
+    clean, lines = undisturbed
+
+    summary = rollouts.finish(f"attack.kind='{kind}'", "attack.stages=[1]", "attack.rate=0.3", "attack.seed=1")
+
+    assert summary["attacks_injected"] == summary["detections"] == 1
+    assert (summary["evicted"], summary["false_accusations"]) == (["worker-1"], 0)
+    assert summary["final_weights_digest"] == clean["final_weights_digest"]
+    assert learned(rollouts) == of(lines)
+
+
+# the defence is off, and the liar wins
+@pytest.mark.slow
+def test_without_a_guard_a_liar_bends_texts_and_weights(rollouts, undisturbed):
+    clean, lines = undisturbed
+    attack = ("attack.kind='sign_flip'", "attack.stages=[1]", "attack.rate=0.3", "attack.seed=1")
+
+    summary = rollouts.finish(*attack, "guard.mode='off'")
+
+    assert summary["final_weights_digest"] != clean["final_weights_digest"]
+    assert learned(rollouts) != of(lines)
+
+
+# a step is one of two that learn from the same texts: the second one's texts are in the state of the first
+@pytest.mark.parametrize("journal", ["true", pytest.param("false", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [4, pytest.param(5, marks=pytest.mark.slow)])
+def test_an_owner_that_is_killed_goes_on_with_the_same_texts(rollouts, undisturbed, journal, step):
+    clean, lines = undisturbed
+    process = rollouts.train(f"checkpoint.journal={journal}")
+    rollouts.wait_for(process, lambda: rollouts.has_line("metrics.jsonl", f'"step": {step},'))
+    kill_owner(rollouts, process)
+
+    summary = rollouts.finish(f"checkpoint.journal={journal}", resume=True)
+
+    assert summary["resumed_from"] >= 3
+    assert summary["final_weights_digest"] == clean["final_weights_digest"]
+    assert learned(rollouts) == of(lines)
+
+
+def test_steps_that_are_undone_take_the_texts_of_later_ones_with_them(rollouts, undisturbed):
+    clean, lines = undisturbed
+
+    # a conviction in step 4 undoes step 3, the last snapshot being the one before it
+    snapshots = ("guard.shadow='snapshot'", "guard.snapshot_every=3", "checkpoint.every=1")
+    summary = rollouts.finish(*FORWARD_LIAR, *snapshots)
+
+    ((_, back),) = events(rollouts, "fell_back")
+    assert (back["to_step"], back["from_step"]) == (3, 5)
+    assert (summary["evicted"], summary["steps_lost"]) == (["worker-1"], 2)
+    assert summary["final_weights_digest"] == clean["final_weights_digest"]
+    assert learned(rollouts) == of(lines)
+
+
+# there is no checkpoint to go back to
+@pytest.mark.slow
+def test_without_a_checkpoint_a_run_whose_texts_were_undone_ends_by_name(rollouts):
+    process = rollouts.train(*FORWARD_LIAR, "guard.shadow='snapshot'", "guard.snapshot_every=3", "checkpoint.every=0")
+
+    assert process.wait() == 6, process.text
+    assert "[PHX-R041]" in process.text
+    assert "set checkpoint.every" in process.text
+
+
+PARALLEL = """
+[parallel]
+dp = {dp}
+"""
+
+
+def weights(place: Place) -> dict[str, torch.Tensor]:
+    owner = load_identity(place.path / "run" / "pki" / "owner").public
+    checkpoint = open_checkpoint(
+        place.path / "run" / "checkpoints" / f"step-{STEPS:08}", owner, run=None, config_digest=None
+    )
+    return {
+        name: tensor
+        for stage in checkpoint.stages
+        for name, tensor in checkpoint.tensors(stage).items()
+        if name.startswith("weight/")
+    }
+
+
+@pytest.mark.slow
+def test_ranks_write_and_learn_what_one_process_does(tmp_path):
+    found = {}
+    for dp in (1, 2):
+        (tmp_path / str(dp)).mkdir()
+        place = written(make_place(tmp_path / str(dp)), PARALLEL.format(dp=dp))
+        # adamw makes a step of its learning rate of a gradient that is nothing but rounding
+        place.finish("optimizer.kind='sgd'", "optimizer.lr=0.1", "optimizer.weight_decay=0.0")
+        found[dp] = learned(place), weights(place)
+        end_all(place)
+
+    for one, two in zip(found[1][0], found[2][0], strict=True):
+        assert one[:5] == pytest.approx(two[:5], rel=1e-6, abs=1e-6)
+    for name, tensor in found[1][1].items():
+        torch.testing.assert_close(tensor, found[2][1][name], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("return float('nan')", "found nan, expected a finite number"),
+        pytest.param("import time; time.sleep(600)", "took longer than rewards.timeout_s = 1", marks=pytest.mark.slow),
+    ],
+)
+def test_a_reward_that_fails_ends_the_run_by_name_and_a_mended_one_goes_on(rollouts, body, said):
+    own = Path(rollouts.path / "own.py")
+    own.write_text(f"def reward(prompt, text, record):\n    {body}\n")
+    process = rollouts.train("rewards.of=[{kind='own.py:reward'}]", "rewards.timeout_s=1.0")
+
+    assert process.wait() == 6, process.text
+    assert "rewards.of[0] (reward), draw 0, " in process.text
+    assert "prompts.jsonl, line " in process.text
+    assert said in process.text
+    assert "[PHX-R040]" in process.text
+    assert rollouts.summary()["status"] == "failed"

@@ -1,0 +1,171 @@
+"""Rewards come from a child with a time limit: right numbers, or an error that names the text."""
+
+import http.server
+import json
+import threading
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from phalanx.config import config_of, pin_own_code
+from phalanx.errors import ConfigError, RewardError
+from phalanx.rewards import RewardsConfig, RewardScorer, ScoredText
+
+OWN = """
+import os, time
+
+def length(prompt, text, record):
+    print("a user may print")
+    return len(text) + record["bonus"]
+
+def odd(prompt, text, record):
+    if text == "hang":
+        time.sleep(600)
+    if text == "die":
+        os._exit(3)
+    return {"nan": float("nan"), "inf": float("inf"), "word": "good", "none": None, "large": 1e9, "fine": 1}[text]
+"""
+
+
+def scorer(tmp_path, *rewards, timeout_s=20.0):
+    (tmp_path / "own.py").write_text(OWN)
+    data = {"of": list(rewards), "timeout_s": timeout_s}
+    pin_own_code(data, tmp_path)
+    return RewardScorer(RewardsConfig.model_validate_json(json.dumps(data)), tmp_path, tmp_path / "rewards.log")
+
+
+def text(said, **record):
+    return ScoredText("prompts.jsonl, line 7, text 2", "2 + 2 =", said, record)
+
+
+def test_rules_and_a_function_of_the_users_own_say_what_a_text_is_worth(tmp_path):
+    rewards = (
+        {"kind": "exact"},
+        {"kind": "places", "weight": 0.5},
+        {"kind": "pattern", "pattern": "^[0-9 ]+$"},
+        {"kind": "own.py:length", "weight": -0.1},
+    )
+    with scorer(tmp_path, *rewards) as found:
+        scores = found.score([text(" 42 ", answer="42", bonus=1), text("4x", answer="42", bonus=0)])
+
+        assert scores == [(1.0, 1.0, 1.0, 5.0), (0.0, 0.5, 0.0, 2.0)]
+        assert found.total(scores[0]) == pytest.approx(1.0 + 0.5 + 1.0 - 0.5)
+        assert found.names == ("exact", "places", "pattern", "length")
+    assert "a user may print" in (tmp_path / "rewards.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("nan", "found nan, expected a finite number"),
+        ("inf", "found inf, expected a finite number"),
+        ("word", "found 'good', expected a finite number"),
+        ("none", "found None, expected a finite number"),
+        ("large", "expected a finite number of at most 1e+06 in size"),
+        ("unknown", "KeyError"),
+        ("die", "its process ended: exit code 3"),
+    ],
+)
+def test_a_reward_that_is_none_names_the_reward_and_the_text(tmp_path, said, why):
+    with scorer(tmp_path, {"kind": "exact"}, {"kind": "own.py:odd"}) as found:
+        with pytest.raises(RewardError) as caught:
+            found.score([text("fine", answer="a"), text(said, answer="a")])
+
+        assert str(caught.value).startswith("rewards.of[1] (odd), prompts.jsonl, line 7, text 2: ")
+        assert why in str(caught.value)
+        # and the next text is scored as if nothing had been
+        assert found.score([text("fine", answer="a")]) == [(0.0, 1.0)]
+
+
+def test_a_reward_that_hangs_is_ended_and_named(tmp_path):
+    with scorer(tmp_path, {"kind": "own.py:odd"}, timeout_s=0.5) as found:
+        found.score([text("fine")])
+        pid = found._child.pid
+        with pytest.raises(RewardError, match=r"text 2: took longer than rewards\.timeout_s = 0\.5"):
+            found.score([text("hang")])
+
+        assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_record_without_the_answer_is_named(tmp_path):
+    said = 'line 7, text 2: its record has no text "solution"'
+    with scorer(tmp_path, {"kind": "exact", "field": "solution"}) as found, pytest.raises(RewardError, match=said):
+        found.score([text("4")])
+
+
+@pytest.mark.parametrize(
+    ("reward", "said"),
+    [
+        ({"kind": "pattern", "pattern": "("}, "is no regular expression"),
+        ({"kind": "exat"}, "exat"),
+        ({"kind": "judge", "url": "file:///etc/passwd", "model": "m"}, "url"),
+        ({"kind": "judge", "url": "http://a/v1", "model": "m", "question": "?"}, "write {text} where it belongs"),
+        ({"kind": "exact", "weight": 1e9}, "weight"),
+    ],
+)
+def test_a_reward_that_is_written_wrongly_is_refused_when_the_file_is_read(reward, said):
+    with pytest.raises(ConfigError, match=said):
+        config_of({"of": [reward]}, Path("run.toml"), RewardsConfig)
+
+
+class Judge(http.server.BaseHTTPRequestHandler):
+    """Answers with what the answer asks for, and keeps what it was sent."""
+
+    asked: ClassVar[list[dict]] = []
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.asked.append({"key": self.headers["authorization"], "path": self.path, **body})
+        said = body["messages"][0]["content"].rpartition("Answer: ")[2]
+        if said == "elsewhere":
+            self.send_response(302)
+            self.send_header("location", "http://127.0.0.1:1/v1")
+            self.end_headers()
+            return
+        reply = b"{" if said == "broken" else json.dumps({"choices": [{"message": {"content": said}}]}).encode()
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(reply)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def judge():
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Judge)
+    Judge.asked = []
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/v1"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_a_judge_is_asked_with_the_key_of_a_file_and_its_one_number_is_the_reward(tmp_path, judge):
+    (tmp_path / "key").write_text("sesame\n")
+    reward = {"kind": "judge", "url": judge, "model": "owl", "key_file": str(tmp_path / "key")}
+    with scorer(tmp_path, reward) as found:
+        assert found.score([text("I say 7.5")]) == [(7.5,)]
+
+    assert [(one["key"], one["path"], one["model"]) for one in Judge.asked] == [
+        ("Bearer sesame", "/v1/chat/completions", "owl")
+    ]
+    assert "Prompt: 2 + 2 =" in Judge.asked[0]["messages"][0]["content"]
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("good", "the judge said 0 numbers"),
+        ("7 of 10", "the judge said 2 numbers"),
+        ("broken", "gives no answer that can be read"),
+        ("elsewhere", "gives no answer that can be read"),
+    ],
+)
+def test_a_judge_that_gives_no_number_ends_the_run_by_name(tmp_path, judge, said, why):
+    reward = {"kind": "judge", "url": judge, "model": "owl"}
+    with scorer(tmp_path, reward) as found, pytest.raises(RewardError, match=why):
+        found.score([text(said)])
