@@ -18,18 +18,22 @@ from phalanx.models.planned import FamilyByPlan
 from phalanx.models.quiet import quiet_transformers
 from phalanx.models.written.bert import Bert
 from phalanx.models.written.bloom import Bloom
+from phalanx.models.written.falcon import Falcon
 from phalanx.models.written.gpt2 import Gpt2
 from phalanx.models.written.llama import Llama
 from phalanx.models.written.modernbert import ModernBert
 from phalanx.models.written.opt import Opt
+from phalanx.models.written.qwen3_moe import Qwen3Moe
 from phalanx.planner.model.families import FAMILIES as FACTS
 from phalanx.planner.model.families import FamilyFacts
 from phalanx.planner.model.families.planned import PlannedFamily
 from phalanx.planner.model.heads import VALUE_HEAD, HeadKind, head_kind
 
+_WRITTEN = (Bert(), Bloom(), Falcon(), Gpt2(), Llama(), ModernBert(), Opt(), Qwen3Moe())
 FAMILIES: dict[str, Family] = {
-    family.model_type: family for family in (Bert(), Bloom(), Gpt2(), Llama(), ModernBert(), Opt())
-} | {model_type: FamilyByPlan(model_type) for model_type, facts in FACTS.items() if facts.slicing is not None}
+    model_type: FamilyByPlan(model_type) for model_type, facts in FACTS.items() if facts.slicing is not None
+} | {family.model_type: family for family in _WRITTEN}
+
 
 ADOPTED: set[str] = set()
 """Families in the tables that are the user's own."""

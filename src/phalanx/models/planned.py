@@ -26,7 +26,13 @@ class FamilyByPlan(Family):
     """
 
     # what hub files of these families may hold beside the fields of the config class
-    old_keys = ("rope_theta", "partial_rotary_factor", "rotary_pct", "rotary_emb_base", "sliding_window_pattern")
+    old_keys: tuple[str, ...] = (
+        "rope_theta",
+        "partial_rotary_factor",
+        "rotary_pct",
+        "rotary_emb_base",
+        "sliding_window_pattern",
+    )
 
     def __init__(self, model_type: str) -> None:
         facts = FAMILIES[model_type]

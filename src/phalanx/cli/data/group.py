@@ -6,7 +6,8 @@ from phalanx.cli.data.build import build
 from phalanx.cli.data.convert import export, import_
 from phalanx.cli.data.diff import diff
 from phalanx.cli.data.keys import new_key, rotate
-from phalanx.cli.data.look import inspect, report, sample
+from phalanx.cli.data.look import inspect, report
+from phalanx.cli.data.sample import sample
 from phalanx.cli.data.verify import verify
 from phalanx.cli.data.where import where
 
@@ -32,7 +33,10 @@ data_app.command(
     epilog="Example: phalanx data where letters/0007.txt --run runs/first\n\n"
     "Example: phalanx data where notes/0007 --dataset datasets/notes --proof 0007.proof.json"
 )(where)
-data_app.command(epilog="Example: phalanx data sample datasets/mine --count 3 --seed 7")(sample)
+data_app.command(
+    epilog="Example: phalanx data sample datasets/mine --count 3 --seed 7\n\n"
+    "Example: phalanx data sample examples/sft.toml --mask"
+)(sample)
 data_app.command(epilog="Example: phalanx data diff datasets/first datasets/second --documents 20")(diff)
 data_app.command(epilog="Example: phalanx data report datasets/mine")(report)
 data_app.command(epilog="Example: phalanx data export datasets/mine parquet --to parquet")(export)
