@@ -14,6 +14,7 @@
     │   │   └── OutOfBoundsError                        a field has a value that nothing can have
     │   ├── OrderError                              replayed, skipped or out of order
     │   ├── SealError                               a sealed frame is not the one that is due
+    │   ├── UpdateRefusedError                      a site's update is not let into a round
     │   ├── PeerRefusedError                        unknown, expired, evicted or foreign identity
     │   └── PeerLostError                           gone, or silent beyond the deadline
     │       └── PeerGoneError                       no process listens at its address
@@ -162,6 +163,12 @@ class SealError(TransportError, ReasonedError):
     """A frame is not the one due, or its channel is closed; `reason` is of `phalanx.security.seal.SealRefusal`."""
 
     code = "PHX-T030"
+
+
+class UpdateRefusedError(TransportError, ReasonedError):
+    """A site's update is not let into a round; `reason` is of `phalanx.federated.admission.UpdateRefusal`."""
+
+    code = "PHX-T035"
 
 
 class PeerRefusedError(TransportError):

@@ -7,9 +7,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "verified_rollouts.md").read_text(encoding="utf-8")
-FOUND = json.loads(
-    (ROOT / "benchmarks" / "results" / "verified-rollouts-cpu-2cores-busy.json").read_text(encoding="utf-8")
-)
+RESULT = ROOT / "benchmarks" / "results" / "verified-rollouts-cpu-2cores-busy.json"
+FOUND = json.loads(RESULT.read_text(encoding="utf-8"))
 ROWS = FOUND["rows"]
 
 

@@ -42,6 +42,13 @@ _OWN: dict[str, dict[str, Any]] = {
     "phi3": {"sliding_window": WINDOW, "original_max_position_embeddings": 64},
     "qwen2": {"use_sliding_window": True, **_MIXED},
     "qwen3": {**_HEAD_DIM, "use_sliding_window": True, **_MIXED},
+    "qwen3_moe": {
+        **_HEAD_DIM,
+        "moe_intermediate_size": 24,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+    },
     "seed_oss": {**_HEAD_DIM, "residual_dropout": 0.0, "attention_dropout": 0.0},
     "smollm3": {"use_sliding_window": True, "sliding_window": WINDOW, "no_rope_layer_interval": 2},
     "starcoder2": {"sliding_window": WINDOW},

@@ -3,10 +3,14 @@
 import json
 
 import pytest
+import tokenizers
 import torch
+from safetensors.torch import load_file, save_file
+from tiny_models import Held
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForMaskedLM
 
+from phalanx.checkpoint.export import RunTokenizer, export_model
 from phalanx.errors import ModelError
 from phalanx.models import FAMILIES, LoraConfig, ModelConfig, ModelSource, build_stage, open_model, partition, tie
 from phalanx.models.directory import WEIGHTS
@@ -166,8 +170,6 @@ def test_adapters_train_alone(cache):
 
 
 def test_files_of_the_first_berts_are_read_by_their_older_names(cache, tmp_path):
-    from safetensors.torch import load_file, save_file
-
     source = source_of("bert", cache)
     old = {
         name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value
@@ -213,3 +215,22 @@ def test_older_keys_of_modernbert_are_accepted(cache):
     kept = json.loads((source.directory / "config.json").read_text())
     assert kept["layer_types"] == ["full_attention", "sliding_attention"] * 2
     assert kept["rope_parameters"]["full_attention"]["rope_theta"] == 5000.0
+
+
+@pytest.mark.parametrize("name", ["bert", "modernbert"])
+def test_an_exported_encoder_is_read_by_transformers_as_the_masked_language_model_that_it_is(cache, tmp_path, name):
+    source = source_of(name, cache)
+    backend = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"[UNK]": 0, "[MASK]": 1, "<end>": 2}, unk_token="[UNK]")
+    )
+    backend.add_special_tokens(["[UNK]", "[MASK]", "<end>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = RunTokenizer(tmp_path / "tokenizer.json", 2, of_model=False)
+    stages = stages_of(source, 3)
+
+    export_model(Held(stages), source, tmp_path / "out", adapter=None, tokenizer=tokenizer)
+
+    model = AutoModelForMaskedLM.from_pretrained(tmp_path / "out", local_files_only=True).eval()
+    assert model.config.architectures == [type(model).__name__]
+    ids, _ = rows()
+    assert torch.equal(model(input_ids=ids).logits, whole_model(source).eval()(input_ids=ids).logits)

@@ -18,7 +18,7 @@ from tiny_models import (
 
 from phalanx.models import LoraConfig
 
-FAMILY_NAMES = ("gpt2", "opt", "bloom", "llama")
+FAMILY_NAMES = ("gpt2", "opt", "bloom", "llama", "falcon")
 
 
 @pytest.fixture(scope="module")

@@ -52,6 +52,15 @@ _LLAMA = {
     "max_position_embeddings": 24,
 }
 
+_FALCON = {
+    "model_type": "falcon",
+    "num_hidden_layers": 4,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 24,
+}
+
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "gpt2": _GPT2,
     "gpt2-untied": _GPT2 | {"tie_word_embeddings": False, "scale_attn_by_inverse_layer_idx": True},
@@ -61,6 +70,11 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "bloom": _BLOOM,
     "bloom-untied": _BLOOM | {"tie_word_embeddings": False, "n_head": 2},
     "bloom-odd-heads": _BLOOM | {"n_head": 6, "hidden_size": 36, "apply_residual_connection_post_layernorm": True},
+    # parallel halves and one head of keys and values: PaLM's block
+    "falcon": _FALCON,
+    "falcon-untied": _FALCON | {"tie_word_embeddings": False, "bias": True, "ffn_hidden_size": 48},
+    "falcon-two-norms": _FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2},
+    "falcon-serial": _FALCON | {"parallel_attn": False, "multi_query": False},
     "llama": _LLAMA,
     "llama-tied": _LLAMA | {"tie_word_embeddings": True, "rope_theta": 100000.0, "attention_bias": True},
 }
@@ -69,6 +83,7 @@ DROPOUT: dict[str, dict[str, Any]] = {
     "opt": {"dropout": 0.2, "attention_dropout": 0.2},
     "bloom": {"hidden_dropout": 0.2, "attention_dropout": 0.2},
     "llama": {"attention_dropout": 0.2},
+    "falcon": {"hidden_dropout": 0.2, "attention_dropout": 0.2},
 }
 
 

@@ -13,23 +13,28 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICA
 
 from phalanx.config import canonical_json, lacks, resolve, users_traceback
 from phalanx.errors import ConfigError, ModelError
+from phalanx.models.config_keys import unknown_key
 from phalanx.models.family import HEAD, Family
 from phalanx.models.planned import FamilyByPlan
 from phalanx.models.quiet import quiet_transformers
 from phalanx.models.written.bert import Bert
 from phalanx.models.written.bloom import Bloom
+from phalanx.models.written.falcon import Falcon
 from phalanx.models.written.gpt2 import Gpt2
 from phalanx.models.written.llama import Llama
 from phalanx.models.written.modernbert import ModernBert
 from phalanx.models.written.opt import Opt
+from phalanx.models.written.qwen3_moe import Qwen3Moe
 from phalanx.planner.model.families import FAMILIES as FACTS
 from phalanx.planner.model.families import FamilyFacts
 from phalanx.planner.model.families.planned import PlannedFamily
 from phalanx.planner.model.heads import VALUE_HEAD, HeadKind, head_kind
 
+_WRITTEN = (Bert(), Bloom(), Falcon(), Gpt2(), Llama(), ModernBert(), Opt(), Qwen3Moe())
 FAMILIES: dict[str, Family] = {
-    family.model_type: family for family in (Bert(), Bloom(), Gpt2(), Llama(), ModernBert(), Opt())
-} | {model_type: FamilyByPlan(model_type) for model_type, facts in FACTS.items() if facts.slicing is not None}
+    model_type: FamilyByPlan(model_type) for model_type, facts in FACTS.items() if facts.slicing is not None
+} | {family.model_type: family for family in _WRITTEN}
+
 
 ADOPTED: set[str] = set()
 """Families in the tables that are the user's own."""
@@ -147,9 +152,7 @@ def parse_hub_config(data: Mapping[str, Any], where: str, refuse_unknown: bool =
         known |= {"model_type", *family.old_keys, *config_class.attribute_map}
         unknown = sorted(set(data) - known)
         if unknown:
-            raise ModelError(
-                f"{where}: unknown key {unknown[0]!r} for {family.model_type}; choices: {', '.join(sorted(known))}"
-            ).about(code="PHX-I036", key=f"{where}.{unknown[0]}")
+            raise unknown_key(unknown[0], family.model_type, known, where)
     try:
         with quiet_transformers():
             config = config_class.from_dict(dict(data))

@@ -13,6 +13,7 @@ from transformers.masking_utils import create_causal_mask, create_sliding_window
 
 from phalanx.errors import ModelError
 from phalanx.models.config import AttentionKind
+from phalanx.models.routing import RouterBalance
 from phalanx.planner.model.families import FAMILIES, FamilyFacts
 
 ALL_KINDS: frozenset[AttentionKind] = frozenset({"causal", "prefix", "bidirectional", "documents"})
@@ -311,6 +312,15 @@ class Family(ABC):
     def block_context(self, hub_config: Any, context: dict[str, Any], layer: int) -> dict[str, Any]:
         """Return what one block is called with, from what `context` gave for all."""
         return context
+
+    def balance(self, hub_config: Any, share: float) -> RouterBalance | None:
+        """Return what is added to the gradient of every block's output for its router; None where there is nothing.
+
+        Args:
+            hub_config: transformers' config object.
+            share: Of the whole step, which a microbatch is.
+        """
+        return None
 
     def scale_logits(self, hub_config: Any, logits: Tensor) -> Tensor:
         """Change what the language model's head gave, where the whole model does; any number of columns."""

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from phalanx.errors import ModelError
 from phalanx.models.cache import written_once
 from phalanx.models.directory import SLOW_BPE, TOKENIZER
 from phalanx.models.quiet import quiet_transformers
+from phalanx.planner.model.families import FAMILIES
 
 GENERATION = "generation_config.json"
 _COMPANIONS = (
@@ -90,7 +91,9 @@ def save_tokenizer(directory: Path, target: Path) -> None:
 
 def architecture_of(model_type: str) -> str:
     """Return the name of transformers' class for a language model of the family, as config.json has it."""
-    return str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type])
+    encodes = model_type in FAMILIES and FAMILIES[model_type].encodes
+    names = MODEL_FOR_MASKED_LM_MAPPING_NAMES if encodes else MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    return str(names[model_type])
 
 
 def with_older_keys(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from phalanx.models.family import (
 )
 from phalanx.models.layout import StageSpec
 from phalanx.models.quiet import one_at_a_time
+from phalanx.models.routing import RouterBalance
 
 PREFIX = "prefix"
 """The part of a block that has keys and values of virtual tokens, where an adapter has added one."""
@@ -102,6 +103,8 @@ class StageModule(nn.Module):
         """How many keys and values of an adapter every block puts before its own."""
         self.attends: AttentionKind = family.usual_attention
         """Which tokens see which; what each row says of it stands behind its tokens, in inputs and hidden outputs."""
+        self.router_share = 0.0
+        """Which share of a step a microbatch is, for the losses of routers; 0 leaves them out."""
         self.embedding_noise: EmbeddingNoise | None = None
         """What is added to embeddings while training, where anything is; it is told every step."""
         self._head_is_shared = False
@@ -179,13 +182,15 @@ class StageModule(nn.Module):
         pattern.check(*x.shape[:2])
         hidden = self.family.embed(trunk, x, before, pattern) if self.spec.embeds else x
         context = self.family.context(trunk, self.hub_config, hidden, before, pattern)
-        recompute = self.activation_checkpointing and torch.is_grad_enabled()
+        learns = torch.is_grad_enabled()
+        recompute = self.activation_checkpointing and learns
+        balance = self.family.balance(self.hub_config, self.router_share) if learns and self.training else None
         for layer, block in enumerate(self.own_blocks, self.spec.first_layer):
             own = self.family.block_context(self.hub_config, context, layer)
             if recompute:
-                hidden = checkpoint(_run_block, block, hidden, own, self.family.past_key, use_reentrant=False)
+                hidden = checkpoint(_run_block, block, hidden, own, self.family.past_key, balance, use_reentrant=False)
             else:
-                hidden = _run_block(block, hidden, own, self.family.past_key)
+                hidden = _run_block(block, hidden, own, self.family.past_key, balance)
         if self.spec.is_last:
             return self._score(self.family.finish(trunk, hidden))
         return join_marks(hidden, pattern) if self.attends in MARKED_KINDS else hidden
@@ -280,7 +285,11 @@ def canonical_name(name: str) -> str:
     )
 
 
-def _run_block(block: nn.Module, hidden: Tensor, context: dict[str, Any], past_key: str) -> Tensor:
+def _run_block(
+    block: nn.Module, hidden: Tensor, context: dict[str, Any], past_key: str, balance: RouterBalance | None = None
+) -> Tensor:
+    if balance is not None:
+        return balance.run(block, lambda: _run_block(block, hidden, context, past_key))
     prefix = getattr(block, PREFIX, None)
     out = block(hidden, **(context if prefix is None else context | {past_key: prefix}))
     # some families return attention weights or a cache beside the hidden states

@@ -73,6 +73,8 @@ def _our_reasons(config: ParallelConfig, hub_config: Mapping[str, Any], load: St
             'context = "ring": attention = "eager" asks for no fused kernel, and parts of a ring are joined by what a '
             'fused one knows; take attention = "sdpa", or context = "ulysses"'
         )
+    if hub_config.get("output_router_logits"):
+        yield "output_router_logits = true: ranks add no losses of routers; set it to false, or take [pipeline]"
     if config.context == "ring" and config.cp > 1 and load.attends != "causal":
         yield (
             f'context = "ring": its kernels know no mask, and {load.attends} attention is one; take context = '

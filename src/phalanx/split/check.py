@@ -30,6 +30,10 @@ def check_split(split: SplitConfig, source: ModelSource, *, seq: int, objective:
             f"[split]: {source.family.model_type} is an encoder, and clients predict the next token; take a decoder, "
             "or [pipeline]"
         )
+    if getattr(source.hub_config, "output_router_logits", False):
+        raise ConfigError(
+            "[split]: output_router_logits = true: an enclave adds no losses of routers; set it to false in the model"
+        )
     check_length(seq, getattr(source.hub_config, "max_position_embeddings", None))
     if split.mode != "plaintext":
         policy_of(split)

@@ -5,7 +5,9 @@ import typer
 from phalanx.cli.data.build import build
 from phalanx.cli.data.convert import export, import_
 from phalanx.cli.data.diff import diff
-from phalanx.cli.data.look import inspect, report, sample
+from phalanx.cli.data.keys import new_key, rotate
+from phalanx.cli.data.look import inspect, report
+from phalanx.cli.data.sample import sample
 from phalanx.cli.data.verify import verify
 from phalanx.cli.data.where import where
 
@@ -31,10 +33,17 @@ data_app.command(
     epilog="Example: phalanx data where letters/0007.txt --run runs/first\n\n"
     "Example: phalanx data where notes/0007 --dataset datasets/notes --proof 0007.proof.json"
 )(where)
-data_app.command(epilog="Example: phalanx data sample datasets/mine --count 3 --seed 7")(sample)
+data_app.command(
+    epilog="Example: phalanx data sample datasets/mine --count 3 --seed 7\n\n"
+    "Example: phalanx data sample examples/sft.toml --mask"
+)(sample)
 data_app.command(epilog="Example: phalanx data diff datasets/first datasets/second --documents 20")(diff)
 data_app.command(epilog="Example: phalanx data report datasets/mine")(report)
 data_app.command(epilog="Example: phalanx data export datasets/mine parquet --to parquet")(export)
+data_app.command(epilog="Example: phalanx data new-key secrets/data.key")(new_key)
+data_app.command(epilog="Example: phalanx data rotate datasets/mine --key secrets/data.key --to secrets/next.key")(
+    rotate
+)
 data_app.command(
     "import",
     epilog="Example: phalanx data import datasets/mine web.train.parquet --tokenizer tokenizer.json --eos-id 0\n\n"

@@ -1,4 +1,4 @@
-"""``phalanx data inspect``, ``sample`` and ``report``: what is in a dataset, and what became of a document."""
+"""``phalanx data inspect`` and ``report``: what is in a dataset, and what became of a document."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,7 +9,6 @@ from phalanx.cli.answers.answer import Answer
 from phalanx.cli.console import say_figures, say_rows
 from phalanx.cli.data.options import DatasetDir, KeyFile, Signer, opened
 
-_SHOWN = 400
 _LEFT_OUT = ("dropped", "quarantined", "broken")
 _GROUP = ("group", "split", "documents", "tokens")
 
@@ -66,26 +65,6 @@ def _row(source: dict[str, Any]) -> dict[str, Any]:
         "kept": source["kept"].get("raw_bytes", 0),
         **left_out,
     }
-
-
-def sample(
-    directory: DatasetDir,
-    *,
-    count: Annotated[int, typer.Option("--count", metavar="N", min=1, max=1000, help="How many.")] = 3,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Another one draws others.")] = 0,
-    group: Annotated[str | None, typer.Option("--group", metavar="NAME", help="Of this mixture group only.")] = None,
-    key: KeyFile = None,
-    signer: Signer = None,
-) -> Answer:
-    """Print documents drawn at random, decoded from their tokens, with source and fields."""
-    from phalanx.data.build.read_back import sampled_documents
-
-    found = list(sampled_documents(opened(directory, key, signer), count, seed, group))
-    for one in found:
-        text = one["text"]
-        say_figures({**one, "text": text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."})
-        typer.echo()
-    return Answer({"documents": found})
 
 
 def report(directory: DatasetDir, key: KeyFile = None, signer: Signer = None) -> Answer:

@@ -26,6 +26,7 @@ class StageCopy:
         self.spec = spec
         self.module = module
         module.attends = plan.attends
+        module.router_share = 1.0 / plan.microbatches
         add_embedding_noise(module, plan.neftune_alpha)
         self.optimizer = optimizer
         self.runner = StageRunner(module, spec, seed=plan.seed, precision=plan.precision, device=plan.device)

@@ -66,6 +66,11 @@ def make_plan(run: RunConfig, source: ModelSource) -> StepPlan:
     Raises:
         ConfigError: Run file and model do not fit.
     """
+    if FAMILIES[source.hub_config.model_type].facts.routed and run.guard.classes == "mixed":
+        raise ConfigError(
+            f'guard.classes = "mixed": {source.hub_config.model_type} has experts, and parties that round otherwise '
+            'may ask others of them, which looks like a lie; set guard.classes = "one"'
+        )
     check_length(run.data.sequence_length, getattr(source.hub_config, "max_position_embeddings", None))
     return StepPlan(
         family=run.model.family,

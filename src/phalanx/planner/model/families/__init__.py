@@ -3,19 +3,23 @@
 from phalanx.planner.model.families.bert import BERT
 from phalanx.planner.model.families.bloom import BLOOM
 from phalanx.planner.model.families.facts import FamilyFacts, Feed, SharedAxis, SlicingRule
+from phalanx.planner.model.families.falcon import FALCON
 from phalanx.planner.model.families.gpt2 import GPT2
 from phalanx.planner.model.families.llama import LLAMA
 from phalanx.planner.model.families.modernbert import MODERNBERT
 from phalanx.planner.model.families.opt import OPT
 from phalanx.planner.model.families.planned import PLANNED
+from phalanx.planner.model.families.qwen3_moe import QWEN3_MOE
 
 FAMILIES: dict[str, FamilyFacts] = {
     "bert": BERT,
     "bloom": BLOOM,
+    "falcon": FALCON,
     "gpt2": GPT2,
     "llama": LLAMA,
     "modernbert": MODERNBERT,
     "opt": OPT,
+    "qwen3_moe": QWEN3_MOE,
     **{name: family.facts for name, family in PLANNED.items()},
 }
 """By the hub's ``model_type``."""

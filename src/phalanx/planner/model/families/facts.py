@@ -65,6 +65,8 @@ class FamilyFacts:
         dropout: Where a config has attention's dropout, with transformers' default.
         norms: Of a block, those over the width of the stream.
         shared_axes: Mesh axes along which ranks may share a block; a test compares each with one rank alone.
+        encodes: Whether every token sees every other, and hidden tokens are predicted.
+        routed: Whether tokens ask experts that a router chooses: another rounding may choose others.
         slicing: How the model is cut by transformers' pipeline plan; None for a family that is written out.
     """
 
@@ -78,4 +80,6 @@ class FamilyFacts:
     dropout: tuple[str, float] = ("attention_dropout", 0.0)
     norms: int = 2
     shared_axes: frozenset[SharedAxis] = frozenset({"tp", "cp"})
+    encodes: bool = False
+    routed: bool = False
     slicing: SlicingRule | None = None

@@ -1,0 +1,84 @@
+"""``phalanx data sample``: documents of a dataset, or rows of a run with what is learned of them."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from phalanx.cli.answers.answer import Answer
+from phalanx.cli.console import say_figures
+from phalanx.cli.data.options import KeyFile, Signer, opened
+
+if TYPE_CHECKING:
+    from phalanx.data.row_text import RowPiece
+
+_SHOWN = 400
+_BEGINS, _ENDS = "⟦", "⟧"
+
+
+def sample(
+    place: Annotated[Path, typer.Argument(metavar="DIR|RUN.toml", help="The directory of a dataset, or a run file.")],
+    *,
+    count: Annotated[int, typer.Option("--count", metavar="N", min=1, max=1000, help="How many.")] = 3,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Another one draws others.")] = 0,
+    mask: Annotated[bool, typer.Option("--mask", help="Of a run file: mark what is learned, ⟦so⟧.")] = False,
+    group: Annotated[str | None, typer.Option("--group", metavar="NAME", help="Of this mixture group only.")] = None,
+    key: KeyFile = None,
+    signer: Signer = None,
+) -> Answer:
+    """Print documents of a dataset drawn at random; or rows of a run, with --mask what the model learns of each."""
+    if place.suffix == ".toml":
+        return _rows(place, count, seed, mask=mask)
+    if mask:
+        raise typer.BadParameter("--mask is for rows of a run; give its run file, RUN.toml")
+    from phalanx.data.build.read_back import sampled_documents
+
+    found = list(sampled_documents(opened(place, key, signer), count, seed, group))
+    for one in found:
+        text = one["text"]
+        say_figures({**one, "text": text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."})
+        typer.echo()
+    return Answer({"documents": found})
+
+
+def _rows(run_file: Path, count: int, seed: int, *, mask: bool) -> Answer:
+    import random
+
+    from phalanx.data.row_text import row_pieces
+    from phalanx.train import default_directory, load_run
+    from phalanx.train.batches.epochs import run_corpus
+    from phalanx.train.records.run_directory import cache_beside
+
+    run = load_run(run_file)
+    corpus = run_corpus(run, cache_beside(default_directory(run)))
+    # not secret: another seed shows other rows
+    rows = range(corpus.num_train_sequences)
+    numbers = sorted(random.Random(seed).sample(rows, min(count, len(rows))))  # noqa: S311
+    found: list[dict[str, Any]] = []
+    for number in numbers:
+        pieces = row_pieces(corpus, number)
+        learned = sum(piece.tokens for piece in pieces if piece.learned)
+        tokens = sum(piece.tokens for piece in pieces)
+        found.append({"row": number, "tokens": tokens, "learned": learned, "pieces": [asdict(one) for one in pieces]})
+        say_figures({"row": number, "tokens": tokens, "learned": learned})
+        _say(pieces, mask=mask)
+    return Answer({"rows": found})
+
+
+def _say(pieces: "list[RowPiece]", *, mask: bool) -> None:
+    """Print a row, its documents apart; what is learned in marks, and in colour on a terminal."""
+    from phalanx.cli.answers.answer import for_programs
+    from phalanx.config import printable
+
+    if for_programs():
+        return
+    document = pieces[0].document
+    for piece in pieces:
+        if piece.document != document:
+            typer.echo("\n" + "-" * 8)
+            document = piece.document
+        text = "\n".join(printable(line) for line in piece.text.split("\n"))
+        marked = mask and piece.learned
+        typer.echo(typer.style(f"{_BEGINS}{text}{_ENDS}", fg="green", bold=True) if marked else text, nl=False)
+    typer.echo("\n")

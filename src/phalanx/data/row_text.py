@@ -1,0 +1,60 @@
+"""Rows of a corpus as text, in pieces: which of it is learned, and what is only read."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import tokenizers
+
+from phalanx.data.batch import DOCUMENTS, IGNORE, Batch
+from phalanx.data.corpus import Corpus
+
+
+@dataclass(frozen=True)
+class RowPiece:
+    """Neighbouring tokens of one document of a row that are all learned, or all not.
+
+    Attributes:
+        text: With special tokens.
+        tokens: How many.
+        learned: Whether the model learns to write them.
+        document: Number of the document in its row.
+    """
+
+    text: str
+    tokens: int
+    learned: bool
+    document: int
+
+
+def row_pieces(corpus: Corpus, number: int) -> list[RowPiece]:
+    """Return a training row in pieces; what fills the row at its end is left out.
+
+    Raises:
+        DataError: There is no such row.
+    """
+    batch = corpus.train_batch([number])
+    ids: list[int] = batch.input_ids[0].tolist()
+    backend = tokenizers.Tokenizer.from_file(str(corpus.tokenizer_path))
+    kinds = list(_kinds(batch))
+    found, at = [], 0
+    for (document, learned), group in groupby(kinds):
+        size = len(list(group))
+        text = backend.decode(ids[at : at + size], skip_special_tokens=False)
+        found.append(RowPiece(text, size, learned, document))
+        at += size
+    return found[:-1] if _is_filling(ids, kinds, found, corpus.eos_id) else found
+
+
+def _kinds(batch: Batch) -> Iterator[tuple[int, bool]]:
+    """The document of each token, and whether it is the label of the one before."""
+    labels: list[int] = batch.labels[0].tolist()
+    documents = batch.extras[DOCUMENTS][0].tolist() if DOCUMENTS in batch.extras else [0] * len(labels)
+    for at, document in enumerate(documents):
+        yield document, at > 0 and labels[at - 1] != IGNORE
+
+
+def _is_filling(ids: Sequence[int], kinds: Sequence[tuple[int, bool]], pieces: Sequence[RowPiece], eos_id: int) -> bool:
+    """Whether the last piece is nothing but tokens that fill a row."""
+    size = pieces[-1].tokens
+    return len(pieces) > 1 and not kinds[-1][1] and all(one == eos_id for one in ids[len(ids) - size :])

@@ -1,0 +1,237 @@
+"""Admission: an update is refused for what it is before any statistics look at it.
+
+A site signs a header; the values follow as safetensors. A NaN breaks most rules, a second update of one site counts it
+twice, and a replayed one is no training: none of that is a question of distances.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor
+
+from phalanx.config import StrictModel, canonical_json
+from phalanx.errors import SignatureError, UpdateRefusedError
+from phalanx.security.crypto import Identity, Peer, digest_hex, in_domain
+
+_DOMAIN = "federated-update/1"
+_MOST_HEADER_BYTES = 4096
+_HEADER_OF_TENSORS = 2**20
+_Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
+
+
+class UpdateRefusal(StrEnum):
+    """Every reason of an `UpdateRefusedError`."""
+
+    MALFORMED = "malformed"
+    FOREIGN_SITE = "foreign_site"
+    NOT_SIGNED = "not_signed"
+    EXCLUDED = "excluded"
+    OTHER_RUN = "other_run"
+    OTHER_ROUND = "other_round"
+    OTHER_MODEL = "other_model"
+    SECOND_UPDATE = "second_update"
+    REPLAYED = "replayed"
+    OTHER_SHAPE = "other_shape"
+    OTHER_DTYPE = "other_dtype"
+    NOT_FINITE = "not_finite"
+    EMPTY = "empty"
+    OVER_NORM = "over_norm"
+
+
+class UpdateHeader(StrictModel):
+    """What a site signs of its update.
+
+    Attributes:
+        run: Digest of the run file.
+        site: Party name.
+        round: Number of the round.
+        model: Digest of the weights that the update is relative to.
+        values: Digest of the bytes that follow.
+        samples: Trained on; the weight of the update where a rule has weights.
+    """
+
+    version: Literal[1] = 1
+    run: _Digest
+    site: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}\z")]
+    round: Annotated[int, Field(ge=1, lt=2**53)]
+    model: _Digest
+    values: _Digest
+    samples: Annotated[int, Field(ge=1, lt=2**31)]
+
+
+class _SignedHeader(StrictModel):
+    body: UpdateHeader
+    signature: Annotated[str, Field(pattern=r"^[0-9a-f]{128}\z")]
+
+
+def sign_update(header: UpdateHeader, identity: Identity) -> bytes:
+    """Return the bytes of a signed header."""
+    return canonical_json({"body": header.model_dump(mode="json"), "signature": identity.sign(_to_sign(header)).hex()})
+
+
+def _to_sign(header: UpdateHeader) -> bytes:
+    return in_domain(_DOMAIN, canonical_json(header.model_dump(mode="json")))
+
+
+@dataclass(frozen=True)
+class DueUpdates:
+    """What the updates of one round must be.
+
+    Attributes:
+        run: Digest of the run file.
+        round: Number of the round.
+        model: Digest of the weights that went out.
+        shapes: Shape of each tensor, by name; all are of `dtype`.
+        dtype: Of the tensors.
+        max_norm: Bound of the Euclidean norm of all values; sites scale theirs down to it themselves.
+        max_samples: Bound of a site's weight.
+    """
+
+    run: str
+    round: int
+    model: str
+    shapes: Mapping[str, tuple[int, ...]]
+    dtype: torch.dtype
+    max_norm: float
+    max_samples: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the values of one update."""
+        return self.dtype.itemsize * sum(math.prod(shape) for shape in self.shapes.values())
+
+
+@dataclass(frozen=True)
+class AdmittedUpdate:
+    """An update that may be looked at.
+
+    Attributes:
+        site: Its site.
+        samples: Its weight.
+        tensors: By name.
+        norm: Over all of them.
+        header: The signed header, which is the evidence of what the site sent.
+    """
+
+    site: str
+    samples: int
+    tensors: dict[str, Tensor]
+    norm: float
+    header: bytes
+
+
+class UpdateAdmission:
+    """The door of the rounds of one run.
+
+    Args:
+        roster: The sites of the run by name, certified by its authority: one that makes up sites has no keys for them.
+
+    Guarantees:
+        What is admitted is signed by a site of the roster for this run, round and model, is the site's only update of
+        the round, is finite, has the names, shapes, dtype and norm that are due, and no site ever sent the same values
+        before, another one or itself. A refused update changes nothing.
+    """
+
+    def __init__(self, roster: Mapping[str, Peer]) -> None:
+        self._roster = dict(roster)
+        self._excluded: dict[str, str] = {}
+        self._seen: set[str] = set()
+        self._came: set[tuple[int, str]] = set()
+
+    def exclude(self, site: str, reason: str) -> None:
+        """Let a site in no more."""
+        self._excluded.setdefault(site, reason)
+
+    @property
+    def excluded(self) -> dict[str, str]:
+        """The sites that are let in no more, with the reasons."""
+        return dict(self._excluded)
+
+    def admit(self, header: bytes, values: bytes, due: DueUpdates) -> AdmittedUpdate:
+        """Check an update, and count it as its site's update of the round.
+
+        Raises:
+            UpdateRefusedError: It is not what is due.
+        """
+        said = self._signed(header)
+        self._check_place(said, due)
+        if len(values) > due.size_bytes + _HEADER_OF_TENSORS or digest_hex(values) != said.values:
+            raise UpdateRefusedError(UpdateRefusal.MALFORMED, f"{said.site}: sent other values than it signed for")
+        if said.values in self._seen:
+            raise UpdateRefusedError(UpdateRefusal.REPLAYED, f"{said.site}: these very values were sent before")
+        tensors = _tensors(said.site, values, due)
+        norm = _norm(said.site, tensors, due)
+        self._seen.add(said.values)
+        self._came.add((said.round, said.site))
+        return AdmittedUpdate(said.site, said.samples, tensors, norm, header)
+
+    def _signed(self, header: bytes) -> UpdateHeader:
+        try:
+            message = _SignedHeader.model_validate_json(header[: _MOST_HEADER_BYTES + 1])
+            is_canonical = canonical_json(message.model_dump(mode="json")) == header
+        except ValidationError as exc:
+            raise UpdateRefusedError(UpdateRefusal.MALFORMED, "header: is none of an update") from exc
+        if not is_canonical:
+            raise UpdateRefusedError(UpdateRefusal.MALFORMED, "header: is not in canonical form")
+        body = message.body
+        peer = self._roster.get(body.site)
+        if peer is None:
+            raise UpdateRefusedError(UpdateRefusal.FOREIGN_SITE, f"{body.site}: is no site of this run")
+        try:
+            peer.verify(bytes.fromhex(message.signature), _to_sign(body))
+        except SignatureError as exc:
+            raise UpdateRefusedError(UpdateRefusal.NOT_SIGNED, f"{body.site}: the signature does not match") from exc
+        return body
+
+    def _check_place(self, said: UpdateHeader, due: DueUpdates) -> None:
+        if said.site in self._excluded:
+            raise UpdateRefusedError(UpdateRefusal.EXCLUDED, f"{said.site}: {self._excluded[said.site]}")
+        for field, reason in (
+            ("run", UpdateRefusal.OTHER_RUN),
+            ("round", UpdateRefusal.OTHER_ROUND),
+            ("model", UpdateRefusal.OTHER_MODEL),
+        ):
+            if (found := getattr(said, field)) != (expected := getattr(due, field)):
+                raise UpdateRefusedError(
+                    reason, f"{said.site}: {field} is {str(found)[:16]}, expected {str(expected)[:16]}"
+                )
+        if (said.round, said.site) in self._came:
+            raise UpdateRefusedError(UpdateRefusal.SECOND_UPDATE, f"{said.site}: sent one in round {said.round}")
+        if said.samples > due.max_samples:
+            raise UpdateRefusedError(
+                UpdateRefusal.MALFORMED, f"{said.site}: {said.samples} samples, at most {due.max_samples}"
+            )
+
+
+def _tensors(site: str, values: bytes, due: DueUpdates) -> dict[str, Tensor]:
+    try:
+        tensors = load(values)
+    except (SafetensorError, ValueError, RuntimeError, KeyError) as exc:
+        raise UpdateRefusedError(UpdateRefusal.MALFORMED, f"{site}: its values are no safetensors") from exc
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if shapes != dict(due.shapes):
+        odd = sorted(set(shapes.items()) ^ set(due.shapes.items()))[0]
+        raise UpdateRefusedError(UpdateRefusal.OTHER_SHAPE, f"{site}: {odd[0][:80]} is not as it went out")
+    if any(tensor.dtype != due.dtype for tensor in tensors.values()):
+        raise UpdateRefusedError(UpdateRefusal.OTHER_DTYPE, f"{site}: a tensor is not {due.dtype}")
+    return tensors
+
+
+def _norm(site: str, tensors: dict[str, Tensor], due: DueUpdates) -> float:
+    if not all(torch.isfinite(tensor).all() for tensor in tensors.values()):
+        raise UpdateRefusedError(UpdateRefusal.NOT_FINITE, f"{site}: a tensor holds NaN or infinity")
+    squares = sum(float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2 for tensor in tensors.values())
+    norm = math.sqrt(squares)
+    if norm == 0:
+        raise UpdateRefusedError(UpdateRefusal.EMPTY, f"{site}: nothing was trained")
+    # a site scales in its own precision
+    if norm > due.max_norm * (1 + 1e-5):
+        raise UpdateRefusedError(UpdateRefusal.OVER_NORM, f"{site}: norm {norm:.3g}, at most {due.max_norm:.3g}")
+    return norm

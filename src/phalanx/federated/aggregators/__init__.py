@@ -1,0 +1,57 @@
+"""Robust rules: how one update comes of many, some of which lie. A rule is its file and one line of a table."""
+
+import torch
+from torch import Tensor
+
+from phalanx.errors import ConfigError
+from phalanx.federated.aggregators import krum as _krum
+from phalanx.federated.aggregators import mda as _mda
+from phalanx.federated.aggregators.caf import caf
+from phalanx.federated.aggregators.centered_clipping import centered_clipping
+from phalanx.federated.aggregators.geometric_median import geometric_median
+from phalanx.federated.aggregators.mean import mean
+from phalanx.federated.aggregators.median import median
+from phalanx.federated.aggregators.pre_steps import PreStep, bucketing, nearest_neighbour_mixing
+from phalanx.federated.aggregators.rule import Aggregator, Rule, below_half, squared_distances
+from phalanx.federated.aggregators.trimmed_mean import trimmed_mean
+
+AGGREGATORS: dict[str, Aggregator] = {
+    "mean": Aggregator(mean, lambda clients: 0, "McMahan et al. 2017"),
+    "median": Aggregator(median, below_half, "Yin et al. 2018"),
+    "trimmed_mean": Aggregator(trimmed_mean, below_half, "Yin et al. 2018"),
+    "krum": Aggregator(_krum.krum, _krum.most_byzantine, "Blanchard et al. 2017"),
+    "multi_krum": Aggregator(_krum.multi_krum, _krum.most_byzantine, "Blanchard et al. 2017"),
+    "geometric_median": Aggregator(geometric_median, below_half, "Pillutla et al. 2022"),
+    "centered_clipping": Aggregator(centered_clipping, below_half, "Karimireddy et al. 2021"),
+    "mda": Aggregator(_mda.mda, _mda.most_byzantine, "El-Mhamdi et al. 2021"),
+    "caf": Aggregator(caf, below_half, "Allouah et al. 2025"),
+}
+
+PRE_STEPS: dict[str, PreStep] = {"nnm": nearest_neighbour_mixing, "bucketing": bucketing}
+
+
+def aggregate(
+    updates: Tensor, rule: str, byzantine: int, before: tuple[str, ...] = (), chance: torch.Generator | None = None
+) -> Tensor:
+    """Return one update of many.
+
+    Args:
+        updates: ``[clients, values]``, admitted: finite and within the norm.
+        rule: Name in `AGGREGATORS`.
+        byzantine: Clients that may lie.
+        before: Names in `PRE_STEPS`, in order.
+        chance: For steps that draw; a fixed seed if None.
+
+    Raises:
+        ConfigError: An unknown name, or more may lie than the rule stands.
+    """
+    unknown = [name for name in (rule, *before) if name not in (AGGREGATORS if name == rule else PRE_STEPS)]
+    if unknown:
+        raise ConfigError(f"aggregator: found {unknown[0]!r}; choices: {', '.join((*AGGREGATORS, *PRE_STEPS))}")
+    chance = chance or torch.Generator().manual_seed(0)
+    for name in before:
+        updates, byzantine = PRE_STEPS[name](updates, byzantine, chance)
+    return AGGREGATORS[rule](updates, byzantine)
+
+
+__all__ = ["AGGREGATORS", "PRE_STEPS", "Aggregator", "PreStep", "Rule", "aggregate", "squared_distances"]

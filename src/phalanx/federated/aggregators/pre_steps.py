@@ -1,0 +1,32 @@
+"""Steps before a robust rule that bring honest updates nearer to each other."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from phalanx.federated.aggregators.rule import squared_distances
+
+PreStep = Callable[[Tensor, int, torch.Generator], tuple[Tensor, int]]
+"""Takes updates, how many may be Byzantine, and a source of chance; returns other updates and how many of those may be
+Byzantine."""
+
+
+def nearest_neighbour_mixing(updates: Tensor, byzantine: int, chance: torch.Generator) -> tuple[Tensor, int]:
+    """Replace each update by the mean of the n - f that are nearest to it, itself among them.
+
+    Source: Allouah et al. 2023 (NNM).
+    """
+    kept = len(updates) - byzantine
+    nearest = squared_distances(updates).sort(dim=1, stable=True).indices[:, :kept]
+    shares = torch.zeros(len(updates), len(updates), dtype=updates.dtype, device=updates.device)
+    return shares.scatter_(1, nearest, 1 / kept) @ updates, byzantine
+
+
+def bucketing(updates: Tensor, byzantine: int, chance: torch.Generator) -> tuple[Tensor, int]:
+    """Replace updates by the means of random pairs; of an odd number the last stays alone.
+
+    Source: Karimireddy et al. 2022 (s = 2).
+    """
+    order = torch.randperm(len(updates), generator=chance).to(updates.device)
+    return torch.stack([updates[pair].mean(0) for pair in torch.split(order, 2)]), byzantine

@@ -1,0 +1,46 @@
+"""Each attack on federated updates is stopped at the door or left to a rule, as its line of the table says."""
+
+import pytest
+import torch
+
+from phalanx.federated.aggregators import aggregate
+from phalanx.lab.attacks.updates import UPDATE_ATTACKS, AttackerView
+from phalanx.lab.bench.alone.update_attacks import LIARS, MAX_NORM, SITES, SYBILS, Door
+
+WIDTH = 64
+
+
+def view() -> AttackerView:
+    draw = torch.Generator().manual_seed(1)
+    honest = 0.2 + 0.05 * torch.randn(SITES - LIARS, WIDTH, generator=draw)
+    own, before = 0.2 + 0.05 * torch.randn(2, WIDTH, generator=draw)
+    return AttackerView(honest, own, before, honest.mean(0) + 0.01, draw)
+
+
+@pytest.mark.parametrize("name", UPDATE_ATTACKS)
+def test_a_lie_is_refused_at_the_door_or_withstood_by_a_rule(name):
+    line, seen, door = UPDATE_ATTACKS[name], view(), Door(WIDTH)
+    door.let_in(1, [seen.own_before, *(seen.own_before + 1e-3 * n for n in range(1, SITES))])
+    lies = (
+        [line.lie(seen) * (1 + 1e-6 * number) for number in range(LIARS)] if name != "replay" else [line.lie(seen)] * 2
+    )
+    extra = [lies[0] * (1 + 1e-3 * number) for number in range(1, SYBILS + 1)] if name == "sybil" else []
+
+    scaled = [lie * min(1.0, MAX_NORM / float(lie.norm())) if line.stopped_by == "rule" else lie for lie in lies]
+    admitted = door.let_in(2, [*scaled, *seen.honest, *extra])
+
+    if line.stopped_by == "admission":
+        assert len(admitted) <= SITES
+        assert door.refused >= LIARS
+    else:
+        assert len(admitted) == SITES
+    found = aggregate(torch.stack(admitted), "multi_krum", max(0, LIARS - (SITES - len(admitted))))
+    assert (found - seen.honest.mean(0)).norm() < 0.5 * seen.honest.mean(0).norm()
+
+
+def test_without_a_door_and_a_rule_one_lie_moves_the_mean():
+    seen = view()
+
+    for name in ("inner_product", "scaling", "sign_flip"):
+        moved = torch.stack([UPDATE_ATTACKS[name].lie(seen)] * LIARS + list(seen.honest)).mean(0)
+        assert (moved - seen.honest.mean(0)).norm() > 0.3 * seen.honest.mean(0).norm()

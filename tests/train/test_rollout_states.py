@@ -1,0 +1,102 @@
+"""Sampled texts as batches and as states: each number beside its token, and nothing malformed is gone on from."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from phalanx.config import config_of
+from phalanx.engine import GuardReport, StepResult
+from phalanx.errors import CheckpointError, ConfigError, StaleRolloutsError
+from phalanx.objectives import IGNORE
+from phalanx.train import RunConfig
+from phalanx.train.batches.rollouts import LearnedRow, RolloutLoader, batch_of, check_fresh
+
+ROWS = [
+    LearnedRow((5, 6, 7), (8, 9), {"advantages": (0.5, 0.25)}),
+    LearnedRow((4,), (3, 2, 1), {"advantages": (-1.0,) * 3}),
+]
+
+
+def test_every_number_stands_at_the_place_that_predicts_its_token():
+    batch = batch_of(ROWS, (10, 11), 6, 0)
+
+    assert batch.input_ids.tolist() == [[5, 6, 7, 8, 0, 0], [4, 3, 2, 0, 0, 0]]
+    assert batch.labels.tolist() == [[IGNORE, IGNORE, 8, 9, IGNORE, IGNORE], [3, 2, 1, IGNORE, IGNORE, IGNORE]]
+    assert batch.extras["advantages"].tolist() == [[0, 0, 0.5, 0.25, 0, 0], [-1, -1, -1, 0, 0, 0]]
+    assert (batch.indices, batch.extras["advantages"].dtype) == ((10, 11), torch.float32)
+
+
+def test_a_row_that_was_saved_is_the_same_row():
+    assert [LearnedRow.of_json(row.to_json()) for row in ROWS] == ROWS
+
+
+def run_of(**sections):
+    data = {
+        "model": {"from_scratch": True, "architecture": {"model_type": "gpt2", "vocab_size": 300}},
+        "data": {"prompts": "a.jsonl", "tokenizer": {"kind": "bpe"}, "sequence_length": 8},
+        "train": {"steps": 4, "batch_size": 8, "microbatches": 2, "objective": {"kind": "grpo", "group": 4}},
+        "rewards": {"of": [{"kind": "exact"}]},
+        "optimizer": {"lr": 1e-3},
+    }
+    for name, keys in sections.items():
+        data[name] = {**data.get(name, {}), **keys} if keys is not None else data.pop(name) and None
+    return config_of({name: one for name, one in data.items() if one is not None}, Path("run.toml"), RunConfig)
+
+
+class FakePrompts:
+    """Ten prompts of which the loader needs no more than their number."""
+
+    digest, num_train_sequences, held_out = "0" * 64, 10, ()
+
+
+def loader():
+    return RolloutLoader(FakePrompts(), run_of(), None, None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"draws": "3"},
+        {"kept": {"rows": [{"prompt": [1]}], "indices": [0], "used": 1, "figures": {}}},
+        {"kept": {"rows": [], "indices": ["a"], "used": 1, "figures": {}}},
+        {"kept": 7},
+        {"more": 1},
+    ],
+)
+def test_a_malformed_state_is_refused(change):
+    with pytest.raises(CheckpointError, match="loader state"):
+        loader().load_state(loader().state() | change)
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"rewards": None}, r"learns from what the model writes and needs \[rewards\]; add it"),
+        ({"train": {"objective": "causal_lm"}}, "has no use for data.prompts; remove it"),
+        ({"train": {"batch_size": 6}}, "no whole groups of train.objective.group = 4"),
+        ({"train": {"steps": 0, "epochs": 1.0}}, "give train.steps"),
+        ({"model": {"adapter": {"rank": 2}}}, "model.adapter: texts are written by whole weights"),
+        ({"guard": {"commit_lag": 1}}, "guard.commit_lag = 1: texts are written by verified weights alone"),
+    ],
+)
+def test_what_does_not_go_with_rollouts_is_refused_by_name(sections, said):
+    with pytest.raises(ConfigError, match=said):
+        run_of(**sections)
+
+
+def test_a_step_after_undone_ones_is_not_kept():
+    done = {
+        "step": 5,
+        "loss": 0.0,
+        "num_targets": 1,
+        "gradient_norm": 0.0,
+        "phases": {},
+        "bytes_by_link": {},
+        "batch": "",
+    }
+
+    check_fresh(StepResult(**done, guard=None))
+    check_fresh(StepResult(**done, guard=GuardReport(attempts=2)))
+    with pytest.raises(StaleRolloutsError, match="step 5: 2 steps before it were undone"):
+        check_fresh(StepResult(**done, guard=GuardReport(steps_redone=2)))
