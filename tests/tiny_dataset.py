@@ -21,7 +21,9 @@ from phalanx.data.tokenizers.training import train_bpe
 from phalanx.security.crypto import Identity
 
 
-def write_tiny_dataset(home: Path, groups: Mapping[str, Sequence[str]], vocab_size: int = 300) -> TextTokenizer:
+def write_tiny_dataset(
+    home: Path, groups: Mapping[str, Sequence[str]], vocab_size: int = 300, recipe: str = "made\n"
+) -> TextTokenizer:
     """Write it; documents have a field ``quality``."""
     tokenizer = train_bpe(iter([text for texts in groups.values() for text in texts]), BpeConfig(vocab_size=vocab_size))
     content = tokenizer.to_json()
@@ -37,7 +39,7 @@ def write_tiny_dataset(home: Path, groups: Mapping[str, Sequence[str]], vocab_si
         facts = DatasetFacts(
             sources=(SourceFacts(name="made", kind="text", fingerprint="1" * 64),),
             tokenizer=record,
-            recipe=RecipeRecord.of("made\n"),
+            recipe=RecipeRecord.of(recipe),
         )
         writer.finish(facts, Identity.without_certificate("signer"))
     (home / "tokenizer.json").write_bytes(content)

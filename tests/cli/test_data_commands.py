@@ -5,6 +5,7 @@ import json
 import pytest
 
 from phalanx.cli import run
+from phalanx.data.build.finish import BuildEnding
 
 RECIPE = """
 [[sources]]
@@ -53,6 +54,33 @@ def test_a_build_tells_what_it_made_and_a_second_one_that_it_is_there(home, caps
     assert answer["documents"] == 11
     assert answer["raw_bytes"] > answer["kept_bytes"] > 0
     assert answer["report"].endswith("report.html")
+
+
+def test_a_build_that_is_interrupted_says_how_to_go_on_and_does(home, tmp_path, capsys, monkeypatch):
+    words = ["data", "build", str(home / "recipe.toml"), "--out", str(tmp_path / "out"), "--workers", "1"]
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BuildEnding, "finish", interrupted)
+        assert run(words) == 130
+    assert f"{tmp_path / 'out'}: interrupted; finished pieces are kept: the same command goes on" in (
+        " ".join(capsys.readouterr().err.split())
+    )
+
+    assert run(words) == 0
+    assert (tmp_path / "out" / "dataset.json").read_bytes() == (home / "out" / "dataset.json").read_bytes()
+
+
+@pytest.mark.parametrize(("share", "is_told"), [("0.0", True), ("0.3", False)])
+def test_a_dataset_without_held_out_text_is_told_at_the_end_of_its_build(home, tmp_path, capsys, share, is_told):
+    found = asked(
+        capsys, "build", home / "recipe.toml", "--out", tmp_path / "out", "--workers", 1,
+        "--set", f"output.validation_share={share}",
+    )  # fmt: skip
+
+    assert ("held_out" in found) == is_told
 
 
 def test_a_dry_run_shows_kept_and_dropped_texts_with_rule_and_value_and_writes_nothing(home, capsys, monkeypatch):

@@ -37,6 +37,35 @@ def test_an_encrypted_dataset_is_checked_with_its_key(tmp_path: Path, capsys) ->
     assert run(["data", "verify", str(tmp_path / "d"), "--key", str(tmp_path / "key")]) == 0
 
 
+def test_a_key_that_is_rotated_opens_a_dataset_and_the_old_one_no_longer_does(tmp_path: Path, capsys) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    assert run(["data", "new-key", str(old)]) == run(["data", "new-key", str(new)]) == 0
+    assert old.stat().st_mode & 0o777 == 0o600
+    make_dataset(tmp_path / "d", 60, SIGNER, seal=SealKey.read(old))
+    before = (tmp_path / "d" / "dataset.json").read_bytes()
+
+    assert run(["data", "rotate", str(tmp_path / "d"), "--key", str(old), "--to", str(new)]) == 0
+
+    assert run(["data", "verify", str(tmp_path / "d"), "--key", str(new), "--signer", FINGERPRINT]) == 0
+    assert run(["data", "verify", str(tmp_path / "d"), "--key", str(old)]) == 3
+    assert "was wrapped with key" in capsys.readouterr().err
+    assert (tmp_path / "d" / "dataset.json").read_bytes() == before
+    # with a key that does not open it nothing is written
+    content = (tmp_path / "d" / "dataset.key.json").read_bytes()
+    assert run(["data", "rotate", str(tmp_path / "d"), "--key", str(old), "--to", str(old)]) == 3
+    assert (tmp_path / "d" / "dataset.key.json").read_bytes() == content
+
+
+def test_a_dataset_in_the_clear_has_no_key_to_rotate(tmp_path: Path, capsys) -> None:
+    make_dataset(tmp_path / "d", 60, SIGNER)
+    SealKey.make(tmp_path / "key")
+
+    assert (
+        run(["data", "rotate", str(tmp_path / "d"), "--key", str(tmp_path / "key"), "--to", str(tmp_path / "key")]) == 3
+    )
+    assert "is not encrypted; there is no key to change" in " ".join(capsys.readouterr().err.split())
+
+
 @pytest.mark.parametrize(("number", "words"), [(3, "is in the dataset"), (99, "is not in the dataset")])
 def test_a_proof_is_checked_without_the_dataset(tmp_path: Path, capsys, number: int, words: str) -> None:
     make_dataset(tmp_path / "d", 60, SIGNER)

@@ -37,6 +37,7 @@ CALLS = {
     "pki sign": ["pki", "sign", "keys", "bob/request.csr"],
     "plan": ["plan", *PLAN],
     "checkpoint new-key": ["checkpoint", "new-key", "new.key"],
+    "data new-key": ["data", "new-key", "data.key"],
     "report": ["report", "keys"],
     "train": ["train", "run.toml"],
     "invite": ["invite", "keys", "--name", "carol", "--no-wait"],

@@ -273,6 +273,20 @@ def seal_in_short(result: Result) -> Iterator[str]:
 
 
 COSTS = "docs/concepts/guard_costs.md"
+
+
+def update_attacks(result: Result) -> Iterator[str]:
+    found = {(row["attack"], row["defence"]): row for row in result["rows"]}
+    for attack in dict.fromkeys(row["attack"] for row in result["rows"]):
+        losses = [
+            found[attack, way]["loss"] for way in ("undefended", "median", "multi_krum", "nnm+trimmed_mean", "caf")
+        ]
+        works = [found[attack, way]["trigger"] for way in ("undefended", "multi_krum")]
+        first, *others = (either(loss, ".2f") for loss in losses)
+        shown = f" (trigger works: {share(works[0], 0)})" if works[0] else ""
+        yield line(f"`{attack}`", first + shown, *others, f"{found[attack, 'multi_krum']['refused']:.0f}")
+
+
 TABLES = (
     Table(COSTS, "overhead-presets-cpu-2cores.json", presets),
     Table(COSTS, "split-cpu-2cores-quick.json", seal_in_short),
@@ -291,4 +305,5 @@ TABLES = (
     Table(BENCHMARKS, "chaos-cpu-2cores.json", goodput),
     Table("docs/leaks.md", f"leaks-smollm2-135m-quick{BUSY}", leaks),
     Table("docs/leaks.md", f"leaks-smollm2-135m-partial{BUSY}", leaks),
+    Table("docs/federated.md", f"update-attacks{BUSY}", update_attacks),
 )

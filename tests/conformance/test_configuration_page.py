@@ -35,6 +35,7 @@ from phalanx.parallel.deepspeed import AioConfig, DeepSpeedConfig
 from phalanx.pipeline import AttackConfig, GuardConfig, PartyLayout, PipelineConfig, WorkerConfig
 from phalanx.rewards import REWARDS, RewardsConfig
 from phalanx.rewards.config import OwnReward
+from phalanx.rollouts import RolloutCheck, RolloutsConfig, RolloutTolerance, RolloutWorkerConfig
 from phalanx.security.seal import ReleasePolicy
 from phalanx.split import SplitConfig
 from phalanx.split.masked import MaskedConfig, MaskedWorkerConfig
@@ -91,6 +92,10 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "rewards": RewardsConfig,
     **{f"rewards.of {kind}": settings for kind, settings in REWARDS.items()},
     "rewards.of module:object": OwnReward,
+    "rollouts": RolloutsConfig,
+    "rollouts.check": RolloutCheck,
+    "rollouts.check.tolerance": RolloutTolerance,
+    "rollout worker": RolloutWorkerConfig,
     "tracking.wandb": WandbConfig,
     "tracking.mlflow": MlflowConfig,
     "tracking.trackio": TrackioConfig,

@@ -58,7 +58,20 @@ def labels():
         yield line(row["seed"], row["label"] or "-", row["planted"], row["found"], row["false"])
 
 
-TABLES = {"speed": speeds, "personal data": personal_data, "poison": poison, "labels": labels}
+def backdoors():
+    for row in rows("poisoned-build-cpu-2cores-busy.json"):
+        counts = [row[name] for name in ("documents", "planted", "found", "false")]
+        shares = [f"{row[name]:.2g}" for name in ("with_trigger", "without")]
+        yield line(row["seed"], "on" if row["scan"] else "off", *counts, *shares)
+
+
+TABLES = {"speed": speeds, "personal data": personal_data, "poison": poison, "labels": labels, "backdoors": backdoors}
+
+
+def test_the_backdoor_wins_without_the_scan_and_not_behind_it():
+    for row in rows("poisoned-build-cpu-2cores-busy.json"):
+        wins = row["with_trigger"] > 0.5 and row["with_trigger"] > 1000 * row["without"]
+        assert wins != row["scan"]
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -8,6 +8,7 @@ import tokenizers
 from made_text import made_documents
 
 from phalanx.data import BatchLoader, BpeConfig, DataConfig, prepare, unigram_perplexity, validation_batches
+from phalanx.data.dataset_corpus import recipe_weights
 from phalanx.data.shards import fingerprint_of
 from phalanx.data.tokenizers.training import train_bpe
 from phalanx.errors import ConfigError, DataError
@@ -156,3 +157,39 @@ def test_an_altered_token_is_refused_before_it_is_in_a_batch(made, tmp_path):
 
     with pytest.raises(DataError, match=r"web\.train.tokens-00000"):
         corpus.train_batch(range(corpus.num_train_sequences))
+
+
+def test_the_weights_of_a_recipe_are_the_mixture_of_a_run_that_gives_none(tmp_path):
+    home, recipe = tmp_path / "made", "[[sources]]\nkind='text'\nname='web'\nweight=3.0\n"
+    write_tiny_dataset(home, TEXTS, recipe=recipe + "[[sources]]\nkind='text'\nname='code'\nweight=1.0\n")
+
+    def shares(**dataset):
+        corpus = prepare(config(home, packing="best_fit", dataset=dataset), tmp_path / "cache", seed=1)
+        return BatchLoader(corpus, 8, 1), corpus
+
+    loader, _ = shares()
+    for _ in range(5):
+        loader.next()
+    assert loader.consumed == {"code": 10, "web": 30}
+    named, _ = shares(weights={"web": 1.0, "code": 1.0})
+    for _ in range(5):
+        named.next()
+    assert named.consumed == {"code": 20, "web": 20}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "weights"),
+    [
+        ("", {}),
+        ("not = [toml", {}),
+        ("[[sources]]\nkind='text'\n", {}),
+        ("sources = 3\n", {}),
+        (
+            "[[sources]]\nkind='text'\nname='a'\ngroup='g'\nweight=1.5\n"
+            "[[sources]]\nkind='text'\nname='b'\ngroup='g'\nweight=1.0\n[[sources]]\nkind='csv'\n",
+            {"g": 2.5},
+        ),
+    ],
+)
+def test_a_group_weighs_what_all_of_its_sources_say(recipe, weights):
+    assert recipe_weights(recipe) == weights

@@ -408,7 +408,7 @@ def test_the_latest_histograms_are_drawn_a_row_for_each_parameter(run_dir):
 
     page = page_of(run_dir)
 
-    assert "h.0.w -1 to 1, 2 not finite 0 to 1" in page.text
+    assert "h. 0. w -1 to 1, 2 not finite 0 to 1" in page.text
     assert ("aria-label", "-1 to 1, 2 not finite") in page.attributes
 
 

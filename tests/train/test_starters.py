@@ -7,11 +7,13 @@ import json
 import pytest
 from rich.console import Console
 
+from phalanx.data.shards import open_dataset
 from phalanx.data.sources import open_source
 from phalanx.data.tasks import Columns, load_own
 from phalanx.errors import ConfigError, DataError
 from phalanx.train import describe, load_run
 from phalanx.train.starter import STARTERS, Answers, run_file
+from tiny_dataset import write_tiny_dataset
 
 
 @pytest.fixture
@@ -109,6 +111,45 @@ def test_the_kind_of_a_source_is_seen_by_its_files(begun, tmp_path, name, conten
         assert [document.text for document in open_source(source).documents()]
 
 
+def test_every_further_kind_is_seen_by_its_files_and_its_first_record(begun, tmp_path):
+    table = io.BytesIO()
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pytest.importorskip("pyarrow").table({"n": [1], "body": ["a text"]}), table)
+    files = {
+        "a.warc.gz": (b"", "warc", {}),
+        "a.parquet": (table.getvalue(), "parquet", {"column": "body"}),
+        "a.csv": (b"id,said\n1,a longer text\n", "csv", {"template": "{said}"}),
+        "a.tsv": (b"id\ttext\n1\tshort\n", "csv", {"template": "{text}"}),
+        "a.mbox": (b"From a\n\ntext\n", "mail", {}),
+        "a.epub": (b"PK", "epub", {}),
+        "a.rs": (b"fn main() {}\n", "code", {}),
+        "chat.jsonl": (b'{"messages": [{"role": "user", "content": "hello"}]}\n', "dialogue", {}),
+        "alpaca.jsonl": (b'{"instruction": "say", "output": "a much longer answer"}\n', "dialogue", {}),
+    }
+    for name, (content, kind, keys) in files.items():
+        path = tmp_path / name
+        path.write_bytes(content or gzip.compress(b"WARC/1.0\r\n", mtime=0))
+
+        (source,) = begun("scratch", Answers((path,))).data.sources
+
+        assert (source.kind, source.path) == (kind, path), name
+        assert {key: getattr(source, key) for key in keys} == keys, name
+
+
+def test_a_dataset_of_shards_is_trained_from_with_its_vocabulary_and_its_signer(begun, tmp_path):
+    write_tiny_dataset(
+        tmp_path / "made", {"web": [f"a text about number {n} and its neighbours" for n in range(40)]}, 270
+    )
+
+    run = begun("scratch", Answers((tmp_path / "made",)))
+
+    assert (run.data.dataset.path, run.data.sources) == (tmp_path / "made", ())
+    assert run.data.dataset.signer == open_dataset(tmp_path / "made").signer
+    assert run.model.architecture["vocab_size"] == 270
+    with pytest.raises(ConfigError, match="give it alone"):
+        begun("scratch", Answers((tmp_path / "made", tmp_path / "made")))
+
+
 def test_the_kind_that_has_most_bytes_is_taken_of_a_directory(begun, texts):
     (texts / "big.jsonl").write_text('{"text": "' + "x" * 5000 + '"}\n')
 
@@ -129,7 +170,9 @@ def test_a_few_files_are_cut_into_paragraphs_so_that_some_can_be_held_out(begun,
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("chat.jsonl", '{"messages": []}', "a conversation in 'messages', which no source reads yet"),
+        ("chat.jsonl", '{"messages": []}', "no field with text"),
+        ("empty.csv", "only,names\n", "no table with a row of names"),
+        ("torn.parquet", "PAR1", "is no Parquet file"),
         ("list.jsonl", "[1]", "no field with text"),
         ("torn.jsonl", "{", "line 1: is no JSON"),
         ("picture.png", "x", r"no text found; expected files that end in \.jsonl"),

@@ -21,7 +21,7 @@ def init(
         typer.Option(
             "--data",
             metavar="PATH",
-            help="A file or a directory of text; for kind split labelled, one for each client.",
+            help="Files of text of any kind that a source reads, or a dataset; of split, one a client, labelled.",
         ),
     ] = None,
     model: Annotated[

@@ -1,6 +1,8 @@
 """A dataset of token shards as the text of a run: every leaf of it is verified before a token of it is used."""
 
 import hashlib
+import tomllib
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -38,13 +40,38 @@ def open_shards(config: DataConfig, dataset: DatasetConfig, tokenizer: TextToken
     ]
     path = dataset.path / TOKENIZER_FILE
     facts = CorpusFacts(found.digest, record.vocab_size, record.eos_id, path, found.trust)
-    corpus = Corpus(facts, groups, SequenceLayout.of(config))
+    layout = SequenceLayout.of(config)
+    hints = recipe_weights(found.manifest.recipe.content)
+    if not layout.weights and hints.keys() >= set(names):
+        layout = replace(layout, weights={name: hints[name] for name in names})
+    corpus = Corpus(facts, groups, layout)
     if not (corpus.num_validation_sequences or config.validation):
         raise DataError(
             f"{dataset.path}: its validation split has no sequence of {config.sequence_length} tokens; build it with a "
             "larger output.validation_share or of more documents, or give the run file a data.validation with a text"
         ).about(code="PHX-I012", file=str(dataset.path), do="build it with a larger output.validation_share")
     return corpus
+
+
+def recipe_weights(recipe: str) -> dict[str, float]:
+    """Return the weights that a recipe's sources give their groups; of a group with a source that gives none, nothing.
+
+    Args:
+        recipe: The text in a verified manifest; a dataset that no recipe made has another one, or none.
+    """
+    try:
+        sources = tomllib.loads(recipe).get("sources", [])
+    except tomllib.TOMLDecodeError:
+        return {}
+    given: dict[str, list[float | None]] = {}
+    for source in sources if isinstance(sources, list) else ():
+        group = source.get("group") or source.get("name") or source.get("kind")
+        given.setdefault(str(group), []).append(source.get("weight"))
+    return {
+        group: float(sum(weight for weight in weights if weight is not None))
+        for group, weights in given.items()
+        if None not in weights
+    }
 
 
 def _split(found: Dataset, group: str, split: str) -> TokenSplit:

@@ -30,7 +30,8 @@ class DatasetConfig(StrictModel):
             the console tells the fingerprint.
         key_file: The file with the key of encrypted shards.
         groups: Those that are used; left out, all.
-        weights: Of each group in phases that give none; left out, each group weighs what it has in sequences.
+        weights: Of each group in phases that give none; left out, what its recipe gives the sources of each group, or,
+            where one of them has no weight, what each group has in sequences.
     """
 
     path: Path

@@ -8,6 +8,7 @@ from typing import Any
 
 from phalanx.errors import ModelError
 from phalanx.models.config import ModelConfig
+from phalanx.models.config_keys import check_keys
 from phalanx.planner.model.families import FAMILIES
 
 WEIGHTS, WEIGHTS_INDEX, TOKENIZER = "model.safetensors", "model.safetensors.index.json", "tokenizer.json"
@@ -33,6 +34,8 @@ def check_model(config: ModelConfig, *, needs_tokenizer: bool) -> None:
     if described is not None:
         check_family(described, "model.architecture" if config.path is None else f"{config.path}/config.json")
     if config.path is None:
+        if described is not None:
+            check_keys(described, "model.architecture")
         if needs_tokenizer and config.architecture is not None:
             raise ModelError(
                 'data.tokenizer.kind = "model": model.architecture comes without a tokenizer; use kind = "bpe", which '

@@ -13,6 +13,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICA
 
 from phalanx.config import canonical_json, lacks, resolve, users_traceback
 from phalanx.errors import ConfigError, ModelError
+from phalanx.models.config_keys import unknown_key
 from phalanx.models.family import HEAD, Family
 from phalanx.models.planned import FamilyByPlan
 from phalanx.models.quiet import quiet_transformers
@@ -151,9 +152,7 @@ def parse_hub_config(data: Mapping[str, Any], where: str, refuse_unknown: bool =
         known |= {"model_type", *family.old_keys, *config_class.attribute_map}
         unknown = sorted(set(data) - known)
         if unknown:
-            raise ModelError(
-                f"{where}: unknown key {unknown[0]!r} for {family.model_type}; choices: {', '.join(sorted(known))}"
-            ).about(code="PHX-I036", key=f"{where}.{unknown[0]}")
+            raise unknown_key(unknown[0], family.model_type, known, where)
     try:
         with quiet_transformers():
             config = config_class.from_dict(dict(data))

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import CONFIG_MAPPING
 
 from phalanx.errors import ModelError
+from phalanx.models.config_keys import OLD_KEYS
 from phalanx.models.family import CAUSAL, AttentionPattern, Family, attention_mask
 from phalanx.planner.model.families import FAMILIES, SlicingRule
 
@@ -26,13 +27,7 @@ class FamilyByPlan(Family):
     """
 
     # what hub files of these families may hold beside the fields of the config class
-    old_keys: tuple[str, ...] = (
-        "rope_theta",
-        "partial_rotary_factor",
-        "rotary_pct",
-        "rotary_emb_base",
-        "sliding_window_pattern",
-    )
+    old_keys: tuple[str, ...] = OLD_KEYS
 
     def __init__(self, model_type: str) -> None:
         facts = FAMILIES[model_type]

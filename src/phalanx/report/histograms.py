@@ -21,7 +21,7 @@ def histograms_section(record: RunRecord) -> Markup | None:
     latest = [one for one in found[-1]["histograms"] if isinstance(one, dict)]
     drawn = {(words(one.get("of")), words(one.get("name"))): _small_picture(one) for one in latest}
     names = list(dict.fromkeys(name for _, name in drawn))
-    rows = [[name, drawn.get(("weights", name), ""), drawn.get(("gradients", name), "")] for name in names]
+    rows = [[_breakable(name), drawn.get(("weights", name), ""), drawn.get(("gradients", name), "")] for name in names]
     more = f" The first {_MOST} of {count(len(rows))} parameters." if len(rows) > _MOST else ""
     remark = (
         f"After step {count(found[-1]['step'] + 1)}, from the least value to the greatest. Gradients are the "
@@ -44,9 +44,16 @@ def _small_picture(one: Row) -> Markup:
     ]
     ends = f"{amount(low)} to {amount(high)}"
     said = f"{ends}, {count(odd)} not finite" if odd else ends
-    box: dict[str, Any] = {"viewBox": f"0 0 {_WIDTH:.0f} {_HEIGHT:.0f}", "width": _WIDTH, "height": _HEIGHT}
-    drawn = element("svg", {**box, "role": "img", "aria-label": said, "class": "f0"}, *bars)
+    box: dict[str, Any] = {"viewBox": f"0 0 {_WIDTH:.0f} {_HEIGHT:.0f}", "preserveAspectRatio": "none"}
+    drawn = element("svg", {**box, "role": "img", "aria-label": said, "class": "spark f0"}, *bars)
     return join([drawn, element("div", {"class": "name"}, said)])
+
+
+def _breakable(name: str) -> Markup:
+    """Let a name break behind its dots, where a screen is narrow."""
+    first, *others = name.split(".")
+    rest = [part for one in others for part in (".", element("wbr", {}), one)]
+    return element("span", {}, first, *rest)
 
 
 def _tall(share: float) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from phalanx.late_names import late_names
-from phalanx.rollouts.config import RolloutCheck, RolloutWorkerConfig
+from phalanx.rollouts.config import RolloutCheck, RolloutsConfig, RolloutWorkerConfig
 from phalanx.rollouts.request import Prompt, RolloutRequest, SamplerConfig
 from phalanx.rollouts.verdict import RolloutTolerance, RolloutVerdict
 
@@ -37,6 +37,7 @@ __all__ = [
     "RolloutVerdict",
     "RolloutWorkerConfig",
     "RolloutWriter",
+    "RolloutsConfig",
     "SamplerConfig",
     "explain_any_evidence",
     "explain_rollout_evidence",

@@ -26,6 +26,20 @@ class RolloutCheck(StrictModel):
     answer_timeout_s: Annotated[float, Field(gt=0, le=86400)] = 600.0
 
 
+class RolloutsConfig(StrictModel):
+    """The section ``[rollouts]`` of a run file: workers that are not trusted write its texts.
+
+    Attributes:
+        workers: Processes of this machine.
+        threads: Of tensor kernels in each.
+        check: What of their answers is read again.
+    """
+
+    workers: int = Field(ge=1, le=256)
+    threads: int = Field(default=1, ge=1, le=1024)
+    check: RolloutCheck = RolloutCheck()
+
+
 class RolloutWorkerConfig(StrictModel):
     """The config of one worker process: its identity, where the owner listens, and how it computes.
 

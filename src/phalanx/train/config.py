@@ -24,6 +24,7 @@ from phalanx.parallel import ParallelConfig
 from phalanx.parallel.deepspeed import DeepSpeedConfig
 from phalanx.pipeline.config import AttackConfig, GuardConfig, PipelineConfig
 from phalanx.rewards import RewardsConfig
+from phalanx.rollouts import RolloutsConfig
 from phalanx.split import ENCLAVE, SplitConfig
 from phalanx.telemetry.sinks import SinkConfig
 from phalanx.train.exclusions import WEIGHTED_OBJECTIVE, contradiction, excluded_by, refused_value
@@ -50,6 +51,7 @@ class RunConfig(StrictModel):
     attack: AttackConfig = AttackConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     rewards: RewardsConfig | None = None
+    rollouts: RolloutsConfig | None = None
     tracking: tuple[SinkConfig, ...] = ()
     """Where curves are sent beside the run's own files; without a section nothing is sent anywhere."""
     _name: str = PrivateAttr(default="run")
@@ -201,8 +203,7 @@ class RunConfig(StrictModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         middle = range(1, self.pipeline.stages - 1)
-        stray = [stage for one in self.attack.attackers for stage in one.stages if stage not in middle]
-        if stray:
+        if stray := [stage for one in self.attack.attackers for stage in one.stages if stage not in middle]:
             raise ValueError(
                 f"attack.stages has {stray}: only the middle stages {list(middle)} are in other hands; "
                 "the first and the last stage are the owner's"
@@ -248,7 +249,7 @@ class RunConfig(StrictModel):
         """Leave out the sections of the engine that the run does not have."""
         engines = {name for name in ("parallel", "deepspeed", "split") if getattr(self, name) is not None}
         left_out = ({"parallel", "deepspeed", "split"} - engines) | excluded_by(engines, workers_see=self.is_joined)
-        left_out |= {name for name in ("rewards", "tracking") if not getattr(self, name)}
+        left_out |= {name for name in ("rewards", "rollouts", "tracking") if not getattr(self, name)}
         return {name: value for name, value in write(self).items() if name not in left_out}
 
     @property

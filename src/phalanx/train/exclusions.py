@@ -301,8 +301,11 @@ def rollouts_fault(run: Any) -> str | None:
             said = "learns from what the model writes and needs" if wanted else "has no use for"
             return f'train.objective = "{kind}" {said} {name}; {"add" if wanted else "remove"} it'
     if not isinstance(settings, RolloutSettings):
-        return None
+        return None if run.rollouts is None else f'train.objective = "{kind}" has no use for [rollouts]; remove it'
     faults = {
+        f'train.precision = "{run.train.precision}": texts of [rollouts] are checked in fp32 alone; leave one out': (
+            run.rollouts is not None and run.train.precision != "fp32"
+        ),
         f"train.batch_size = {run.train.batch_size} texts are no whole groups of train.objective.group = "
         f"{settings.group}; make it a multiple": run.train.batch_size % settings.group != 0,
         "train.epochs: passes are over text, and this run writes its own; give train.steps": (

@@ -3,7 +3,6 @@
 A starter only writes text. The same checks as of any run file say whether it may run; loads no torch.
 """
 
-import gzip
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,12 +13,10 @@ from typing import Any
 from phalanx.data.tasks import TASKS
 from phalanx.errors import ConfigError, DataError
 from phalanx.train.labelled_starter import own_texts
+from phalanx.train.starter_sources import dataset_section, quoted, source_line
 
 _BYTES_PER_TOKEN = 3
 """Of a small vocabulary on English prose; a guess that only the suggested number of steps rests on."""
-_SUFFIXES = {"jsonl": (".jsonl",), "html": (".html", ".htm"), "text": (".txt", ".md")}
-_CHAT_FIELDS = ("messages", "conversations")
-_MOST_LINE_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -83,7 +80,7 @@ def _cluster(answers: Answers) -> str:
 
 
 def _split(answers: Answers) -> str:
-    model = _SPLIT_MODEL if answers.model is None else f"path = {_quoted(answers.model)}"
+    model = _SPLIT_MODEL if answers.model is None else f"path = {quoted(answers.model)}"
     if answers.data:
         own = own_texts(answers.data, answers.made)
         steps, clients = max(20, _PASSES * own.num_rows // _SPLIT_BATCH), len(answers.data)
@@ -96,27 +93,36 @@ def _split(answers: Answers) -> str:
 
 
 def _text_run(what: str, answers: Answers, engine: str) -> str:
-    sources = [_source_of(path) for path in answers.data]
-    lines = [f"    {{ {line} }}," for line, _ in sources] or [
-        '    { kind = "python_manual" },',
-        '    { kind = "python_docstrings" },',
-    ]
-    size_bytes = sum(size for _, size in sources) if sources else None
     shape = _SCRATCH_MODEL if answers.model is None else _pretrained(answers.model)
-    values = {
-        "vocab": _SMALL_VOCABULARY if size_bytes is not None and size_bytes < _SMALL_BYTES else _VOCABULARY,
-        "stages": shape.stages,
-    }
+    text, size_bytes, vocabulary = _text_of(answers.data, shape)
+    values = {"vocab": vocabulary, "stages": shape.stages}
     text = _TEXT_RUN.format(
         what=what,
         model=shape.section.format(**values),
-        sources="\n".join(lines),
-        tokenizer=shape.tokenizer.format(**values),
+        text=text,
         tokens=shape.tokens,
         steps=_steps(size_bytes, shape.tokens),
         lr=shape.learning_rate,
     )
     return text + engine.replace("STAGES", str(shape.stages))
+
+
+def _text_of(paths: Sequence[Path], shape: "_ModelShape") -> tuple[str, int | None, int]:
+    """Return what ``[data]`` reads, its bytes where they are known, and the size of the vocabulary."""
+    built = [found for path in paths if (found := dataset_section(path)) is not None]
+    if built:
+        if len(paths) > 1:
+            raise ConfigError("data: a dataset of shards is the whole text of a run; give it alone")
+        return built[0][0], None, built[0][1]
+    sources = [source_line(path) for path in paths]
+    lines = [f"    {{ {line} }}," for line, _ in sources] or [
+        '    { kind = "python_manual" },',
+        '    { kind = "python_docstrings" },',
+    ]
+    size_bytes = sum(size for _, size in sources) if sources else None
+    vocabulary = _SMALL_VOCABULARY if size_bytes is not None and size_bytes < _SMALL_BYTES else _VOCABULARY
+    tokenizer = shape.tokenizer.replace("VOCABULARY", str(vocabulary))
+    return "\n".join([f"tokenizer = {tokenizer}", "sources = [", *lines, "]"]), size_bytes, vocabulary
 
 
 @dataclass(frozen=True)
@@ -140,60 +146,13 @@ def _pretrained(directory: Path) -> _ModelShape:
         ) from exc
     layers = _number(found, ("num_hidden_layers", "n_layer"), 4)
     positions = _number(found, ("max_position_embeddings", "n_positions"), _TOKENS)
-    section = _PRETRAINED_MODEL.format(path=_quoted(directory))
-    return _ModelShape(section, '{{ kind = "model" }}', min(_TOKENS, positions), max(1, min(4, layers)), "1e-3")
+    section = _PRETRAINED_MODEL.format(path=quoted(directory))
+    return _ModelShape(section, '{ kind = "model" }', min(_TOKENS, positions), max(1, min(4, layers)), "1e-3")
 
 
 def _number(found: Any, names: Sequence[str], default: int) -> int:
     known = [found[name] for name in names if isinstance(found, dict) and isinstance(found.get(name), int)]
     return int(known[0]) if known else default
-
-
-def _source_of(path: Path) -> tuple[str, int]:
-    """Return a source's line for a run file, and its size in bytes."""
-    files = [path] if path.is_file() else sorted(item for item in path.rglob("*") if item.is_file())
-    if not files:
-        raise DataError(f"{path}: not found, or empty; give a file or a directory of text")
-    sizes = {
-        kind: sum(file.stat().st_size for file in files if _is_of(file, suffixes))
-        for kind, suffixes in _SUFFIXES.items()
-    }
-    kind = max(sizes, key=lambda name: sizes[name])
-    if not sizes[kind]:
-        raise DataError(
-            f"{path}: no text found; expected files that end in "
-            f"{', '.join(suffix for suffixes in _SUFFIXES.values() for suffix in suffixes)} (also .gz)"
-        )
-    line = f'kind = "{kind}", path = {_quoted(path)}'
-    if kind == "jsonl":
-        first = next(file for file in files if _is_of(file, _SUFFIXES[kind]) and file.stat().st_size)
-        line += f', field = "{_text_field(first)}"'
-    if kind == "text" and sum(_is_of(file, _SUFFIXES[kind]) for file in files) < _FEW_FILES:
-        # documents are held out whole: of a few files there would be none, or a large part
-        line += ', delimiter = "\\n\\n"'
-    return line, sizes[kind]
-
-
-def _is_of(file: Path, suffixes: Sequence[str]) -> bool:
-    return file.name.lower().removesuffix(".gz").endswith(tuple(suffixes))
-
-
-def _text_field(file: Path) -> str:
-    """Choose the field of the first record that holds its text: `text`, else the longest one."""
-    try:
-        with gzip.open(file) if file.name.lower().endswith(".gz") else file.open("rb") as stream:
-            record = json.loads(stream.readline(_MOST_LINE_BYTES))
-    except (OSError, EOFError, ValueError, RecursionError) as exc:
-        raise DataError(f"{file}, line 1: is no JSON ({exc}); expected one object a line") from exc
-    fields = record.items() if isinstance(record, dict) else ()
-    texts: dict[str, str] = {str(name): value for name, value in fields if isinstance(value, str)}
-    if isinstance(texts.get("text"), str):
-        return "text"
-    if texts and max(map(len, texts.values())):
-        return max(texts, key=lambda name: len(texts[name]))
-    chat = [name for name in _CHAT_FIELDS if isinstance(record, dict) and name in record]
-    what = f"a conversation in {chat[0]!r}, which no source reads yet" if chat else "no field with text"
-    raise DataError(f"{file}, line 1: found {what}; expected an object with one text")
 
 
 def _steps(size_bytes: int | None, tokens: int) -> int:
@@ -203,14 +162,9 @@ def _steps(size_bytes: int | None, tokens: int) -> int:
     return max(50, min(2000, size_bytes // (_BYTES_PER_TOKEN * tokens * _BATCH)))
 
 
-def _quoted(path: Path) -> str:
-    return json.dumps(str(path), ensure_ascii=False)
-
-
 _BATCH = 8
 _TOKENS = 128
 _SPLIT_BATCH, _PASSES = 16, 3
-_FEW_FILES = 200
 _VOCABULARY, _SMALL_VOCABULARY, _SMALL_BYTES = 2048, 512, 200_000
 
 _SCRATCH_MODEL = _ModelShape(
@@ -230,7 +184,7 @@ resid_pdrop = 0.0
 embd_pdrop = 0.0
 attn_pdrop = 0.0
 """,
-    '{{ kind = "bpe", vocab_size = {vocab} }}     # trained on the text below',
+    '{ kind = "bpe", vocab_size = VOCABULARY }     # trained on the text below',
     _TOKENS,
     4,
     "1e-3",
@@ -256,12 +210,9 @@ _TEXT_RUN = """\
 [model]
 {model}
 [data]
-tokenizer = {tokenizer}
+{text}
 sequence_length = {tokens}            # tokens of one sequence
 max_validation_sequences = 48
-sources = [
-{sources}
-]
 
 [train]
 steps = {steps}                      # with --resume it may be raised

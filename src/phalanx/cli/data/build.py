@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from phalanx.cli.answers.answer import Answer
-from phalanx.cli.console import say_figures, say_rows
+from phalanx.cli.console import say_error, say_figures
 from phalanx.cli.options import Sets, Unsets, overrides_of
 
 _SAMPLE = 400
@@ -43,7 +43,9 @@ def build(
 
     recipe = load_recipe(recipe_file, overrides_of(sets, unsets))
     if dry_run:
-        return _preview(recipe, documents, recipe_file.parent)
+        from phalanx.cli.data.side_by_side import preview_answer
+
+        return preview_answer(recipe, documents, recipe_file.parent)
     from phalanx.cli.data.progress import BuildBar
     from phalanx.data.build.local import default_workers, open_local
     from phalanx.data.build.run import BuildOptions
@@ -58,8 +60,12 @@ def build(
         open_engine = functools.partial(RayTasks, workers=workers, address=address)
     directory = out or Path("datasets") / recipe_file.stem
     begun = time.monotonic()
-    with BuildBar() as bar:
-        end = build_dataset(recipe, directory, BuildOptions(open_engine, recipe_file.parent, bar))
+    try:
+        with BuildBar() as bar:
+            end = build_dataset(recipe, directory, BuildOptions(open_engine, recipe_file.parent, bar))
+    except KeyboardInterrupt:
+        say_error(f"{directory}: interrupted; finished pieces are kept: the same command goes on from there")
+        raise
     seconds = time.monotonic() - begun
     page = write_data_report(directory)
     figures = {
@@ -70,6 +76,8 @@ def build(
     }
     if end.report["not_found"]:
         figures["in [quarantine], of no document"] = ", ".join(end.report["not_found"])
+    if not any(group["split"] == "validation" for group in end.report["groups"]):
+        figures["held out"] = "nothing: raise output.validation_share, or give the run a data.validation"
     say_figures({**figures, "report": page})
     return Answer({**{name.replace(" ", "_"): value for name, value in figures.items()}, "report": page})
 
@@ -86,14 +94,3 @@ def _totals(report: dict[str, Any], seconds: float | None) -> dict[str, Any]:
         "kept bytes": sum(one["kept"].get("raw_bytes", 0) for one in sources),
         "MB per s": None if not seconds else raw / 1e6 / seconds,
     }
-
-
-def _preview(recipe: Any, documents: int, home: Path) -> Answer:
-    from phalanx.cli.data.side_by_side import say_side_by_side
-    from phalanx.data.build.preview import preview
-
-    found = preview(recipe, documents, home)
-    say_side_by_side(found)
-    say_rows([{"what": name, "documents": count} for name, count in found.counts.items()])
-    facts = {"counts": found.counts, "edited": found.edited, "kept": found.kept, "left_out": found.left_out}
-    return Answer({"dry_run": True, **facts})

@@ -5,6 +5,7 @@ import typer
 from phalanx.cli.data.build import build
 from phalanx.cli.data.convert import export, import_
 from phalanx.cli.data.diff import diff
+from phalanx.cli.data.keys import new_key, rotate
 from phalanx.cli.data.look import inspect, report
 from phalanx.cli.data.sample import sample
 from phalanx.cli.data.verify import verify
@@ -39,6 +40,10 @@ data_app.command(
 data_app.command(epilog="Example: phalanx data diff datasets/first datasets/second --documents 20")(diff)
 data_app.command(epilog="Example: phalanx data report datasets/mine")(report)
 data_app.command(epilog="Example: phalanx data export datasets/mine parquet --to parquet")(export)
+data_app.command(epilog="Example: phalanx data new-key secrets/data.key")(new_key)
+data_app.command(epilog="Example: phalanx data rotate datasets/mine --key secrets/data.key --to secrets/next.key")(
+    rotate
+)
 data_app.command(
     "import",
     epilog="Example: phalanx data import datasets/mine web.train.parquet --tokenizer tokenizer.json --eos-id 0\n\n"

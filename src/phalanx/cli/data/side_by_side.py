@@ -1,17 +1,31 @@
 """Kept and dropped texts beside each other, with the rule and the value that decided."""
 
 from itertools import zip_longest
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phalanx.cli.console import say_page
+from phalanx.cli.answers.answer import Answer
+from phalanx.cli.console import say_page, say_rows
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from phalanx.data.build.preview import Preview
+    from phalanx.data.build.recipe import DataRecipe
 
 _ROWS = 12
 _CHARACTERS = 220
+
+
+def preview_answer(recipe: "DataRecipe", documents: int, home: Path) -> Answer:
+    """Take a sample of each source through a recipe, print what becomes of it, and return it."""
+    from phalanx.data.build.preview import preview
+
+    found = preview(recipe, documents, home)
+    say_side_by_side(found)
+    say_rows([{"what": name, "documents": count} for name, count in found.counts.items()])
+    facts = {"counts": found.counts, "edited": found.edited, "kept": found.kept, "left_out": found.left_out}
+    return Answer({"dry_run": True, **facts})
 
 
 def say_side_by_side(found: "Preview") -> None:

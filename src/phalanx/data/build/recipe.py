@@ -27,7 +27,7 @@ class SourceTerms(StrictModel):
         group: The mixture group that its documents belong to; its name where it is left out.
         licence: Of its documents, as a person would write it; kept in the manifest.
         consent: On which ground the documents may be used; kept in the manifest.
-        weight: A hint for the mixture of a run; kept in the manifest.
+        weight: Of its group in the mixture of a run that gives no weights; kept in the manifest.
     """
 
     name: Name | None = None

@@ -1,7 +1,7 @@
 """Token shards: written with a tree of hashes each, signed by one manifest, verified at every first read."""
 
 from phalanx.data.manifest import TokenizerRecord
-from phalanx.data.shards.dataset import Dataset, TokenStream, open_dataset
+from phalanx.data.shards.dataset import Dataset, TokenStream, open_dataset, wrap_anew
 from phalanx.data.shards.manifest import (
     DATASET_FILE,
     DatasetFacts,
@@ -36,4 +36,5 @@ __all__ = [
     "fingerprint_of",
     "load_signer",
     "open_dataset",
+    "wrap_anew",
 ]

@@ -1,6 +1,7 @@
 """A dataset that is opened to be read: its manifest, its tokens and its documents, all verified."""
 
 import hashlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from phalanx.data.shards.manifest import (
 )
 from phalanx.data.shards.merkle import tree_root
 from phalanx.data.shards.records import DOCUMENT, INDEX, MOST_ENTRY_BYTES, START, DocumentEntry
-from phalanx.data.shards.seal import WRAPPED_KEY_FILE, DatasetSeal, SealKey
+from phalanx.data.shards.seal import WRAPPED_KEY_FILE, DatasetSeal, SealKey, SealRecord
 from phalanx.errors import DataError
 
 _MOST_KEY_BYTES = 64 * 1024
@@ -237,15 +238,45 @@ def open_dataset(directory: Path, signer: str | None = None, key: SealKey | None
         DataError: There is no dataset, it is unsigned, altered, or signed with another key; or it is encrypted and the
             key is missing or another one.
     """
-    path = directory / DATASET_FILE
-    signed = verify_dataset(_read(path, MOST_MANIFEST_BYTES), path, signer)
-    seal = None
-    if signed.manifest.seal is not None:
-        if key is None:
-            raise DataError(f"{directory}: is encrypted; give the file of its key")
-        path = directory / WRAPPED_KEY_FILE
-        seal = DatasetSeal.open(signed.manifest.seal, key, _read(path, _MOST_KEY_BYTES), str(path))
+    signed = _signed(directory, signer)
+    record = signed.manifest.seal
+    if record is not None and key is None:
+        raise DataError(f"{directory}: is encrypted; give the file of its key")
+    seal = None if record is None or key is None else _opened(directory, record, key)
     return Dataset(directory, signed, seal, named=signer is not None)
+
+
+def wrap_anew(directory: Path, old: SealKey, new: SealKey) -> str:
+    """Wrap the data key of a dataset with another key, and return the name of that one; nothing else changes.
+
+    Raises:
+        DataError: There is no dataset, it is not encrypted, or the old key is another one; or it cannot be written to.
+    """
+    record = _signed(directory, None).manifest.seal
+    if record is None:
+        raise DataError(f"{directory}: is not encrypted; there is no key to change")
+    content = _opened(directory, record, old).wrapped(new)
+    path, spare = directory / WRAPPED_KEY_FILE, directory / f"{WRAPPED_KEY_FILE}.new"
+    try:
+        with spare.open("wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        # whole, old or new, whatever happens
+        spare.replace(path)
+    except OSError as exc:
+        raise DataError(f"{path}: cannot be written ({exc.strerror}); the old key still opens it") from exc
+    return new.name
+
+
+def _signed(directory: Path, signer: str | None) -> SignedDataset:
+    path = directory / DATASET_FILE
+    return verify_dataset(_read(path, MOST_MANIFEST_BYTES), path, signer)
+
+
+def _opened(directory: Path, record: SealRecord, key: SealKey) -> DatasetSeal:
+    path = directory / WRAPPED_KEY_FILE
+    return DatasetSeal.open(record, key, _read(path, _MOST_KEY_BYTES), str(path))
 
 
 def _read(path: Path, most_bytes: int) -> bytes:

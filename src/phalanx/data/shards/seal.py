@@ -50,7 +50,7 @@ class SealKey:
             DataError: It is missing, readable for others, or not of that form. Its content is never in the message.
         """
         try:
-            text = read_private(path, "SealKey.make(path) makes one").decode("ascii", errors="replace")
+            text = read_private(path, "phalanx data new-key PATH makes one").decode("ascii", errors="replace")
         except CertificateError as exc:
             raise DataError(f"key of the dataset: {exc}") from exc
         try:

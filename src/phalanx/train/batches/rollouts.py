@@ -33,6 +33,15 @@ Weights = Callable[[], Mapping[str, Tensor]]
 """Gives the verified weights of the whole model as they are, by the hub's names."""
 
 
+WriteTexts = Callable[[RolloutPolicy, PolicyModel, RolloutRequest], tuple[Rollout, ...]]
+"""Writes what a request asks for; the model has the weights of the policy."""
+
+
+def write_alone(_policy: RolloutPolicy, model: PolicyModel, request: RolloutRequest) -> tuple[Rollout, ...]:
+    """Write texts in this process."""
+    return generate_rollouts(model, request)
+
+
 @dataclass(frozen=True)
 class LearnedRow:
     """One sampled text as a step learns from it.
@@ -87,10 +96,18 @@ class RolloutLoader:
         run: How many, by which rule, towards what.
         source: The model that the run begins with.
         scorer: Says what texts are worth.
+        write: Writes texts, or has others write them.
     """
 
-    def __init__(self, prompts: PromptSet, run: RunConfig, source: ModelSource, scorer: RewardScorer) -> None:
-        self._prompts, self._run, self._source, self._scorer = prompts, run, source, scorer
+    def __init__(
+        self,
+        prompts: PromptSet,
+        run: RunConfig,
+        source: ModelSource,
+        scorer: RewardScorer,
+        write: WriteTexts = write_alone,
+    ) -> None:
+        self._prompts, self._run, self._source, self._scorer, self._write_texts = prompts, run, source, scorer, write
         self._settings = settings_of(run)
         self._order = BatchLoader(prompts, run.train.batch_size // self._settings.group, run.train.seed)
         self._weights: Weights | None = None
@@ -205,7 +222,7 @@ class RolloutLoader:
             ends=(self._prompts.tokenizer.eos_id,),
         )
         with self._autocast():
-            return generate_rollouts(self._policy, request)
+            return self._write_texts(policy, self._policy, request)
 
     def _built(self, policy: RolloutPolicy) -> PolicyModel:
         return PolicyModel.build(policy, self._run.model.attention, self._run.train.device)

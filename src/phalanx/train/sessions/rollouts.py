@@ -16,6 +16,7 @@ from phalanx.train.batches.scores import MeanReward
 from phalanx.train.sessions.context import SessionContext
 from phalanx.train.sessions.factory import RunMaterial
 from phalanx.train.sessions.hooks import TrainedModel
+from phalanx.train.sessions.rollout_writers import open_writers
 
 LOG = "rewards.log"
 """What rewards print, in the run directory."""
@@ -36,8 +37,8 @@ def rollout_material(context: SessionContext, source: ModelSource) -> Iterator[R
     prompts = prepare_prompts(run.data, home.cache / "data", run.train.seed, source.tokenizer_path, longest)
     check_vocabulary(prompts.tokenizer.vocab_size, source.vocab_size)
     context.say(f"prompts: {len(prompts.train)} to train on, {len(prompts.held_out)} held out")
-    with RewardScorer(run.rewards, run.home, home.path / LOG) as scorer:
-        loader = RolloutLoader(prompts, run, source, scorer)
+    with RewardScorer(run.rewards, run.home, home.path / LOG) as scorer, open_writers(context) as write:
+        loader = RolloutLoader(prompts, run, source, scorer, write)
         file = original_tokenizer(run.data.tokenizer, source.tokenizer_path) or prompts.tokenizer_path
         kept = RunTokenizer(file, prompts.tokenizer.eos_id, of_model=run.data.tokenizer.kind == "model")
         yield RunMaterial(source, prompts, loader, vocabulary=prompts.vocabulary_digest, tokenizer=kept)

@@ -1,0 +1,31 @@
+"""``phalanx data new-key`` and ``rotate``: the key of encrypted datasets."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from phalanx.cli.answers.answer import Answer
+from phalanx.cli.data.options import DatasetDir
+
+
+def new_key(file: Annotated[Path, typer.Argument(metavar="FILE", help="New file, readable by you only.")]) -> Answer:
+    """Draw a key for encrypted datasets; without it they cannot be read."""
+    from phalanx.data.shards import SealKey
+
+    name = SealKey.make(file).name
+    typer.echo(f'{file}: key {name}; in the recipe: [output] key = "{file}"')
+    return Answer({"file": file, "key": name})
+
+
+def rotate(
+    directory: DatasetDir,
+    key: Annotated[Path, typer.Option("--key", metavar="FILE", help="The key that opens it now.")],
+    to: Annotated[Path, typer.Option("--to", metavar="FILE", help="The new key.")],
+) -> Answer:
+    """Wrap a dataset's data key with a new key; shards and signature stay, and older copies open with the old key."""
+    from phalanx.data.shards import SealKey, wrap_anew
+
+    name = wrap_anew(directory, SealKey.read(key), SealKey.read(to))
+    typer.echo(f"{directory}: opens with key {name} only; name its file in data.dataset.key_file")
+    return Answer({"directory": directory, "key": name})

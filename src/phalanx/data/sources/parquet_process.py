@@ -1,0 +1,171 @@
+"""The process that decodes Parquet: ``python -m phalanx.data.sources.parquet_process``, bounded in memory.
+
+pyarrow believes what a file says of itself, and can ask for any memory, or end its process. An order is a line of
+JSON; an answer is a line of JSON and as many bytes as it says under ``bytes``. An order to open a file is answered with
+its row groups, one to read a group with its rows, and then a line with ``end``; or with what is wrong.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import resource
+import sys
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from phalanx.child import die_with_parent
+from phalanx.data.sources.files import SourceFile
+from phalanx.errors import DataError
+
+_ROWS = 64
+_BUFFER_BYTES = 1 << 20
+_SHOWN = 120
+MEMORY_BYTES = 1 << 30
+"""Beside what the process starts with: pages of a table that was written for reading take a small part of it."""
+
+
+class Decoder:
+    """The tables of one file after the other."""
+
+    def __init__(self) -> None:
+        self._arrow: Any = importlib.import_module("pyarrow")
+        self._parquet: Any = importlib.import_module("pyarrow.parquet")
+        self._stream: BinaryIO | None = None
+        self._table: Any = None
+
+    def open(self, path: str, column: str) -> int:
+        """Open a file with its text columns behind their dictionaries, and return its row groups.
+
+        Raises:
+            DataError: It is no Parquet file, or has no text column of the name; or it cannot be read.
+        """
+        if self._stream is not None:
+            self._stream.close()
+        stream = self._stream = SourceFile("", path if "://" in path else Path(path)).open()
+        try:
+            schema = self._parquet.ParquetFile(stream).schema_arrow
+            types = {name: schema.field(name).type for name in schema.names}
+            texts = [name for name, kind in types.items() if self._is_text(kind)]
+            self._table = self._parquet.ParquetFile(
+                stream,
+                read_dictionary=texts,
+                pre_buffer=False,
+                buffer_size=_BUFFER_BYTES,
+                page_checksum_verification=True,
+            )
+            groups = int(self._table.num_row_groups)
+        except Exception as exc:
+            # whatever a parser of foreign bytes raises
+            raise DataError(f"is no Parquet file ({_plain(exc)})") from exc
+        if column not in texts:
+            names = ", ".join(name[:40] for name in texts[:10]) or "none"
+            raise DataError(f"no column {column[:40]!r} of text; those of text are: {names}; set `column`")
+        return groups
+
+    def claimed_size(self, group: int) -> int:
+        """The bytes of a row group, unpacked, as the file says.
+
+        Sizes of single columns are not asked for: pyarrow ends the process where these are malformed.
+
+        Raises:
+            DataError: They cannot be read.
+        """
+        try:
+            return int(self._table.metadata.row_group(group).total_byte_size)
+        except Exception as exc:
+            raise DataError(f"cannot be decoded ({_plain(exc)})") from exc
+
+    def rows(self, group: int, column: str, beside: list[str]) -> Iterator[tuple[bytes | None, dict[str, Any]]]:
+        """The rows of a group: bytes of the text, and what lies beside it.
+
+        Raises:
+            DataError: They cannot be decoded.
+        """
+        names = [name for name in dict.fromkeys(beside) if name in self._table.schema_arrow.names]
+        rows = 0
+        try:
+            expected = self._table.metadata.row_group(group).num_rows
+            for batch in self._table.iter_batches(
+                _ROWS, row_groups=[group], columns=[column, *names], use_threads=False
+            ):
+                rows += batch.num_rows
+                columns = {name: list(_values(batch.column(name))) for name in names}
+                for row, content in enumerate(_values(batch.column(column))):
+                    yield content, {name: _plain_value(columns[name][row]) for name in names}
+        except Exception as exc:
+            raise DataError(f"cannot be decoded ({_plain(exc)})") from exc
+        if rows != expected:
+            raise DataError(f"says that it has {expected} rows, and gives {rows}")
+
+    def _is_text(self, kind: Any) -> bool:
+        types = self._arrow.types
+        kind = kind.value_type if types.is_dictionary(kind) else kind
+        return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind))
+
+
+def main() -> None:
+    """Answer orders until there are no more."""
+    die_with_parent()
+    # what pyarrow prints is no answer
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    decoder = Decoder()
+    _bound_memory()
+    for line in sys.stdin:
+        order = json.loads(line)
+        try:
+            for answer, content in _answers(decoder, order):
+                out.write(json.dumps({**answer, "bytes": len(content)}).encode() + b"\n" + content)
+        except DataError as exc:
+            out.write(json.dumps({"error": str(exc), "end": True, "bytes": 0}).encode() + b"\n")
+        out.flush()
+
+
+def _answers(decoder: Decoder, order: dict[str, Any]) -> Iterator[tuple[dict[str, Any], bytes]]:
+    match order["act"]:
+        case "open":
+            yield {"groups": decoder.open(order["path"], order["column"]), "end": True}, b""
+        case "size":
+            yield {"size": decoder.claimed_size(order["group"]), "end": True}, b""
+        case _:
+            for content, beside in decoder.rows(order["group"], order["column"], order["beside"]):
+                yield {"beside": None if content is None else beside, "end": False}, content or b""
+            yield {"end": True}, b""
+
+
+def _bound_memory() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError, ValueError):
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        bound = pages * resource.getpagesize() + MEMORY_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
+
+
+def _values(column: Any) -> Iterator[Any]:
+    """The values of a column; texts as their bytes, each looked up in the dictionary only here."""
+    if not hasattr(column, "dictionary"):
+        yield from column.to_pylist()
+        return
+    known = column.dictionary.cast("binary")
+    for at in column.indices.to_pylist():
+        yield None if at is None else known[at].as_py()
+
+
+def _plain_value(value: Any) -> str | int | float | None:
+    """Return a value that a document can keep; None of any other one."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, date):
+        return value.isoformat()
+    return value if isinstance(value, str | int | float) else None
+
+
+def _plain(exc: Exception) -> str:
+    return " ".join(str(exc).split())[:_SHOWN] or type(exc).__name__
+
+
+if __name__ == "__main__":
+    main()

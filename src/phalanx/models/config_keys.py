@@ -1,0 +1,93 @@
+"""The keys that a family's config knows, read from transformers' source: to import its class would import torch."""
+
+import ast
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from phalanx.errors import ModelError
+
+OLD_KEYS = ("rope_theta", "partial_rotary_factor", "rotary_pct", "rotary_emb_base", "sliding_window_pattern")
+"""Keys of older files that transformers takes beside the fields of its class."""
+_OLD_KEYS_OF_SOME = {
+    *OLD_KEYS,
+    *(
+        "global_attn_every_n_layers",
+        "global_rope_theta",
+        "local_rope_theta",
+        "reference_compile",
+        "n_embed",
+        "head_dim",
+    ),
+}
+"""Those of every family; the later check knows which of them are whose."""
+_BASE = "PreTrainedConfig"
+
+
+def check_keys(described: Mapping[str, Any], where: str) -> None:
+    """Refuse a key that the family's config does not know; where its source is not understood, nothing is said yet.
+
+    Raises:
+        ModelError: Names the key and the choices.
+    """
+    family = described.get("model_type")
+    known = config_keys(family) if isinstance(family, str) else None
+    unknown = [] if known is None else sorted(set(described) - known - _OLD_KEYS_OF_SOME)
+    if unknown:
+        raise unknown_key(unknown[0], str(family), known or frozenset(), where)
+
+
+def unknown_key(key: str, family: str, known: frozenset[str] | set[str], where: str) -> ModelError:
+    """Say that a key is none of a family's."""
+    return ModelError(f"{where}: unknown key {key!r} for {family}; choices: {', '.join(sorted(known))}").about(
+        code="PHX-I036", key=f"{where}.{key}"
+    )
+
+
+def config_keys(family: str) -> frozenset[str] | None:
+    """Return every key of a family's config but older ones; None where its class is not written as most are."""
+    spec = find_spec("transformers")
+    if spec is None or spec.origin is None or not family.isidentifier():
+        return None
+    home = Path(spec.origin).parent
+    own = _class_of(home / "models" / family / f"configuration_{family}.py", family=family)
+    base = _class_of(home / "configuration_utils.py", name=_BASE)
+    if own is None or base is None or [ast.unparse(one) for one in own.bases] != [_BASE]:
+        return None
+    return frozenset({"model_type", *_fields(own), *_fields(base), *_other_names(own)})
+
+
+def _class_of(path: Path, *, family: str = "", name: str = "") -> ast.ClassDef | None:
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError):
+        return None
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    return next((one for one in classes if one.name == name or (family and _value(one, "model_type") == family)), None)
+
+
+def _fields(found: ast.ClassDef) -> Iterator[str]:
+    for node in found.body:
+        if (
+            isinstance(node, ast.AnnAssign)
+            and isinstance(node.target, ast.Name)
+            and not ast.unparse(node.annotation).startswith("ClassVar")
+        ):
+            yield node.target.id
+
+
+def _other_names(found: ast.ClassDef) -> Iterator[str]:
+    names = _value(found, "attribute_map")
+    yield from names if isinstance(names, dict) else ()
+
+
+def _value(found: ast.ClassDef, name: str) -> Any:
+    for node in found.body:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if isinstance(node, ast.Assign) and any(isinstance(one, ast.Name) and one.id == name for one in targets):
+            try:
+                return ast.literal_eval(node.value)
+            except ValueError:
+                return None
+    return None

@@ -1,0 +1,57 @@
+"""The workers that write a run's texts, started beside it; what one of them lied about is in the audit log."""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+
+from phalanx.pipeline import OWNER
+from phalanx.rollouts import (
+    LocalRolloutWorkers,
+    RolloutVerdict,
+    RolloutWorkerConfig,
+    rollout_company,
+)
+from phalanx.security.crypto import create_authority, issue, load_identity
+from phalanx.train.batches.rollouts import WriteTexts, write_alone
+from phalanx.train.sessions.context import SessionContext
+
+_HOME = "writers"
+_EVIDENCE = "evidence"
+
+
+@contextlib.contextmanager
+def open_writers(context: SessionContext, others: Mapping[str, Sequence[str]] | None = None) -> Iterator[WriteTexts]:
+    """Start the workers that a run file asks for, and end them; without any, this process writes.
+
+    Args:
+        context: The session.
+        others: Commands of single workers, by name; for drills only.
+
+    Raises:
+        PeerLostError: A worker did not come.
+    """
+    run, settings = context.run, context.run.rollouts
+    if settings is None:
+        yield write_alone
+        return
+    home, names = context.home.path / _HOME, tuple(f"writer-{n}" for n in range(settings.workers))
+    pki = home / "pki"
+    if not (pki / "authority.pem").exists():
+        create_authority(pki)
+    for name in (OWNER, *names):
+        if not (pki / name).exists():
+            issue(pki, name)
+    template = RolloutWorkerConfig(
+        identity="", owner="", owner_name=OWNER, threads=settings.threads, attention=run.model.attention
+    )
+    processes = LocalRolloutWorkers(home, pki, template, others)
+    evidence, owner = context.home.path / _EVIDENCE, load_identity(pki / OWNER)
+    with rollout_company(owner, names, context.home.run_id, evidence, settings.check, processes=processes) as company:
+        rules = {"workers": list(names), "rate": settings.check.rate, "authority": owner.authority_pem.decode("ascii")}
+        context.log.append("rollout_writers", rules)
+
+        def note(verdict: RolloutVerdict) -> None:
+            context.log.append("rollout_verdict", verdict.model_dump(mode="json"))
+            context.say(f"{verdict.party} lied about a text and is shut out: {verdict.reason}")
+
+        company.told = note
+        yield company.generate

@@ -1,0 +1,173 @@
+"""What a starter reads: the kind of source that a path is of, seen by its files, or a dataset that is built."""
+
+import csv
+import gzip
+import importlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from phalanx.data.shards import DATASET_FILE, open_dataset
+from phalanx.data.sources.source_code import LANGUAGES
+from phalanx.data.sources.turns import turns_of
+from phalanx.errors import DataError
+
+_SUFFIXES: dict[str, tuple[str, ...]] = {
+    "jsonl": (".jsonl",),
+    "html": (".html", ".htm"),
+    "text": (".txt", ".md"),
+    "warc": (".warc", ".wet"),
+    "parquet": (".parquet",),
+    "csv": (".csv", ".tsv"),
+    "mail": (".eml", ".mbox"),
+    "epub": (".epub",),
+    "code": tuple(suffix for suffixes in LANGUAGES.values() for suffix in suffixes if suffix.startswith(".")),
+}
+_PACKED = (".gz", ".zst")
+_FEW_FILES = 200
+_MOST_LINE_BYTES = 1 << 24
+
+
+def dataset_section(path: Path) -> tuple[str, int] | None:
+    """Return the line of ``[data]`` for a dataset of shards, and the size of its vocabulary; None where it is none.
+
+    Raises:
+        DataError: Its manifest is altered, or it is encrypted.
+    """
+    if not (path / DATASET_FILE).is_file():
+        return None
+    found = open_dataset(path)
+    line = f'dataset = {{ path = {quoted(path)}, signer = "{found.signer}" }}'
+    return line, found.manifest.tokenizer.vocab_size
+
+
+def source_line(path: Path) -> tuple[str, int]:
+    """Return a source's line for a run file, and its size in bytes.
+
+    Raises:
+        DataError: There is no text that a source can read.
+    """
+    files = [path] if path.is_file() else sorted(item for item in path.rglob("*") if item.is_file())
+    if not files:
+        raise DataError(f"{path}: not found, or empty; give a file or a directory of text")
+    sizes = {
+        kind: sum(file.stat().st_size for file in files if _is_of(file, suffixes))
+        for kind, suffixes in _SUFFIXES.items()
+    }
+    kind = max(sizes, key=lambda name: sizes[name])
+    if not sizes[kind]:
+        raise DataError(
+            f"{path}: no text found; expected files that end in "
+            f"{', '.join(suffix for name, suffixes in _SUFFIXES.items() if name != 'code' for suffix in suffixes)}, "
+            "a programming language's suffix (also .gz and .zst), or a dataset of shards"
+        )
+    own = [file for file in files if _is_of(file, _SUFFIXES[kind])]
+    first = next(file for file in own if file.stat().st_size)
+    kind, more = _more(kind, first)
+    if kind == "text" and len(own) < _FEW_FILES:
+        # documents are held out whole: of a few files there would be none, or a large part
+        more = ', delimiter = "\\n\\n"'
+    return f'kind = "{kind}", path = {quoted(path)}{more}', sizes[kind if kind != "dialogue" else "jsonl"]
+
+
+def quoted(path: Path) -> str:
+    """Return a path as TOML has it."""
+    return json.dumps(str(path), ensure_ascii=False)
+
+
+def _more(kind: str, first: Path) -> tuple[str, str]:
+    """Return the kind that a source's first file shows, and the keys that name its text."""
+    if kind == "jsonl":
+        record = _first_record(first)
+        if _is_dialogue(record):
+            return "dialogue", ""
+        return kind, f", field = {json.dumps(_text_field(record, first))}"
+    if kind == "csv":
+        return kind, f", template = {json.dumps('{' + _text_column(first) + '}')}"
+    if kind == "parquet":
+        return kind, f", column = {json.dumps(_parquet_column(first))}"
+    return kind, ""
+
+
+def _is_of(file: Path, suffixes: Sequence[str]) -> bool:
+    name = file.name.lower()
+    for packed in _PACKED:
+        name = name.removesuffix(packed)
+    return name.endswith(tuple(suffixes))
+
+
+def _lines(file: Path) -> Iterator[bytes]:
+    name = file.name.lower()
+    zstandard = importlib.import_module("zstandard") if name.endswith(".zst") else None
+    with file.open("rb") as packed:
+        stream: Any = packed
+        if name.endswith(".gz"):
+            stream = gzip.open(packed)  # noqa: SIM115 - closed with the file below it
+        elif zstandard is not None:
+            stream = zstandard.ZstdDecompressor().stream_reader(packed)
+        rest = b""
+        while block := stream.read(1 << 16):
+            *whole, rest = (rest + block).split(b"\n")
+            yield from whole
+            if len(rest) > _MOST_LINE_BYTES:
+                return
+        yield rest
+
+
+def _first_record(file: Path) -> Any:
+    try:
+        return json.loads(next(_lines(file)))
+    except (OSError, EOFError, ValueError, RecursionError, ImportError) as exc:
+        raise DataError(f"{file}, line 1: is no JSON ({exc}); expected one object a line") from exc
+
+
+def _is_dialogue(record: Any) -> bool:
+    if not isinstance(record, dict) or isinstance(record.get("text"), str):
+        return False
+    try:
+        return bool(list(turns_of(record, "auto")))
+    except DataError:
+        return False
+
+
+def _text_field(record: Any, file: Path) -> str:
+    """Choose the field of the first record that holds its text: `text`, else the longest one."""
+    fields = record.items() if isinstance(record, dict) else ()
+    texts: dict[str, str] = {str(name): value for name, value in fields if isinstance(value, str)}
+    if isinstance(texts.get("text"), str):
+        return "text"
+    if texts and max(map(len, texts.values())):
+        return max(texts, key=lambda name: len(texts[name]))
+    raise DataError(f"{file}, line 1: found no field with text; expected an object with one text")
+
+
+def _text_column(file: Path) -> str:
+    """Choose the column of a table that holds its text: `text`, else the longest cell of the first row."""
+    delimiter = "\t" if ".tsv" in file.name.lower() else ","
+    try:
+        rows = csv.reader((line.decode() + "\n" for line in _lines(file)), delimiter=delimiter, strict=True)
+        names, cells = next(rows), next(rows)
+    except (OSError, EOFError, ValueError, csv.Error, StopIteration, ImportError) as exc:
+        raise DataError(f"{file}: is no table with a row of names and a row of text ({type(exc).__name__})") from exc
+    sizes = {name: len(cell) for name, cell in zip(names, cells, strict=False)}
+    if not sizes:
+        raise DataError(f"{file}: is no table with a row of names and a row of text")
+    return "text" if "text" in sizes else max(sizes, key=sizes.__getitem__)
+
+
+def _parquet_column(file: Path) -> str:
+    """Choose the column of text: `text`, else the first one."""
+    try:
+        parquet, types = importlib.import_module("pyarrow.parquet"), importlib.import_module("pyarrow.types")
+    except ImportError as exc:
+        raise DataError("source kind 'parquet' needs pyarrow; install phalanx-train[data]") from exc
+    try:
+        schema = parquet.read_schema(file)
+    except Exception as exc:
+        # whatever a parser of foreign bytes raises
+        raise DataError(f"{file}: is no Parquet file") from exc
+    texts = [one.name for one in schema if types.is_string(one.type) or types.is_large_string(one.type)]
+    if not texts:
+        raise DataError(f"{file}: has no column of text")
+    return "text" if "text" in texts else str(texts[0])
