@@ -5,7 +5,7 @@ import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
@@ -114,6 +114,7 @@ def open_evidence(path: Path, pins: Pins) -> CheckedEvidence:
     return CheckedEvidence(str(path), record, tensors, peers, statements, headers, unsigned, fingerprint, sha256, pins)
 
 
+@runtime_checkable
 class VouchedRecord(Protocol):
     """What every record of evidence has: a session, and certificates with the authority's own."""
 
