@@ -7,18 +7,15 @@ Runs in an environment of its own: ``pip install torch==2.13.0 trl==1.16.0``, th
 
 import json
 import os
-import platform
-import shutil
-import subprocess
 import sys
 import tempfile
-from pathlib import Path
 
 os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", CUDA_VISIBLE_DEVICES="")
 
 import torch
 import trl
 from datasets import Dataset
+from provenance import provenance
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -125,26 +122,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         cases = {name: run(name, options, folder) for name, options in CASES.items()}
     versions = {"torch": torch.__version__, "trl": trl.__version__}
-    taken = {
-        "command": "python benchmarks/trl_policy_gradient.py > benchmarks/results/trl-policy-gradient.json",
-        "commit": _commit(),
-        "machine": {"platform": platform.platform(), "processor": platform.machine(), "cpus": os.cpu_count()},
-        "load": list(os.getloadavg()),
-    }
-    told = {"name": "trl-policy-gradient", **taken, "versions": versions, "architecture": ARCHITECTURE, "cases": cases}
+    told = provenance("trl_policy_gradient.py", "trl-policy-gradient")
+    told |= {"versions": versions, "architecture": ARCHITECTURE, "cases": cases}
     json.dump(told, sys.stdout)
-
-
-def _commit() -> str | None:
-    """The commit of this file's tree; None where that has changes."""
-    root, git = Path(__file__).resolve().parent.parent, shutil.which("git") or "git"
-    said = [
-        subprocess.run(  # noqa: S603 - our own command
-            [git, *asked], cwd=root, capture_output=True, text=True, check=True
-        ).stdout.strip()
-        for asked in (("status", "--porcelain", "--untracked-files=no"), ("rev-parse", "HEAD"))
-    ]
-    return None if said[0] else said[1]
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ os.environ.update(
 import torch
 import trl
 from datasets import Dataset
+from provenance import provenance
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedTokenizerFast
 from trl.experimental.cpo import CPOConfig, CPOTrainer
@@ -130,9 +131,8 @@ def main() -> None:
         data = Dataset.from_list(PAIRS)
         found["simpo"] = judged(CPOTrainer(policy(), args, train_dataset=data, processing_class=words))
     versions = {"torch": torch.__version__, "trl": trl.__version__}
-    json.dump(
-        {"name": "trl-preferences", "versions": versions, "architecture": ARCHITECTURE, "kinds": found}, sys.stdout
-    )
+    told = provenance("trl_preferences.py", "trl-preferences")
+    json.dump({**told, "versions": versions, "architecture": ARCHITECTURE, "kinds": found}, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", CUDA_VISIBLE
 import torch
 import trl
 from datasets import Dataset
+from provenance import provenance
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -97,7 +98,7 @@ def main() -> None:
         loss.backward()
     gradients = {name: parameter.grad.tolist() for name, parameter in sorted(trainer.model.named_parameters())}
     found = {
-        "name": "trl-sft",
+        **provenance("trl_sft.py", "trl-sft"),
         "versions": {"torch": torch.__version__, "trl": trl.__version__},
         "architecture": ARCHITECTURE,
         "template": TEMPLATE,

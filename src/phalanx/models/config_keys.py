@@ -21,7 +21,7 @@ _OLD_KEYS_OF_SOME = {
         "head_dim",
     ),
 }
-"""Those of every family; the later check knows which of them are whose."""
+"""Those of every family; the later check knows which family knows which of them."""
 _BASE = "PreTrainedConfig"
 
 
