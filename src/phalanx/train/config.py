@@ -5,13 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import (
-    PrivateAttr,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    model_serializer,
-    model_validator,
-)
+from pydantic import PrivateAttr, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
 
 from phalanx.checkpoint import CheckpointConfig
 from phalanx.config import StrictModel, load_config, own_references, pin_own_code, printable
@@ -273,8 +267,8 @@ class RunConfig(StrictModel):
     @property
     def _can_journal(self) -> bool:
         unverified = bool(self.pipeline.remote_workers) and not self.guard.enabled
-        elsewhere = self.train.device != "cpu" or unverified or self.parallel is not None or self.split is not None
-        return not (elsewhere or self.checkpoint.encrypt or self.guard.recovery == "skip_layer")
+        elsewhere = self.train.device != "cpu" or self.parallel is not None or self.split is not None
+        return not (unverified or elsewhere or self.checkpoint.encrypt or self.guard.recovery == "skip_layer")
 
     @property
     def workers(self) -> tuple[str, ...]:
