@@ -1,4 +1,4 @@
-"""Runs that learn preferences: the reference is made once and kept, pairs end a killed run with equal bits, and it learns."""
+"""Runs that learn preferences: the reference is made once and kept, a resumed run has equal bits, and it learns."""
 
 import json
 
@@ -105,13 +105,20 @@ def test_an_interrupted_run_reads_its_reference_and_ends_with_the_same_bits(make
     assert "computing the reference" not in resumed["shown"]
 
 
+def altered(path):
+    """The same header, and one number that is another one."""
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(bytes(content))
+
+
 @pytest.mark.parametrize(
     ("harm", "told"),
     [
         (lambda path: path.unlink(), "is missing, and a run that goes on does not compute its reference again"),
         (lambda path: path.write_bytes(b"junk"), "cannot be read as what this run has stored"),
         (lambda path: save_file(load_file(path), path, {"made_of": "0" * 64}), "is of another model or of other pairs"),
-        (lambda path: altered(path), "loader state: is of the corpus"),
+        (altered, "loader state: is of the corpus"),
     ],
     ids=["missing", "junk", "foreign", "altered"],
 )
@@ -131,13 +138,6 @@ def test_a_reference_that_is_not_the_runs_own_is_refused(make, quietly, monkeypa
 
     with pytest.raises((CheckpointError, DataError), match=told):
         quietly(run, tmp_path / "run", resume=True)
-
-
-def altered(path):
-    """The same header, and one number that is another one."""
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(bytes(content))
 
 
 @pytest.mark.parametrize("kind", ["kto", *(pytest.param(kind, marks=pytest.mark.slow) for kind in PREFERENCES)])
