@@ -1,0 +1,187 @@
+"""Runs that learn preferences: the reference is made once and kept, a resumed run has equal bits, and it learns."""
+
+import json
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from phalanx.errors import CheckpointError, DataError
+from phalanx.objectives import OBJECTIVES
+from phalanx.train import load_run
+from phalanx.train.sessions import hooks
+
+PREFERENCES = [name for name, one in OBJECTIVES.items() if one.target == "pair"]
+RUN = """
+[model]
+from_scratch = true
+{head}
+[model.architecture]
+model_type = "llama"
+vocab_size = 300
+num_hidden_layers = 4
+hidden_size = 32
+intermediate_size = 48
+num_attention_heads = 4
+num_key_value_heads = 2
+max_position_embeddings = 48
+tie_word_embeddings = true
+bos_token_id = 0
+eos_token_id = 0
+
+[data]
+preferences = {{ sources = [{{ path = "{path}" }}] }}
+tokenizer = {{ kind = "bpe", vocab_size = 265 }}
+sequence_length = 40
+validation_share = 0.25
+
+[train]
+steps = 6
+batch_size = 8
+microbatches = 2
+validate_every = 3
+objective = "{kind}"
+
+[optimizer]
+lr = 1e-2
+
+{engine}
+"""
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Write a run on 40 pairs, of which the better answer begins with yes."""
+    path = tmp_path / "pairs.jsonl"
+    rows = [{"prompt": f"is {n}?", "chosen": f" yes {n % 7}", "rejected": f" no {n % 5}"} for n in range(40)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def written(kind="dpo", engine="[pipeline]\nstages = 4", overrides=()):
+        head = 'head = "score"\n' if OBJECTIVES[kind].head == "score" else ""
+        file = tmp_path / f"{kind}-{abs(hash(engine))}.toml"
+        file.write_text(RUN.format(path=path, kind=kind, engine=engine, head=head))
+        return load_run(file, overrides)
+
+    return written
+
+
+def losses(directory):
+    return [json.loads(line)["loss"] for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_begins_at_its_reference_and_learns_which_answer_is_better(make, quietly, tmp_path):
+    summary = quietly(make(overrides=("train.steps=12",)), tmp_path / "run")
+
+    assert summary["status"] == "completed", summary["shown"]
+    found = summary["preferences"]
+    assert (summary["status"], summary["verdicts"]) == ("completed", [])
+    assert losses(tmp_path / "run")[0] == pytest.approx(0.6931472, abs=1e-6)
+    assert (found["accuracy_first"], found["margin_first"]) == (0.5, 0.0)
+    assert found["kl_first"] == pytest.approx(0.0, abs=1e-6)
+    assert found["accuracy"] > 0.9
+    assert found["margin"] > 0.2
+    assert 0.0 < found["kl"] < 1.0
+    assert "validation accuracy" in summary["shown"]
+
+
+def test_an_interrupted_run_reads_its_reference_and_ends_with_the_same_bits(make, quietly, monkeypatch, tmp_path):
+    run = make(overrides=("checkpoint.every=2",))
+    whole = quietly(run, tmp_path / "whole")
+    save = hooks.RunHooks.save
+
+    def stop(self, at):
+        save(self, at)
+        if at == 4:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hooks.RunHooks, "save", stop)
+        assert quietly(run, tmp_path / "run")["status"] == "interrupted"
+    kept = (tmp_path / "run/reference.safetensors").read_bytes()
+    resumed = quietly(run, tmp_path / "run", resume=True)
+
+    assert resumed["resumed_from"] == 4
+    assert resumed["final_weights_digest"] == whole["final_weights_digest"]
+    assert (tmp_path / "run/reference.safetensors").read_bytes() == kept
+    assert "computing the reference" not in resumed["shown"]
+
+
+def altered(path):
+    """The same header, and one number that is another one."""
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(bytes(content))
+
+
+@pytest.mark.parametrize(
+    ("harm", "told"),
+    [
+        (lambda path: path.unlink(), "is missing, and a run that goes on does not compute its reference again"),
+        (lambda path: path.write_bytes(b"junk"), "cannot be read as what this run has stored"),
+        (lambda path: save_file(load_file(path), path, {"made_of": "0" * 64}), "is of another model or of other pairs"),
+        (altered, "loader state: is of the corpus"),
+    ],
+    ids=["missing", "junk", "foreign", "altered"],
+)
+def test_a_reference_that_is_not_the_runs_own_is_refused(make, quietly, monkeypatch, tmp_path, harm, told):
+    run = make(overrides=("checkpoint.every=2",))
+    save = hooks.RunHooks.save
+
+    def stop(self, at):
+        save(self, at)
+        if at == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hooks.RunHooks, "save", stop)
+        quietly(run, tmp_path / "run")
+    harm(tmp_path / "run/reference.safetensors")
+
+    with pytest.raises((CheckpointError, DataError), match=told):
+        quietly(run, tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize("kind", ["kto", *(pytest.param(kind, marks=pytest.mark.slow) for kind in PREFERENCES)])
+def test_ranks_learn_what_one_process_learns(make, quietly, tmp_path, kind):
+    ranks = "[parallel]\ndp = {dp}"
+    one = quietly(make(kind, ranks.format(dp=1)), tmp_path / "one")
+    # of each copy half the microbatches: the same rows in each
+    two = quietly(make(kind, ranks.format(dp=2), ("train.microbatches=1",)), tmp_path / "two")
+
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-6)
+    for name, value in one["preferences"].items():
+        assert two["preferences"][name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", PREFERENCES)
+def test_the_pipeline_learns_what_one_process_learns(make, quietly, tmp_path, kind):
+    quietly(make(kind), tmp_path / "stages")
+    quietly(make(kind, "[parallel]\ndp = 1"), tmp_path / "one")
+
+    assert losses(tmp_path / "stages") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (("train.objective='causal_lm'",), "and data.preferences go together, and the objective reads none"),
+        (("train.batch_size=6", "train.microbatches=2"), "rows are pairs, and 2 microbatches cannot have whole ones"),
+        (("data.packing='best_fit'",), "is for text; an answer with its prompt is one row"),
+        (("train.objective={kind='dpo', beta=0.0}",), "greater than 0"),
+    ],
+)
+def test_a_run_file_that_cannot_be_is_refused(make, overrides, told):
+    from phalanx.errors import ConfigError
+
+    with pytest.raises(ConfigError, match=told):
+        make(overrides=overrides)
+
+
+def test_a_reward_model_needs_a_head_that_scores(make, quietly, tmp_path):
+    from phalanx.errors import ConfigError
+
+    run = make("reward")
+    wrong = run.model_copy(update={"model": run.model.model_copy(update={"head": None})})
+
+    with pytest.raises(ConfigError, match=r'train.objective = "reward" reads "score"; set model.head = "score"'):
+        quietly(wrong, tmp_path / "run")
