@@ -27,7 +27,9 @@ def main() -> None:
     if summary["config_digest"] != digest(run) or summary["status"] != "completed":
         sys.exit(f"{arguments.run_dir}: is no finished run of {FILE}")
     lines = read_metrics(arguments.run_dir / "metrics.jsonl")
-    measured = [[line["step"] + 1, line["validation_perplexity"]] for line in lines if "validation_perplexity" in line]
+    # the first line has what the untouched model was measured at
+    found = [(line["step"] + 1, line.get("validation_perplexity")) for line in lines[1:]]
+    measured = [[step, value] for step, value in found if value is not None]
     result = {
         "name": "sft-example",
         "command": f"phalanx train {FILE}; python benchmarks/sft_example.py runs/sft OUT.json",
