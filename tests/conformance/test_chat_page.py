@@ -18,7 +18,7 @@ def test_the_curve_is_that_of_the_raw_result_and_falls():
 
     assert [int(one) for one in written] == list(steps)
     assert measured == [f"{value:.2f}" for value in values]
-    assert f"in the first {steps[-1]} of its {FOUND['steps_of_file']} steps" in PAGE
+    assert f"in its {steps[-1]} steps, {FOUND['wall_s'] / 60:.0f} minutes" in PAGE
     assert values[-1] < values[0] / 2
 
 
@@ -27,6 +27,6 @@ def test_the_example_is_the_run_that_was_measured(monkeypatch):
 
     run = load_run(ROOT / "examples" / FOUND["run"])
 
-    assert run.train.steps == FOUND["steps_of_file"]
+    assert run.train.steps == FOUND["steps"]
     assert run.data.conversations is not None
     assert run.guard.enabled
