@@ -83,7 +83,7 @@ def test_no_prompts_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"sources": [{"kind": "python_manual"}]}, "conversations or prompts"),
+        ({"sources": [{"kind": "python_manual"}]}, "preferences or prompts"),
         ({"max_documents": 3}, "max_documents is for text"),
         ({"attention": "document"}, "attention is for text"),
     ],

@@ -121,7 +121,7 @@ def test_a_tokenizer_is_found_beside_the_weights(directory):
             '{"model_type": "t5"}',
             "found 't5', for which transformers has no pipeline plan",
         ),
-        ("config.json", '{"model_type": ["gpt2"]}', "expected one of arcee, bloom, cohere"),
+        ("config.json", '{"model_type": ["gpt2"]}', "expected one of arcee, bert, bloom, cohere"),
         ("config.json", '{"model_type": "llama", "hidden_size": "x"}', "refused by transformers"),
         ("model.safetensors", None, r"no model\.safetensors and no model\.safetensors\.index\.json"),
         ("model.safetensors", "junk", r"model\.safetensors: cannot be read as safetensors"),

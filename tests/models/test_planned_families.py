@@ -25,7 +25,7 @@ from phalanx.models.planned import FamilyByPlan
 from phalanx.models.scratch import write_random_model
 from phalanx.planner.model.families import FAMILIES as FACTS
 
-_WRITTEN = ("bloom", "gpt2", "llama", "opt")
+_WRITTEN = ("bert", "bloom", "falcon", "gpt2", "llama", "modernbert", "opt")
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +214,7 @@ def test_tokens_that_see_later_ones_are_refused_in_layers_with_a_window(cache):
         ({"model_type": "mixtral"}, "found 'mixtral', a mixture of experts, which stages do not carry"),
         ({"model_type": "apertus"}, "found 'apertus', which transformers can cut and no test here has held to"),
         ({"model_type": "stablelm"}, "found 'stablelm', for which transformers has no pipeline plan"),
-        ({"model_type": "no_such"}, "found 'no_such'; expected one of arcee, bloom"),
+        ({"model_type": "no_such"}, "found 'no_such'; expected one of arcee, bert, bloom"),
         (
             PLANNED["gemma3_text"] | {"use_bidirectional_attention": True},
             "use_bidirectional_attention = True: stages cannot carry it; set it to False",

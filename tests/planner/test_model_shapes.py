@@ -145,7 +145,7 @@ def test_the_parts_of_a_model_add_up_to_it() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"model_type": "mamba"}, "model_type: found 'mamba'; expected one of arcee, bloom, cohere"),
+        ({"model_type": "mamba"}, "model_type: found 'mamba'; expected one of arcee, bert, bloom, cohere"),
         ({"model_type": None}, "model_type: found None"),
         ({"n_embd": None}, "n_embd: missing; add it"),
         ({"n_layer": 0}, "n_layer: found 0; expected a whole number of at least 1"),

@@ -92,7 +92,7 @@ def texts(make):
     ("overrides", "named"),
     [
         (["train.objective='causal_lm'"], ["data.labelled is for", "classification"]),
-        (["data.sources=[{kind='python_manual'}]"], ["either sources, labelled or dataset"]),
+        (["data.sources=[{kind='python_manual'}]"], ["either sources, labelled, dataset"]),
         (["data.max_documents=3"], ["max_documents is for sources"]),
         (["data.validation_share=0.3"], ["validation_share is for sources", "test_texts"]),
         (["data.labelled.task='poetry'"], ["task", "icd10", "pubmedqa"]),

@@ -21,11 +21,11 @@ def failing(*places):
     """Let the batches that are drawn at these places fail, whenever they are drawn again."""
     honest, seen, bad = loop.step_inputs, [], []
 
-    def inputs(batch, num_microbatches):
+    def inputs(batch, num_microbatches, objective):
         if len(seen) in places:
             bad.append(batch.input_ids)
         seen.append(batch.input_ids)
-        found = honest(batch, num_microbatches)
+        found = honest(batch, num_microbatches, objective)
         failed = any(torch.equal(batch.input_ids, ids) for ids in bad)
         # the mean of nothing is not a number
         return replace(found, num_targets=0) if failed else found
