@@ -29,7 +29,7 @@ def test_the_shares_of_eight_runs_have_each_extra_once(script):
     names = list(script.extras())
 
     assert sorted(name for turn in range(16, 24) for name in script.shared(names, f"{turn}/8")) == sorted(names)
-    assert re.search(r'scripts/extras\.py --share "\$turn/8"', (ROOT / ".ci" / "run").read_text(encoding="utf-8"))
+    assert re.search(r'scripts/extras\.py --share="\$turn/8"', (ROOT / ".ci" / "run").read_text(encoding="utf-8"))
 
 
 def test_what_is_linked_is_the_base_installation_and_no_extra(script, tmp_path):

@@ -74,8 +74,9 @@ class TrainConfig(StrictModel):
 
     @model_serializer(mode="wrap")
     def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out a key that came later where it says nothing, so that an older run file keeps its digest."""
-        return {name: value for name, value in write(self).items() if (name, value) != ("neftune_alpha", None)}
+        """Leave out keys that came later where they say nothing, so that an older run file keeps its digest."""
+        later = {("neftune_alpha", None), ("histograms", None)}
+        return {name: value for name, value in write(self).items() if value is not None or (name, value) not in later}
 
     @property
     def objective_kind(self) -> str:

@@ -1,0 +1,28 @@
+"""A run file that says nothing new has the digest that it had: its runs can be resumed, exported and proven."""
+
+import json
+
+from phalanx.config import digest
+from phalanx.train import RunConfig
+
+WRITTEN = {
+    "model": {"from_scratch": True, "architecture": {"model_type": "gpt2", "n_layer": 4}},
+    "data": {"sources": [{"kind": "python_manual"}], "tokenizer": {"kind": "bpe"}, "sequence_length": 16},
+    "train": {"steps": 4, "batch_size": 8},
+    "optimizer": {"lr": 0.001},
+}
+MADE_BEFORE = "71f4bc0777875dadd607182573febc2b6eb7b1b5c29b9d77837f469f7e775dd0"
+
+
+def read(**train):
+    written = WRITTEN | {"train": WRITTEN["train"] | train}
+    return RunConfig.model_validate_json(json.dumps(written))
+
+
+def test_a_run_file_without_a_new_key_has_the_digest_that_it_had():
+    assert digest(read()) == MADE_BEFORE
+
+
+def test_a_new_key_of_a_run_file_is_in_its_digest():
+    assert digest(read(histograms={})) != MADE_BEFORE
+    assert digest(read(neftune_alpha=5.0)) != MADE_BEFORE
