@@ -1,4 +1,4 @@
-"""Write prompts and vocabulary for ``grpo.toml`` and ``ppo.toml``: three digits that are to be sorted.
+"""Write prompts and vocabulary for ``grpo.toml``: three digits that are to be sorted.
 
 ``python examples/digits.py`` writes ``digits.jsonl`` and ``digits_tokenizer.json`` beside itself; both are in the
 repository.
