@@ -4,7 +4,9 @@ import ast
 import importlib
 import inspect
 import re
+import shutil
 import socket
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -316,3 +318,15 @@ def test_every_name_that_a_package_imports_late_is_there_and_shown_to_type_check
     assert [name for _, name in late if not hasattr(face, name)] == []
     with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'no_such_name'"):
         _ = face.no_such_name
+
+
+def test_no_large_file_is_part_of_the_tree_but_raw_results() -> None:
+    git = shutil.which("git")
+    if git is None or not (ROOT / ".git").exists():
+        pytest.skip("no list of files here: this is no clone")
+    listed = subprocess.run([git, "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    paths = [ROOT / name for name in listed.stdout.split("\0") if name and not name.startswith("benchmarks/results/")]
+
+    assert [path.name for path in paths if path.is_file() and path.stat().st_size > 1 << 20] == []
+    # a link of a worktree once replaced the environment that it pointed to
+    assert [path.name for path in paths if path.is_symlink()] == []
