@@ -1,6 +1,7 @@
 """Judges of rollouts: what is beyond the tolerance is a lie, what is no number is too, and luck is no lie."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.rollouts import BorderBook, CheckedShare, RereadRollout, RolloutTolerance, judge_rollout
-from phalanx.rollouts.judgement import too_many_borders
+from phalanx.rollouts.judgement import judge_reward, too_many_borders
 
 TOLERANCE = RolloutTolerance()
 
@@ -98,3 +99,12 @@ def test_another_answer_draws_other_texts():
 
 def test_nothing_is_drawn_at_rate_zero():
     assert CheckedShare(b"k" * 32, 0.0).of("writer-1", "0" * 64, 100) == ()
+
+
+@pytest.mark.parametrize(
+    ("said", "is_lie"), [(None, False), (3.0, False), (3.0 + 1e-9, False), (2.9, True), (3.1, True), (math.nan, True)]
+)
+def test_a_reward_is_what_the_rule_gives_or_a_lie(said, is_lie, honest, request_of_step):
+    verdict = judge_reward("writer-1", request_of_step, replace(honest[0], reward=said), lambda _: 3.0)
+
+    assert (None if verdict is None else verdict.offence) == ("reward" if is_lie else None)
