@@ -106,8 +106,9 @@ def judge_reward(worker: str, request: RolloutRequest, one: Rollout, rule: Rewar
     gap = abs(one.reward - earned)
     if gap <= REWARD_SLACK * max(1.0, abs(earned)):
         return None
+    measured = gap if math.isfinite(gap) else None
     reason = f"{_place(one)} earns {earned:g}, its worker says {one.reward:g}"
-    return _verdict(worker, request, "reward", reason, one, measured=gap, allowed=REWARD_SLACK)
+    return _verdict(worker, request, "reward", reason, one, measured=measured, allowed=REWARD_SLACK)
 
 
 def judge_second_answer(worker: str, request: RolloutRequest, digests: Sequence[str]) -> RolloutVerdict | None:
