@@ -8,7 +8,7 @@ from torch import Tensor
 
 from phalanx.errors import StaleReplicaError
 from phalanx.optimizers import StageOptimizer
-from phalanx.pipeline.stage.undo_log import UndoEntry, UndoLog
+from phalanx.pipeline.stage.stage_copy import UndoEntry, UndoLog
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from phalanx.errors import StaleReplicaError
 from phalanx.optimizers import StageOptimizer
 from phalanx.pipeline.config import GuardConfig
 from phalanx.pipeline.stage.kept_points import KeptPoints
-from phalanx.pipeline.stage.undo_log import UndoEntry, UndoLog
+from phalanx.pipeline.stage.stage_copy import UndoEntry, UndoLog
 
 
 class OwnSnapshot:
