@@ -29,7 +29,7 @@ from phalanx.pipeline.verify.draw import AuditDraw
 from phalanx.pipeline.verify.facts import StepFacts
 from phalanx.pipeline.worker.party import Party
 from phalanx.pipeline.worker.roles import Library
-from phalanx.security.crypto import Peer, certified_name
+from phalanx.security.crypto import certified_name
 from phalanx.telemetry import PhaseTimer
 from phalanx.transport import Endpoint
 
@@ -39,8 +39,7 @@ class PipelineEngine:
 
     Args:
         plan: The run.
-        owner: The owner's name and keys.
-        endpoint: The owner's end of all links.
+        endpoint: The owner's end of all links; it has the owner's name and keys.
         members: The parties that have joined.
         files: What is read and written.
         draw: Which microbatches are audited.
@@ -63,7 +62,6 @@ class PipelineEngine:
     def __init__(
         self,
         plan: StepPlan,
-        owner: Peer,
         endpoint: Endpoint,
         members: Members,
         files: Files,
@@ -75,7 +73,7 @@ class PipelineEngine:
         self.timer = PhaseTimer(cpu_clock=time.thread_time)
         clock = Awake() if clock is None else clock
         self._revoked_parties = members.newly_revoked
-        mail = Mailbox(owner, endpoint)
+        mail = Mailbox(endpoint)
         self.incarnations = members.incarnations or Incarnations(endpoint, members.names, members.returns)
         self._links = OwnerLinks(endpoint, mail, self.incarnations, Patience(30.0, clock))
         endpoint.allowances.each = allowance_of(plan)
