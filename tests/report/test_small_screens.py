@@ -8,8 +8,8 @@ from phalanx.planner.cluster.catalog import known_clusters, known_models
 from phalanx.planner.model.recipe import Recipe
 from phalanx.planner.search.answer import ask
 from phalanx.planner.search.question import Question
-from phalanx.report.markup import section
 from phalanx.report.plan_page import render_plan
+from phalanx.report.shell import section
 
 RULE = re.compile(r"([^{}]+)\{([^{}]*)\}")
 

@@ -50,6 +50,6 @@ if not TYPE_CHECKING:
             "load": ("Checkpoint", "open_checkpoint"),
             "remote": ("RemoteStore",),
             "save": ("save_checkpoint",),
-            "shard": ("Shard",),
+            "stream": ("Shard",),
         },
     )

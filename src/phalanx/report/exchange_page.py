@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.report.figures import amount, number, size, words
-from phalanx.report.markup import Markup, element, section, shell, write_page
+from phalanx.report.markup import Markup, element
+from phalanx.report.shell import section, shell, write_page
 from phalanx.report.svg import AxisScale, PlotFrame, Shape, axes, legend, line, mark, picture
 from phalanx.report.tables import table
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from phalanx.report.bars import name_bars
-from phalanx.report.markup import write_page
+from phalanx.report.shell import write_page
 from phalanx.report.svg import PlotFrame, standalone
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from phalanx.errors import TrainingError
 from phalanx.optimizers import StageOptimizer, expect_state
 from phalanx.pipeline import StageCopy
-from phalanx.pipeline.stage.stage_copy import UndoEntry
+from phalanx.pipeline.stage.undo_log import UndoEntry
 from phalanx.stage_group.orders import GroupCommand, StateSource
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")

@@ -1,4 +1,4 @@
-"""The runner of one stage: forward, backward, what audits recompute, and the identity in a stage's place."""
+"""The runner of one stage's microbatches: forward, backward, the gradient's norm, and what audits recompute."""
 
 import hashlib
 from collections.abc import Mapping
@@ -12,8 +12,6 @@ from phalanx.engine import NO_EXTRAS
 from phalanx.models import StageModule, StageSpec
 from phalanx.objectives import OBJECTIVES, Objective
 from phalanx.optimizers import gradient_norm_squared
-from phalanx.pipeline.plan import StepPlan
-from phalanx.pipeline.stage.stage_copy import StageCopy, stage_spec
 
 
 @runtime_checkable
@@ -206,49 +204,3 @@ def finite_norm_squared(gradients: Mapping[str, Tensor]) -> float | None:
     """Squared norm of all gradients together; None when it is not finite, for JSON has no word for that."""
     value = gradient_norm_squared(dict(gradients))
     return value if value < float("inf") else None
-
-
-class PassThrough(StageCopy):
-    """A stage without parameters, for one step.
-
-    Args:
-        plan: The run.
-        stage: Which stage it stands in for.
-        step: The step of the attempt.
-    """
-
-    def __init__(self, plan: StepPlan, stage: int, step: int) -> None:
-        self.plan, self.spec = plan, stage_spec(plan, stage)
-        self.runner = _Identity()
-        self._step = step
-
-    @property
-    def step(self) -> int:
-        """The step that it takes part in."""
-        return self._step
-
-    def skip(self, step: int) -> None:
-        """The step is over."""
-        self._step = step + 1
-
-
-class _Identity(StageRunner):
-    def __init__(self) -> None:
-        """It has no module to run."""
-
-    def forward(self, step: int, microbatch: int, x: Tensor) -> Tensor:
-        """Return the input."""
-        del step, microbatch
-        return x
-
-    def backward(self, step: int, microbatch: int, gradient: Tensor | None) -> Tensor | None:
-        """Return the gradient that came in."""
-        del step, microbatch
-        return gradient
-
-    def gradients(self) -> dict[str, Tensor]:
-        """None: there are no weights."""
-        return {}
-
-    def abandon(self) -> None:
-        """Nothing is kept."""

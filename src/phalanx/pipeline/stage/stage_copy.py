@@ -1,8 +1,6 @@
-"""One party's copy of one stage: module, optimizer, the digest of both, and the undo log of its updates."""
+"""One party's copy of one stage: module, optimizer and the digest of both."""
 
-from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -13,76 +11,7 @@ from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.protocol.messages import StateDigest
 from phalanx.pipeline.protocol.tensor_stream import tensors_digest
 from phalanx.pipeline.stage.runner import StageRunner
-from phalanx.pipeline.stage.snapshot_undo import past_of
-
-
-@dataclass(frozen=True)
-class UndoEntry:
-    """The inputs of one optimizer step."""
-
-    gradients: Mapping[str, Tensor]
-    learning_rate: float
-    clip_coefficient: float
-
-
-@dataclass(frozen=True)
-class _Segment:
-    """A state and the updates that followed it."""
-
-    step: int
-    state: Mapping[str, Tensor]
-    updates: list[UndoEntry] = field(default_factory=list)
-
-
-class UndoLog:
-    """A log of updates that reaches at least `undoable_steps` steps back, as far as this copy is so old.
-
-    Costs 24 bytes per trained number for two kept states, and up to 8 per kept step for gradients, which are
-    kept and not copied. To undo one step, one state and one gradient are enough: 16 bytes. Going back makes the same
-    updates again, so it ends with the same bits.
-
-    Args:
-        undoable_steps: 0 keeps nothing.
-    """
-
-    def __init__(self, undoable_steps: int) -> None:
-        self._undoable_steps = undoable_steps
-        self._segments: deque[_Segment] = deque(maxlen=min(undoable_steps, 2))
-
-    def record(self, optimizer: StageOptimizer, update: UndoEntry) -> None:
-        """Keep an update that the optimizer is about to make."""
-        if not self._undoable_steps:
-            return
-        last = self._segments[-1] if self._segments else None
-        follows = last is not None and last.step + len(last.updates) == optimizer.num_steps
-        if last is None or not follows or len(last.updates) >= self._undoable_steps:
-            state = {name: tensor.clone() for name, tensor in optimizer.state().items()}
-            last = _Segment(optimizer.num_steps, state)
-            self._segments.append(last)
-        last.updates.append(update)
-
-    def restore(self, optimizer: StageOptimizer, step: int) -> None:
-        """Bring an optimizer of this stage, the copy's own or another one, to the state before `step`.
-
-        Raises:
-            StaleReplicaError: That step is not kept.
-        """
-        found = [s for s in self._segments if s.step <= step <= s.step + len(s.updates)]
-        if not found:
-            kept = f"{self._segments[0].step} and later" if self._segments else "none"
-            raise StaleReplicaError(f"asked for the state of step {step}; kept are {kept}: raise guard.keep_steps")
-        segment = found[-1]
-        optimizer.load_state(dict(segment.state), segment.step)
-        for update in segment.updates[: step - segment.step]:
-            optimizer.step(update.gradients, update.learning_rate, update.clip_coefficient)
-
-    def forget_from(self, step: int) -> None:
-        """Let go of the updates of this step and later ones: they were undone."""
-        while self._segments and self._segments[-1].step > step:
-            self._segments.pop()
-        if self._segments:
-            del self._segments[-1].updates[step - self._segments[-1].step :]
-
+from phalanx.pipeline.stage.undo_log import UndoEntry, past_of
 
 _DIGEST_CHARACTERS = 64
 """BLAKE3, hex."""

@@ -13,7 +13,7 @@ from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.protocol.messages import Activation, Assign, Bulk, FetchBulk, PassedOnHeader, Role
 from phalanx.pipeline.protocol.signed import Statement, Statements
 from phalanx.pipeline.protocol.tensor_stream import BulkReceiver, Post, send_bulk
-from phalanx.pipeline.stage.runner import PassThrough
+from phalanx.pipeline.stage.identity_stage import PassThrough
 from phalanx.pipeline.stage.snapshot import KeptStage
 from phalanx.pipeline.stage.stage_copy import StageCopy, WrapCopy
 from phalanx.pipeline.worker.stages import HostedStage, ShadowStage

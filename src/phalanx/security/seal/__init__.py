@@ -9,6 +9,7 @@ ReleaseGate                                                             when ada
 
 from phalanx.security.crypto import MonotonicCounter, NotRollbackProofCounter
 from phalanx.security.seal.blob import BlobPlace, BlobSealer
+from phalanx.security.seal.channel import Channel
 from phalanx.security.seal.context import (
     DEFAULT_CHUNK_BYTES,
     MAX_CHUNK_BYTES,
@@ -17,7 +18,6 @@ from phalanx.security.seal.context import (
     Purpose,
     Terms,
 )
-from phalanx.security.seal.direction import Channel
 from phalanx.security.seal.epochs import EpochSource, EpochStore
 from phalanx.security.seal.handshake import Offer, answer
 from phalanx.security.seal.receiver import ClaimedContents, Receiver

@@ -12,9 +12,7 @@ from phalanx.errors import SealError
 from phalanx.security.crypto import in_domain
 from phalanx.security.seal.context import Context, Direction, Purpose
 from phalanx.security.seal.header import TAG_BYTES, Header, count_chunks, header_size
-from phalanx.security.seal.receiver import Receiver
 from phalanx.security.seal.refusal import SealRefusal
-from phalanx.security.seal.sender import Sender
 from phalanx.security.seal.tensor import TensorKind
 
 
@@ -192,34 +190,3 @@ def flat(buffer: Readable, what: str) -> memoryview:
         return view.cast("B")
     except (TypeError, ValueError) as exc:
         raise SealError(SealRefusal.MALFORMED, f"{what}: is not one run of bytes; make it contiguous") from exc
-
-
-class Channel(Closeable):
-    """One end of a channel in one pair of epochs.
-
-    Attributes:
-        context: What it is about.
-        sender: Seals what this side sends.
-        receiver: Opens what the other side sends.
-    """
-
-    def __init__(self, context: Context, sender: Sender, receiver: Receiver) -> None:
-        self.context, self.sender, self.receiver = context, sender, receiver
-
-    @property
-    def cipher_seconds(self) -> float:
-        """In the ciphers of both directions so far, by the clock of `measure`; 0 without one."""
-        return self.sender.cipher_seconds + self.receiver.cipher_seconds
-
-    def measure(self, clock: Callable[[], float]) -> None:
-        """Read a clock, such as `time.thread_time`, before and after each call of a cipher from now on."""
-        self.sender.measure(clock)
-        self.receiver.measure(clock)
-
-    def close(self) -> None:
-        """Forget the keys of both directions; closing twice is harmless."""
-        self.sender.close()
-        self.receiver.close()
-
-    def __repr__(self) -> str:
-        return f"Channel(sends in epoch {self.sender.epoch}, receives in epoch {self.receiver.epoch})"

@@ -1,0 +1,53 @@
+"""The shell of every page around its sections: a head that fetches nothing, and a file that is replaced whole."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from phalanx.errors import InputError
+from phalanx.report.markup import Markup, element
+from phalanx.report.svg import style_sheet
+
+# nothing is fetched and no script runs, whatever a file of the run holds
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+
+def shell(title: str, sections: Sequence[Markup]) -> str:
+    """Return a whole page around its sections."""
+    head = element(
+        "head",
+        {},
+        element("meta", {"charset": "utf-8"}),
+        element("meta", {"http-equiv": "Content-Security-Policy", "content": _POLICY}),
+        element("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}),
+        element("title", {}, title),
+        style_sheet("chart.css"),
+        style_sheet("page.css"),
+    )
+    body = element("body", {}, element("main", {}, *sections))
+    return "<!doctype html>\n" + element("html", {"lang": "en"}, head, body)
+
+
+def section(title: str, remark: str, *content: str) -> Markup:
+    """Return one section with its heading; an empty remark is left out."""
+    intro = [element("p", {"class": "remark"}, remark)] if remark else []
+    return element("section", {}, element("h2", {}, title), *intro, *map(_scrolled, content))
+
+
+def _scrolled(content: str) -> str:
+    """A picture keeps a size at which it can be read, and is moved under a small screen."""
+    return element("div", {"class": "scroll"}, content) if content.startswith("<svg") else content
+
+
+def write_page(path: Path, content: str) -> Path:
+    """Write a page so that a half-written one is never seen.
+
+    Raises:
+        InputError: It cannot be written there.
+    """
+    spare = path.with_name(f"{path.name}.tmp")
+    try:
+        spare.write_text(content, encoding="utf-8")
+        spare.replace(path)
+    except OSError as exc:
+        raise InputError(f"{path}: cannot be written ({exc.strerror}); free or allow it") from exc
+    return path
