@@ -22,7 +22,7 @@ class CompanyClock(Awake):
     Attributes:
         on_tick: Called before each jump, in the owner's thread; for a test in which a party acts now and then without
             a message to answer. A jump is as long as the owner waits for mail: 0.05 s in a run.
-        threads: The workers by what they are called, whose rest it waits for; more may be added.
+        threads: The workers by what they are called; more may be added. Time passes while all of them rest.
     """
 
     def __init__(self) -> None:
