@@ -20,6 +20,14 @@ from phalanx.transport.frame import (
 )
 from phalanx.transport.grpc_wire import GrpcWire, JoinedPeer, describe
 from phalanx.transport.inbox import Allowance, Allowances, CheckedFrame, LinkFault
+from phalanx.transport.joined_workers import (
+    JoinedWorkers,
+    JoiningWorkerConfig,
+    LocalWorkerProcesses,
+    OwnerLink,
+    join_owner,
+    joined_workers,
+)
 from phalanx.transport.link import Meter, Receipts, encode_refusal
 from phalanx.transport.wire import Handle, MemoryNetwork, MemoryWire, Wire
 
@@ -34,10 +42,14 @@ __all__ = [
     "Handle",
     "HeaderFields",
     "JoinedPeer",
+    "JoinedWorkers",
+    "JoiningWorkerConfig",
     "LinkFault",
+    "LocalWorkerProcesses",
     "MemoryNetwork",
     "MemoryWire",
     "Meter",
+    "OwnerLink",
     "Receipt",
     "Receipts",
     "SignedHeader",
@@ -48,6 +60,8 @@ __all__ = [
     "describe",
     "encode_frame",
     "encode_refusal",
+    "join_owner",
+    "joined_workers",
     "parse_body",
     "parse_frame",
     "sign_header",
