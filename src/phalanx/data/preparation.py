@@ -15,6 +15,7 @@ from phalanx.data.own_shards import GROUP, SPLITS, ShardPlace
 from phalanx.data.pack import pack, token_dtype
 from phalanx.data.prepared_corpus import MANIFEST_FILE, open_corpus
 from phalanx.data.publish import publish
+from phalanx.data.run_dataset import local_dataset
 from phalanx.data.shards import DatasetWriter
 from phalanx.data.sources import Source, no_text, open_source
 from phalanx.data.spool import Intake, Progress, Spool
@@ -55,7 +56,8 @@ def prepare(
         threads. A crash leaves no half-made result. No text is in both splits, up to exact equality.
     """
     if config.dataset is not None:
-        return open_shards(config, config.dataset, named_tokenizer(config.tokenizer, tokenizer_path))
+        directory = local_dataset(config.dataset, cache_dir)
+        return open_shards(config, config.dataset, directory, named_tokenizer(config.tokenizer, tokenizer_path))
     if config.conversations is not None:
         return prepare_conversations(
             config, config.conversations, ChatJob(cache_dir, seed, tokenizer_path, progress or _silent)

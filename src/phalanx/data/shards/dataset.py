@@ -277,9 +277,17 @@ def wrap_anew(directory: Path, old: SealKey, new: SealKey) -> str:
     return new.name
 
 
+def manifest_bytes(directory: Path) -> bytes:
+    """Return the bytes of a dataset's manifest, unverified.
+
+    Raises:
+        DataError: There is none.
+    """
+    return _read(directory / DATASET_FILE, MOST_MANIFEST_BYTES)
+
+
 def _signed(directory: Path, signer: str | None) -> SignedDataset:
-    path = directory / DATASET_FILE
-    return verify_dataset(_read(path, MOST_MANIFEST_BYTES), path, signer)
+    return verify_dataset(manifest_bytes(directory), directory / DATASET_FILE, signer)
 
 
 def _opened(directory: Path, record: SealRecord, key: SealKey) -> DatasetSeal:

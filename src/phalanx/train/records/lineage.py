@@ -10,6 +10,7 @@ from phalanx.data import BatchLoader, Corpus, DataConfig, SequenceLayout, open_c
 from phalanx.data.chat_corpus import open_conversations
 from phalanx.data.config import ModelTokenizerConfig
 from phalanx.data.phases import DatasetConfig
+from phalanx.data.run_dataset import local_dataset
 from phalanx.data.shards.proof import DocumentPlace
 from phalanx.errors import DataError
 from phalanx.models import open_model
@@ -76,8 +77,8 @@ class _Lines:
     """Batches of a step that failed before the one it was applied with."""
 
 
-def dataset_of(past: PastRun, moved_to: Path | None = None) -> DatasetConfig:
-    """Return the dataset of a run, at another place where it was moved: as its config names it, or as it made it.
+def dataset_of(past: PastRun, moved_to: Path | None = None) -> tuple[Path, DatasetConfig]:
+    """Return where the dataset of a run is, or was moved to, and what its config says of it; or the one that it made.
 
     Raises:
         DataError: The run drew from no shards, or is a split run; or its own are gone, and so are its sources.
@@ -88,8 +89,12 @@ def dataset_of(past: PastRun, moved_to: Path | None = None) -> DatasetConfig:
     if data.dataset is None and not data.sources and data.conversations is None:
         raise DataError(f"{past.path}: was trained from no shards; only those know their documents")
     if moved_to is not None:
-        return (data.dataset or DatasetConfig(path=moved_to)).model_copy(update={"path": moved_to})
-    return data.dataset or DatasetConfig(path=_prepared(past, data).tokenizer_path.parent)
+        path = moved_to
+    elif data.dataset is not None:
+        path = local_dataset(data.dataset, cache_beside(past.path) / "data")
+    else:
+        path = _prepared(past, data).tokenizer_path.parent
+    return path, (data.dataset or DatasetConfig(path=path)).model_copy(update={"path": path})
 
 
 def trace_document(past: PastRun, places: Sequence[DocumentPlace], moved_to: Path | None = None) -> DocumentLineage:
@@ -105,12 +110,12 @@ def trace_document(past: PastRun, places: Sequence[DocumentPlace], moved_to: Pat
         AuditLogError: The log is broken.
     """
     run = past.config
-    dataset = dataset_of(past, moved_to)
+    path, dataset = dataset_of(past, moved_to)
     if run.data.dataset is not None:
         corpus = _prepared(past, run.data.model_copy(update={"dataset": dataset}))
     else:
         opens = open_corpus if run.data.sources else open_conversations
-        corpus = opens(dataset.path, SequenceLayout.of(run.data))
+        corpus = opens(path, SequenceLayout.of(run.data))
     lines = _lines(past)
     if lines.corpora - {corpus.digest}:
         raise DataError(
