@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
+import tomli_w
 from numpy.typing import NDArray
 
-from phalanx.config import dump_toml
 from phalanx.data.config import DataConfig
 from phalanx.data.manifest import SourceCounts, TokenizerRecord
 from phalanx.data.shards import (
@@ -30,7 +30,7 @@ from phalanx.security.crypto import Identity
 GROUP, SPLITS = "text", ("train", "validation")
 """The one group of such a dataset, and its parts; an empty one is there too."""
 
-_DECIDING = ("sources", "conversations", "tokenizer", "sequence_length", "validation_share", "max_documents")
+_NUMBERS = ("sequence_length", "validation_share", "max_documents")
 
 
 @dataclass(frozen=True)
@@ -76,14 +76,23 @@ class ShardPlace:
             tokenizer: Made the tokens; its file lies beside the shards.
             files: Further files of the directory that the signature covers.
         """
-        recipe = DataConfig(**{name: getattr(config, name) for name in _DECIDING})
         facts = DatasetFacts(
             sources=tuple(SourceFacts(name=one.kind, kind=one.kind, fingerprint=one.fingerprint) for one in sources),
             tokenizer=tokenizer,
-            recipe=RecipeRecord.of(dump_toml(recipe)),
+            recipe=RecipeRecord.of(_recipe(config)),
             files=(TOKENIZER_FILE, *files),
         )
         writer.finish(facts, self.signer)
+
+
+def _recipe(config: DataConfig) -> str:
+    """Return as TOML what of a run file's section decided the tokens."""
+    read = config.sources if config.conversations is None else (config.conversations,)
+    sections = {"sources": [one.model_dump(mode="json", exclude_none=True) for one in read]}
+    numbers = {name: value for name in _NUMBERS if (value := getattr(config, name)) is not None}
+    return tomli_w.dumps(
+        {**numbers, "tokenizer": config.tokenizer.model_dump(mode="json", exclude_none=True), **sections}
+    )
 
 
 def open_own_shards(home: Path, signer: str | None) -> Dataset:

@@ -9,7 +9,7 @@ import typer
 
 from phalanx.cli.answers.answer import Answer
 from phalanx.cli.console import say_error, say_figures
-from phalanx.cli.data.copy import is_address
+from phalanx.cli.data.copy import is_address, put_dataset
 from phalanx.cli.options import Sets, Unsets, overrides_of
 
 _SAMPLE = 400
@@ -54,14 +54,13 @@ def build(
     from phalanx.data.build.run import build as build_dataset
     from phalanx.report import write_data_report
 
-    number = workers or default_workers()
-    open_engine: Any = functools.partial(open_local, workers=number)
+    open_engine: Any = functools.partial(open_local, workers=workers or default_workers())
     if engine == "ray":
         from phalanx.launch.data_on_ray import RayTasks
 
         open_engine = functools.partial(RayTasks, workers=workers, address=address)
-    address_out = out if out is not None and is_address(out) else None
-    directory = Path("datasets") / recipe_file.stem if out is None or address_out else Path(out)
+    store = out if out is not None and is_address(out) else None
+    directory = Path("datasets") / recipe_file.stem if out is None or store else Path(out)
     begun = time.monotonic()
     try:
         with BuildBar() as bar:
@@ -79,11 +78,8 @@ def build(
     }
     if end.report["not_found"]:
         figures["in [quarantine], of no document"] = ", ".join(end.report["not_found"])
-    if address_out is not None:
-        from phalanx.data.shards.stored import StoredDataset
-
-        StoredDataset(address_out).put(directory)
-        figures["copied to"] = address_out
+    if store is not None:
+        figures["copied to"] = put_dataset(directory, store)
     if not any(group["split"] == "validation" for group in end.report["groups"]):
         figures["held out"] = "nothing: raise output.validation_share, or give the run a data.validation"
     say_figures({**figures, "report": page})

@@ -38,6 +38,14 @@ def copy(
     return Answer(figures)
 
 
+def put_dataset(directory: Path, address: str) -> str:
+    """Copy a dataset to an object store, and return the address."""
+    from phalanx.data.shards.stored import StoredDataset
+
+    StoredDataset(address).put(directory)
+    return address
+
+
 def is_address(place: str) -> bool:
     """Whether this is the address of an object store."""
     return "://" in place
