@@ -48,8 +48,8 @@ EVEN_PAIRS = [
     {"prompt": "a", "chosen": " reds", "rejected": " I will not say."},
     {"prompt": "h", "chosen": " hell", "rejected": " go"},
 ]
-"""Pairs of which TRL's mean over a batch's tokens, with ORPO those of prompts too, is one over each chosen answer: prompts
-are one token, and chosen answers are equally long."""
+"""Pairs of which TRL's mean over a batch's tokens, for ORPO with those of prompts, is one over each chosen answer:
+prompts are one token, and chosen answers are equally long."""
 MARGINS = [0.5, 0.0, 1.5, 0.25]
 LABELS = [True, False, False, True]
 

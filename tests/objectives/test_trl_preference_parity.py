@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOUND = json.loads((ROOT / "benchmarks" / "results" / "trl-preferences.json").read_text(encoding="utf-8"))
 TOLERANCE = 1e-5
 SETTINGS = {
-    **dict.fromkeys(("dpo", "ipo", "kto", "cpo", "orpo"), {"beta": 0.1}),
+    **{kind: {"beta": 0.1} for kind in ("dpo", "ipo", "kto", "cpo", "orpo")},
     "simpo": {"beta": 2.0, "margin": 1.0},
 }
 
