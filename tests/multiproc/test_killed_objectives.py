@@ -23,7 +23,7 @@ def learn_pairs(place):
 
 
 def learn_hidden_tokens(_place):
-    """BERT's objective, whose rows are made anew in each step."""
+    """BERT's objective: its rows are made anew in each step."""
     run = TINY.replace("vocab_size = 300 }", 'vocab_size = 300, special_tokens = ["[MASK]"] }')
     return run.replace("[train]\n", '[train]\nobjective = "masked"\n')
 
