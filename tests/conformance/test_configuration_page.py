@@ -27,6 +27,7 @@ from phalanx.data.phases import CurriculumConfig, DatasetConfig, PhaseConfig, Un
 from phalanx.data.sources import SOURCES, OwnSourceConfig
 from phalanx.models import LoraConfig, ModelConfig, PrefixConfig, SpfConfig
 from phalanx.objectives.policy_gradient import GrpoSettings
+from phalanx.objectives.ppo import PpoSettings
 from phalanx.objectives.pretraining import (
     DenoiserConfig,
     DenoisersSettings,
@@ -78,6 +79,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "train.early_stopping": EarlyStoppingConfig,
     "train.samples": SamplesConfig,
     "train.objective grpo": GrpoSettings,
+    "train.objective ppo": PpoSettings,
     "train.objective masked": MaskedSettings,
     "train.objective span_corruption": SpanCorruptionSettings,
     "train.objective fill_in_the_middle": FillInTheMiddleSettings,

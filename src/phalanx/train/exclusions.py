@@ -301,7 +301,11 @@ def rollouts_fault(run: Any) -> str | None:
             return f'train.objective = "{kind}" {said} {name}; {"add" if wanted else "remove"} it'
     if not isinstance(settings, RolloutSettings):
         return None if run.rollouts is None else f'train.objective = "{kind}" has no use for [rollouts]; remove it'
+    cuts = 1 if run.parallel is None else run.parallel.cp
     faults = {
+        f'parallel.cp = {cuts} cuts rows, and train.objective = "{kind}" weighs whole ones; set it to 1': (
+            cuts > 1 and OBJECTIVES[kind].target == "sequence"
+        ),
         f'train.precision = "{run.train.precision}": texts of [rollouts] are checked in fp32 alone; leave one out': (
             run.rollouts is not None and run.train.precision != "fp32"
         ),
