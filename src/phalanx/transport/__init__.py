@@ -29,7 +29,7 @@ from phalanx.transport.joined_workers import (
     joined_workers,
 )
 from phalanx.transport.link import Meter, Receipts, encode_refusal
-from phalanx.transport.wire import Handle, MemoryNetwork, MemoryWire, Wire
+from phalanx.transport.wire import Handle, Wire
 
 __all__ = [
     "Allowance",
@@ -46,8 +46,6 @@ __all__ = [
     "JoiningWorkerConfig",
     "LinkFault",
     "LocalWorkerProcesses",
-    "MemoryNetwork",
-    "MemoryWire",
     "Meter",
     "OwnerLink",
     "Receipt",

@@ -41,7 +41,8 @@ from phalanx.split.masked.messages import (
     write_masked,
 )
 from phalanx.split.masked.serving import ProductService
-from phalanx.transport import Endpoint, MemoryNetwork, OwnerLink, TransportConfig
+from phalanx.testing.network import MemoryNetwork
+from phalanx.transport import Endpoint, OwnerLink, TransportConfig
 
 LIMITS = TransportConfig(timeout_s=20.0, max_frame_bytes=2 * 2**20, max_queued_bytes=4 * 2**20)
 SHORT = LIMITS.model_copy(update={"timeout_s": 1.0})
