@@ -1,4 +1,4 @@
-"""Adapters in peft's format, both ways: sliced stages are what peft makes of the whole model, and begin with its files."""
+"""Adapters in peft's format, both ways: stages are what peft makes of the whole model, and begin with its files."""
 
 import json
 
@@ -83,7 +83,9 @@ def test_a_directory_of_peft_is_the_start_of_stages_bit_for_bit(cache, tmp_path,
 
 def test_what_peft_itself_has_saved_is_a_start(cache, tmp_path):
     source, ids = tiny_source("llama", cache), some_ids()
-    wanted = peft.LoraConfig(r=4, lora_alpha=8, use_dora=True, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    wanted = peft.LoraConfig(
+        r=4, lora_alpha=8, use_dora=True, target_modules=["q_proj", "v_proj"], init_lora_weights=False
+    )
     whole = peft.get_peft_model(whole_model(source), wanted)
     whole.save_pretrained(tmp_path / "theirs")
 
@@ -132,7 +134,7 @@ def test_damaged_and_foreign_files_are_refused(cache, tmp_path):
     with pytest.raises(ModelError, match="no finite number"):
         build_all(source, 1, adapter=start)
     save_file({key: value for key, value in tensors.items() if key != name}, path)
-    with pytest.raises(ModelError, match="found nothing, expected .* the adapter of another model"):
+    with pytest.raises(ModelError, match=r"found nothing, expected .* the adapter of another model"):
         build_all(source, 1, adapter=start)
     path.write_bytes(b"\x80\x04")
     with pytest.raises(ModelError, match="cannot be read as safetensors"):

@@ -244,7 +244,7 @@ SLOW = [
     adapter("llama", kind="dora", dp=2, zero=3),
     adapter("bloom", kind="dora", cp=2, tp=2),
     adapter("llama", kind="ptuning", dp=2, zero=3),
-    adapter("bloom", kind="ptuning", tp=2, activation_checkpointing="full"),
+    adapter("llama", kind="ptuning", tp=2, activation_checkpointing="full"),
     adapter("opt", dp=2, zero=1),
     adapter("bloom", dp=2, zero=2),
     adapter("llama", ("v_proj", "o_proj", "down_proj"), dp=2, zero=3),

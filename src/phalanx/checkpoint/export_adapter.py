@@ -49,8 +49,14 @@ def peft_files(
     return config, {f"base_model.model.{name}": tensor.contiguous() for name, tensor in trained.items()}
 
 
-def merged(trained: Mapping[str, Tensor], source: ModelSource, adapter: AdapterConfig) -> dict[str, Tensor]:
-    """Return the model's own weights with the adapter added.
+def merged(
+    trained: Mapping[str, Tensor],
+    source: ModelSource,
+    adapter: AdapterConfig,
+    *,
+    weights: dict[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """Return the model's own weights with the adapter added; or other ones, which are changed, if they are given.
 
     Raises:
         CheckpointError: The adapter cannot be a part of weights, or is of another model.
@@ -59,7 +65,8 @@ def merged(trained: Mapping[str, Tensor], source: ModelSource, adapter: AdapterC
     if isinstance(adapter, PrefixConfig):
         raise CheckpointError("model.adapter: virtual tokens are no weights of the model; leave out --merge")
     # a score head that the model had not is trained beside the adapter
-    weights = {name: source.read(name) for name in parameter_names(source.hub_config) if source.has(name)}
+    if weights is None:
+        weights = {name: source.read(name) for name in parameter_names(source.hub_config) if source.has(name)}
     for name, values in trained.items():
         if name == SCORE_WEIGHT:
             weights[name] = values

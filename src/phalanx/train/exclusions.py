@@ -179,7 +179,7 @@ VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
         "it would take a copy of a state that may be on disk",
         only=(False,),
     ),
-    ValueExclusion("split", "model.adapter.dora", _MASKED_NORMS, "take rslora, or [pipeline]", never=(True,)),
+    ValueExclusion("split", "model.adapter.dora", _MASKED_NORMS, "take rslora, or [pipeline]", only=(None, False)),
     ValueExclusion("split", "model.adapter.path", _SEALED_START, only=(None,)),
     ValueExclusion("split", "optimizer.kind", _ADAMW, _SET_ADAMW, only=("adamw",)),
     ValueExclusion("split", "train.precision", "both parts compute in float32", only=("fp32",)),
