@@ -120,8 +120,9 @@ _COPIES, _NOT_TRIED = "its ranks are data parallel copies only", "it is not trie
 _NO_CUT = "it trains the whole language model"
 _ADAMW = "what is saved, sealed or checked of an optimizer are the two moments of adamw"
 _CHOSEN = "which heads and rows are trained follows from the model's weights, and stages are made without any"
-_VIRTUAL = "nothing shows yet that stages with virtual tokens are audited and taken over bit for bit"
-_SET_LORA, _SET_ADAMW, _SET_BF16 = 'set kind = "lora"', 'take "adamw"', 'take "bf16" or "fp32"'
+_SET_LORA, _SET_ADAMW, _SET_BF16 = 'set kind = "lora" or "ptuning"', 'take "adamw"', 'take "bf16" or "fp32"'
+_MASKED_NORMS = "it reads the frozen matrices beside what they multiply, and those of an enclave may be masked"
+_SEALED_START = "an enclave draws its adapter's first values itself, and reads no directory of a client's"
 _LOSS_SCALE = "its loss scale depends on every stage, and an audit would have to know it"
 _PAIRS = "it reads pairs of rows, and clients take turns with single texts"
 _EVIDENCE = "an enclave runs the code that its evidence names, and no other"
@@ -138,7 +139,6 @@ VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
     ValueExclusion("pipeline", "train.precision", _LOSS_SCALE, _SET_BF16, never=("fp16",)),
     ValueExclusion("pipeline", "model.layers", _NO_CUT, only=(None,)),
     ValueExclusion("pipeline", "model.adapter.kind", _CHOSEN, _SET_LORA, never=("spf",)),
-    ValueExclusion("pipeline", "model.adapter.kind", _VIRTUAL, _SET_LORA, never=("ptuning",)),
     ValueExclusion(
         "parallel",
         "model.activation_checkpointing",
@@ -154,7 +154,6 @@ VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
     ),
     ValueExclusion("parallel", "model.layers", _NO_CUT, only=(None,)),
     ValueExclusion("parallel", "model.adapter.kind", _CHOSEN, _SET_LORA, never=("spf",)),
-    ValueExclusion("parallel", "model.adapter.kind", _VIRTUAL, _SET_LORA, never=("ptuning",)),
     *(
         ValueExclusion("deepspeed", f"parallel.{axis}", _COPIES, "set it to 1", only=(1,))
         for axis in ("tp", "pp", "cp")
@@ -180,6 +179,8 @@ VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
         "it would take a copy of a state that may be on disk",
         only=(False,),
     ),
+    ValueExclusion("split", "model.adapter.dora", _MASKED_NORMS, "take rslora, or [pipeline]", only=(None, False)),
+    ValueExclusion("split", "model.adapter.path", _SEALED_START, only=(None,)),
     ValueExclusion("split", "optimizer.kind", _ADAMW, _SET_ADAMW, only=("adamw",)),
     ValueExclusion("split", "train.precision", "both parts compute in float32", only=("fp32",)),
     ValueExclusion("split", "train.device", "no enclave here has an accelerator", only=("cpu",)),
