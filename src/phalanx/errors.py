@@ -321,6 +321,12 @@ class FailedBatchError(NonFiniteLossError):
     code = "PHX-R011"
 
 
+class FailedRoundError(FailedBatchError):
+    """Too few sites gave an update in a federated round; nothing of it was applied, and it can be asked for again."""
+
+    code = "PHX-R012"
+
+
 class RewardError(TrainingError):
     """A reward of a sampled text fails, takes too long, or is no finite number."""
 
