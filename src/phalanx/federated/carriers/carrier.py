@@ -1,12 +1,14 @@
 """The port between rounds and what carries them: four calls, which every carrier has."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from phalanx.federated.carriers.messages import Order
+from phalanx.federated.carriers.messages import Order, Reply
 
 Payload = bytes | memoryview
+SiteAnswers = Callable[[Order, Payload], tuple[Reply, Payload]]
+"""A site, as a carrier calls it."""
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,9 @@
 """A carrier within one process: a site answers when its reply is collected; for tests and for users' own."""
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from phalanx.federated.carriers.carrier import CarriedReply, LostSite, Payload, SentOrder
-from phalanx.federated.carriers.messages import Order, Reply
-
-SiteAnswers = Callable[[Order, Payload], tuple[Reply, Payload]]
-"""A site, as a carrier calls it."""
+from phalanx.federated.carriers.carrier import CarriedReply, LostSite, SentOrder, SiteAnswers
 
 
 class MemoryCarrier:
