@@ -39,6 +39,7 @@
         ├── StaleRolloutsError                      texts were written by weights that do not hold
         ├── NonFiniteLossError                      honest recomputation gave NaN or infinity
         │   └── FailedBatchError                            with this batch; the next one can be tried
+        │       └── FailedRoundError                        too few sites gave an update; the round can be asked again
         ├── FixedPointError                         a number does not fit into fixed point
         └── NoHolderError                           no party is left that holds a stage
 

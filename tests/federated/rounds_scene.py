@@ -12,7 +12,7 @@ from phalanx.federated.carriers.carrier import CarriedReply, LostSite
 from phalanx.federated.carriers.memory import MemoryCarrier
 from phalanx.federated.config import FederatedConfig
 from phalanx.federated.local import LocalUpdate, SiteScores
-from phalanx.federated.rounds.coordinator import Coordinator
+from phalanx.federated.rounds.coordinator import RoundCoordinator
 from phalanx.federated.rounds.fleet import Fleet
 from phalanx.federated.rounds.journal import RoundJournal
 from phalanx.federated.rounds.site import Site
@@ -62,7 +62,7 @@ class BookInMemory:
 
 
 class SlowCarrier(MemoryCarrier):
-    """A carrier whose sites can be hung or killed.
+    """A carrier with sites that can be hung or killed.
 
     Attributes:
         hung: Sites that answer nothing until they are taken out again.
@@ -115,6 +115,14 @@ class Scene:
             self.begin_site(name)
         self.begin_owner()
 
+    @classmethod
+    def of_trainers(cls, home: Path, trainers, weights, **section) -> "Scene":
+        """A scene of any trainers, with weights to begin with."""
+        scene = cls.__new__(cls)
+        scene.first = weights
+        cls.__init__(scene, home, trainers, **section)
+        return scene
+
     def begin_site(self, name: str) -> None:
         """Begin a site's process, anew where there was one."""
         directory = self.home / name
@@ -128,9 +136,11 @@ class Scene:
             self.begin_site(name)
         self.carrier._sent.clear()
         self.fleet = Fleet(self.carrier)
-        first = torch.zeros_like(next(iter(self.trainers.values())).target) if weights is None else weights
+        shapes = next(iter(self.trainers.values())).shapes()
+        first = getattr(self, "first", None) or {name: torch.zeros(shape) for name, shape in shapes.items()}
+        first = first if weights is None else {"w": weights.clone()}
         self.journal = RoundJournal(self.home / "journal")
-        self.owner = Coordinator(self.terms, OWNER, self.fleet, self.journal, {"w": first.clone()})
+        self.owner = RoundCoordinator(self.terms, OWNER, self.fleet, self.journal, dict(first))
 
     @property
     def w(self) -> Tensor:

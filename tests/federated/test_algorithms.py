@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
+from rounds_scene import Parabola, Scene, parabolas
 
 from phalanx.federated.algorithms import ALGORITHMS, staleness_weight
 from phalanx.federated.config import AlgorithmConfig, FederatedConfig
-from rounds_scene import Parabola, Scene, parabolas
 
 TARGETS = ([1.0, 2.0, 3.0], [5.0, -2.0, 1.0], [0.0, 3.0, 5.0])
 MEAN = torch.tensor([2.0, 1.0, 3.0])

@@ -90,7 +90,7 @@ class FederatedConfig(StrictModel):
         secure: Whether the owner learns the updates' sum and none of them.
         bucket: Sites of a sum, where a rule looks at the means of several sums; one sum of all when left out.
         weights: Sites count the same, or by their training sequences, up to `most_samples`.
-        exchange: What sites train and send of LoRA adapters: both "factors", whose mean is not the mean of what they
+        exchange: What sites train and send of LoRA adapters: both "factors", though their mean is not that of what they
             do; B alone, with "frozen_a" the same A for all, which is exact; or both, of which the owner takes the mean
             "product" and cuts it to the rank.
         max_norm: Bound of the Euclidean norm of an update; sites scale theirs down to it, and a larger one is refused.

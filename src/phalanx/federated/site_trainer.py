@@ -195,7 +195,7 @@ class SiteTrainer:
 
 
 class _LocalOptimizer:
-    """The optimizer of one round, with a state that nobody keeps."""
+    """The optimizer of one round, with a state that ends with it."""
 
     def __init__(self, weights: Mapping[str, nn.Parameter], config: OptimizerConfig) -> None:
         self._weights, self._config = weights, config

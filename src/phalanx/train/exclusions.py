@@ -112,7 +112,9 @@ class ValueExclusion:
             return " or ".join(f"`{json.dumps(one)}`" for one in self.never)
         if None in self.only:
             return "`true`" if False in self.only else "any"
-        return "`true`" if self.only == (False,) else f"all but `{json.dumps(self.only[0])}`"
+        return (
+            "`true`" if self.only == (False,) else f"all but {' or '.join(f'`{json.dumps(one)}`' for one in self.only)}"
+        )
 
     def refusal(self, run: object) -> str | None:
         """Say what is wrong with a run of this engine; None where nothing is."""
@@ -249,7 +251,7 @@ VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
     ValueExclusion("federated", "train.samples", _NOT_TRIED, only=(None,)),
     ValueExclusion("federated", "train.histograms", _NOT_TRIED, only=(None,)),
     ValueExclusion("federated", "train.neftune_alpha", _NOT_TRIED, only=(None,)),
-    ValueExclusion("federated", "optimizer.kind", _NOT_TRIED, 'take "adamw" or "sgd"', only=("adamw", "sgd")),
+    ValueExclusion("federated", "optimizer.kind", _NOT_TRIED, 'take "adamw" or "sgd"', never=("adafactor",)),
     ValueExclusion(
         "federated",
         "checkpoint.asynchronous",
@@ -274,15 +276,12 @@ def learns_from_rollouts(name: str) -> bool:
 def _of_rollouts(key: str) -> Iterator[ValueExclusion]:
     for name in filter(learns_from_rollouts, OBJECTIVES):
         yield ValueExclusion("split", key, _NO_ROLLOUTS, "take [pipeline] or [parallel]", never=(name,))
-        yield ValueExclusion("federated", key, _NOT_TRIED, "take [pipeline] or [parallel]", never=(name,))
         yield ValueExclusion("deepspeed", key, _NOT_TRIED, "leave [deepspeed] out", never=(name,))
 
 
 def _of_objectives(key: str) -> Iterator[ValueExclusion]:
     for name in itertools.filterfalse(learns_from_rollouts, OBJECTIVES):
         objective = OBJECTIVES[name]
-        if name not in (WHOLE_MODEL_OBJECTIVE, "classification"):
-            yield ValueExclusion("federated", key, _NOT_TRIED, "take [pipeline] or [parallel]", never=(name,))
         if objective.target == "pair":
             yield ValueExclusion("split", key, _PAIRS, "take [pipeline] or [parallel]", never=(name,))
         elif objective.extras:
@@ -317,7 +316,8 @@ def value_exclusions() -> Iterator[ValueExclusion]:
         "deepspeed", key, f"it learns {WHOLE_MODEL_OBJECTIVE} alone", "leave [deepspeed] out", own=True
     )
     yield ValueExclusion("split", key, _EVIDENCE, "take [pipeline]", own=True)
-    yield ValueExclusion("federated", key, _NOT_TRIED, "take [pipeline]", own=True)
+    learned = (WHOLE_MODEL_OBJECTIVE, "classification")
+    yield ValueExclusion("federated", key, _NOT_TRIED, "take [pipeline] or [parallel]", only=learned)
     yield ValueExclusion("federated", "model.family", _NOT_TRIED, "take [pipeline]", only=(None,))
     yield ValueExclusion("parallel", "model.family", _NOT_TRIED, "take [pipeline]", only=(None,))
     yield ValueExclusion("split", "model.family", _EVIDENCE, "take [pipeline]", only=(None,))

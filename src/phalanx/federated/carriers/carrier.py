@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from phalanx.federated.carriers.messages import Order, Reply
+from phalanx.federated.carriers.messages import SiteOrder, SiteReply
 
 Payload = bytes | memoryview
-SiteAnswers = Callable[[Order, Payload], tuple[Reply, Payload]]
+SiteAnswers = Callable[[SiteOrder, Payload], tuple[SiteReply, Payload]]
 """A site, as a carrier calls it."""
 
 
@@ -20,7 +20,7 @@ class SentOrder:
         payload: Bytes that belong to it.
     """
 
-    order: Order
+    order: SiteOrder
     payload: Payload = b""
 
 

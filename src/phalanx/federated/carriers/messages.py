@@ -14,13 +14,13 @@ SumPhaseName = Literal["join", "share", "mask", "consent", "release"]
 SUM_PHASES: tuple[SumPhaseName, ...] = ("join", "share", "mask", "consent", "release")
 
 
-class Order(Body):
+class SiteOrder(Body):
     """What the owner asks; `ticket` is answered, and no ticket is given twice in a session."""
 
     ticket: Count
 
 
-class TrainOrder(Order):
+class TrainOrder(SiteOrder):
     """Train a round from the weights in the payload.
 
     Attributes:
@@ -37,7 +37,7 @@ class TrainOrder(Order):
     counted: Count
 
 
-class SumOrder(Order):
+class SumOrder(SiteOrder):
     """Take a phase of the secure sum of a round's updates; the payload is the owner's message of that phase.
 
     Attributes:
@@ -54,29 +54,29 @@ class SumOrder(Order):
     phase: SumPhaseName
 
 
-class MeasureOrder(Order):
+class MeasureOrder(SiteOrder):
     """Measure the weights in the payload on the site's own held-out rows."""
 
     kind: ClassVar[str] = "measure"
 
 
-class EndOrder(Order):
+class EndOrder(SiteOrder):
     """The run is over."""
 
     kind: ClassVar[str] = "end"
 
 
-class Reply(Body):
+class SiteReply(Body):
     """What a site replies to the order of a ticket."""
 
     ticket: Count
 
 
-class TrainedReply(Reply):
+class TrainedReply(SiteReply):
     """A round is trained.
 
     Attributes:
-        header: The signed header of the update, whose values are the payload; empty where updates are summed, and stay.
+        header: The signed header of the update, with its values for a payload; empty where updates are summed, and stay.
         loss: Mean over the round's targets.
         num_targets: Of the round.
         samples: The site's weight, as it will be summed.
@@ -93,7 +93,7 @@ class TrainedReply(Reply):
     train_s: Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
 
-class SumReply(Reply):
+class SumReply(SiteReply):
     """A phase of a secure sum; its message is the payload, but for masked values, which are one themselves.
 
     Attributes:
@@ -104,7 +104,7 @@ class SumReply(Reply):
     message: Annotated[str, Field(max_length=4096)] = ""
 
 
-class MeasuredReply(Reply):
+class MeasuredReply(SiteReply):
     """What a site's held-out rows say; as `SiteScores` has it."""
 
     kind: ClassVar[str] = "measured"
@@ -113,12 +113,12 @@ class MeasuredReply(Reply):
     classes: Annotated[tuple[tuple[Count, Count, Count], ...], Field(max_length=1000)] = ()
 
 
-class SiteFault(Reply):
+class SiteFault(SiteReply):
     """A site cannot do what it was asked; the reason is one word, since texts of errors may quote its data."""
 
     kind: ClassVar[str] = "fault"
     reason: Literal["not_finite", "refused", "failed"]
 
 
-ORDERS: dict[str, type[Order]] = by_kind((TrainOrder, SumOrder, MeasureOrder, EndOrder))
-REPLIES: dict[str, type[Reply]] = by_kind((TrainedReply, SumReply, MeasuredReply, SiteFault))
+ORDERS: dict[str, type[SiteOrder]] = by_kind((TrainOrder, SumOrder, MeasureOrder, EndOrder))
+REPLIES: dict[str, type[SiteReply]] = by_kind((TrainedReply, SumReply, MeasuredReply, SiteFault))

@@ -31,7 +31,7 @@ _EXCLUDING = frozenset(UpdateRefusal) - {UpdateRefusal.FOREIGN_SITE, UpdateRefus
 """Refusals that a signature of the site stands behind."""
 
 
-class Coordinator:
+class RoundCoordinator:
     """The rounds of one run.
 
     Args:

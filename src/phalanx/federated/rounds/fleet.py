@@ -27,7 +27,7 @@ class SiteAnswer:
     """
 
     site: str
-    reply: m.Reply | None
+    reply: m.SiteReply | None
     payload: Payload = b""
     fault: str = ""
 
@@ -53,7 +53,7 @@ class Fleet:
         self._carrier, self._clock = carrier, clock
         self._last_ticket = 0
         self._open: dict[str, int] = {}
-        self._due: dict[str, type[m.Reply]] = {}
+        self._due: dict[str, type[m.SiteReply]] = {}
         self._given_up: dict[str, int] = {}
         self.bytes_out: Counter[str] = Counter()
         self.bytes_in: Counter[str] = Counter()
@@ -63,7 +63,7 @@ class Fleet:
         """The sites that are there and have answered all that they were asked."""
         return frozenset(self._carrier.present() - self._open.keys() - self._given_up.keys())
 
-    def ask(self, orders: Mapping[str, MakeOrder], due: type[m.Reply]) -> None:
+    def ask(self, orders: Mapping[str, MakeOrder], due: type[m.SiteReply]) -> None:
         """Give each of some idle sites an order, which is to be answered by a reply of this kind."""
         sent: dict[str, SentOrder] = {}
         for site, make in orders.items():

@@ -21,7 +21,7 @@ from phalanx.security.aggregate import EnteredRounds, ExpectedRound, SumClient
 from phalanx.security.crypto import Identity, digest_hex
 
 _CONTROLS = "controls.safetensors"
-Answer = tuple[m.Reply, Payload]
+Answer = tuple[m.SiteReply, Payload]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Site:
         self._trained: _Trained | None = None
         self._sum: tuple[int, SumClient] | None = None
 
-    def answer(self, order: m.Order, payload: Payload) -> Answer:
+    def answer(self, order: m.SiteOrder, payload: Payload) -> Answer:
         """Do what is asked."""
         try:
             if isinstance(order, m.TrainOrder):

@@ -41,7 +41,7 @@ class SumMaker:
         Args:
             record: Of the round; its shares are the sites that have trained.
             model: Digest of the weights that updates are relative to.
-            exclude: Told of a site whose signature shows that it broke a sum.
+            exclude: Told of a site that broke a sum, as its own signature shows.
 
         Raises:
             AggregationError: Too few sites are left in a sum.

@@ -9,7 +9,7 @@ from phalanx.engine import StepInputs, StepResult
 from phalanx.errors import CheckpointError
 from phalanx.federated.algorithms import Named
 from phalanx.federated.local import SiteScores
-from phalanx.federated.rounds.coordinator import Coordinator
+from phalanx.federated.rounds.coordinator import RoundCoordinator
 from phalanx.federated.rounds.record import RoundRecord
 from phalanx.federated.site_trainer import WholeModel
 from phalanx.telemetry import MetricsFile
@@ -42,7 +42,7 @@ class FederatedEngine:
 
     def __init__(
         self,
-        coordinator: Coordinator,
+        coordinator: RoundCoordinator,
         model: WholeModel,
         rate: Callable[[int], float],
         rounds: MetricsFile,

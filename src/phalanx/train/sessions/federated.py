@@ -11,7 +11,7 @@ from phalanx.checkpoint.export import RunTokenizer
 from phalanx.config import dump_toml
 from phalanx.errors import PeerLostError, TrainingError
 from phalanx.federated.carriers.loopback import LoopbackCarrier
-from phalanx.federated.rounds.coordinator import Coordinator
+from phalanx.federated.rounds.coordinator import RoundCoordinator
 from phalanx.federated.rounds.fleet import Fleet
 from phalanx.federated.rounds.journal import RoundJournal
 from phalanx.federated.site_trainer import WholeModel
@@ -129,7 +129,7 @@ class FederatedSetup:
             sites.start()
             fleet = Fleet(carrier)
             journal = RoundJournal(home.path / "rounds")
-            coordinator = Coordinator(terms, home.owner, fleet, journal, self._model.weights())
+            coordinator = RoundCoordinator(terms, home.owner, fleet, journal, self._model.weights())
             rounds = stack.enter_context(MetricsFile(home.path / ROUNDS_FILE))
             rounds.truncate_after(opening.start - 1)
             engine = FederatedEngine(
@@ -147,8 +147,7 @@ class FederatedSetup:
             if len(there) < section.min_cohort:
                 missing = ", ".join(sorted(set(section.sites) - there))
                 raise PeerLostError(
-                    f"{missing}: no call within {_JOIN_S:g} s; see "
-                    f"{home.path / 'sites'}/NAME.log, then --resume"
+                    f"{missing}: no call within {_JOIN_S:g} s; see {home.path / 'sites'}/NAME.log, then --resume"
                 )
             saver = PlainSaver(engine.shards, opening.savepoint, context.observer(recorder))
             yield RunningRounds(engine, saver, context, opening)
