@@ -76,7 +76,7 @@ class TrainedReply(SiteReply):
     """A round is trained.
 
     Attributes:
-        header: The signed header of the update, with its values for a payload; empty where updates are summed, and stay.
+        header: Of the update, signed; its values are the payload. Empty where updates are summed, and stay.
         loss: Mean over the round's targets.
         num_targets: Of the round.
         samples: The site's weight, as it will be summed.
