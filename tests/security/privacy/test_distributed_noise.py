@@ -1,4 +1,4 @@
-"""Noise that clients of a secure sum bring: what the server sees, how much it is, and whose noise counts."""
+"""Noise that clients of a secure sum bring: what the server sees, how much it is, and which shares count."""
 
 import math
 import sys

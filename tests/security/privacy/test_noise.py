@@ -1,4 +1,4 @@
-"""Noise and draws: the distributions that the accountants assume, from streams that nobody can foresee."""
+"""Noise and draws: the distributions that the accountants assume, from streams that cannot be foreseen."""
 
 import math
 from fractions import Fraction

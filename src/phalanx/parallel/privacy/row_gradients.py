@@ -174,7 +174,7 @@ def _backward(loss: Tensor, *, again: bool = False) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Say nothing of hooks on layers that take ids, whose inputs have no gradients."""
+    """Say nothing of hooks on layers that take ids: those have no gradients."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Full backward hook is firing")
         yield

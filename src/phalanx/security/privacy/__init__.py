@@ -1,4 +1,4 @@
-"""Differential privacy: what a run's steps spend of its budget, and noise that nobody can foresee. Loads no torch.
+"""Differential privacy: what steps spend of a budget, and noise that is not to be foreseen. Loads no torch.
 
 PrivacyConfig            the section [privacy] of a run file
 PoissonGaussian          the mechanism of a run's steps, and what so many of them spend
@@ -8,7 +8,7 @@ gaussian_noise           real noise from a cryptographic stream
 discrete_gaussian        integer noise of the exact distribution
 NoisySum                 the noise that clients of a secure sum bring
 
-What the guarantee covers, against whom, and what it does not: docs/privacy.md.
+What the guarantee covers, against which adversary, and what it does not: docs/privacy.md.
 """
 
 from phalanx.security.privacy.accountant import PoissonGaussian, check_rate, noise_for
