@@ -43,6 +43,7 @@ from phalanx.pipeline import AttackConfig, GuardConfig, PartyLayout, PipelineCon
 from phalanx.rewards import REWARDS, RewardsConfig
 from phalanx.rewards.config import OwnReward
 from phalanx.rollouts import RolloutCheck, RolloutsConfig, RolloutTolerance, RolloutWorkerConfig
+from phalanx.security.privacy.config import PrivacyConfig
 from phalanx.security.seal import ReleasePolicy
 from phalanx.split import SplitConfig
 from phalanx.split.masked import MaskedConfig, MaskedWorkerConfig
@@ -62,6 +63,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "model.adapter": LoraConfig,
     "model.adapter spf": SpfConfig,
     "model.adapter ptuning": PrefixConfig,
+    "privacy": PrivacyConfig,
     "data": DataConfig,
     "data.dataset": DatasetConfig,
     "data.conversations": ConversationsConfig,

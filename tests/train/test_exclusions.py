@@ -60,7 +60,7 @@ def test_two_sections_that_exclude_each_other_are_refused_whatever_they_hold(loa
 
 
 TOGETHER = {("parallel", "deepspeed"), ("pipeline", "guard"), ("pipeline", "attack"), ("guard", "attack")}
-COMMON = {"model", "data", "train", "optimizer", "checkpoint", "rewards", "rollouts", "tracking"}
+COMMON = {"model", "data", "train", "optimizer", "checkpoint", "privacy", "rewards", "rollouts", "tracking"}
 SET = {
     "parallel": "parallel.dp=1",
     "deepspeed": "deepspeed.zero=3",

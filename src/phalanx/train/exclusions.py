@@ -8,6 +8,7 @@ from typing import Any
 
 from phalanx.config import OWN_KIND, is_own
 from phalanx.objectives import OBJECTIVES, ObjectiveSettings, RolloutSettings
+from phalanx.train.private_run import privacy_fault
 
 WHOLE_MODEL_OBJECTIVE = "causal_lm"
 """What every engine learns."""
@@ -368,4 +369,4 @@ def refused_value(run: object) -> str | None:
     engines = engines_of(run)
     lines = (line for line in value_exclusions() if line.engine in engines and (line.beside or line.engine) in engines)
     refusals = (line.refusal(run) for line in lines)
-    return next((said for said in refusals if said is not None), None) or rollouts_fault(run)
+    return next((said for said in refusals if said is not None), None) or rollouts_fault(run) or privacy_fault(run)
