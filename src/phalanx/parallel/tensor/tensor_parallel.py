@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.models import StageModule
+from phalanx.models.stage import MAGNITUDE, PREFIX
 from phalanx.parallel.groups.collectives import Group
 from phalanx.parallel.tensor.shared_layers import RowEmbedding, RowLinear, entry_hook, local_parameter
 from phalanx.parallel.tensor.tensor_plans import BlockPlan, plan_of
@@ -103,6 +104,8 @@ class _Knife:
         for path in plan.entries:
             hook = entry_hook(self._group, cuts_sequence=self._cuts_sequence)
             block.get_submodule(path).register_forward_pre_hook(hook, with_kwargs=True)
+        if hasattr(block, PREFIX):
+            self._cut_prefix(block.get_submodule(PREFIX), name)
         attention: Any = block.get_submodule(plan.attention)
         for attribute in plan.per_head:
             setattr(attention, attribute, getattr(attention, attribute) // self._group.size())
@@ -138,6 +141,13 @@ class _Knife:
             adapter.weight = self._slice(adapter.weight, f"{name}.lora_B.weight", Split(0, parts))
         # a rank's columns alone say what its gradient is
         self._cut.partial.add(f"{name}.lora_A.weight")
+        for size in layer.lora_magnitude_vector.values():
+            size.weight = self._slice(size.weight, f"{name}{MAGNITUDE}", Split(0, parts))
+
+    def _cut_prefix(self, prefix: Any, name: str) -> None:
+        """Of virtual tokens each rank has the heads that it has of all others."""
+        for part in ("key", "value"):
+            setattr(prefix, part, self._slice(getattr(prefix, part), f"{name}.{PREFIX}.{part}", Split(0)))
 
     def _cut_rows(self, block: nn.Module, path: str, name: str, dim: int) -> None:
         linear: Any = block.get_submodule(path)

@@ -52,11 +52,15 @@ class Adapter:
         rank: Their inner dimension.
         targets: Names of matrices, or the ends of their names; empty for a family's usual ones.
         drops: Some of their inputs are dropped at random.
+        dora: The size of each output's weights is trained too.
+        virtual_tokens: Keys and values of so many are trained instead, before those of each block's own tokens.
     """
 
     rank: int
     targets: tuple[str, ...] = ()
     drops: bool = False
+    dora: bool = False
+    virtual_tokens: int = 0
 
 
 def adapted(shape: ModelShape, adapter: Adapter) -> tuple[Linear, ...]:
@@ -65,6 +69,8 @@ def adapted(shape: ModelShape, adapter: Adapter) -> tuple[Linear, ...]:
     Raises:
         ConfigError: A target is none of them.
     """
+    if adapter.virtual_tokens:
+        return ()
     there, wanted = linears(shape), adapter.targets or FAMILIES[shape.family].adapter_targets
     for target in wanted:
         if not any(_is_meant(one, target) for one in there):
@@ -76,8 +82,15 @@ def adapted(shape: ModelShape, adapter: Adapter) -> tuple[Linear, ...]:
 
 
 def adapter_numbers(shape: ModelShape, adapter: Adapter, tp: int = 1) -> int:
-    """Return what is trained of one block on one tensor parallel rank: A whole, and B's part for its own columns."""
-    return sum(adapter.rank * (one.inputs + -(-one.outputs // tp)) for one in adapted(shape, adapter))
+    """Return what is trained of one block on one tensor parallel rank: A whole, B's part and sizes of its own columns.
+
+    Of virtual tokens it is the keys and values of the rank's own heads.
+    """
+    per_output = adapter.rank + adapter.dora
+    virtual = 2 * adapter.virtual_tokens * -(-shape.kv_heads // tp) * shape.head_dim
+    return virtual + sum(
+        adapter.rank * one.inputs + per_output * -(-one.outputs // tp) for one in adapted(shape, adapter)
+    )
 
 
 def why_not_adapted(shape: ModelShape, adapter: Adapter, tp: int) -> str | None:
