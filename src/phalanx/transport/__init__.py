@@ -21,10 +21,10 @@ from phalanx.transport.frame import (
 from phalanx.transport.grpc_wire import GrpcWire, JoinedPeer, describe
 from phalanx.transport.inbox import Allowance, Allowances, CheckedFrame, LinkFault
 from phalanx.transport.joined_workers import (
-    JoinedWorkers,
     JoiningWorkerConfig,
     LocalWorkerProcesses,
     OwnerLink,
+    OwnerSession,
     join_owner,
     joined_workers,
 )
@@ -42,12 +42,12 @@ __all__ = [
     "Handle",
     "HeaderFields",
     "JoinedPeer",
-    "JoinedWorkers",
     "JoiningWorkerConfig",
     "LinkFault",
     "LocalWorkerProcesses",
     "Meter",
     "OwnerLink",
+    "OwnerSession",
     "Receipt",
     "Receipts",
     "SignedHeader",

@@ -89,7 +89,7 @@ class LocalWorkerProcesses:
 
 
 @dataclass(frozen=True)
-class JoinedWorkers:
+class OwnerSession:
     """The owner's end of a session that all its workers have joined.
 
     Attributes:
@@ -113,7 +113,7 @@ def joined_workers(
     *,
     announce: Callable[[str], None] = lambda address: None,
     patience_s: float = 120.0,
-) -> Iterator[JoinedWorkers]:
+) -> Iterator[OwnerSession]:
     """Start or await workers, give the session that they have joined, and end them whatever happens.
 
     Args:
@@ -141,7 +141,7 @@ def joined_workers(
         certificates = {identity.name: identity.certificate_pem.decode()}
         for name in names:
             certificates[name] = _let_in(name, wire, endpoint, processes, patience_s)
-        yield JoinedWorkers(endpoint, session, certificates)
+        yield OwnerSession(endpoint, session, certificates)
         # a worker that is gone by now need not be told
         with contextlib.suppress(TransportError):
             endpoint.flush(_FLUSH_S)
