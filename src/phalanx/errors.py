@@ -40,6 +40,7 @@
         ├── StaleRolloutsError                      texts were written by weights that do not hold
         ├── NonFiniteLossError                      honest recomputation gave NaN or infinity
         │   └── FailedBatchError                            with this batch; the next one can be tried
+        │       └── FailedRoundError                        too few sites gave an update; the round can be asked again
         ├── FixedPointError                         a number does not fit into fixed point
         └── NoHolderError                           no party is left that holds a stage
 
@@ -320,6 +321,12 @@ class FailedBatchError(NonFiniteLossError):
     """One batch gives a loss or a gradient that is NaN or infinite; nothing was updated with it."""
 
     code = "PHX-R011"
+
+
+class FailedRoundError(FailedBatchError):
+    """Too few sites gave an update in a federated round; nothing of it was applied, and it can be asked for again."""
+
+    code = "PHX-R012"
 
 
 class RewardError(TrainingError):

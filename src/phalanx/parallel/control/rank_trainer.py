@@ -15,8 +15,8 @@ from phalanx.engine import NO_EXTRAS
 from phalanx.errors import ConfigError, FailedBatchError
 from phalanx.models import (
     AttentionKind,
-    LoraConfig,
     ModelSource,
+    SlicedAdapter,
     StageSpec,
     add_embedding_noise,
     build_stage,
@@ -74,7 +74,7 @@ class RankRecipe:
     seed: int = 0
     attention: str = "sdpa"
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    adapter: LoraConfig | None = None
+    adapter: SlicedAdapter | None = None
     objective: str | ObjectiveSettings = "causal_lm"
     attends: AttentionKind = "causal"
     neftune_alpha: float | None = None

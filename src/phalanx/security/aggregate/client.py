@@ -17,7 +17,7 @@ from phalanx.security.aggregate import messages as m
 from phalanx.security.aggregate.boxes import SharePair, deal_shares, open_box, seal_box
 from phalanx.security.aggregate.encoding import Values, Words, norm_of
 from phalanx.security.aggregate.masks import masked_values, pair_key, self_mask
-from phalanx.security.aggregate.refusal import SumRefusal
+from phalanx.security.aggregate.messages import SumRefusal
 from phalanx.security.aggregate.rounds import EnteredRounds
 from phalanx.security.aggregate.terms import SumTerms
 from phalanx.security.aggregate.view import check_consents, check_included, check_view

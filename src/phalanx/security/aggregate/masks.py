@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from phalanx.config import canonical_json
 from phalanx.errors import AggregationError
 from phalanx.security.aggregate.encoding import CHUNK, RingEncoding, Values, Words, chunks
-from phalanx.security.aggregate.refusal import SumRefusal
+from phalanx.security.aggregate.messages import SumRefusal
 from phalanx.security.crypto import in_domain
 
 KEY_BYTES = 32

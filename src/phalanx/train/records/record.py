@@ -63,6 +63,8 @@ _SAID: dict[str, tuple[Kind, str]] = {
     "checkpoint_failed": ("alarm", "no checkpoint of step {step}, training goes on: {reason}"),
     "journal_failed": ("alarm", "no journal any more, training goes on: {reason}"),
     "checkpoint_not_copied": ("alarm", "the checkpoint of step {step} is on this disk only: {reason}"),
+    "site_left_out": ("alarm", "round {round}: goes on without {site}: {reason}"),
+    "site_excluded": ("eviction", "round {round}: {site} is asked no more: {reason}"),
     "takeover": ("takeover", "stage {stage} is now served by {by}; step {step} is done again"),
 }
 

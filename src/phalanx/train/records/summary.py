@@ -287,7 +287,7 @@ def _head(signed: dict[str, Any] | None) -> dict[str, Any] | None:
 def _guard(run: RunConfig) -> str:
     if run.split is not None:
         return run.split.mode
-    return "off" if run.parallel is not None else run.guard.mode
+    return run.guard.mode if run.has_stages else "off"
 
 
 def _all_finite(values: dict[str, float]) -> dict[str, float | None]:

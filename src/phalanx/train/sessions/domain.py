@@ -16,7 +16,7 @@ from phalanx.checkpoint.export import RunTokenizer
 from phalanx.config import digest, dump_toml
 from phalanx.data import BatchLoader
 from phalanx.errors import CheckpointError, ConfigError, TrainingError
-from phalanx.models import LoraConfig, ModelSource, open_model, stage_table, weights_digest
+from phalanx.models import LoraConfig, ModelSource, PrefixConfig, open_model, stage_table, weights_digest
 from phalanx.parallel import (
     Controller,
     LocalRanks,
@@ -71,7 +71,7 @@ def recipe_of(run: RunConfig, parallel: ParallelConfig, source: ModelSource) -> 
         seed=run.train.seed,
         attention=run.model.attention,
         precision=run.train.precision,
-        adapter=_lora(run),
+        adapter=run.model.sliced_adapter,
         objective=run.train.objective,
         attends=attention_kind(run, source),
         neftune_alpha=run.train.neftune_alpha,
@@ -297,19 +297,14 @@ def section_of(run: RunConfig) -> ParallelConfig:
     return run.parallel
 
 
-def _lora(run: RunConfig) -> LoraConfig | None:
-    adapter = run.model.adapter
-    if adapter is None or isinstance(adapter, LoraConfig):
-        return adapter
-    raise ConfigError(f'model.adapter.kind = "{adapter.kind}": the ranks of a domain train "lora" only')
-
-
 def _load(run: RunConfig) -> StepWorkload:
+    adapter = run.model.sliced_adapter
     return StepWorkload(
         run.train.batch_size,
         run.train.microbatches,
         run.data.sequence_length,
-        adapted=None if (lora := _lora(run)) is None else lora.targets,
+        adapted=adapter.targets if isinstance(adapter, LoraConfig) else None,
+        has_prefix=isinstance(adapter, PrefixConfig),
         optimizer=run.optimizer.kind,
         device=run.train.device,
         attention=run.model.attention,

@@ -60,7 +60,7 @@ class AdaptedModel:
 
 def recall(gradient: Tensor, inputs: Tensor, ids: Tensor) -> tuple[int, int]:
     """How many of a client's tokens are among the likeliest, and how many it has."""
-    own = ids.unique()
+    own = torch.unique(ids)
     likeliest = outside_of_rows(gradient, inputs).argsort()[: len(own)]
     return int(torch.isin(own, likeliest).sum()), len(own)
 
@@ -76,32 +76,37 @@ def invert(sums: int) -> list[dict[str, Any]]:
         gradients = [world.gradient(ids) for ids in texts]
 
         def count(name: str, number: int, gradient: Tensor, ids: Tensor, known: Tensor = inputs) -> None:
-            place = found.setdefault((name, number), [0, 0])
-            hits, own = recall(gradient, known, ids)
-            place[0] += hits
-            place[1] += own
+            for at, one in enumerate(recall(gradient, known, ids)):
+                found.setdefault((name, number), [0, 0])[at] += one
 
         for number in (1, 3, 10, CLIENTS):
             for start in range(0, CLIENTS, number):
                 total = torch.stack(gradients[start : start + number]).sum(0)
                 for ids in texts[start : start + number]:
                     count("none" if number == 1 else "secure sum", number, total, ids)
+        clipped = [one * min(1.0, 1.0 / float(one.norm())) for one in gradients]
         for noise in NOISES:
-            for gradient, ids in zip(gradients, texts, strict=True):
-                clipped = gradient * min(1.0, 1.0 / float(gradient.norm()))
-                drawn = gaussian_noise(SecureStream(os.urandom(32)), gradient.numel(), noise)
-                count(f"clip 1, noise {noise}", 1, clipped + torch.from_numpy(drawn).view_as(gradient), ids)
+            hidden = torch.stack(clipped).sum(0) + _noise(noise)
+            for ids in texts:
+                count(f"noisy sum, noise {noise}", CLIENTS, hidden, ids)
+            for gradient, ids in zip(clipped, texts, strict=True):
+                count(f"noise {noise} of its own", 1, gradient + _noise(noise), ids)
     return [
         {
             "attack": "inversion",
             "defence": name,
             "clients": number,
             "recall": hits / own,
-            "chance": own / (len(range(sums)) * CLIENTS) / WORDS,
+            "chance": own / (sums * CLIENTS) / WORDS,
             "tokens": own,
         }
         for (name, number), (hits, own) in found.items()
     ]
+
+
+def _noise(deviation: float) -> Tensor:
+    drawn = gaussian_noise(SecureStream(os.urandom(32)), RANK * WIDTH, deviation)
+    return torch.from_numpy(drawn).view(RANK, WIDTH)
 
 
 def ranks_of(losses: Tensor, others: Tensor) -> Tensor:
@@ -118,7 +123,7 @@ def infer_members(epsilon: float | None, seed: int) -> dict[str, Any]:
     rows = torch.cat([members, *(one.expand(times, -1) for one, times in zip(canaries, COPIES, strict=True))])
     asked = torch.cat([members, canaries, strangers])
     world = train_rows(rows, asked, epsilon=epsilon, delta=DELTA, steps=STEPS, seed=seed)
-    known, secret, outside = world.losses.split([MEMBERS, len(COPIES), STRANGERS])
+    known, secret, outside = torch.split(world.losses, [MEMBERS, len(COPIES), STRANGERS])
     ranks = ranks_of(known, outside)
     bits = torch.log2((STRANGERS + 1) / ranks_of(secret, outside).float())
     return {
