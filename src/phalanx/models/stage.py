@@ -4,7 +4,8 @@ import copy
 import hashlib
 import math
 from collections.abc import Iterator
-from typing import Any, cast
+from operator import attrgetter
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from phalanx.models.family import (
 from phalanx.models.layout import StageSpec
 from phalanx.models.quiet import one_at_a_time
 from phalanx.models.routing import RouterBalance
+from phalanx.planner.model.config_keys import ConfigKeys
 
 PREFIX = "prefix"
 """The part of a block that has keys and values of virtual tokens, where an adapter has added one."""
@@ -119,12 +121,12 @@ class StageModule(nn.Module):
     @property
     def own_blocks(self) -> list[nn.Module]:
         """The blocks of this stage, in order."""
-        return list(self.trunk.get_submodule(self.family.blocks))[self.spec.first_layer : self.spec.end_layer]
+        return self.family.all_blocks(self.trunk)[self.spec.first_layer : self.spec.end_layer]
 
     @property
     def ties_head(self) -> bool:
         """True where the config says that the head is the token embedding."""
-        return bool(self.hub_config.tie_word_embeddings)
+        return self.family.ties_head(self.hub_config)
 
     @property
     def shared_head(self) -> nn.Parameter | None:
@@ -137,7 +139,8 @@ class StageModule(nn.Module):
 
     def hidden_shape(self, batch: int, seq: int) -> tuple[int, int, int]:
         """Return the shape of the tensor that passes between stages."""
-        return (batch, seq, int(self.hub_config.hidden_size))
+        beside = self.family.facts.rows_beside(ConfigKeys(vars(self.hub_config), "model config"))
+        return (batch, seq + beside, int(self.hub_config.hidden_size))
 
     def all_parameters(self) -> dict[str, nn.Parameter]:
         """Return this stage's parameters by canonical name, in the model's order, tied ones once.
@@ -188,11 +191,11 @@ class StageModule(nn.Module):
         for layer, block in enumerate(self.own_blocks, self.spec.first_layer):
             own = self.family.block_context(self.hub_config, context, layer)
             if recompute:
-                hidden = checkpoint(_run_block, block, hidden, own, self.family.past_key, balance, use_reentrant=False)
+                hidden = checkpoint(_run_block, block, hidden, own, self.family, balance, use_reentrant=False)
             else:
-                hidden = _run_block(block, hidden, own, self.family.past_key, balance)
+                hidden = _run_block(block, hidden, own, self.family, balance)
         if self.spec.is_last:
-            return self._score(self.family.finish(trunk, hidden))
+            return self.family.logits(self, hidden, pattern)
         return join_marks(hidden, pattern) if self.attends in MARKED_KINDS else hidden
 
     def replace_head(self, head: nn.Module) -> None:
@@ -208,7 +211,8 @@ class StageModule(nn.Module):
         self.add_module(HEAD, head)
         self._gives_logits = False
 
-    def _score(self, hidden: Tensor) -> Tensor:
+    def score(self, hidden: Tensor) -> Tensor:
+        """Turn what the family's `finish` gave into what the heads give for each token."""
         if self.family.scoring != (HEAD,):
             return self.family.score(self, self.hub_config, hidden)
         scores: list[Tensor] = []
@@ -286,12 +290,12 @@ def canonical_name(name: str) -> str:
 
 
 def _run_block(
-    block: nn.Module, hidden: Tensor, context: dict[str, Any], past_key: str, balance: RouterBalance | None = None
+    block: nn.Module, hidden: Tensor, context: dict[str, Any], family: Family, balance: RouterBalance | None = None
 ) -> Tensor:
     if balance is not None:
-        return balance.run(block, lambda: _run_block(block, hidden, context, past_key))
+        return balance.run(block, lambda: _run_block(block, hidden, context, family))
     prefix = getattr(block, PREFIX, None)
-    out = block(hidden, **(context if prefix is None else context | {past_key: prefix}))
+    out = family.call_block(block, hidden, context if prefix is None else context | {family.past_key: prefix})
     # some families return attention weights or a cache beside the hidden states
     result: Tensor = out[0] if isinstance(out, tuple) else out
     return result
@@ -326,8 +330,10 @@ def _foreign_parts(whole: nn.Module, family: Family, spec: StageSpec) -> Iterato
     trunk = whole.get_submodule(family.trunk)
     names = () if spec.embeds else family.first_parts
     names += () if spec.is_last else family.last_parts
-    yield from (part for name in names if (part := getattr(trunk, name)) is not None)
-    blocks = list(cast("Any", trunk.get_submodule(family.blocks)))
+    blocks = family.all_blocks(trunk)
+    for layer in {*range(len(blocks))} - {*range(spec.first_layer, spec.end_layer)}:
+        names += family.parts_beside(whole.config, layer)
+    yield from (part for name in names if (part := attrgetter(name)(trunk)) is not None)
     yield from (*blocks[: spec.first_layer], *blocks[spec.end_layer :])
     if not spec.is_last:
         yield from family.heads(whole).values()
