@@ -60,6 +60,16 @@ _SIZES["bert"] = _SIZES["modernbert"] = {
     "pad_token_id": None,
 }
 _SIZES["modernbert"] = _SIZES["modernbert"] | {"local_attention": 8}
+_SIZES["t5"] = {
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 48,
+    "num_heads": 4,
+    "num_layers": 2,
+    "num_decoder_layers": 2,
+    "decoder_start_token_id": 0,
+}
+_NO_DROPOUT["t5"] = ("dropout_rate",)
 _NO_DROPOUT["bert"] = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 _NO_DROPOUT["modernbert"] = ("attention_dropout", "embedding_dropout", "mlp_dropout")
 for _family, _own in _PLANNED.items():
@@ -175,6 +185,7 @@ FAST = [
     Case({"tp": 2, "pp": 2, "sequence_parallel": True}, family="llama", attends="prefix"),
     Case({"dp": 2, "cp": 2, "zero": 3}, attends="bidirectional"),
     Case({"dp": 2, "pp": 2, "zero": 1}, "adamw", "bert", attends="bidirectional"),
+    Case({"dp": 2, "pp": 2, "zero": 1}, "adamw", "t5", attends="prefix"),
 ]
 
 SLOW = [
@@ -218,6 +229,7 @@ SLOW = [
     Case({"dp": 2, "cp": 2}, attends="prefix"),
     Case({"dp": 2, "zero": 3}, "adamw", attends="prefix"),
     Case({"pp": 2, "schedule": "interleaved"}, "sgd", "modernbert", attends="bidirectional"),
+    Case({"pp": 2, "schedule": "interleaved", "activation_checkpointing": "full"}, "sgd", "t5", attends="prefix"),
     Case({"dp": 4, "zero": 3}, "adamw", "modernbert", attends="bidirectional", microbatches=2),
     Case({"tp": 2, "pp": 2, "sequence_parallel": True}, family="llama", attends="documents"),
     Case({"dp": 2, "cp": 2, "zero": 3, "activation_checkpointing": "full"}, attends="documents"),

@@ -148,16 +148,23 @@ def parameter_shapes(hub_config: Any) -> dict[str, tuple[int, ...]]:
     return trained_shapes(hub_config, None)
 
 
-def trained_shapes(hub_config: Any, adapter: AdapterConfig | None) -> dict[str, tuple[int, ...]]:
+def trained_shapes(
+    hub_config: Any, adapter: AdapterConfig | None, spec: StageSpec | None = None
+) -> dict[str, tuple[int, ...]]:
     """Return the shapes of what is trained by name, a tied head left out: all parameters, or the adapter's alone.
+
+    Args:
+        hub_config: transformers' config object.
+        adapter: What is added.
+        spec: Of one stage; None for the whole model.
 
     Raises:
         ModelError: As ``build_stage``.
     """
-    whole = meta_stage(hub_config, _whole_spec(hub_config), adapter)
-    found = whole.trainable().items()
+    stage = meta_stage(hub_config, spec or _whole_spec(hub_config), adapter)
+    found = stage.trainable().items()
     return {
-        name: tuple(value.shape) for name, value in found if not (whole.ties_head and name == whole.family.head_weight)
+        name: tuple(value.shape) for name, value in found if not (stage.ties_head and name == stage.family.head_weight)
     }
 
 

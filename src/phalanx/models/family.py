@@ -348,7 +348,7 @@ class Family(ABC):
 
     def logits(self, stage: Any, hidden: Tensor, pattern: AttentionPattern) -> Tensor:
         """Turn the last block's output into what the last stage gives, ``[batch, seq, vocab]``."""
-        scores: Tensor = stage.score(self.finish(stage.trunk, hidden))
+        scores: Tensor = stage.through_heads(self.finish(stage.trunk, hidden))
         return scores
 
     @abstractmethod

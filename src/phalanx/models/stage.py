@@ -164,7 +164,7 @@ class StageModule(nn.Module):
         Args:
             x: Ids ``[batch, seq]`` for the stage that embeds, else hidden states ``[batch, seq, hidden]``; with
                 kinds of attention that each row says more about with marks behind them, as `with_marks` has it.
-            pattern: Which tokens see which, the same for all stages of one call, where `attends` is causal.
+            pattern: Which tokens see which, the same for all stages of one call; left out, `attends` and marks say it.
 
         Returns:
             Logits ``[batch, seq, vocab]`` of the last stage, or scores ``[batch, seq, 1]``, or both side by side; else
@@ -174,9 +174,10 @@ class StageModule(nn.Module):
             ModelError: `x` has another shape, or is longer than the model has positions; or the family has no such
                 attention.
         """
-        if self.attends in MARKED_KINDS:
+        is_marked = self.attends in MARKED_KINDS and pattern is CAUSAL
+        if is_marked:
             x, pattern = split_marks(x, self.attends, embeds=self.spec.embeds)
-        elif self.attends != "causal":
+        elif self.attends != "causal" and pattern is CAUSAL:
             pattern = AttentionPattern(self.attends)
         self._check_input(x)
         trunk = self.trunk
@@ -196,7 +197,7 @@ class StageModule(nn.Module):
                 hidden = _run_block(block, hidden, own, self.family, balance)
         if self.spec.is_last:
             return self.family.logits(self, hidden, pattern)
-        return join_marks(hidden, pattern) if self.attends in MARKED_KINDS else hidden
+        return join_marks(hidden, pattern) if is_marked else hidden
 
     def replace_head(self, head: nn.Module) -> None:
         """Put another head in the place of the language model's; its outputs are left as they are.
@@ -211,7 +212,7 @@ class StageModule(nn.Module):
         self.add_module(HEAD, head)
         self._gives_logits = False
 
-    def score(self, hidden: Tensor) -> Tensor:
+    def through_heads(self, hidden: Tensor) -> Tensor:
         """Turn what the family's `finish` gave into what the heads give for each token."""
         if self.family.scoring != (HEAD,):
             return self.family.score(self, self.hub_config, hidden)

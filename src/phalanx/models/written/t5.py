@@ -149,7 +149,9 @@ class T5(Family):
     def block_context(self, hub_config: Any, context: dict[str, Any], layer: int) -> dict[str, Any]:
         """Say which layer it is, and give the mask and the biases of its side."""
         shared, decodes = context["shared"], layer >= hub_config.num_layers
-        return {**context, "layer": layer, "mask": shared.mask(decodes), "bias": shared.bias(decodes)}
+        found = {**context, "layer": layer, "mask": shared.mask(decodes), "bias": shared.bias(decodes)}
+        # a block that is computed again for its backward pass makes none of it again
+        return {**found, "across": shared.across() if decodes else None}
 
     def call_block(self, block: Any, hidden: Tensor, context: dict[str, Any]) -> Tensor:
         """Run a block on its side, and leave the other as it is; the encoder's last block ends the encoder."""
@@ -164,7 +166,7 @@ class T5(Family):
                 encoder = trunk.encoder.dropout(trunk.encoder.final_layer_norm(encoder))
                 decoder = trunk.decoder.dropout(decoder)
         else:
-            decoder = block(decoder, context["mask"], context["bias"], encoder, shared.across())[0]
+            decoder = block(decoder, context["mask"], context["bias"], encoder, context["across"])[0]
             if layer == last + 1:
                 return _with_biases(sides.join(encoder, decoder), _learned_biases(trunk.decoder))
         return torch.cat([sides.join(encoder, decoder), biases], dim=1)
