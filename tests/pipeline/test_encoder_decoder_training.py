@@ -11,6 +11,8 @@ from phalanx.objectives import OBJECTIVES
 from phalanx.pipeline import AttackConfig, GuardConfig
 from phalanx.testing import Actor, random_batch, tampering, tiny_run
 from phalanx.train import RunConfig, step_inputs
+from phalanx.train.setup.layout import check_head
+from phalanx.train.train_section import SamplesConfig
 
 KINDS = [kind for kind, one in OBJECTIVES.items() if one.attention == "prefix"]
 STEPS = 8
@@ -132,3 +134,22 @@ def test_a_worker_that_alters_what_it_only_hands_on_is_named(make_company, hones
 def test_an_objective_without_a_text_for_the_encoder_is_refused_before_the_first_step(make_company, kind):
     with pytest.raises(ConfigError, match="and t5 has only prefix"):
         make_company(learning(kind))
+
+
+@pytest.mark.parametrize("part", ["masked", "causal_lm"])
+def test_a_mixture_with_tokens_that_are_predicted_where_they_stood_is_refused(make_company, part):
+    mixture = {"kind": "denoisers", "tasks": [{"kind": "span_corruption"}, {"kind": part}]}
+    if part == "causal_lm":
+        assert make_company(learning(mixture)).plan.attends == "prefix"
+        return
+    with pytest.raises(ConfigError, match="need logits of the text that is seen, and t5 has only those of what"):
+        make_company(learning(mixture))
+
+
+def test_texts_are_written_by_decoders_alone(make_company):
+    run = learning()
+    samples = SamplesConfig(prompts=("a",))
+    train = run.train.model_copy(update={"samples": samples})
+
+    with pytest.raises(ConfigError, match="train.samples: t5 has an encoder"):
+        check_head(run.model_copy(update={"train": train}), make_company(run).source)

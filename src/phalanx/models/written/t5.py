@@ -96,9 +96,7 @@ class T5(Family):
 
     def whole_model(self, hub_config: Any, **options: Any) -> Any:
         """As `Family` says; of a model that does not scale what its head multiplies, the head is its own."""
-        model = AutoModelForSeq2SeqLM.from_config(
-            hub_config, dtype=torch.float32, trust_remote_code=False, **options
-        )
+        model = AutoModelForSeq2SeqLM.from_config(hub_config, dtype=torch.float32, trust_remote_code=False, **options)
         if not self.ties_head(hub_config):
             # transformers ties it while it builds, and leaves it untied where files have both
             model.lm_head.weight = nn.Parameter(torch.empty_like(model.shared.weight))
