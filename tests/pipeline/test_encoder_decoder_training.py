@@ -1,4 +1,4 @@
-"""A T5 on a guarded pipeline: honest steps are one model's, liars at rate 0.3 are named, the clean run's bits remain."""
+"""A T5 on a guarded pipeline: honest steps are one model's, liars at rate 0.3 are named, the clean run's bits stay."""
 
 import pytest
 import torch
@@ -151,5 +151,5 @@ def test_texts_are_written_by_decoders_alone(make_company):
     samples = SamplesConfig(prompts=("a",))
     train = run.train.model_copy(update={"samples": samples})
 
-    with pytest.raises(ConfigError, match="train.samples: t5 has an encoder"):
+    with pytest.raises(ConfigError, match=r"train\.samples: t5 has an encoder"):
         check_head(run.model_copy(update={"train": train}), make_company(run).source)
