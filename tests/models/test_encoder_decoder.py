@@ -253,7 +253,7 @@ def test_what_stages_cannot_carry_is_refused_by_name(cache, change, said):
 def test_half_a_model_another_head_and_other_attention_are_refused(cache):
     source = source_of("t5", cache)
 
-    with pytest.raises(ModelError, match="model.layers: t5 is an encoder and a decoder"):
+    with pytest.raises(ModelError, match=r"model\.layers: t5 is an encoder and a decoder"):
         source.shortened(2)
     with pytest.raises(ModelError, match="t5 has an encoder, and the head of it predicts a target"):
         source.with_head("lm_and_score")

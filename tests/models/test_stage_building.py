@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft.utils.integrations import init_empty_weights
 from planned_models import PLANNED
-from test_encoders import ARCHITECTURES as ENCODERS
 from test_encoder_decoder import ARCHITECTURES as BOTH
+from test_encoders import ARCHITECTURES as ENCODERS
 from tiny_models import ARCHITECTURES, build_all, chain, named, some_ids, spec_of, tiny_source, whole_model
 
 from phalanx.errors import ConfigError, ModelError

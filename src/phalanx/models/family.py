@@ -249,7 +249,7 @@ class Family(ABC):
         return list(trunk.get_submodule(self.blocks))
 
     def parts_beside(self, hub_config: Any, layer: int) -> tuple[str, ...]:
-        """Return members of the trunk that only the stage with a layer has, neither the first stage's nor the last's."""
+        """Return members of the trunk that the stage of a layer has beside what the first and the last one have."""
         return ()
 
     @property

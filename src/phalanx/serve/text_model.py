@@ -93,8 +93,8 @@ class TextModel:
         family = FAMILIES.get(str(config.get("model_type")))
         if family is not None and family.predicts != "next":
             raise ModelError(
-                f"{directory}: {config['model_type']} has an encoder, and texts are continued by decoders alone; give a "
-                "decoder, or call transformers"
+                f"{directory}: {config['model_type']} has an encoder, and texts are continued by decoders alone; give "
+                "a decoder, or call transformers"
             )
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)

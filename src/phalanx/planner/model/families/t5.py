@@ -1,4 +1,4 @@
-"""T5: an encoder and a decoder that attends to it, biases of scores that all blocks of a side share, no other positions."""
+"""T5: an encoder and a decoder that attends to it; positions are biases of scores, one table for each of both."""
 
 import math
 
