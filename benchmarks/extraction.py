@@ -3,10 +3,10 @@
 ``python benchmarks/extraction.py OUT.json``
 
 24 pages of Debian's documentation packages, of three generators and eight languages: the nine, eight and seven of 5 to
-60 kB with the smallest SHA-256 of their path below the package's folder (pages of an index left out). Which lines are the
-text was marked while reading them: headings, notes, code and tables are; navigation, side bars, footers and tables of
-contents are not. ``extraction_labels.json`` has these lines, counted in what `lines_of` makes of the page, and each page's
-SHA-256, and no text. Compared are runs of four words, each as often as it is there.
+60 kB with the smallest SHA-256 of their path below the package's folder (pages of an index left out). Which lines are
+the text was marked while reading them: headings, notes, code and tables are; navigation, side bars, footers and tables
+of contents are not. ``extraction_labels.json`` has these lines, counted in what `lines_of` makes of the page, and the
+SHA-256 of each page, and no text. Compared are runs of four words, each as often as it is there.
 """
 
 import hashlib
