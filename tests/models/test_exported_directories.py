@@ -55,7 +55,7 @@ VLLM = (
     "PhiForCausalLM Qwen2ForCausalLM Qwen3ForCausalLM Qwen3MoeForCausalLM SeedOssForCausalLM "
     "SmolLM3ForCausalLM Starcoder2ForCausalLM"
 )
-"""Architectures of our families that vLLM 0.33.0 has, read from ``vllm/model_executor/models/registry.py`` of its wheel."""
+"""Architectures of our families that vLLM 0.33.0 has: ``model_executor/models/registry.py`` of its wheel."""
 
 
 @pytest.fixture(scope="module")

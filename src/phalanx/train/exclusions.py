@@ -286,7 +286,7 @@ def value_exclusions() -> Iterator[ValueExclusion]:
         "deepspeed", key, f"it learns {WHOLE_MODEL_OBJECTIVE} alone", "leave [deepspeed] out", own=True
     )
     yield ValueExclusion("split", key, _EVIDENCE, "take [pipeline]", own=True)
-    yield ValueExclusion("parallel", "model.family", _NOT_TRIED, "take [pipeline]", only=(None,))
+    yield ValueExclusion("deepspeed", "model.family", _NOT_TRIED, "leave [deepspeed] out", only=(None,))
     yield ValueExclusion("split", "model.family", _EVIDENCE, "take [pipeline]", only=(None,))
     yield from VALUE_EXCLUSIONS
 
