@@ -321,7 +321,7 @@ def value_exclusions() -> Iterator[ValueExclusion]:
     learned = (WHOLE_MODEL_OBJECTIVE, "classification")
     yield ValueExclusion("federated", key, _NOT_TRIED, "take [pipeline] or [parallel]", only=learned)
     yield ValueExclusion("federated", "model.family", _NOT_TRIED, "take [pipeline]", only=(None,))
-    yield ValueExclusion("parallel", "model.family", _NOT_TRIED, "take [pipeline]", only=(None,))
+    yield ValueExclusion("deepspeed", "model.family", _NOT_TRIED, "leave [deepspeed] out", only=(None,))
     yield ValueExclusion("split", "model.family", _EVIDENCE, "take [pipeline]", only=(None,))
     yield from VALUE_EXCLUSIONS
 
