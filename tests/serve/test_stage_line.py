@@ -65,7 +65,7 @@ def test_logits_with_the_stages_own_caches_are_those_of_the_whole_models_cache(t
             "word_embed_proj_dim": 32,
         }
     found = write_random_model(parse_hub_config(sizes, "tiny"), 1, tmp_path, None)
-    model = TextModel._load(None, found, "cpu")
+    model = TextModel._load(found, "cpu")
     stages = [CachedStage(ModelSource(found), index, 3) for index in range(3)]
     ids = torch.randint(0, 7, (1, 12), generator=torch.Generator().manual_seed(2))
     past = None
@@ -77,23 +77,6 @@ def test_logits_with_the_stages_own_caches_are_those_of_the_whole_models_cache(t
         for stage in stages:
             x = stage.extend(x, begins=begin == 0)
         assert torch.equal(x, out.logits[:, -1:])
-
-
-def test_processes_end_with_the_model(directory):  # noqa: F811
-    model = TextModel(directory, stages=2)
-
-    model.close()
-
-    assert not any(map(is_alive, model.stage_processes))
-
-
-def test_a_stage_that_was_killed_is_named(directory):  # noqa: F811
-    model = TextModel(directory, stages=2)
-    os.kill(model.stage_processes[1], signal.SIGKILL)
-
-    with pytest.raises(ModelError, match="stage 1 of the model: signal 9"):
-        model.complete(model.prompt("the owner"), GREEDY)
-    assert not any(map(is_alive, model.stage_processes))
 
 
 def test_more_stages_than_layers_and_other_devices_are_refused(directory, capsys):  # noqa: F811
@@ -111,3 +94,12 @@ def test_damaged_weights_of_one_stage_are_said_with_its_number(directory, tmp_pa
 
     with pytest.raises(ModelError):
         TextModel(source, stages=2)
+
+
+def test_a_stage_that_was_killed_is_named_and_the_others_end_with_it(in_stages):
+    # the last test of these processes
+    os.kill(in_stages.stage_processes[1], signal.SIGKILL)
+
+    with pytest.raises(ModelError, match="stage 1 of the model: signal 9"):
+        in_stages.complete(in_stages.prompt("the owner"), GREEDY)
+    assert not any(map(is_alive, in_stages.stage_processes))

@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 import torch
 from safetensors.torch import load, save
 from torch import Tensor
+from transformers.cache_utils import DynamicLayer
 
 from phalanx.child import die_with_parent
 from phalanx.errors import PhalanxError
@@ -26,14 +27,12 @@ class KeptTokens:
     """Keys and values of the earlier tokens of one block, in the place of an adapter's virtual tokens."""
 
     def __init__(self) -> None:
-        self._kept: tuple[Tensor, Tensor] | None = None
+        self._kept = DynamicLayer()
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any) -> tuple[Tensor, Tensor]:
         """Keep and return all so far, ``[batch, heads, tokens, size]`` each; blocks call this."""
-        if self._kept is not None:
-            keys, values = (torch.cat(pair, dim=2) for pair in zip(self._kept, (keys, values), strict=True))
-        self._kept = (keys, values)
-        return self._kept
+        found: tuple[Tensor, Tensor] = self._kept.update(keys, values)
+        return found
 
 
 class CachedStage:

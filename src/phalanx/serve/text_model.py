@@ -105,10 +105,14 @@ class TextModel:
                 "give the tokenizer that the model was trained with"
             )
 
-    def _load(self, directory: Path, device: str) -> Any:
+    @staticmethod
+    def _load(directory: Path, device: str) -> Any:
         model = AutoModelForCausalLM.from_pretrained(
             directory, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype="auto"
         )
+        for parameter in model.parameters():
+            # a file's bytes lie at any address, and products of a single token round by it
+            parameter.data = parameter.data.clone()
         return model.to(device).eval()
 
     def _start(self, directory: Path, device: str, stages: int) -> Any:
