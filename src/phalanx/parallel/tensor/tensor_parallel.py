@@ -1,16 +1,41 @@
 """Cut a stage so that tensor parallel ranks share its matrices; every parameter stays an ordinary tensor."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from phalanx.models import StageModule
 from phalanx.models.stage import MAGNITUDE, PREFIX
 from phalanx.parallel.groups.collectives import Group
 from phalanx.parallel.tensor.shared_layers import RowEmbedding, RowLinear, entry_hook, local_parameter
-from phalanx.parallel.tensor.split import Split
 from phalanx.parallel.tensor.tensor_plans import BlockPlan, plan_of
+
+
+@dataclass(frozen=True)
+class Split:
+    """A parameter that is cut along one dimension.
+
+    Attributes:
+        dim: The dimension.
+        parts: Matrices that lie side by side in it, such as query, key and value; each is cut by itself.
+    """
+
+    dim: int
+    parts: int = 1
+
+    def take(self, whole: Tensor, index: int, count: int) -> Tensor:
+        """Return slice `index` of `count`, in memory of its own."""
+        pieces = [part.chunk(count, self.dim)[index] for part in whole.chunk(self.parts, self.dim)]
+        return torch.cat(pieces, self.dim)
+
+    def join(self, slices: Sequence[Tensor]) -> Tensor:
+        """Return the whole that `take` cut; slices in the order of ranks."""
+        cut = [piece.chunk(self.parts, self.dim) for piece in slices]
+        return torch.cat([piece[part] for part in range(self.parts) for piece in cut], self.dim)
+
 
 _HEAD = "lm_head"
 _ADAPTED = "base_layer"

@@ -1,6 +1,7 @@
 """A session's domain: ranks that trust each other, led by this process, and what every rank must know."""
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +39,7 @@ from phalanx.parallel.groups.mesh import Domain, open_domain
 from phalanx.parallel.groups.rendezvous import own_device
 from phalanx.pipeline import keep_freed_memory
 from phalanx.train.batches.preferences import PreferenceMeasure
+from phalanx.train.batches.private import PoissonLoader, private_batches
 from phalanx.train.batches.rewriting import measured, rewriting_of
 from phalanx.train.batches.rollouts import RolloutLoader
 from phalanx.train.config import RunConfig
@@ -74,6 +76,7 @@ def recipe_of(run: RunConfig, parallel: ParallelConfig, source: ModelSource) -> 
         objective=run.train.objective,
         attends=attention_kind(run, source),
         neftune_alpha=run.train.neftune_alpha,
+        privacy=run.privacy,
     )
 
 
@@ -157,7 +160,13 @@ class DomainFactory:
             return
         corpus = context.corpus(source)
         rewriting = rewriting_of(run, corpus)
-        loader = BatchLoader(corpus, run.train.draws, run.train.seed, rewrite=rewriting)
+        private = private_batches(run, corpus, context.log, context.history.charges, context.home.secrets)
+        loader: BatchLoader | PoissonLoader
+        if private is None:
+            loader = BatchLoader(corpus, run.train.draws, run.train.seed, rewrite=rewriting)
+        else:
+            context.spend_from(private.ledger)
+            loader = private.loader
         material = RunMaterial(
             source,
             measured(corpus, rewriting),
@@ -237,7 +246,9 @@ class DomainSetup:
             stack.enter_context(_joined(run, place, device, ranks))
             domain = open_domain(parallel, device)
             source = self.material.source
-            member = stack.enter_context(open_member(run, recipe_of(run, parallel, source), source, domain, place))
+            recipe, budget = recipe_of(run, parallel, source), self._context.figures.budget
+            noise = math.nan if budget is None else budget.step.noise_multiplier
+            member = stack.enter_context(open_member(run, recipe, source, domain, place, noise))
             lead = Controller(member, ranks, _saving(run, member, domain))
             yield lead
             lead.end()
