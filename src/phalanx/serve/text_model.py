@@ -1,6 +1,7 @@
 """A model and its tokenizer, that go on with a text or answer in a chat; transformers generates, with a KV cache."""
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
@@ -24,6 +25,7 @@ from phalanx.errors import DataError, ModelError
 from phalanx.models.directory import read_config
 from phalanx.planner.model.families import FAMILIES
 from phalanx.planner.model.heads import head_kind
+from phalanx.serve.stage_line import StageLine, model_in_stages
 
 
 class SamplingRule(StrictModel):
@@ -76,13 +78,16 @@ class TextModel:
     Args:
         directory: In the hub's layout, with a tokenizer; nothing is downloaded and no code of it is run.
         device: Of torch.
+        stages: Into how many processes the layers are cut; 1 keeps them in this one.
 
     Raises:
         ModelError: It is no model that transformers loads from safetensors, or its tokenizer is of another model.
     """
 
-    def __init__(self, directory: Path, device: str = "cpu") -> None:
+    def __init__(self, directory: Path, device: str = "cpu", stages: int = 1) -> None:
         self._where = directory
+        self._end: weakref.finalize[..., TextModel] | None = None
+        self.stage_processes: list[int] = []
         # the directory may be gone when the first chat comes
         self._template = model_template(directory)
         # a text is all that a terminal should show
@@ -98,10 +103,7 @@ class TextModel:
             )
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-            model = AutoModelForCausalLM.from_pretrained(
-                directory, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype="auto"
-            )
-            self._model: Any = model.to(device).eval()
+            self._model: Any = self._load(directory, device) if stages == 1 else self._start(directory, device, stages)
         except (OSError, ValueError, KeyError, RuntimeError) as exc:
             raise ModelError(f"{directory}: no model that can write texts ({str(exc)[:300]})") from exc
         rows = self._model.get_input_embeddings().weight.shape[0]
@@ -110,6 +112,29 @@ class TextModel:
                 f"{directory}: the tokenizer has {len(self._tokenizer)} tokens, the model embeddings for {rows}; "
                 "give the tokenizer that the model was trained with"
             )
+
+    @staticmethod
+    def _load(directory: Path, device: str) -> Any:
+        model = AutoModelForCausalLM.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype="auto"
+        )
+        for parameter in model.parameters():
+            # a file's bytes lie at any address, and products of a single token round by it
+            parameter.data = parameter.data.clone()
+        return model.to(device).eval()
+
+    def _start(self, directory: Path, device: str, stages: int) -> Any:
+        if device != "cpu":
+            raise ModelError(f"--device {device}: stages run on the processor; leave --device or --stages out")
+        line = StageLine(directory, stages)
+        self.stage_processes = line.process_ids
+        self._end = weakref.finalize(self, line.close)
+        return model_in_stages(directory, line)
+
+    def close(self) -> None:
+        """End the processes of stages, where there are any."""
+        if self._end is not None:
+            self._end()
 
     @property
     def window(self) -> int:
