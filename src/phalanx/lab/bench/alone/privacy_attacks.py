@@ -34,7 +34,7 @@ NOISES = (0.5, 1.0)
 
 
 class AdaptedModel:
-    """A random Llama with a LoRA matrix pair at the first layer's values, whose B has moved from zero."""
+    """A random Llama with a LoRA matrix pair at the first layer's values; its B has moved from zero."""
 
     def __init__(self, seed: int) -> None:
         torch.manual_seed(seed)
