@@ -35,6 +35,7 @@
     │   ├── AggregationError                        a secure sum, or a message of it, is refused
     │   └── StaleReplicaError                       a copy is from another step: no verdict possible
     └── TrainingError                           6   training cannot go on
+        ├── PrivacyBudgetError                      the privacy budget of a run pays for no further step
         ├── RewardError                             a reward of a text fails, hangs or is no finite number
         ├── StaleRolloutsError                      texts were written by weights that do not hold
         ├── NonFiniteLossError                      honest recomputation gave NaN or infinity
@@ -332,6 +333,12 @@ class RewardError(TrainingError):
     """A reward of a sampled text fails, takes too long, or is no finite number."""
 
     code = "PHX-R040"
+
+
+class PrivacyBudgetError(TrainingError):
+    """The privacy budget of a run does not pay for another step."""
+
+    code = "PHX-R050"
 
 
 class StaleRolloutsError(TrainingError):

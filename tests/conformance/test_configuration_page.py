@@ -28,6 +28,7 @@ from phalanx.data.sources import SOURCES, OwnSourceConfig
 from phalanx.federated.config import AlgorithmConfig, FederatedConfig
 from phalanx.models import LoraConfig, ModelConfig, PrefixConfig, SpfConfig
 from phalanx.objectives.policy_gradient import GrpoSettings
+from phalanx.objectives.ppo import PpoSettings
 from phalanx.objectives.pretraining import (
     DenoiserConfig,
     DenoisersSettings,
@@ -42,6 +43,7 @@ from phalanx.pipeline import AttackConfig, GuardConfig, PartyLayout, PipelineCon
 from phalanx.rewards import REWARDS, RewardsConfig
 from phalanx.rewards.config import OwnReward
 from phalanx.rollouts import RolloutCheck, RolloutsConfig, RolloutTolerance, RolloutWorkerConfig
+from phalanx.security.privacy.config import PrivacyConfig
 from phalanx.security.seal import ReleasePolicy
 from phalanx.split import SplitConfig
 from phalanx.split.masked import MaskedConfig, MaskedWorkerConfig
@@ -61,6 +63,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "model.adapter": LoraConfig,
     "model.adapter spf": SpfConfig,
     "model.adapter ptuning": PrefixConfig,
+    "privacy": PrivacyConfig,
     "data": DataConfig,
     "data.dataset": DatasetConfig,
     "data.conversations": ConversationsConfig,
@@ -82,6 +85,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "train.early_stopping": EarlyStoppingConfig,
     "train.samples": SamplesConfig,
     "train.objective grpo": GrpoSettings,
+    "train.objective ppo": PpoSettings,
     "train.objective masked": MaskedSettings,
     "train.objective span_corruption": SpanCorruptionSettings,
     "train.objective fill_in_the_middle": FillInTheMiddleSettings,

@@ -60,7 +60,7 @@ def test_two_sections_that_exclude_each_other_are_refused_whatever_they_hold(loa
 
 
 TOGETHER = {("parallel", "deepspeed"), ("pipeline", "guard"), ("pipeline", "attack"), ("guard", "attack")}
-COMMON = {"model", "data", "train", "optimizer", "checkpoint", "rewards", "rollouts", "tracking"}
+COMMON = {"model", "data", "train", "optimizer", "checkpoint", "privacy", "rewards", "rollouts", "tracking"}
 SET = {
     "parallel": "parallel.dp=1",
     "deepspeed": "deepspeed.zero=3",
@@ -136,6 +136,8 @@ def test_a_drill_of_a_run_without_stages_is_refused(load):
 ENGINE = {name: text for name, text in ENGINES.items() if name != "pipeline"} | {"pipeline": ""}
 LABELLED = "data={labelled={task='medquad'},tokenizer={kind='bpe',vocab_size=300},sequence_length=16}"
 WANTED = {
+    "model.adapter.dora": "true",
+    "model.adapter.path": "'adapters/one'",
     "train.objective": f"'mine.py:loss@{'0' * 64}'",
     "model.family": f"'mine.py:cwm@{'0' * 64}'",
     "optimizer.kind": "'sgd'",

@@ -20,6 +20,7 @@ from phalanx.parallel.deepspeed import DeepSpeedConfig
 from phalanx.pipeline.config import AttackConfig, GuardConfig, PipelineConfig
 from phalanx.rewards import RewardsConfig
 from phalanx.rollouts import RolloutsConfig
+from phalanx.security.privacy.config import PrivacyConfig
 from phalanx.split import ENCLAVE, SplitConfig
 from phalanx.telemetry.sinks import SinkConfig
 from phalanx.train.exclusions import ENGINES, WEIGHTED_OBJECTIVE, contradiction, excluded_by, refused_value
@@ -49,6 +50,7 @@ class RunConfig(StrictModel):
     checkpoint: CheckpointConfig = CheckpointConfig()
     rewards: RewardsConfig | None = None
     rollouts: RolloutsConfig | None = None
+    privacy: PrivacyConfig | None = None
     tracking: tuple[SinkConfig, ...] = ()
     """Where curves are sent beside the run's own files; without a section nothing is sent anywhere."""
     _name: str = PrivateAttr(default="run")
@@ -242,7 +244,7 @@ class RunConfig(StrictModel):
         """Leave out the sections of the engine that the run does not have."""
         engines = {name for name in ENGINES if getattr(self, name) is not None}
         left_out = (set(ENGINES) - engines) | excluded_by(engines, workers_see=self.is_joined)
-        left_out |= {name for name in ("rewards", "rollouts", "tracking") if not getattr(self, name)}
+        left_out |= {name for name in ("rewards", "rollouts", "privacy", "tracking") if not getattr(self, name)}
         return {name: value for name, value in write(self).items() if name not in left_out}
 
     @property

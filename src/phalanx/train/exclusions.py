@@ -8,6 +8,7 @@ from typing import Any
 
 from phalanx.config import OWN_KIND, is_own
 from phalanx.objectives import OBJECTIVES, ObjectiveSettings, RolloutSettings
+from phalanx.train.private_run import privacy_fault
 
 WHOLE_MODEL_OBJECTIVE = "causal_lm"
 """What every engine learns."""
@@ -133,8 +134,9 @@ _COPIES, _NOT_TRIED = "its ranks are data parallel copies only", "it is not trie
 _NO_CUT = "it trains the whole language model"
 _ADAMW = "what is saved, sealed or checked of an optimizer are the two moments of adamw"
 _CHOSEN = "which heads and rows are trained follows from the model's weights, and stages are made without any"
-_VIRTUAL = "nothing shows yet that stages with virtual tokens are audited and taken over bit for bit"
-_SET_LORA, _SET_ADAMW, _SET_BF16 = 'set kind = "lora"', 'take "adamw"', 'take "bf16" or "fp32"'
+_SET_LORA, _SET_ADAMW, _SET_BF16 = 'set kind = "lora" or "ptuning"', 'take "adamw"', 'take "bf16" or "fp32"'
+_MASKED_NORMS = "it reads the frozen matrices beside what they multiply, and those of an enclave may be masked"
+_SEALED_START = "an enclave draws its adapter's first values itself, and reads no directory of a client's"
 _LOSS_SCALE = "its loss scale depends on every stage, and an audit would have to know it"
 _PAIRS = "it reads pairs of rows, and clients take turns with single texts"
 _EVIDENCE = "an enclave runs the code that its evidence names, and no other"
@@ -151,7 +153,6 @@ VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
     ValueExclusion("pipeline", "train.precision", _LOSS_SCALE, _SET_BF16, never=("fp16",)),
     ValueExclusion("pipeline", "model.layers", _NO_CUT, only=(None,)),
     ValueExclusion("pipeline", "model.adapter.kind", _CHOSEN, _SET_LORA, never=("spf",)),
-    ValueExclusion("pipeline", "model.adapter.kind", _VIRTUAL, _SET_LORA, never=("ptuning",)),
     ValueExclusion(
         "parallel",
         "model.activation_checkpointing",
@@ -167,7 +168,6 @@ VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
     ),
     ValueExclusion("parallel", "model.layers", _NO_CUT, only=(None,)),
     ValueExclusion("parallel", "model.adapter.kind", _CHOSEN, _SET_LORA, never=("spf",)),
-    ValueExclusion("parallel", "model.adapter.kind", _VIRTUAL, _SET_LORA, never=("ptuning",)),
     *(
         ValueExclusion("deepspeed", f"parallel.{axis}", _COPIES, "set it to 1", only=(1,))
         for axis in ("tp", "pp", "cp")
@@ -193,6 +193,8 @@ VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
         "it would take a copy of a state that may be on disk",
         only=(False,),
     ),
+    ValueExclusion("split", "model.adapter.dora", _MASKED_NORMS, "take rslora, or [pipeline]", only=(None, False)),
+    ValueExclusion("split", "model.adapter.path", _SEALED_START, only=(None,)),
     ValueExclusion("split", "optimizer.kind", _ADAMW, _SET_ADAMW, only=("adamw",)),
     ValueExclusion("split", "train.precision", "both parts compute in float32", only=("fp32",)),
     ValueExclusion("split", "train.device", "no enclave here has an accelerator", only=("cpu",)),
@@ -334,7 +336,11 @@ def rollouts_fault(run: Any) -> str | None:
             return f'train.objective = "{kind}" {said} {name}; {"add" if wanted else "remove"} it'
     if not isinstance(settings, RolloutSettings):
         return None if run.rollouts is None else f'train.objective = "{kind}" has no use for [rollouts]; remove it'
+    cuts = 1 if run.parallel is None else run.parallel.cp
     faults = {
+        f'parallel.cp = {cuts} cuts rows, and train.objective = "{kind}" weighs whole ones; set it to 1': (
+            cuts > 1 and OBJECTIVES[kind].target == "sequence"
+        ),
         f'train.precision = "{run.train.precision}": texts of [rollouts] are checked in fp32 alone; leave one out': (
             run.rollouts is not None and run.train.precision != "fp32"
         ),
@@ -363,4 +369,4 @@ def refused_value(run: object) -> str | None:
     engines = engines_of(run)
     lines = (line for line in value_exclusions() if line.engine in engines and (line.beside or line.engine) in engines)
     refusals = (line.refusal(run) for line in lines)
-    return next((said for said in refusals if said is not None), None) or rollouts_fault(run)
+    return next((said for said in refusals if said is not None), None) or rollouts_fault(run) or privacy_fault(run)
