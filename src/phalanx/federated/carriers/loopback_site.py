@@ -1,6 +1,5 @@
 """A site's end of our own carrier: it calls the owner, answers orders, and calls again where a session breaks off."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -71,13 +70,11 @@ def _serve_session(call: OwnerCall, answer: SiteAnswers, say: Say) -> bool:
 
 
 def _answer_orders(call: OwnerCall, endpoint: Endpoint, own: str, answer: SiteAnswers) -> bool:
-    looked = time.monotonic()
     while True:
         item = endpoint.receive(_LOOK_EVERY_S)
-        if item is None or time.monotonic() - looked > _LOOK_EVERY_S:
-            _look_for_owner(call, endpoint, own)
-            looked = time.monotonic()
         if item is None:
+            # never before what has come is read: the last word of an owner that has gone since is that the run is over
+            _look_for_owner(call, endpoint, own)
             continue
         if isinstance(item, LinkFault):
             raise PeerLostError(f"{OWNER}: {item.error}")
