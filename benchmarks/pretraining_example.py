@@ -1,6 +1,7 @@
 """What do the examples of encoders learn, beside a model that knows only how often each token is to be predicted?
 
-``python benchmarks/pretraining_example.py EXAMPLE RUN_DIR OUT.json`` reads a finished run of ``examples/EXAMPLE.toml``.
+``python benchmarks/pretraining_example.py EXAMPLE RUN_DIR MODEL OUT.json`` reads a finished run of
+``examples/EXAMPLE.toml`` with a longer warm-up.
 
 Words are targets that are neither sentinels nor ends. Unigrams are counted, plus one each, over the words that the
 run's own first batches predict; model and unigrams are measured on the words of the same held-out rows.
@@ -30,6 +31,7 @@ from phalanx.train import load_run
 from phalanx.train.batches.rewriting import measured, rewriting_of
 
 BATCHES = 300
+WARM_UP = "optimizer.warmup_steps=50"
 
 
 def main() -> None:
@@ -41,7 +43,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     arguments = parser.parse_args()
     file = Path("examples") / f"{arguments.example}.toml"
-    run = load_run(file)
+    run = load_run(file, [WARM_UP])
     summary = json.loads((arguments.run_dir / "summary.json").read_text(encoding="utf-8"))
     if summary["config_digest"] != digest(run) or summary["status"] != "completed":
         sys.exit(f"{arguments.run_dir}: is no finished run of {file}")
@@ -49,7 +51,7 @@ def main() -> None:
     found = [(line["step"] + 1, line.get("validation_perplexity")) for line in lines[1:]]
     result = {
         "name": f"{arguments.example}-example",
-        "command": f"phalanx train {file}; phalanx checkpoint export runs/{run.name} models/{run.name}; "
+        "command": f"phalanx train {file} --set {WARM_UP}; phalanx checkpoint export runs/{run.name} models/{run.name}; "
         f"python benchmarks/pretraining_example.py {arguments.example} runs/{run.name} models/{run.name} OUT.json",
         "machine": describe_machine(),
         "commit": current_commit(),
