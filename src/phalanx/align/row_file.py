@@ -77,7 +77,8 @@ class RowFile:
         if not rows:
             raise DataError(f"{self._path}: no row is of use, so there is nothing to write: {json.dumps(figures)}")
         content = b"".join(canonical_json(row) + b"\n" for row in rows)
-        found = {**self._lineage, **figures, "rows": len(rows), "sha256": hashlib.sha256(content).hexdigest()}
+        sha256 = hashlib.sha256(content).hexdigest()
+        found = {"made_of": self._lineage, **figures, "rows": len(rows), "sha256": sha256}
         try:
             for path, written in ((self._about, json.dumps(found, indent=1).encode() + b"\n"), (self._path, content)):
                 spare = path.with_name(f"{path.name}.spare")
@@ -101,11 +102,12 @@ class RowFile:
             content = self._path.read_bytes()
         except (OSError, ValueError, RecursionError) as exc:
             raise DataError(f"{self._path}: is there already, and no lineage beside it; give another name") from exc
-        if not isinstance(told, dict) or not self._lineage.items() <= told.items():
-            raise self._foreign(self._path, told if isinstance(told, dict) else {})
+        made_of = told.get("made_of") if isinstance(told, dict) else None
+        if made_of != self._lineage:
+            raise self._foreign(self._path, made_of)
         if told.get("sha256") != hashlib.sha256(content).hexdigest():
             raise DataError(f"{self._path}: was changed since it was made; give another name, or remove it")
-        return told
+        return dict(told)
 
     def _there(self) -> list[dict[str, Any]]:
         """Return the whole rows of an earlier call; a torn last line is cut off."""
@@ -121,9 +123,10 @@ class RowFile:
         except (ValueError, RecursionError) as exc:
             raise DataError(f"{self._unfinished}: holds no rows of ours ({exc}); remove it") from exc
         if found and found[0] != self._lineage:
-            raise self._foreign(self._unfinished, found[0] if isinstance(found[0], dict) else {})
+            raise self._foreign(self._unfinished, found[0])
         return found[1:]
 
-    def _foreign(self, path: Path, told: Mapping[str, Any]) -> DataError:
-        other = [name for name, value in self._lineage.items() if told.get(name) != value]
-        return DataError(f"{path}: is of another {' and '.join(other) or 'command'}; give another name, or remove it")
+    def _foreign(self, path: Path, told: object) -> DataError:
+        known = told if isinstance(told, dict) else {}
+        other = [f"another value of {name}" for name, value in self._lineage.items() if known.get(name) != value]
+        return DataError(f"{path}: is of {', '.join(other)}; give another name, or remove it")

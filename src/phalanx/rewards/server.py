@@ -65,6 +65,9 @@ class ServedModel:
         try:
             with self._opener.open(request, timeout=self._timeout_s) as reply:
                 said = json.loads(reply.read(_MOST_REPLY_BYTES))["choices"][0]["message"]["content"]
+        except urllib.error.HTTPError as exc:
+            exc.close()
+            raise RewardError(f"{where.url}: gives no answer that can be read (HTTP {exc.code})") from exc
         except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError) as exc:
             raise RewardError(f"{where.url}: gives no answer that can be read ({type(exc).__name__}: {exc})") from exc
         return said if isinstance(said, str) else ""
