@@ -119,6 +119,11 @@ class RewardsJudgeConfig(RewardsConfig):
 
     kind: Literal["rewards"] = "rewards"
 
+    @property
+    def rewards(self) -> RewardsConfig:
+        """The same as a run file has them."""
+        return RewardsConfig(of=self.of, timeout_s=self.timeout_s)
+
 
 class JudgeFile(StrictModel):
     """A file that names a judge, in its section ``[judge]``."""

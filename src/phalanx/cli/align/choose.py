@@ -21,9 +21,9 @@ from phalanx.cli.align.options import (
     open_asked_judge,
     open_writer,
     row_bar,
+    say_found,
 )
 from phalanx.cli.answers.answer import Answer
-from phalanx.cli.console import say_figures
 
 if TYPE_CHECKING:
     from phalanx.align.choice import Chooser
@@ -66,7 +66,7 @@ def choose(
             with row_bar("prompts") as told:
                 rows = file.make(len(asked), loop.rows, told)
             found = file.finish(*chosen_figures(rows))
-    say_figures({"file": out, **found})
+    say_found(out, found)
     return Answer({"file": out, **found})
 
 

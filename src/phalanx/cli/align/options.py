@@ -1,6 +1,6 @@
 """What the verbs of ``phalanx align`` share: the options of the model that answers, its judge, and the bar."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -70,3 +70,17 @@ def row_bar(what: str) -> Iterator["Told"]:
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, of: bar.update(task, completed=done, total=of)
+
+
+def say_found(out: Path | None, found: Mapping[str, Any]) -> None:
+    """Print what came of a loop, a share with its interval; what it was made of is in the lineage, and in the JSON."""
+    from phalanx.cli.console import say_figures
+
+    def told(value: Any) -> Any:
+        if not isinstance(value, dict) or "low" not in value:
+            return value
+        if value["share"] is None:
+            return None
+        return f"{value['share']:.1%} ({value['low']:.1%} to {value['high']:.1%}), {value['count']} of {value['of']}"
+
+    say_figures({"file": out, **{name: told(value) for name, value in found.items() if name != "made_of"}})

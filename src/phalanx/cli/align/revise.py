@@ -14,9 +14,9 @@ from phalanx.cli.align.options import (
     Where,
     open_writer,
     row_bar,
+    say_found,
 )
 from phalanx.cli.answers.answer import Answer
-from phalanx.cli.console import say_figures
 
 
 def revise(
@@ -46,5 +46,5 @@ def revise(
         with row_bar("prompts") as told:
             rows = file.make(len(asked), loop.rows, told)
         found = file.finish(*revised_figures(rows))
-    say_figures({"file": out, **found})
+    say_found(out, found)
     return Answer({"file": out, **found})

@@ -27,7 +27,7 @@ def rewards_chooser(file: Path, out: Path) -> Iterator[tuple["Chooser", dict[str
     found: Any = load_config(file, JudgeFile, prepare=pin_own_code).judge
     if not isinstance(found, RewardsJudgeConfig):
         raise ConfigError(f'{file}: a judge of kind = "{found.kind}" is asked by principles; give --principles')
-    with RewardScorer(found, file.resolve().parent, out.with_name(f"{out.name}.rewards.log")) as scorer:
+    with RewardScorer(found.rewards, file.resolve().parent, out.with_name(f"{out.name}.rewards.log")) as scorer:
 
         def worth(prompt: Prompt, text: str) -> float:
             return scorer.total(scorer.score([ScoredText(prompt.where, prompt.text, text, prompt.record)])[0])

@@ -17,9 +17,9 @@ from phalanx.cli.align.options import (
     open_asked_judge,
     open_writer,
     row_bar,
+    say_found,
 )
 from phalanx.cli.answers.answer import Answer
-from phalanx.cli.console import say_figures
 
 if TYPE_CHECKING:
     from phalanx.align import Prompt
@@ -65,9 +65,7 @@ def safety(
         if found is None:
             rows = file.make(len(asked), loop.rows, told)
             found = file.finish(rows, safety_figures(rows))
-    say_figures(
-        {name: _told(value) if isinstance(value, dict) and "low" in value else value for name, value in found.items()}
-    )
+    say_found(out, found)
     return Answer({"file": out, **found})
 
 
@@ -84,9 +82,3 @@ def _asked(prompts: Path | None, hook: str | None, writer: "ChatWriter", seed: i
     if not callable(found):
         raise lacks(hook, f"a {type(found).__name__}", "a function of ask that gives objects with a prompt")
     return [*(safety_prompts(prompts) if prompts else ()), *hook_prompts(found, writer, seed, hook)]
-
-
-def _told(rate: Any) -> str:
-    if rate["share"] is None:
-        return "-"
-    return f"{rate['share']:.1%} ({rate['low']:.1%} to {rate['high']:.1%}), {rate['count']} of {rate['of']}"
