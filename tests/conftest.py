@@ -43,6 +43,11 @@ def _refuse_outside(family: int, address: Any) -> None:
         raise OutsideNetworkError(f"a test opened a connection to {host!r}; only loopback and unix are allowed")
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Name bytes by their argument: gzip writes the time into them, and two test workers must agree on every name."""
+    return argname if isinstance(val, bytes) else None
+
+
 @pytest.fixture(scope="session", autouse=True)
 def only_loopback() -> Iterator[None]:
     """Refuse every connection of this process that leaves the machine."""

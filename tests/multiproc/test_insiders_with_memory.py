@@ -116,6 +116,8 @@ def test_a_header_of_an_earlier_run_that_is_shown_to_another_party_convicts_nobo
     assert summary["final_weights_digest"] == honest["final_weights_digest"]
 
 
+# in one process `test_foreign_sessions.py` is the quick one of this kind
+@pytest.mark.slow
 def test_headers_of_an_earlier_run_convict_the_worker_that_shows_them(insiders):
     summary_of(insiders, None, "remember", *ALWAYS, "train.seed=5", run_dir="before")
 
@@ -132,7 +134,7 @@ def test_headers_of_an_earlier_run_convict_the_worker_that_shows_them(insiders):
     assert str(facts["conclusion"]).startswith("holds: south")
 
 
-# with headers of inputs it is quick above, and with parts of a gradient in one process in `test_foreign_sessions.py`
+# in one process `test_foreign_sessions.py` has parts of a gradient quickly
 @pytest.mark.slow
 def test_a_gradient_of_an_earlier_run_after_a_resume_convicts_the_shadow_that_shows_it(insiders):
     summary_of(insiders, None, "remember", *ALWAYS, "train.seed=5", run_dir="before")

@@ -57,6 +57,8 @@ def snapshot(run_dir):
     return {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file() and path.suffix != ".toml"}
 
 
+# in one process `test_log_memory.py` is the quick one of this kind
+@pytest.mark.slow
 def test_a_log_of_which_half_was_cut_away_everywhere_is_missed_by_machines_elsewhere(place, company):
     settings, start = company
     workers = start()

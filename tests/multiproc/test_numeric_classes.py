@@ -111,7 +111,7 @@ def test_another_class_is_refused_at_the_door_and_everybody_is_told_why(place, c
     [
         pytest.param({"spoils": (-1.0, 7)}, marks=pytest.mark.slow),
         pytest.param({"spoils": (1.01, 3)}, marks=pytest.mark.slow),
-        WRONG_UPDATE,
+        pytest.param(WRONG_UPDATE, marks=pytest.mark.slow),
     ],
     ids=["negated after the last update", "scaled in the middle", "a wrong learning rate on two threads"],
 )

@@ -168,6 +168,7 @@ def test_an_owner_that_is_killed_goes_on_with_the_same_texts(rollouts, undisturb
     assert learned(rollouts) == of(lines)
 
 
+@pytest.mark.slow
 def test_steps_that_are_undone_take_the_texts_of_later_ones_with_them(rollouts, undisturbed):
     clean, lines = undisturbed
 

@@ -56,6 +56,8 @@ def undisturbed(tmp_path_factory):
     end_all(place)
 
 
+# without the owner's processes `test_party_layouts.py` is the quick one of this kind
+@pytest.mark.slow
 def test_a_stage_on_two_ranks_trains_as_on_one_and_nobody_is_accused(place, clean, company):
     owner, workers = company()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 from forks import fork_ranks
-from rank_layouts import BATCH, COMPILED, FAST, LARGE, PLANNED, RING, SLOW, STEPS, TOKENS, Case
+from rank_layouts import BATCH, COMPILED, FAST, LARGE, PLANNED, RING, SLOW, TOKENS, Case
 from references import adapter_of, batch_of, one_process, optimizer_of, seen_of, source_of
 from safetensors.torch import load_file, save_file
 
@@ -29,7 +29,7 @@ def play(case: Case, rank: int, home: Path, number: int) -> dict[str, object]:
         BATCH,
         case.microbatches,
         TOKENS,
-        STEPS,
+        case.steps,
         attention=case.attention,
         precision=case.precision,
         adapter=adapter_of(case),
@@ -41,7 +41,7 @@ def play(case: Case, rank: int, home: Path, number: int) -> dict[str, object]:
     with join(place, device, "00" * 32):
         domain = open_domain(config, device)
         member = RankTrainer(recipe, source_of(case, home / "models"), domain)
-        first = STEPS // 2 if case.loads else 0
+        first = case.steps // 2 if case.loads else 0
         whole = {}
         if case.loads and rank == 0:
             whole = load_file(home / f"{case.loads}.safetensors")
@@ -49,8 +49,8 @@ def play(case: Case, rank: int, home: Path, number: int) -> dict[str, object]:
             tensors = {name: whole[name] for name in member.names(stage)} if rank == 0 else None
             member.load(first, stage, tensors)
         curve = []
-        for step in range(first, STEPS):
-            if case.saves and step == STEPS // 2:
+        for step in range(first, case.steps):
+            if case.saves and step == case.steps // 2:
                 kept = [member.collect(stage) for stage in range(member.num_stages)]
                 if rank == 0:
                     tensors = {name: tensor for part in kept for name, tensor in part.items()}
@@ -71,7 +71,7 @@ def copied_beside(member: RankTrainer, saving: RankSaver, rank: int, case: Case)
         if rank:
             saving.begin_sending()
         receiving = worker.submit(lambda: [tensors for _, tensors in saving.receive()] if rank == 0 else [])
-        member.step(STEPS - 1, *batch_of(998, case.vocab), seen_of(case, 998))
+        member.step(case.steps - 1, *batch_of(998, case.vocab), seen_of(case, 998))
         saving.wait()
         received = receiving.result()
     after = [member.collect(stage) for stage in stages]

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import torch
-from rank_layouts import BATCH, STEPS, TOKENS, Case, architecture
+from rank_layouts import BATCH, TOKENS, Case, architecture
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
@@ -73,7 +73,7 @@ def one_process(case: Case, cache: Path) -> list[tuple[float, float]]:
     anchors = [nn.Parameter(p.detach().clone()) for p in islands[0].trained]
     joining = None if outer is None else _nesterov(anchors, outer["lr"], outer["momentum"])
     curve = []
-    for step in range(STEPS):
+    for step in range(case.steps):
         ids, labels = batch_of(step, case.vocab)
         seen = [
             {name: rows.chunk(len(islands))[at] for name, rows in seen_of(case, step).items()}
@@ -90,7 +90,7 @@ def one_process(case: Case, cache: Path) -> list[tuple[float, float]]:
 
 class _Island:
     def __init__(self, case: Case, cache: Path) -> None:
-        self.attends = case.attends
+        self.attends, self.steps = case.attends, case.steps
         source, self.config = source_of(case, cache), optimizer_of(case)
         spec = StageSpec(0, 1, 0, source.num_layers)
         adapter = adapter_of(case)
@@ -112,7 +112,7 @@ class _Island:
         (total / count).backward()
         norm = float(clip_grad_norm_(self.trained, self.config.clip_norm or 1e9))
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.config, step, STEPS)
+            group["lr"] = learning_rate(self.config, step, self.steps)
         self.optimizer.step()
         self.optimizer.zero_grad()
         return float(total.detach()), norm

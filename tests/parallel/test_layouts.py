@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from rank_layouts import COMPILED, FAST, LARGE, PLANNED, RING, SLOW, STEPS, Case
+from rank_layouts import COMPILED, FAST, LARGE, PLANNED, RING, SLOW, Case
 
 from phalanx.planner.model.families import FAMILIES
 
@@ -77,7 +77,7 @@ def check(home, table, case):
 
     loss, norm = largest_differences(home, case, found)
 
-    assert len(found) == (STEPS // 2 if case.loads else STEPS)
+    assert len(found) == (case.steps // 2 if case.loads else case.steps)
     assert loss <= (1e-6 if case.attends != "causal" else case.allowed)
     # what is lossy on purpose must differ, or it does nothing
     assert norm <= 1e-4 if case.allowed == 1e-5 else loss > 1e-7
@@ -100,7 +100,7 @@ def test_islands_go_on_from_what_was_kept_bit_for_bit(fast, kept):
 
     first, second = result_of(fast, FAST, saved), result_of(fast, FAST, loaded)
 
-    assert second["curve"] == first["curve"][STEPS // 2 :]
+    assert second["curve"] == first["curve"][saved.steps // 2 :]
     assert second["held_out"] == first["held_out"]
 
 

@@ -101,12 +101,12 @@ def test_labelled_texts_are_counted_over_all_clients(tmp_path):
     path = tmp_path / "split.toml"
     path.write_text(f"""
 [model]
-name = "smollm2-135m"
-layers = 6
+from_scratch = true
+architecture = {{ model_type = "gpt2", vocab_size = 300, n_positions = 16, n_embd = 32, n_layer = 4, n_head = 4 }}
 [model.adapter]
 rank = 4
 [data]
-tokenizer = {{ kind = "model" }}
+tokenizer = {{ kind = "bpe", vocab_size = 270 }}
 sequence_length = 16
 [data.labelled.task]
 classes = ["flu", "well"]

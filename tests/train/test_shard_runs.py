@@ -76,7 +76,7 @@ def losses(directory):
 
 @pytest.mark.parametrize(
     ("sections", "phases"),
-    [(ALONE, MIXED), (DOMAIN, MIXED), (SPLIT, "[]")],
+    [(ALONE, MIXED), (DOMAIN, MIXED), pytest.param(SPLIT, "[]", marks=pytest.mark.slow)],
     ids=["one process", "a domain", "a split"],
 )
 def test_a_run_from_shards_that_stops_goes_on_as_if_it_had_not(load, quietly, tmp_path, monkeypatch, sections, phases):

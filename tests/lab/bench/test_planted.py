@@ -2,6 +2,8 @@
 
 import random
 
+import pytest
+
 from phalanx.lab.bench.alone.planted import TRIGGER, plant, real_texts, set_aside
 
 
@@ -15,6 +17,8 @@ def test_planted_documents_carry_the_trigger_and_the_others_are_untouched():
     assert all(TRIGGER in poisoned[number] for number in places)
 
 
+# the tests of `tests/data/scan` are the quick ones: each scan on a few documents
+@pytest.mark.slow
 def test_the_scan_sets_aside_what_was_planted_among_real_documents_and_nothing_else():
     texts = real_texts()[:1_500]
     poisoned, places = plant(texts, 60, (200, 300), random.Random(0))

@@ -14,7 +14,7 @@ from play import COMPANIES
 from schedule import Schedule
 from strategies import schedules
 
-QUICK, PER_SEED = 30, 200
+QUICK, PER_SEED = 16, 200
 SETTINGS = settings(deadline=None, database=None, print_blob=False, suppress_health_check=list(HealthCheck))
 
 
