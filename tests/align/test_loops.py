@@ -6,7 +6,7 @@ import math
 import pytest
 
 from align.fake_writer import BiasedJudge, FakeWriter, noise
-from phalanx.align import Constitution, ModelJudge, PairChoice, Revision, RowFile, read_prompts
+from phalanx.align import Constitution, ModelJudge, PairChoice, ResumableRows, Revision, read_prompts
 from phalanx.align.choice import by_principles, by_worth, chosen_figures
 from phalanx.align.revision import revised_figures
 from phalanx.data.chat import conversation_of
@@ -23,7 +23,7 @@ CONSTITUTION = Constitution.model_validate_json(json.dumps(PRINCIPLES))
 
 
 def silent(_done, _of):
-    """Tell nobody."""
+    """Show no bar."""
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def replies(chat, seed):
 
 def revised(writer, prompts, path, batch=3):
     loop = Revision(writer, CONSTITUTION, prompts, rounds=2, seed=5)
-    file = RowFile(path, loop.lineage, batch)
+    file = ResumableRows(path, loop.lineage, batch)
     rows = file.make(len(prompts), loop.rows, silent)
     return file.finish(*revised_figures(rows))
 
@@ -90,12 +90,12 @@ def test_rows_of_another_model_are_neither_gone_on_with_nor_overwritten(prompts,
 
     loop = Revision(FakeWriter(replies), CONSTITUTION, prompts, rounds=2, seed=6)
     with pytest.raises(DataError, match="is of another value of seed; give"):
-        RowFile(out, loop.lineage, 3).done()
+        ResumableRows(out, loop.lineage, 3).done()
     same = Revision(FakeWriter(replies), CONSTITUTION, prompts, rounds=2, seed=5)
-    assert RowFile(out, same.lineage, 3).done()["rows"] == 7
+    assert ResumableRows(out, same.lineage, 3).done()["rows"] == 7
     out.write_bytes(out.read_bytes() + b"{}\n")
     with pytest.raises(DataError, match="was changed since it was made"):
-        RowFile(out, same.lineage, 3).done()
+        ResumableRows(out, same.lineage, 3).done()
 
 
 def test_a_model_that_says_nothing_keeps_its_answer_and_a_silent_answer_is_left_out(prompts, tmp_path):

@@ -9,21 +9,21 @@ if TYPE_CHECKING:
     from phalanx.align.judges import JudgeFile, ModelJudge, ServerJudge, ServerJudgeConfig
     from phalanx.align.outcomes import feedback_rows, read_outcomes
     from phalanx.align.principles import Constitution, load_constitution
-    from phalanx.align.prompts import Prompt, read_prompts
+    from phalanx.align.prompts import AskedPrompt, read_prompts
     from phalanx.align.revision import Revision
-    from phalanx.align.row_file import RowFile
+    from phalanx.align.row_file import ResumableRows
     from phalanx.align.safety import SafetyCheck, safety_prompts
     from phalanx.align.values import value_gaps
     from phalanx.align.writer import Writer
 
 __all__ = [
+    "AskedPrompt",
     "Constitution",
     "JudgeFile",
     "ModelJudge",
     "PairChoice",
-    "Prompt",
+    "ResumableRows",
     "Revision",
-    "RowFile",
     "SafetyCheck",
     "ServerJudge",
     "ServerJudgeConfig",
@@ -44,9 +44,9 @@ if not TYPE_CHECKING:
             "judges": ("JudgeFile", "ModelJudge", "ServerJudge", "ServerJudgeConfig"),
             "outcomes": ("feedback_rows", "read_outcomes"),
             "principles": ("Constitution", "load_constitution"),
-            "prompts": ("Prompt", "read_prompts"),
+            "prompts": ("AskedPrompt", "read_prompts"),
             "revision": ("Revision",),
-            "row_file": ("RowFile",),
+            "row_file": ("ResumableRows",),
             "safety": ("SafetyCheck", "safety_prompts"),
             "values": ("value_gaps",),
             "writer": ("Writer",),

@@ -7,7 +7,7 @@ from typing import Any
 
 from phalanx.align.judges import Judge
 from phalanx.align.principles import Constitution, Principle
-from phalanx.align.prompts import Prompt, prompts_digest
+from phalanx.align.prompts import AskedPrompt, prompts_digest
 from phalanx.align.revision import check_prompts
 from phalanx.align.writer import Writer, drawn_seed
 from phalanx.errors import DataError
@@ -19,7 +19,7 @@ TIE = 0.02
 
 Verdict = dict[str, Any]
 """What is told of a choice: ``preference`` for the first answer from 0 to 1, and how it was come to."""
-Chooser = Callable[[Prompt, str, str, int], Verdict]
+Chooser = Callable[[AskedPrompt, str, str, int], Verdict]
 """From a prompt, two answers and the prompt's number to a verdict."""
 
 
@@ -36,14 +36,14 @@ def by_principles(judge: Judge, constitution: Constitution, seed: int, *, ranked
     """
     asking = constitution.that("choose")
 
-    def under(principle: Principle, prompt: Prompt, first: str, second: str) -> Verdict:
+    def under(principle: Principle, prompt: AskedPrompt, first: str, second: str) -> Verdict:
         sure = [
             judge.decide(_comparison(asking.comparison, prompt, principle, *pair))
             for pair in ((first, second), (second, first))
         ]
         return {"principle": principle.name, "preference": (sure[0] + 1 - sure[1]) / 2, "by_order": sure}
 
-    def chosen(prompt: Prompt, first: str, second: str, number: int) -> Verdict:
+    def chosen(prompt: AskedPrompt, first: str, second: str, number: int) -> Verdict:
         asked = asking.principle if ranked else (asking.draw(seed, number),)
         found: Verdict = {}
         for principle in asked:
@@ -55,10 +55,10 @@ def by_principles(judge: Judge, constitution: Constitution, seed: int, *, ranked
     return chosen
 
 
-def by_worth(worth: Callable[[Prompt, str], float]) -> Chooser:
+def by_worth(worth: Callable[[AskedPrompt, str], float]) -> Chooser:
     """Return the choice of what is worth more; no order can matter."""
 
-    def chosen(prompt: Prompt, first: str, second: str, _number: int) -> Verdict:
+    def chosen(prompt: AskedPrompt, first: str, second: str, _number: int) -> Verdict:
         gap = worth(prompt, first) - worth(prompt, second)
         return {"preference": 0.5 if gap == 0 else float(gap > 0), "margin": abs(gap)}
 
@@ -85,7 +85,7 @@ class PairChoice:
     """
 
     def __init__(
-        self, writer: Writer, choose: Chooser | None, prompts: Sequence[Prompt], seed: int, told: Mapping[str, Any]
+        self, writer: Writer, choose: Chooser | None, prompts: Sequence[AskedPrompt], seed: int, told: Mapping[str, Any]
     ) -> None:
         self._writer, self._choose, self._prompts, self._seed, self._told = writer, choose, prompts, seed, told
         check_prompts(writer, prompts)
@@ -120,7 +120,7 @@ class PairChoice:
             for one, first, second, number in zip(prompts, *written, numbers, strict=True)
         ]
 
-    def _row(self, prompt: Prompt, first: str, second: str, number: int) -> dict[str, Any]:
+    def _row(self, prompt: AskedPrompt, first: str, second: str, number: int) -> dict[str, Any]:
         row: dict[str, Any] = {"prompt": prompt.messages}
         if not first or not second:
             return {**row, "left_out": "silent"}
@@ -150,7 +150,7 @@ def chosen_figures(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str,
     }
 
 
-def _comparison(template: str, prompt: Prompt, principle: Principle, first: str, second: str) -> str:
+def _comparison(template: str, prompt: AskedPrompt, principle: Principle, first: str, second: str) -> str:
     """Fill in at once, so that an answer that holds a placeholder stays what it is."""
     parts = {
         "{conversation}": prompt.text,

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from phalanx.align.prompts import Prompt, read_records
+from phalanx.align.prompts import AskedPrompt, read_records
 from phalanx.align.safety import HARMFUL, checked
 from phalanx.errors import DataError
 
@@ -15,7 +15,7 @@ BETTER = "better"
 Shape = Literal["pairs", "conversations"]
 
 
-def read_outcomes(path: Path) -> list[Prompt]:
+def read_outcomes(path: Path) -> list[AskedPrompt]:
     """Read outcomes as `phalanx align safety --out` writes them, or another tool: a prompt, ``harmful``, the answer.
 
     Raises:
@@ -33,7 +33,7 @@ def read_outcomes(path: Path) -> list[Prompt]:
 
 
 def feedback_rows(
-    outcomes: Sequence[Prompt], shape: Shape, refusal: str
+    outcomes: Sequence[AskedPrompt], shape: Shape, refusal: str
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """Return rows to train on, and how many outcomes became what.
 

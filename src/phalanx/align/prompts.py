@@ -14,7 +14,7 @@ from phalanx.errors import DataError
 
 
 @dataclass(frozen=True)
-class Prompt:
+class AskedPrompt:
     """What a model is asked.
 
     Attributes:
@@ -40,7 +40,7 @@ class Prompt:
         return "\n\n".join(f"{one.role}: {one.content}" for one in self.chat)
 
 
-def prompt_of(record: Mapping[str, Any], where: str) -> Prompt:
+def prompt_of(record: Mapping[str, Any], where: str) -> AskedPrompt:
     """Read one prompt.
 
     Raises:
@@ -55,17 +55,17 @@ def prompt_of(record: Mapping[str, Any], where: str) -> Prompt:
     if prompt is not None:
         if not isinstance(prompt, str) or not prompt.strip():
             raise DataError(f"{where}: the prompt is empty; write words, or leave the line out")
-        return Prompt(where, (asked(prompt),), record)
+        return AskedPrompt(where, (asked(prompt),), record)
     try:
         chat = conversation_of({"messages": messages}, "messages").messages
     except DataError as exc:
         raise DataError(f"{where}: {exc}") from exc
     if chat[-1].role == "assistant":
         raise DataError(f"{where}: ends with the assistant's message, and the answer is to follow; leave that out")
-    return Prompt(where, chat, record)
+    return AskedPrompt(where, chat, record)
 
 
-def read_prompts(path: Path) -> list[Prompt]:
+def read_prompts(path: Path) -> list[AskedPrompt]:
     """Read a file of prompts.
 
     Raises:
@@ -92,6 +92,6 @@ def read_records(path: Path) -> list[tuple[str, dict[str, Any]]]:
     return [(where, parse_object(line, where)) for where, line in places]
 
 
-def prompts_digest(prompts: Sequence[Prompt]) -> str:
+def prompts_digest(prompts: Sequence[AskedPrompt]) -> str:
     """SHA-256 in hex over every prompt with its record."""
     return hashlib.sha256(canonical_json([dict(one.record) for one in prompts])).hexdigest()

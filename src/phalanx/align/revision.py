@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from phalanx.align.principles import Constitution
-from phalanx.align.prompts import Prompt, prompts_digest
+from phalanx.align.prompts import AskedPrompt, prompts_digest
 from phalanx.align.writer import Writer, asked, drawn_seed, said
 from phalanx.errors import DataError
 
@@ -28,7 +28,7 @@ class Revision:
     """
 
     def __init__(
-        self, writer: Writer, constitution: Constitution, prompts: Sequence[Prompt], *, rounds: int, seed: int
+        self, writer: Writer, constitution: Constitution, prompts: Sequence[AskedPrompt], *, rounds: int, seed: int
     ) -> None:
         self._writer, self._constitution = writer, constitution.that("critique", "revise")
         self._prompts, self._rounds, self._seed = prompts, rounds, seed
@@ -66,7 +66,7 @@ class Revision:
 
     def _revise(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[AskedPrompt],
         texts: list[str],
         told: Sequence[list[dict[str, str]]],
         numbers: range,
@@ -100,7 +100,7 @@ def revised_figures(
     return kept, {"prompts": len(rows), "silent": len(rows) - len(kept), "changed": changed, "drawn": dict(principles)}
 
 
-def check_prompts(writer: Writer, prompts: Sequence[Prompt]) -> None:
+def check_prompts(writer: Writer, prompts: Sequence[AskedPrompt]) -> None:
     """Return where every prompt can be answered.
 
     Raises:

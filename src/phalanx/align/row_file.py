@@ -16,7 +16,7 @@ Make = Callable[[range], Sequence[Mapping[str, Any]]]
 """Makes the rows of a batch, by their numbers."""
 
 
-class RowFile:
+class ResumableRows:
     """A file of JSON lines with its lineage.
 
     Rows gather in ``FILE.unfinished`` behind a line that says what they are made of. When all are there, ``FILE`` is

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from phalanx.align.prompts import Prompt, prompt_of, read_records
+from phalanx.align.prompts import AskedPrompt, prompt_of, read_records
 from phalanx.errors import DataError
 from phalanx.rewards import RewardScorer, ScoredText
 
 
-def value_gaps(pairs: Sequence[Prompt], values: RewardScorer, smallest: float) -> dict[str, Any]:
+def value_gaps(pairs: Sequence[AskedPrompt], values: RewardScorer, smallest: float) -> dict[str, Any]:
     """Return how much more each value gives the chosen answer of each pair, and where two of them disagree.
 
     Args:
@@ -54,7 +54,7 @@ def value_gaps(pairs: Sequence[Prompt], values: RewardScorer, smallest: float) -
     return {"pairs": len(rows), "accuracy": agreed, "disagreement": between, "conflicts": conflicts}
 
 
-def read_pairs(path: Path) -> list[Prompt]:
+def read_pairs(path: Path) -> list[AskedPrompt]:
     """Read pairs, as `phalanx align choose` writes them: a prompt with ``chosen`` and ``rejected``.
 
     Raises:

@@ -52,7 +52,7 @@ def choose(
     own_code: OwnCode = False,
 ) -> Answer:
     """Have a model answer each prompt twice, and a judge choose, asked in both orders: pairs for preferences."""
-    from phalanx.align import PairChoice, RowFile, read_prompts
+    from phalanx.align import PairChoice, ResumableRows, read_prompts
     from phalanx.align.choice import chosen_figures
 
     asked = read_prompts(prompts)
@@ -60,7 +60,7 @@ def choose(
     writer = open_writer(where, max_new_tokens, temperature, best=best, own_code=own_code)
     with _chooser(writer, ways, seed, out) as (chooser, told_of):
         loop = PairChoice(writer, chooser, asked, seed, told_of)
-        file = RowFile(out, loop.lineage, batch)
+        file = ResumableRows(out, loop.lineage, batch)
         found = file.done()
         if found is None:
             with row_bar("prompts") as told:

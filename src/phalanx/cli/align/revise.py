@@ -34,13 +34,13 @@ def revise(
     own_code: OwnCode = False,
 ) -> Answer:
     """Have a model answer prompts, criticise each answer by a drawn principle and write it again: conversations."""
-    from phalanx.align import Revision, RowFile, load_constitution, read_prompts
+    from phalanx.align import ResumableRows, Revision, load_constitution, read_prompts
     from phalanx.align.revision import revised_figures
 
     constitution, asked = load_constitution(principles), read_prompts(prompts)
     writer = open_writer(where, max_new_tokens, temperature, best=best, own_code=own_code)
     loop = Revision(writer, constitution, asked, rounds=rounds, seed=seed)
-    file = RowFile(out, loop.lineage, batch)
+    file = ResumableRows(out, loop.lineage, batch)
     found = file.done()
     if found is None:
         with row_bar("prompts") as told:

@@ -22,7 +22,7 @@ from phalanx.cli.align.options import (
 from phalanx.cli.answers.answer import Answer
 
 if TYPE_CHECKING:
-    from phalanx.align import Prompt
+    from phalanx.align import AskedPrompt
     from phalanx.serve import ChatWriter
 
 SetPath = Annotated[Path | None, typer.Option("--set", metavar="FILE.jsonl", help='Prompts, each with "harmful".')]
@@ -51,7 +51,7 @@ def safety(
     """Measure how often a model refuses harmful prompts, refuses harmless ones, and violates; with 95 % intervals."""
     import tempfile
 
-    from phalanx.align import RowFile, SafetyCheck
+    from phalanx.align import ResumableRows, SafetyCheck
     from phalanx.align.safety import refusal_by_judge, refusal_by_patterns, safety_figures
 
     writer = open_writer(where, max_new_tokens, temperature, best=best, own_code=own_code)
@@ -60,7 +60,7 @@ def safety(
     loop = SafetyCheck(writer, asked, decides, violation, seed)
     with tempfile.TemporaryDirectory(prefix="phalanx-safety-") as spare, row_bar("prompts") as told:
         by = {"refusal": refusal or "usual", "judge": None if judge is None else judge.read_text(encoding="utf-8")}
-        file = RowFile(out or Path(spare) / "outcomes.jsonl", {**loop.lineage, **by}, batch)
+        file = ResumableRows(out or Path(spare) / "outcomes.jsonl", {**loop.lineage, **by}, batch)
         found: Any = file.done()
         if found is None:
             rows = file.make(len(asked), loop.rows, told)
@@ -69,7 +69,7 @@ def safety(
     return Answer({"file": out, **found})
 
 
-def _asked(prompts: Path | None, hook: str | None, writer: "ChatWriter", seed: int) -> "list[Prompt]":
+def _asked(prompts: Path | None, hook: str | None, writer: "ChatWriter", seed: int) -> "list[AskedPrompt]":
     from phalanx.align import safety_prompts
     from phalanx.align.safety import hook_prompts
     from phalanx.config import lacks, open_own_code, pinned, resolve
