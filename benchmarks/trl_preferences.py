@@ -21,6 +21,7 @@ from provenance import provenance
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedTokenizerFast
 from trl.experimental.cpo import CPOConfig, CPOTrainer
+from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
 MARKS = ["<|endoftext|>", "<|pad|>"]
 ARCHITECTURE = {
@@ -42,6 +43,13 @@ PAIRS = [
     {"prompt": "hi", "chosen": " hello you", "rejected": " go"},
     {"prompt": "who?", "chosen": " me", "rejected": " you, of course"},
 ]
+EVEN_PAIRS = [
+    {"prompt": "?", "chosen": " four", "rejected": " no"},
+    {"prompt": "a", "chosen": " reds", "rejected": " I will not say."},
+    {"prompt": "h", "chosen": " hell", "rejected": " go"},
+]
+"""Pairs of which TRL's mean over a batch's tokens, for ORPO with those of prompts, is one over each chosen answer:
+prompts are one token, and chosen answers are equally long."""
 MARGINS = [0.5, 0.0, 1.5, 0.25]
 LABELS = [True, False, False, True]
 
@@ -130,6 +138,13 @@ def main() -> None:
         args = CPOConfig(**told, loss_type="simpo", beta=2.0, simpo_gamma=1.0, cpo_alpha=0.0, max_length=64)
         data = Dataset.from_list(PAIRS)
         found["simpo"] = judged(CPOTrainer(policy(), args, train_dataset=data, processing_class=words))
+        for kind, trainer, args in (
+            ("cpo", CPOTrainer, CPOConfig(**told, loss_type="sigmoid", beta=0.1, cpo_alpha=1.0, max_length=64)),
+            ("orpo", ORPOTrainer, ORPOConfig(**told, beta=0.1, max_length=64)),
+        ):
+            data = Dataset.from_list(EVEN_PAIRS)
+            one = trainer(policy(), args, train_dataset=data, processing_class=words)
+            found[kind] = judged(one, len(EVEN_PAIRS))
     versions = {"torch": torch.__version__, "trl": trl.__version__}
     told = provenance("trl_preferences.py", "trl-preferences")
     json.dump({**told, "versions": versions, "architecture": ARCHITECTURE, "kinds": found}, sys.stdout)

@@ -13,7 +13,10 @@ from phalanx.objectives.pairs import row_log_probs
 ROOT = Path(__file__).resolve().parents[2]
 FOUND = json.loads((ROOT / "benchmarks" / "results" / "trl-preferences.json").read_text(encoding="utf-8"))
 TOLERANCE = 1e-5
-SETTINGS = {"dpo": {"beta": 0.1}, "ipo": {"beta": 0.1}, "kto": {"beta": 0.1}, "simpo": {"beta": 2.0, "margin": 1.0}}
+SETTINGS = {
+    **{kind: {"beta": 0.1} for kind in ("dpo", "ipo", "kto", "cpo", "orpo")},
+    "simpo": {"beta": 2.0, "margin": 1.0},
+}
 
 
 def seeded(model, seed=1000):
@@ -49,7 +52,7 @@ def rows_of(kind, batch):
     tensors = {name: torch.tensor(rows) for name, rows in batch.items()}
     if kind == "kto":
         sides = [(tensors[f"{p}input_ids"], tensors[f"{p}completion_mask"]) for p in ("", "KL_")]
-    elif kind == "simpo":
+    elif kind in ("simpo", "cpo", "orpo"):
         sides = [
             (tensors[f"{side}_input_ids"], (tensors[f"{side}_labels"] != IGNORE).long())
             for side in ("chosen", "rejected")

@@ -77,6 +77,7 @@ def test_a_malformed_state_is_refused(change):
         ({"train": {"batch_size": 6}}, "no whole groups of train.objective.group = 4"),
         ({"train": {"steps": 0, "epochs": 1.0}}, "give train.steps"),
         ({"model": {"adapter": {"rank": 2}}}, "model.adapter: texts are written by whole weights"),
+        ({"parallel": {"cp": 2}}, 'parallel.cp = 2 cuts rows, and train.objective = "grpo" weighs whole ones'),
         ({"guard": {"commit_lag": 1}}, "guard.commit_lag = 1: texts are written by verified weights alone"),
     ],
 )

@@ -96,7 +96,7 @@ def export_model(
                 _write_adapter(spare, trained, source, adapter)
             else:
                 weights = trained if adapter is None else merged(trained, source, adapter)
-                _write_model(spare, weights, source, tokenizer)
+                write_model(spare, weights, source, tokenizer)
             if tokenizer is not None:
                 _write_tokenizer(spare, tokenizer)
             _let_others_read(spare)
@@ -107,9 +107,15 @@ def export_model(
         raise CheckpointError(f"{out}: cannot be written ({exc.strerror})") from exc
 
 
-def _write_model(
+def write_model(
     target: Path, weights: Mapping[str, Tensor], source: ModelSource, tokenizer: RunTokenizer | None
 ) -> None:
+    """Write config, generation defaults and weights of a whole model.
+
+    Raises:
+        CheckpointError: The weights are not the model's.
+        OSError: A file cannot be written.
+    """
     expected = set(parameter_names(source.hub_config))
     if set(weights) != expected:
         differing = sorted(expected ^ set(weights))

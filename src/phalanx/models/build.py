@@ -11,10 +11,12 @@ from torch.overrides import TorchFunctionMode
 
 from phalanx.errors import ModelError
 from phalanx.models.adapters import draw_adapter, inject_adapter, is_adapter
-from phalanx.models.config import AdapterConfig, Attention, SpfConfig
+from phalanx.models.config import AdapterConfig, Attention, LoraConfig, PrefixConfig, SpfConfig
 from phalanx.models.families import TRANSFORMERS_REFUSALS, family_of, head_of, shared_hub_config
 from phalanx.models.family import HEAD, SCORE, SCORE_WEIGHT, Family
 from phalanx.models.layout import StageSpec
+from phalanx.models.lora import set_magnitudes
+from phalanx.models.peft_files import first_values
 from phalanx.models.quiet import one_at_a_time, quiet_transformers
 from phalanx.models.seeding import draw_score
 from phalanx.models.source import ModelSource
@@ -54,8 +56,11 @@ def build_stage(
     stage = meta_stage(source.hub_config, spec, adapter, attention, activation_checkpointing)
     _materialise(stage, device)
     wanted: dict[str, Tensor] = {}
+    given = _given_values(source, adapter)
     for name, parameter in stage.all_parameters().items():
-        if is_adapter(name):
+        if name in given:
+            parameter.detach().copy_(given[name])
+        elif is_adapter(name):
             draw_adapter(name, parameter.detach(), seed)
         elif name == SCORE_WEIGHT and not source.has(name):
             draw_score(name, parameter.detach(), seed)
@@ -67,7 +72,16 @@ def build_stage(
         wanted[stage.family.embedding_weight] = wanted.pop(stage.family.head_weight)
     source.load_into(wanted)
     choose_rows(stage)
+    if isinstance(adapter, LoraConfig) and not given:
+        set_magnitudes(stage)
     return stage
+
+
+def _given_values(source: ModelSource, adapter: AdapterConfig | None) -> dict[str, Tensor]:
+    """What an adapter begins with, where a directory has it."""
+    if not isinstance(adapter, LoraConfig | PrefixConfig) or adapter.path is None:
+        return {}
+    return first_values(adapter, source.family, trained_shapes(source.hub_config, adapter))
 
 
 def build_empty_stage(

@@ -25,6 +25,9 @@ from phalanx.models.layout import StageSpec
 from phalanx.models.quiet import one_at_a_time
 from phalanx.models.routing import RouterBalance
 
+MAGNITUDE = ".lora_magnitude_vector"
+"""End of the name of the sizes that DoRA learns, as peft's files have it."""
+
 PREFIX = "prefix"
 """The part of a block that has keys and values of virtual tokens, where an adapter has added one."""
 
@@ -143,7 +146,8 @@ class StageModule(nn.Module):
         """Return this stage's parameters by canonical name, in the model's order, tied ones once.
 
         Names are those of the whole model without adapters; an adapter adds ``.lora_A.weight`` and
-        ``.lora_B.weight`` to the name of its layer. They do not depend on the layout of stages.
+        ``.lora_B.weight`` (DoRA also ``.lora_magnitude_vector``) to the name of its layer. They do not depend on the
+        layout of stages.
         """
         return {
             canonical_name(name): parameter
@@ -186,14 +190,19 @@ class StageModule(nn.Module):
         recompute = self.activation_checkpointing and learns
         balance = self.family.balance(self.hub_config, self.router_share) if learns and self.training else None
         for layer, block in enumerate(self.own_blocks, self.spec.first_layer):
-            own = self.family.block_context(self.hub_config, context, layer)
+            own = self.with_prefix(block, self.family.block_context(self.hub_config, context, layer))
             if recompute:
-                hidden = checkpoint(_run_block, block, hidden, own, self.family.past_key, balance, use_reentrant=False)
+                hidden = checkpoint(_run_block, block, hidden, own, balance, use_reentrant=False)
             else:
-                hidden = _run_block(block, hidden, own, self.family.past_key, balance)
+                hidden = _run_block(block, hidden, own, balance)
         if self.spec.is_last:
             return self._score(self.family.finish(trunk, hidden))
         return join_marks(hidden, pattern) if self.attends in MARKED_KINDS else hidden
+
+    def with_prefix(self, block: nn.Module, context: dict[str, Any]) -> dict[str, Any]:
+        """Return what a block is called with, its virtual tokens included where an adapter has added any."""
+        prefix = getattr(block, PREFIX, None)
+        return context if prefix is None else context | {self.family.past_key: prefix}
 
     def replace_head(self, head: nn.Module) -> None:
         """Put another head in the place of the language model's; its outputs are left as they are.
@@ -282,16 +291,16 @@ def canonical_name(name: str) -> str:
         name.replace(".base_layer.", ".")
         .replace(".lora_A.default.", ".lora_A.")
         .replace(".lora_B.default.", ".lora_B.")
+        .replace(f"{MAGNITUDE}.default.weight", MAGNITUDE)
     )
 
 
 def _run_block(
-    block: nn.Module, hidden: Tensor, context: dict[str, Any], past_key: str, balance: RouterBalance | None = None
+    block: nn.Module, hidden: Tensor, context: dict[str, Any], balance: RouterBalance | None = None
 ) -> Tensor:
     if balance is not None:
-        return balance.run(block, lambda: _run_block(block, hidden, context, past_key))
-    prefix = getattr(block, PREFIX, None)
-    out = block(hidden, **(context if prefix is None else context | {past_key: prefix}))
+        return balance.run(block, lambda: _run_block(block, hidden, context))
+    out = block(hidden, **context)
     # some families return attention weights or a cache beside the hidden states
     result: Tensor = out[0] if isinstance(out, tuple) else out
     return result

@@ -35,6 +35,7 @@ from phalanx.objectives.policy_gradient import (
     grpo,
     rloo,
 )
+from phalanx.objectives.ppo import PPO_EXTRAS, PpoSettings, ppo
 from phalanx.objectives.pretraining import (
     CorruptedRows,
     DenoisedRows,
@@ -89,6 +90,7 @@ OBJECTIVES: dict[str, Objective] = {
     "grpo": Objective(with_extras=grpo, extras=ROLLOUT_EXTRAS, settings=GrpoSettings, target="sequence"),
     "dr_grpo": Objective(with_extras=dr_grpo, extras=ROLLOUT_EXTRAS, settings=DrGrpoSettings, target="sequence"),
     "rloo": Objective(with_extras=rloo, extras=ROLLOUT_EXTRAS, settings=RlooSettings, target="sequence"),
+    "ppo": Objective(with_extras=ppo, extras=PPO_EXTRAS, settings=PpoSettings, head="lm_and_score"),
     "dpo": _preference(dpo, log_ratio_worth, DpoSettings, _BESIDE_REFERENCE),
     "ipo": _preference(ipo, mean_log_ratio_worth, IpoSettings, _BESIDE_REFERENCE),
     "kto": _preference(

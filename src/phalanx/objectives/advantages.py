@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from phalanx.errors import DataError
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Bool, Float
     from torch import Tensor
 
 _FEWEST = 2
@@ -86,6 +86,22 @@ def generalised_advantages(
         value = inside * values[:, at]
         found[:, at] = following
     return found
+
+
+def whitened(
+    numbers: Float[Tensor, "batch tokens"], mask: Bool[Tensor, "batch tokens"]
+) -> Float[Tensor, "batch tokens"]:
+    """Numbers less their mean, in their standard deviations, both over the places that count; 0 at the others.
+
+    Args:
+        numbers: Advantages.
+        mask: True at the places that count, of which there is one at least.
+    """
+    import torch  # noqa: PLC0415 - the table of objectives is read without torch
+
+    counted = numbers[mask]
+    scaled = (numbers - counted.mean()) / (counted.std(correction=0) + _LEAST_SPREAD)
+    return torch.where(mask, scaled, torch.zeros_like(scaled))
 
 
 def _check(rewards: Tensor) -> None:

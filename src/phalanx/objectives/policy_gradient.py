@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
@@ -12,7 +13,7 @@ from phalanx.objectives.causal_lm import IGNORE, check_labels
 from phalanx.objectives.objective import ExtraRows, ObjectiveSettings
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int64
+    from jaxtyping import Bool, Float, Int64
     from torch import Tensor
 
 ADVANTAGES = "advantages"
@@ -26,6 +27,34 @@ ROLLOUT_EXTRAS: Mapping[str, ExtraRows] = {
 }
 """The rows that belong to sampled answers, of the label at the same place: how much better it was than expected, and
 its log-probability under the policy that sampled it and under the model that the run began with."""
+
+
+@dataclass(frozen=True)
+class DrawnTexts:
+    """The texts of one draw as numbers, from which what a step learns is computed.
+
+    Tokens are the sampled ones, from the first on; shorter texts are padded behind.
+
+    Attributes:
+        rewards: float64 ``[texts]``, those of one prompt side by side.
+        mask: bool ``[texts, tokens]``; true at sampled tokens.
+        old: Log-probabilities under the policy that sampled, float32 ``[texts, tokens]``.
+        reference: The same under the model that the run began with.
+        kl: Weight of the divergence from it.
+        values: What the policy that sampled expected before each token, from there on; None where it has no critic.
+    """
+
+    rewards: Float[Tensor, " texts"]
+    mask: Bool[Tensor, "texts tokens"]
+    old: Float[Tensor, "texts tokens"]
+    reference: Float[Tensor, "texts tokens"]
+    kl: float
+    values: Float[Tensor, "texts tokens"] | None = None
+
+    @property
+    def divergence(self) -> Float[Tensor, "texts tokens"]:
+        """How much likelier each token is than under the reference, in nats, float64; 0 behind a text."""
+        return (self.old - self.reference).double() * self.mask
 
 
 class RolloutSettings(ObjectiveSettings):
@@ -48,6 +77,28 @@ class RolloutSettings(ObjectiveSettings):
     kl: float = Field(default=0.0, ge=0.0, le=100.0, allow_inf_nan=False)
     kl_in_reward: ClassVar[bool] = False
     """Whether the divergence lowers rewards, in the place of being a part of the loss."""
+    has_critic: ClassVar[bool] = False
+    """Whether the model says of each token what it expects from there on, and learns that too."""
+
+    def columns(self, drawn: DrawnTexts) -> Mapping[str, Float[Tensor, "texts tokens"]]:
+        """Return the extra rows that the loss reads, at the places of the sampled tokens."""
+        gone = drawn.divergence.sum(dim=1)
+        earned = drawn.rewards - drawn.kl * gone if self.kl_in_reward else drawn.rewards
+        advantages = self.advantages(earned.view(-1, self.group)).flatten()
+        return {
+            ADVANTAGES: advantages[:, None].expand_as(drawn.old),
+            OLD_LOG_PROBS: drawn.old,
+            REFERENCE_LOG_PROBS: drawn.reference,
+        }
+
+    def next_kl(self, kl: float, _divergence: float) -> float:
+        """Return the weight of the divergence for the next draw.
+
+        Args:
+            kl: The weight so far.
+            _divergence: Nats that a text of the draw was away from the reference, on average.
+        """
+        return kl
 
     def advantages(self, rewards: Float[Tensor, "prompts group"]) -> Float[Tensor, "prompts group"]:
         """Return how much better each text was than was to be expected."""
@@ -151,7 +202,7 @@ def rloo(
     old = torch.where(counted, extras[OLD_LOG_PROBS].to(logits.device), nothing).sum(dim=1)
     advantages = torch.where(counted, extras[ADVANTAGES].to(logits.device), nothing)
     advantage = advantages.sum(dim=1) / counted.sum(dim=1).clamp(min=1)
-    return _clipped((log_probs.sum(dim=1) - old).exp(), advantage, settings.clip).sum(), len(labels)
+    return clipped((log_probs.sum(dim=1) - old).exp(), advantage, settings.clip).sum(), len(labels)
 
 
 def token_log_probs(name: str, logits: Tensor, labels: Tensor, temperature: float) -> Tensor:
@@ -188,7 +239,7 @@ def _token_losses(
     nothing = torch.zeros((), device=logits.device)
     rows = {key: torch.where(counted, extras[key].to(logits.device), nothing) for key in ROLLOUT_EXTRAS}
     ratio = (log_probs - rows[OLD_LOG_PROBS]).exp()
-    losses = _clipped(ratio, rows[ADVANTAGES], settings.clip)
+    losses = clipped(ratio, rows[ADVANTAGES], settings.clip)
     if settings.kl:
         behind = rows[REFERENCE_LOG_PROBS] - log_probs
         # times the ratio its gradient is that of the divergence itself
@@ -196,6 +247,6 @@ def _token_losses(
     return losses, counted
 
 
-def _clipped(ratio: Tensor, advantages: Tensor, clip: float) -> Tensor:
+def clipped(ratio: Tensor, advantages: Tensor, clip: float) -> Tensor:
     """The loss of Schulman et al. 2017, equation 7, of each place."""
     return -(ratio * advantages).minimum(ratio.clamp(1 - clip, 1 + clip) * advantages)

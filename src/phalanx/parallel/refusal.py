@@ -26,6 +26,7 @@ class StepWorkload:
         device: Of the ranks.
         attention: Kernel.
         attends: Which tokens see which.
+        has_prefix: Virtual tokens come before those of every block.
     """
 
     batch_size: int
@@ -36,6 +37,7 @@ class StepWorkload:
     device: str = "cpu"
     attention: str = "sdpa"
     attends: AttentionKind = "causal"
+    has_prefix: bool = False
 
 
 def check_layout(config: ParallelConfig, hub_config: Mapping[str, Any], load: StepWorkload) -> None:
@@ -84,6 +86,11 @@ def _our_reasons(config: ParallelConfig, hub_config: Mapping[str, Any], load: St
         yield (
             f"tp={config.tp} zero={config.zero}: adafactor keeps rows and columns of whole matrices, and ranks would "
             'have slices; set tp to 1 and zero to 0 or 1, or take optimizer.kind = "adamw"'
+        )
+    if load.has_prefix and (config.cp > 1 or config.compile):
+        yield (
+            f'cp={config.cp} compile={config.compile}: virtual tokens of kind = "ptuning" come before whole sequences, '
+            "in blocks as they are written; set cp to 1 and compile to false"
         )
     lacking = why_no_compiler(load.device) if config.compile else None
     if lacking is not None:

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, ValidationError, model_serializer
 from phalanx.config import StrictModel, canonical_json, one_of
 from phalanx.config.strict import check_reference
 from phalanx.errors import FrameError
-from phalanx.models import MARKED_KINDS, Attention, AttentionKind, LoraConfig
+from phalanx.models import MARKED_KINDS, Attention, AttentionKind, SlicedAdapter
 from phalanx.objectives import ObjectiveChoice
 from phalanx.optimizers import OptimizerConfig
 from phalanx.pipeline.config import GuardConfig
@@ -48,7 +48,7 @@ class StepPlan(StrictModel):
     device: str
     attention: Attention
     activation_checkpointing: bool
-    adapter: LoraConfig | None
+    adapter: SlicedAdapter | None
     optimizer: OptimizerConfig
     guard: GuardConfig
     objective: ObjectiveChoice = DEFAULT_OBJECTIVE

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from phalanx.rollouts.evidence import explain_any_evidence, explain_rollout_evidence
     from phalanx.rollouts.generate import generate_rollouts
     from phalanx.rollouts.judgement import BorderBook, judge_reward, judge_rollout, judge_texts
-    from phalanx.rollouts.policy import PolicyModel, RolloutPolicy
+    from phalanx.rollouts.policy import PolicyModel, ReadTexts, RolloutPolicy
     from phalanx.rollouts.prefill import RereadRollout, reread_rollouts
     from phalanx.rollouts.processes import LocalRolloutWorkers, rollout_company
     from phalanx.rollouts.rollout import Rollout, RolloutAnswer, misfit, pack_answer, unpack_answer
@@ -25,6 +25,7 @@ __all__ = [
     "LocalRolloutWorkers",
     "PolicyModel",
     "Prompt",
+    "ReadTexts",
     "RereadRollout",
     "Rollout",
     "RolloutAnswer",
@@ -62,7 +63,7 @@ if not TYPE_CHECKING:
             "evidence": ("explain_any_evidence", "explain_rollout_evidence"),
             "generate": ("generate_rollouts",),
             "judgement": ("BorderBook", "judge_reward", "judge_rollout", "judge_texts"),
-            "policy": ("PolicyModel", "RolloutPolicy"),
+            "policy": ("PolicyModel", "ReadTexts", "RolloutPolicy"),
             "prefill": ("RereadRollout", "reread_rollouts"),
             "processes": ("LocalRolloutWorkers", "rollout_company"),
             "rollout": ("Rollout", "RolloutAnswer", "misfit", "pack_answer", "unpack_answer"),

@@ -9,6 +9,7 @@ from torch.distributed import pipelining
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti
 
+from phalanx.models.families import head_of
 from phalanx.parallel.data.data_parallel import average_gradients, averages_afterwards, microbatch_scope
 from phalanx.parallel.groups.mesh import Domain
 from phalanx.parallel.model.part import StagePart
@@ -115,5 +116,6 @@ def _output(part: StagePart, domain: Domain, shape: tuple[int, int]) -> Tensor:
         return _hidden(part, domain, shape)
     rows, tokens = shape
     ranks = domain.config.tp if part.cut.shares_vocabulary else 1
-    columns = int(part.stage.hub_config.vocab_size) // ranks
+    kind, words = head_of(part.stage.hub_config), int(part.stage.hub_config.vocab_size)
+    columns = {"lm": words // ranks, "score": 1, "lm_and_score": words + 1}[kind]
     return torch.empty((rows, tokens // domain.config.cp, columns), device=domain.device, requires_grad=True)

@@ -77,7 +77,8 @@ class StagePart(nn.Module):
             hidden = self._embed(x, pattern) if stage.spec.is_first else x
             context = self._context(hidden, pattern)
             for layer, block in enumerate(stage.own_blocks, stage.spec.first_layer):
-                hidden = self._run(block, hidden, stage.family.block_context(self._tables_by, context, layer))
+                own = stage.family.block_context(self._tables_by, context, layer)
+                hidden = self._run(block, hidden, stage.with_prefix(block, own))
             result = self._finish(hidden) if stage.spec.is_last else hidden
         # the shapes that a pipeline was told of are those of float32
         return result.to(torch.float32)
@@ -105,7 +106,7 @@ class StagePart(nn.Module):
 
     def _embed(self, ids: Tensor, pattern: AttentionPattern) -> Tensor:
         # every rank looks up the whole row: positions count from its beginning, or from that of a document
-        hidden = self.stage.family.embed(self.stage.trunk, ids, pattern=pattern)
+        hidden = self.stage.family.embed(self.stage.trunk, ids, self.stage.num_virtual_tokens, pattern)
         hidden = self._own_positions(hidden).contiguous()
         return keep_slice(hidden, _SEQUENCE, self._domain.tensors) if self._cuts_sequence else hidden
 
@@ -123,7 +124,7 @@ class StagePart(nn.Module):
         stage, config = self.stage, self._domain.config
         length = hidden.shape[_SEQUENCE] * self.slices
         whole = hidden.new_empty((1, 1, 1)).expand(hidden.shape[0], length, hidden.shape[2])
-        context = stage.family.context(stage.trunk, self._tables_by, whole, pattern=pattern)
+        context = stage.family.context(stage.trunk, self._tables_by, whole, stage.num_virtual_tokens, pattern)
         if config.cp > 1:
             if pattern is CAUSAL:
                 # kernels know it by themselves; others see whole rows, as the mask does

@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,12 +14,15 @@ from phalanx.data.prompts import PromptRecord, PromptSet
 from phalanx.engine import UNGUARDED, StepResult
 from phalanx.errors import CheckpointError, ConfigError, StaleRolloutsError
 from phalanx.models import ModelSource, StageSpec, build_stage
+from phalanx.models.family import SCORE_WEIGHT
 from phalanx.objectives import RolloutSettings
-from phalanx.objectives.policy_gradient import ADVANTAGES, OLD_LOG_PROBS, REFERENCE_LOG_PROBS, token_log_probs
+from phalanx.objectives.policy_gradient import DrawnTexts, token_log_probs
+from phalanx.objectives.ppo import RETURNS
 from phalanx.rewards import RewardScorer, ScoredText
 from phalanx.rollouts import (
     PolicyModel,
     Prompt,
+    ReadTexts,
     Rollout,
     RolloutPolicy,
     RolloutRequest,
@@ -107,13 +110,17 @@ class RolloutLoader:
         scorer: RewardScorer,
         write: WriteTexts = write_alone,
     ) -> None:
-        self._prompts, self._run, self._source, self._scorer, self._write_texts = prompts, run, source, scorer, write
+        self._prompts, self._run, self._scorer, self._write_texts = prompts, run, scorer, write
         self._settings = settings_of(run)
+        # texts are written by the language model alone, whether or not a value stands beside its words
+        self._source = source.with_head("lm") if self._settings.has_critic else source
         self._order = BatchLoader(prompts, run.train.batch_size // self._settings.group, run.train.seed)
         self._weights: Weights | None = None
         self._policy: PolicyModel | None = None
         self._reference: PolicyModel | None = None
+        self._value_head: Tensor | None = None
         self._draws = 0
+        self._kl = self._settings.kl
         self._rows: list[LearnedRow] = []
         self._indices: list[int] = []
         self._used = 0
@@ -157,7 +164,8 @@ class RolloutLoader:
         if self._rows and self._used < self._settings.updates:
             rows = [row.to_json() for row in self._rows]
             kept = {"rows": rows, "indices": self._indices, "used": self._used, "figures": self._figures}
-        return {"prompts": self._order.state(), "draws": self._draws, "kept": kept}
+        weighed = {"kl": self._kl} if self._settings.has_critic else {}
+        return {"prompts": self._order.state(), "draws": self._draws, "kept": kept, **weighed}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken.
@@ -165,7 +173,7 @@ class RolloutLoader:
         Raises:
             CheckpointError: It is malformed, or of other prompts or another seed.
         """
-        if set(state) != {"prompts", "draws", "kept"} or type(state["draws"]) is not int:
+        if state.keys() != self.state().keys() or type(state["draws"]) is not int:
             raise CheckpointError("loader state: is not of a run with rollouts; resume the run that was saved")
         self._order.load_state(state["prompts"])
         self._draws, kept = state["draws"], state["kept"]
@@ -174,6 +182,7 @@ class RolloutLoader:
             self._indices = [] if kept is None else [int(index) for index in kept["indices"]]
             self._used = 0 if kept is None else int(kept["used"])
             self._figures = {} if kept is None else dict(kept["figures"])
+            self._kl = float(state.get("kl", self._kl))
         except (KeyError, TypeError, ValueError, AttributeError) as exc:
             raise CheckpointError(f"loader state: texts are malformed ({exc}); use an older checkpoint") from exc
 
@@ -182,32 +191,40 @@ class RolloutLoader:
         prompts, group = [self._prompts.train[index] for index in indices], self._settings.group
         rollouts = self._sampled(prompts, group, self._settings.temperature)
         found = self._scorer.score(self._texts(rollouts, prompts))
-        rewards = torch.tensor([self._scorer.total(one) for one in found], dtype=torch.float64)
-        old = [torch.from_numpy(one.logprobs) for one in rollouts]
-        reference = self._reference_log_probs(rollouts) if self._settings.kl else old
-        gone = torch.tensor([float((one - other).double().sum()) for one, other in zip(old, reference, strict=True)])
-        earned = rewards - self._settings.kl * gone if self._settings.kl_in_reward else rewards
-        advantages = self._settings.advantages(earned.view(-1, group)).flatten().tolist()
+        drawn = self._drawn(rollouts, [self._scorer.total(one) for one in found])
+        columns = self._settings.columns(drawn)
         self._rows = [
             LearnedRow(
                 one.prompt_ids,
                 one.ids,
-                {
-                    ADVANTAGES: (advantage,) * len(one.ids),
-                    OLD_LOG_PROBS: tuple(was.tolist()),
-                    REFERENCE_LOG_PROBS: tuple(first.tolist()),
-                },
+                {name: tuple(column[number, : len(one.ids)].tolist()) for name, column in columns.items()},
             )
-            for one, advantage, was, first in zip(rollouts, advantages, old, reference, strict=True)
+            for number, one in enumerate(rollouts)
         ]
         self._indices = [index for index in indices for _ in range(group)]
         self._draws, self._used = self._draws + 1, 0
-        self._figures = self._summed_up(rollouts, rewards, found, float(gone.sum()))
+        self._figures = self._summed_up(rollouts, drawn, found, columns)
+        self._kl = self._settings.next_kl(self._kl, float(drawn.divergence.sum(dim=1).mean()))
+
+    def _drawn(self, rollouts: Sequence[Rollout], rewards: Sequence[float]) -> DrawnTexts:
+        """What is known of texts; reference and values are computed by this process alone."""
+        old = _padded([torch.from_numpy(one.logprobs) for one in rollouts])
+        return DrawnTexts(
+            rewards=torch.tensor(rewards, dtype=torch.float64),
+            mask=_padded([torch.ones(len(one.ids), dtype=torch.bool) for one in rollouts]),
+            old=old,
+            reference=_padded(self._reference_log_probs(rollouts)) if self._settings.kl else old,
+            kl=self._kl,
+            values=_padded(self._values(rollouts)) if self._settings.has_critic else None,
+        )
 
     def _sampled(self, prompts: Sequence[PromptRecord], samples: int, temperature: float) -> tuple[Rollout, ...]:
         if self._weights is None:
             raise ConfigError("rollouts: no engine gives the weights that texts are to be written by")
-        policy = RolloutPolicy(self._source.hub_config_dict, self._weights())
+        weights = dict(self._weights())
+        if self._settings.has_critic:
+            self._value_head = weights.pop(SCORE_WEIGHT)
+        policy = RolloutPolicy(self._source.hub_config_dict, weights)
         if self._policy is None:
             self._policy = self._built(policy)
         else:
@@ -241,17 +258,35 @@ class RolloutLoader:
             )
             tensors = {name: one.detach() for name, one in whole.all_parameters().items()}
             self._reference = self._built(RolloutPolicy(self._source.hub_config_dict, tensors))
-        found: list[Tensor] = []
+        return [
+            token_log_probs("reference", read.logits.cpu(), labels, self._settings.temperature)[labels != IGNORE]
+            for labels, read in self._read(self._reference, rollouts)
+        ]
+
+    def _values(self, rollouts: Sequence[Rollout]) -> list[Tensor]:
+        """What the policy that sampled expects before every sampled token, as its last stage says it."""
+        if self._policy is None or self._value_head is None:
+            raise ConfigError("rollouts: there are no weights that values are to be computed by")
+        head = self._value_head.to(self._run.train.device)
+        found = []
+        for labels, read in self._read(self._policy, rollouts):
+            with self._autocast():
+                values = torch.nn.functional.linear(read.states, head)[..., 0]
+            found.append(values.float().cpu()[labels != IGNORE])
+        return found
+
+    def _read(self, model: PolicyModel, rollouts: Sequence[Rollout]) -> Iterator[tuple[Tensor, ReadTexts]]:
+        """Read texts again; yields of each its labels and what is at their places, ``[1, tokens]``."""
         size = self._run.train.batch_size // self._run.train.microbatches
         for at in range(0, len(rollouts), size):
             rows = [LearnedRow(one.prompt_ids, one.ids, {}) for one in rollouts[at : at + size]]
             seq = max(len(row.prompt) + len(row.ids) for row in rows) - 1
             batch = batch_of(rows, range(len(rows)), seq, 0)
             with self._autocast():
-                logits = self._reference.read(batch.input_ids, seq).logits
-            log_probs = token_log_probs("reference", logits.cpu(), batch.labels, self._settings.temperature)
-            found += [line[labels != IGNORE] for line, labels in zip(log_probs, batch.labels, strict=True)]
-        return found
+                read = model.read(batch.input_ids, seq)
+            for number in range(len(rows)):
+                here = slice(number, number + 1)
+                yield batch.labels[here], ReadTexts(read.logits[here], read.states[here])
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
         if self._run.train.precision == "fp32":
@@ -275,17 +310,31 @@ class RolloutLoader:
         return {name: sum(values) / len(values) for name, values in named}
 
     def _summed_up(
-        self, rollouts: Sequence[Rollout], rewards: Tensor, found: Sequence[Sequence[float]], gone: float
+        self,
+        rollouts: Sequence[Rollout],
+        drawn: DrawnTexts,
+        found: Sequence[Sequence[float]],
+        columns: Mapping[str, Tensor],
     ) -> dict[str, float]:
-        tokens = sum(len(one.ids) for one in rollouts)
+        tokens, figures = sum(len(one.ids) for one in rollouts), {}
+        if self._settings.kl:
+            figures["kl"] = float(drawn.divergence.sum()) / tokens
+        if drawn.values is not None:
+            figures["kl_weight"] = drawn.kl
+            figures["value_error"] = float((columns[RETURNS] - drawn.values)[drawn.mask].square().mean())
         return {
-            "reward": float(rewards.mean()),
-            "reward_std": float(rewards.std()),
+            "reward": float(drawn.rewards.mean()),
+            "reward_std": float(drawn.rewards.std()),
             **{f"reward_{name}": mean for name, mean in self._means(found).items()},
             "text_tokens": tokens / len(rollouts),
             "texts_ended": sum(one.finish == "stop" for one in rollouts) / len(rollouts),
-            **({"kl": gone / tokens} if self._settings.kl else {}),
+            **figures,
         }
+
+
+def _padded(rows: Sequence[Tensor]) -> Tensor:
+    """Numbers of tokens as one table, ``[texts, tokens]``; 0 behind a text."""
+    return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
 
 
 def settings_of(run: RunConfig) -> RolloutSettings:

@@ -17,6 +17,7 @@ from phalanx.train.sessions.context import SessionContext
 from phalanx.train.sessions.factory import RunMaterial
 from phalanx.train.sessions.hooks import TrainedModel
 from phalanx.train.sessions.rollout_writers import open_writers
+from phalanx.train.setup.layout import check_head
 
 LOG = "rewards.log"
 """What rewards print, in the run directory."""
@@ -28,11 +29,12 @@ def rollout_material(context: SessionContext, source: ModelSource) -> Iterator[R
 
     Raises:
         DataError: A prompt is malformed, or leaves no room for a text.
-        ConfigError: The model has no embedding for some token.
+        ConfigError: The model has no embedding for some token, or does not give what the objective reads.
     """
     run, home = context.run, context.home
     if run.rewards is None:
         raise ConfigError("rewards: the run file has no such section")
+    check_head(run, source)
     longest = settings_of(run).max_new_tokens
     prompts = prepare_prompts(run.data, home.cache / "data", run.train.seed, source.tokenizer_path, longest)
     check_vocabulary(prompts.tokenizer.vocab_size, source.vocab_size)

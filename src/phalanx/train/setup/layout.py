@@ -10,7 +10,15 @@ from rich.text import Text
 
 from phalanx.config import digest, dump_toml
 from phalanx.errors import ConfigError
-from phalanx.models import FAMILIES, AttentionKind, ModelSource, StageSpec, estimate_costs, partition
+from phalanx.models import (
+    FAMILIES,
+    AttentionKind,
+    ModelSource,
+    StageSpec,
+    estimate_costs,
+    partition,
+    without_path,
+)
 from phalanx.models.layout import check_length
 from phalanx.objectives import OBJECTIVES, RowAttention, objective_of
 from phalanx.pipeline import OWNER, StageRange, StepPlan
@@ -88,7 +96,7 @@ def make_plan(run: RunConfig, source: ModelSource) -> StepPlan:
         device=run.train.device,
         attention=run.model.attention,
         activation_checkpointing=run.model.activation_checkpointing,
-        adapter=run.model.lora,
+        adapter=without_path(run.model.sliced_adapter),
         optimizer=run.optimizer,
         guard=run.guard,
         objective=run.train.objective,
