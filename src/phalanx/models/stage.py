@@ -192,7 +192,7 @@ class StageModule(nn.Module):
             else:
                 hidden = _run_block(block, hidden, own, self.family.past_key, balance)
         if self.spec.is_last:
-            return self._score(self.family.finish(trunk, hidden))
+            return self.apply_heads(self.family.finish(trunk, hidden), self.hub_config)
         return join_marks(hidden, pattern) if self.attends in MARKED_KINDS else hidden
 
     def replace_head(self, head: nn.Module) -> None:
@@ -208,14 +208,20 @@ class StageModule(nn.Module):
         self.add_module(HEAD, head)
         self._gives_logits = False
 
-    def _score(self, hidden: Tensor) -> Tensor:
+    def apply_heads(self, hidden: Tensor, hub_config: Any) -> Tensor:
+        """Turn what `Family.finish` gave into what the last stage returns, by all heads that there are.
+
+        Args:
+            hidden: ``[batch, seq, features]``.
+            hub_config: That of the whole model, of which this may be one rank's share.
+        """
         if self.family.scoring != (HEAD,):
-            return self.family.score(self, self.hub_config, hidden)
+            return self.family.score(self, hub_config, hidden)
         scores: list[Tensor] = []
         for name, head in self.heads().items():
             found = head(hidden)
             is_scaled = name == HEAD and self._gives_logits
-            scores.append(self.family.scale_logits(self.hub_config, found) if is_scaled else found)
+            scores.append(self.family.scale_logits(hub_config, found) if is_scaled else found)
         return scores[0] if len(scores) == 1 else torch.cat(scores, dim=-1)
 
     def _check_input(self, x: Tensor) -> None:
