@@ -1,9 +1,12 @@
 """What holds for every test: no outside network, one torch thread, checked tensor shapes."""
 
+import atexit
 import ipaddress
 import os
+import shutil
 import socket
 import sys
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +15,10 @@ from jaxtyping import install_import_hook
 
 # before anything imports torch, transformers or grpc; child processes inherit it
 os.environ.update({"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"})
+# a run signs its shards with the user's key: tests have one of their own, the same in all processes of one session
+if "PHALANX_TEST_HOME" not in os.environ:
+    os.environ["PHALANX_TEST_HOME"] = os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="phalanx-tests-")
+    atexit.register(shutil.rmtree, os.environ["PHALANX_TEST_HOME"], ignore_errors=True)
 
 pytest_plugins = ("slow_shares", "known_skips", "pytester")
 

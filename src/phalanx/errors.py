@@ -35,10 +35,12 @@
     │   ├── AggregationError                        a secure sum, or a message of it, is refused
     │   └── StaleReplicaError                       a copy is from another step: no verdict possible
     └── TrainingError                           6   training cannot go on
+        ├── PrivacyBudgetError                      the privacy budget of a run pays for no further step
         ├── RewardError                             a reward of a text fails, hangs or is no finite number
         ├── StaleRolloutsError                      texts were written by weights that do not hold
         ├── NonFiniteLossError                      honest recomputation gave NaN or infinity
         │   └── FailedBatchError                            with this batch; the next one can be tried
+        │       └── FailedRoundError                        too few sites gave an update; the round can be asked again
         ├── FixedPointError                         a number does not fit into fixed point
         └── NoHolderError                           no party is left that holds a stage
 
@@ -321,10 +323,22 @@ class FailedBatchError(NonFiniteLossError):
     code = "PHX-R011"
 
 
+class FailedRoundError(FailedBatchError):
+    """Too few sites gave an update in a federated round; nothing of it was applied, and it can be asked for again."""
+
+    code = "PHX-R012"
+
+
 class RewardError(TrainingError):
     """A reward of a sampled text fails, takes too long, or is no finite number."""
 
     code = "PHX-R040"
+
+
+class PrivacyBudgetError(TrainingError):
+    """The privacy budget of a run does not pay for another step."""
+
+    code = "PHX-R050"
 
 
 class StaleRolloutsError(TrainingError):

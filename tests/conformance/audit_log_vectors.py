@@ -7,7 +7,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from phalanx.config import canonical_json
-from phalanx.pipeline.proof.leaves import DrawLeaf, StateLeaf, write_leaf
+from phalanx.pipeline.proof.step_record import DrawLeaf, StateLeaf, write_leaf
 from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.pipeline.verify.draw import AuditDraw
 from phalanx.security.audit import PublicLines, merkle_root

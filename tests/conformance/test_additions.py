@@ -32,10 +32,10 @@ from phalanx.planner import Layout, Recipe, shape_of, why_not
 from phalanx.planner.cost.memory import in_flight
 from phalanx.planner.cost.schedule import StageTimes, simulate
 from phalanx.planner.layout import layouts
+from phalanx.planner.model.adapter import linears
 from phalanx.planner.model.families import FAMILIES as FACTS
 from phalanx.planner.model.families import SlicingRule
 from phalanx.planner.model.families.planned import PlannedFamily
-from phalanx.planner.model.linears import linears
 from phalanx.planner.model.optimizers import OPTIMIZERS, OptimizerFacts, moment_shapes
 from phalanx.planner.schedules import SCHEDULES, Schedule, Work
 from phalanx.split import task_of

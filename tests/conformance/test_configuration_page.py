@@ -25,6 +25,7 @@ from phalanx.data.config import (
 )
 from phalanx.data.phases import CurriculumConfig, DatasetConfig, PhaseConfig, UntilConfig
 from phalanx.data.sources import SOURCES, OwnSourceConfig
+from phalanx.federated.config import AlgorithmConfig, FederatedConfig
 from phalanx.models import LoraConfig, ModelConfig, PrefixConfig, SpfConfig
 from phalanx.objectives.policy_gradient import GrpoSettings
 from phalanx.objectives.ppo import PpoSettings
@@ -42,6 +43,7 @@ from phalanx.pipeline import AttackConfig, GuardConfig, PartyLayout, PipelineCon
 from phalanx.rewards import REWARDS, RewardsConfig
 from phalanx.rewards.config import OwnReward
 from phalanx.rollouts import RolloutCheck, RolloutsConfig, RolloutTolerance, RolloutWorkerConfig
+from phalanx.security.privacy.config import PrivacyConfig
 from phalanx.security.seal import ReleasePolicy
 from phalanx.split import SplitConfig
 from phalanx.split.masked import MaskedConfig, MaskedWorkerConfig
@@ -53,11 +55,15 @@ from phalanx.train.train_section import EarlyStoppingConfig, HistogramsConfig, S
 from phalanx.transport import TransportConfig
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
+_ALGORITHMS: dict[str, type[BaseModel]] = {
+    one.model_fields["kind"].annotation.__args__[0]: one for one in AlgorithmConfig.__args__[0].__args__
+}
 SECTIONS: dict[str, type[BaseModel]] = {
     "model": ModelConfig,
     "model.adapter": LoraConfig,
     "model.adapter spf": SpfConfig,
     "model.adapter ptuning": PrefixConfig,
+    "privacy": PrivacyConfig,
     "data": DataConfig,
     "data.dataset": DatasetConfig,
     "data.conversations": ConversationsConfig,
@@ -92,6 +98,8 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "deepspeed": DeepSpeedConfig,
     "deepspeed.aio": AioConfig,
     "split": SplitConfig,
+    "federated": FederatedConfig,
+    **{f"federated.algorithm {kind}": settings for kind, settings in _ALGORITHMS.items()},
     "split.release": ReleasePolicy,
     "pipeline": PipelineConfig,
     "pipeline.transport": TransportConfig,

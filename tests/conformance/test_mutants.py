@@ -246,14 +246,14 @@ MUTANTS = (
     ),
     Mutant(
         "L2 the owner's audit of messages",
-        "pipeline/verify/owner_audit.py",
+        "pipeline/verify/state_judgement.py",
         "            if named:\n",
         "            if named and False:\n",
         PIPELINE + "verify/test_owner_audits.py::test_the_owners_audit_names_the_stage_and_its_accomplice",
     ),
     Mutant(
         "L2 the owner's audit of gradients",
-        "pipeline/verify/owner_audit.py",
+        "pipeline/verify/state_judgement.py",
         "if is_right:",
         "if commit.gradient:",
         PIPELINE + "verify/test_owner_audits.py::test_the_owners_audit_names_a_league_that_makes_up_a_weight_gradient",
@@ -288,7 +288,7 @@ MUTANTS = (
     ),
     Mutant(
         "L3 the owner's audit of updates",
-        "pipeline/verify/owner_audit.py",
+        "pipeline/verify/state_judgement.py",
         "if redone.copy.digest() != state:",
         "if redone.copy.digest() == state:",
         PIPELINE + "verify/test_owner_audits.py::test_the_owners_audit_names_a_league_that_bends_the_update",

@@ -19,6 +19,7 @@ from phalanx.data import (
     unigram_perplexity,
     validation_batches,
 )
+from phalanx.data.shards import open_dataset
 from phalanx.errors import CheckpointError, ConfigError, DataError
 from phalanx.objectives import OBJECTIVES
 
@@ -35,8 +36,7 @@ def corpus(place):
 
 
 def stream_of(corpus, split):
-    path = corpus.tokenizer_path.parent / f"{split}.tokens"
-    return torch.from_numpy(np.fromfile(path, dtype=corpus.manifest.token_dtype).astype(np.int64))
+    return torch.from_numpy(open_dataset(corpus.directory).tokens("text", split)[:].astype(np.int64))
 
 
 def test_labels_are_the_next_tokens_but_not_over_a_border(corpus):

@@ -1,6 +1,7 @@
 """Text becomes a corpus: its counts add up, its splits share nothing, and damage to it is noticed."""
 
 import json
+import shutil
 
 import pytest
 from made_text import made_config, made_documents, write_text
@@ -14,6 +15,8 @@ from phalanx.data import (
     TextConfig,
     prepare,
 )
+from phalanx.data.manifest import parse_manifest
+from phalanx.data.shards import default_signing_key, document_digest, fingerprint_of, load_signer, open_dataset
 from phalanx.data.tokenizers import Encoder
 from phalanx.errors import DataError
 
@@ -29,7 +32,7 @@ def documents_of(corpus, split):
     import tokenizers
 
     backend = tokenizers.Tokenizer.from_file(str(corpus.tokenizer_path))
-    tokens = np.fromfile(corpus.tokenizer_path.parent / f"{split}.tokens", dtype=corpus.manifest.token_dtype)
+    tokens = np.asarray(open_dataset(corpus.directory).tokens("text", split)[:])
     ends = np.flatnonzero(tokens == corpus.eos_id)
     return [backend.decode(part.tolist()[:-1]) for part in np.split(tokens, ends + 1)[:-1]]
 
@@ -144,10 +147,42 @@ def test_a_ready_made_tokenizer_is_used_as_it_is(config, tmp_path):
     assert len(digests) == 1
 
 
-@pytest.mark.parametrize("name", ["train.tokens", "validation.tokens", "tokenizer.json", "manifest.json"])
+def test_a_corpus_is_a_dataset_signed_by_the_user_that_names_its_documents(config, tmp_path):
+    corpus = prepare(config, tmp_path / "cache", seed=1)
+
+    found = open_dataset(corpus.directory, fingerprint_of(load_signer(default_signing_key())))
+
+    assert found.signer_was_named
+    assert len(list(found.verify())) == 12
+    texts = documents_of(corpus, "train")
+    for number, entry in enumerate(found.documents("text", "train")):
+        assert entry.digest == document_digest(texts[number])
+        assert entry.name.startswith(str(tmp_path / "text"))
+    assert "vocab_size = 300" in found.manifest.recipe.content
+
+
+def test_shards_that_another_key_signed_are_not_opened_but_made_again(config, tmp_path, monkeypatch):
+    theirs = prepare(config, tmp_path / "cache", seed=1)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "another"))
+
+    mine = prepare(config, tmp_path / "cache", seed=1)
+
+    assert mine.digest == theirs.digest
+    assert mine.directory != theirs.directory
+    # a forger that puts its own in my place is found out by the signature
+    shutil.rmtree(mine.directory)
+    theirs.directory.rename(mine.directory)
+    with pytest.raises(DataError, match=r"signed .* delete"):
+        prepare(config, tmp_path / "cache", seed=1)
+
+
+SHARDS = ["shards/text.train/tokens-00000", "shards/text.validation/tokens-00000"]
+
+
+@pytest.mark.parametrize("name", [*SHARDS, "dataset.json", "tokenizer.json", "manifest.json"])
 @pytest.mark.parametrize("damage", ["changed", "truncated", "removed"])
 def test_a_damaged_cache_is_refused_and_says_what_to_delete(config, tmp_path, name, damage):
-    home = prepare(config, tmp_path / "cache", seed=1).tokenizer_path.parent
+    home = prepare(config, tmp_path / "cache", seed=1).directory
     path = home / name
     content = path.read_bytes()
     if damage == "removed":
@@ -170,18 +205,15 @@ def test_a_damaged_cache_is_refused_and_says_what_to_delete(config, tmp_path, na
         (("format",), 2, "format"),
         (("seed",), "1", "seed"),
         (("token_dtype",), "O", "token_dtype"),
-        (("key",), "0" * 64, "of another config"),
     ],
 )
 def test_a_manifest_that_lies_is_refused(config, tmp_path, key, value, said):
-    path = prepare(config, tmp_path / "cache", seed=1).tokenizer_path.parent / "manifest.json"
-    manifest = json.loads(path.read_bytes())
+    manifest = json.loads(canonical_json(prepare(config, tmp_path / "cache", seed=1).manifest.model_dump(mode="json")))
     inner = manifest if len(key) == 1 else manifest[key[0]]
     inner[key[-1]] = value
-    path.write_bytes(canonical_json(manifest))
 
     with pytest.raises(DataError, match=said):
-        prepare(config, tmp_path / "cache", seed=1)
+        parse_manifest(canonical_json(manifest), "manifest.json")
 
 
 def test_a_failure_leaves_nothing_behind(config, tmp_path):
@@ -203,7 +235,7 @@ def test_the_first_of_two_processes_wins(config, tmp_path):
 
     corpus = prepare(config, tmp_path / "cache", seed=1, progress=overtaken)
 
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == [corpus.manifest.key[:32]]
+    assert list((tmp_path / "cache").iterdir()) == [corpus.directory]
 
 
 @pytest.mark.parametrize(

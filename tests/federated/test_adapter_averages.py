@@ -5,6 +5,7 @@ import torch
 
 from phalanx.errors import ConfigError
 from phalanx.federated.adapters import LowRank, mean_product, to_rank
+from phalanx.federated.factors import mean_of_products
 
 
 def adapter(rank: int, seed: int, scale: float = 2.0) -> LowRank:
@@ -66,3 +67,31 @@ def test_frozen_a_stays_where_it_is_and_a_higher_rank_is_filled_with_zeros():
 def test_adapters_that_cannot_be_averaged_are_refused(adapters, weights):
     with pytest.raises(ConfigError, match="adapters"):
         mean_product(adapters, weights)
+
+
+def test_one_update_of_many_factors_does_the_mean_of_what_they_do_and_others_move_by_the_mean():
+    draw = torch.Generator().manual_seed(2)
+    before = {
+        "q.lora_A.weight": torch.randn(4, 6, generator=draw),
+        "q.lora_B.weight": torch.zeros(5, 4),
+        "head": torch.zeros(3),
+    }
+    # of rank one each, so that the sum fits into the rank
+    deltas = [
+        {
+            "q.lora_A.weight": torch.zeros(4, 6),
+            "q.lora_B.weight": torch.outer(torch.randn(5, generator=draw), torch.randn(4, generator=draw)),
+            "head": torch.full((3,), float(number)),
+        }
+        for number in range(3)
+    ]
+
+    update = mean_of_products(before, deltas, [1.0, 2.0, 1.0])
+
+    a, b = (before[name] + update[name] for name in ("q.lora_A.weight", "q.lora_B.weight"))
+    wanted = (
+        sum(w * d["q.lora_B.weight"] for w, d in zip((0.25, 0.5, 0.25), deltas, strict=True))
+        @ before["q.lora_A.weight"]
+    )
+    torch.testing.assert_close(b @ a, wanted, rtol=1e-5, atol=1e-5)
+    assert update["head"].tolist() == [1.0, 1.0, 1.0]

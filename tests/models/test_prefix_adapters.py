@@ -119,19 +119,16 @@ def test_a_run_file_chooses_the_kind_and_lora_needs_none():
             read(wrong)
 
 
-@pytest.mark.parametrize("adapter", [SpfConfig(kind="spf"), FIVE], ids=lambda one: one.kind)
-def test_the_verified_pipeline_refuses_other_kinds_with_a_reason(adapter):
-    with pytest.raises(ValidationError, match=rf'\[pipeline\] has no model\.adapter\.kind = "{adapter.kind}"'):
-        tiny_run(adapter=adapter)
+def test_the_verified_pipeline_refuses_rows_that_are_chosen_by_weights():
+    with pytest.raises(ValidationError, match=r'\[pipeline\] has no model\.adapter\.kind = "spf"'):
+        tiny_run(adapter=SpfConfig(kind="spf"))
 
 
-def test_an_engine_that_knows_lora_alone_says_so():
-    config = ModelConfig(path="a", adapter=FIVE)
-
-    with pytest.raises(ConfigError, match=r'model\.adapter\.kind = "ptuning": this engine trains low-rank adapters'):
-        _ = config.lora
-    assert ModelConfig(path="a", adapter=LoraConfig()).lora == LoraConfig()
-    assert ModelConfig(path="a").lora is None
+def test_an_engine_that_builds_stages_without_weights_says_so():
+    with pytest.raises(ConfigError, match=r'model\.adapter\.kind = "spf": its rows are chosen by weights'):
+        _ = ModelConfig(path="a", adapter=SpfConfig(kind="spf")).sliced_adapter
+    assert ModelConfig(path="a", adapter=FIVE).sliced_adapter == FIVE
+    assert ModelConfig(path="a").sliced_adapter is None
 
 
 @pytest.mark.parametrize(("adapter", "expected"), [(FIVE, 4 * 2 * 5 * 32), (SpfConfig(kind="spf"), 4 * 32 * (48 + 64))])

@@ -12,7 +12,6 @@ import torch
 from phalanx.config import load_config
 from phalanx.pipeline import StageCopy, WorkerConfig, run_worker
 from phalanx.testing import Actor, RewritingEndpoint
-from phalanx.testing.actor import rewrite_of
 
 
 class SpoiltCopy(StageCopy):
@@ -38,6 +37,5 @@ def spoilt(copy, held):
 
 if __name__ == "__main__":
     file, SpoiltCopy.factor, SpoiltCopy.from_step = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
-    liar = rewrite_of(Actor(numeric_class="another build"))
-    opener = functools.partial(RewritingEndpoint, rewrite=liar)
+    opener = functools.partial(RewritingEndpoint, actor=Actor(numeric_class="another build"))
     run_worker(load_config(Path(file), WorkerConfig), open_endpoint=opener, wrap_copy=spoilt)

@@ -26,7 +26,7 @@ from phalanx.pipeline.protocol.messages import (
     PassedOnHeader,
     Relay,
 )
-from phalanx.testing import RewritingEndpoint, tampering
+from phalanx.testing import Actor, RewritingEndpoint, tampering
 from phalanx.testing.actor import OutgoingMessage
 
 SINCE = 2
@@ -238,7 +238,7 @@ def main(worker_file, book, plan):
     }
     rewrite = rewrites[plan](book) if plan in rewrites else lambda outgoing: [outgoing]
     wrap = avoid(book) if plan == "avoid" else unwrapped
-    opener = functools.partial(RewritingEndpoint, rewrite=rewrite)
+    opener = functools.partial(RewritingEndpoint, actor=Actor(rewrite=rewrite))
     run_worker(load_config(worker_file, WorkerConfig), open_endpoint=opener, wrap_copy=wrap)
 
 

@@ -60,6 +60,16 @@ _SIZES["bert"] = _SIZES["modernbert"] = {
     "pad_token_id": None,
 }
 _SIZES["modernbert"] = _SIZES["modernbert"] | {"local_attention": 8}
+_SIZES["t5"] = {
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 48,
+    "num_heads": 4,
+    "num_layers": 2,
+    "num_decoder_layers": 2,
+    "decoder_start_token_id": 0,
+}
+_NO_DROPOUT["t5"] = ("dropout_rate",)
 _NO_DROPOUT["bert"] = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 _NO_DROPOUT["modernbert"] = ("attention_dropout", "embedding_dropout", "mlp_dropout")
 for _family, _own in _PLANNED.items():
@@ -92,6 +102,7 @@ class Case:
     allowed: float = 1e-5
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     adapted: tuple[str, ...] | None = None
+    adapter: Literal["lora", "dora", "rslora", "ptuning"] = "lora"
     attention: str = "sdpa"
     falls_to: float = 0.996
     attends: Literal["causal", "documents", "prefix", "bidirectional"] = "causal"
@@ -112,7 +123,7 @@ class Case:
         extra += [f"loads={self.loads}"] if self.loads else []
         extra += [self.attention] if self.attention != "sdpa" else []
         extra += [self.precision] if self.precision != "fp32" else []
-        extra += ["adapter", *self.adapted] if self.adapted is not None else []
+        extra += [self.adapter, *self.adapted] if self.adapted is not None else []
         extra += [self.attends] if self.attends != "causal" else []
         extra += [f"noise={self.noise:g}"] if self.noise else []
         extra += [self.optimizer] if self.optimizer == "adafactor" else []
@@ -122,7 +133,7 @@ class Case:
     def model(self) -> str:
         """Which reference it is compared with."""
         words = [self.family, str(self.vocab), self.optimizer]
-        words += ["adapter", *self.adapted] if self.adapted is not None else []
+        words += [self.adapter, *self.adapted] if self.adapted is not None else []
         words += [self.attends] if self.attends != "causal" else []
         words += [f"noise={self.noise:g}"] if self.noise else []
         outer = self.parallel.get("outer")
@@ -147,9 +158,10 @@ def sgd(family: str = "gpt2", **parallel: Any) -> Case:
     return Case(parallel, "sgd", family)
 
 
-def adapter(family: str = "gpt2", targets: tuple[str, ...] = (), **parallel: Any) -> Case:
+def adapter(family: str = "gpt2", targets: tuple[str, ...] = (), kind: str = "lora", **parallel: Any) -> Case:
     """A case that trains adapters alone, which in so few steps move a random model only a little."""
-    return Case(parallel, "sgd", family, adapted=targets, falls_to=0.9999 if family in ("gpt2", "llama") else 0.99999)
+    falls_to = 0.9999 if family in ("gpt2", "llama") else 0.99999
+    return Case(parallel, "sgd", family, adapted=targets, adapter=kind, falls_to=falls_to)
 
 
 _JOINED = {"every": 5, "lr": 0.7, "momentum": 0.9}
@@ -166,6 +178,8 @@ _QUICK = [
     Case({"dp": 2, "outer": {**_JOINED, "compression": "int8"}}, "adamw", saves="bytes", allowed=1e-2),
     Case({"dp": 2, "outer": {**_JOINED, "compression": "int8"}}, "adamw", loads="bytes", allowed=1e-2),
     adapter("llama", dp=2),
+    adapter("llama", kind="dora", tp=2, pp=2),
+    adapter("llama", kind="ptuning", tp=2, pp=2, sequence_parallel=True),
     sgd(dp=2, pp=2, schedule="zero-bubble"),
     sgd("llama", cp=2, context="ring"),
     sgd("qwen2", tp=2, sequence_parallel=True),
@@ -175,6 +189,7 @@ _QUICK = [
     Case({"tp": 2, "sequence_parallel": True}, family="llama", attends="prefix"),
     Case({"dp": 2, "cp": 2}, attends="bidirectional"),
     Case({"pp": 2}, "adamw", "bert", attends="bidirectional"),
+    Case({"pp": 2, "zero": 1}, "adamw", "t5", attends="prefix"),
 ]
 # in half the steps an OPT, and what begins with noise, fall too little to show
 FAST = [case if case.family == "opt" or case.noise else replace(case, steps=STEPS // 2) for case in _QUICK]
@@ -221,6 +236,7 @@ SLOW = [
     Case({"dp": 2, "cp": 2}, attends="prefix"),
     Case({"dp": 2, "zero": 3}, "adamw", attends="prefix"),
     Case({"pp": 2, "schedule": "interleaved"}, "sgd", "modernbert", attends="bidirectional"),
+    Case({"pp": 2, "schedule": "interleaved", "activation_checkpointing": "full"}, "sgd", "t5", attends="prefix"),
     Case({"dp": 4, "zero": 3}, "adamw", "modernbert", attends="bidirectional", microbatches=2),
     Case({"tp": 2, "pp": 2, "sequence_parallel": True}, family="llama", attends="documents"),
     Case({"dp": 2, "cp": 2, "zero": 3, "activation_checkpointing": "full"}, attends="documents"),
@@ -245,6 +261,11 @@ SLOW = [
     Case({"dp": 2, "tp": 2, "outer": {**_JOINED, "compression": "int8"}}, "sgd", allowed=1e-2),
     Case({"dp": 2, "cp": 2, "outer": _JOINED}, "sgd"),
     adapter(dp=2),
+    adapter("llama", kind="rslora", dp=2, zero=3),
+    adapter("llama", kind="dora", dp=2, zero=3),
+    adapter("bloom", kind="dora", cp=2, tp=2),
+    adapter("llama", kind="ptuning", dp=2, zero=3),
+    adapter("llama", kind="ptuning", tp=2, activation_checkpointing="full"),
     adapter("opt", dp=2, zero=1),
     adapter("bloom", dp=2, zero=2),
     adapter("llama", ("v_proj", "o_proj", "down_proj"), dp=2, zero=3),

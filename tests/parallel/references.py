@@ -14,6 +14,8 @@ from phalanx.models import (
     LoraConfig,
     ModelConfig,
     ModelSource,
+    PrefixConfig,
+    SlicedAdapter,
     StageSpec,
     add_embedding_noise,
     build_stage,
@@ -36,9 +38,12 @@ def optimizer_of(case: Case) -> OptimizerConfig:
     return OptimizerConfig(lr=5e-3, warmup_steps=3, clip_norm=0.5)
 
 
-def adapter_of(case: Case) -> LoraConfig | None:
+def adapter_of(case: Case) -> SlicedAdapter | None:
+    if case.adapted is None or case.adapter == "ptuning":
+        return None if case.adapted is None else PrefixConfig(kind="ptuning", tokens=3)
     # a loud adapter on every layer is chaotic: a weight moved by 1e-7 moves the last losses by 3e-5
-    return None if case.adapted is None else LoraConfig(rank=4, alpha=8 if case.adapted else 32, targets=case.adapted)
+    config = LoraConfig(rank=4, alpha=8 if case.adapted else 32, targets=case.adapted)
+    return config.model_copy(update={case.adapter: True}) if case.adapter in ("dora", "rslora") else config
 
 
 def batch_of(step: int, vocab: int) -> tuple[torch.Tensor, torch.Tensor]:

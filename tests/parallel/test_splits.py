@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from phalanx.parallel.tensor.split import Split
+from phalanx.parallel.tensor.tensor_parallel import Split
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])

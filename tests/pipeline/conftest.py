@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.pipeline import AuditDraw, GuardConfig
-from phalanx.testing import Actor, MemoryCompany, tiny_run
+from phalanx.testing import Actor, CompanySession, MemoryCompany, tiny_run
 from phalanx.train import RunConfig
 
 MakeCompany = Callable[..., MemoryCompany]
@@ -29,7 +29,9 @@ def make_company(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) ->
         ) -> MemoryCompany:
             named = {f"worker-{stage}": actor for stage, actor in (actors or {}).items()}
             directory = tmp_path_factory.mktemp("run")
-            company = MemoryCompany(run or tiny_run(), directory, named, cache=model_cache, draw=draw, session=session)
+            company = MemoryCompany(
+                run or tiny_run(), directory, named, cache=model_cache, draw=draw, session=CompanySession(session)
+            )
             return stack.enter_context(company)
 
         yield make

@@ -10,7 +10,7 @@ from phalanx.pipeline import GuardConfig
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import AuditReport, Bulk, Commit, FetchReply, ProgressReport, SentDigest
-from phalanx.pipeline.protocol.needs import (
+from phalanx.pipeline.protocol.requests import (
     Delivery,
     MessageNeed,
     ProgressNeed,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.planner.cost.failures import (
+from phalanx.planner.cost.estimate import (
     daly_interval,
     device_to_cluster_mtbf,
     goodput,

@@ -18,10 +18,9 @@ from phalanx.planner.cost.memory import held_parameters, worst_rank
 from phalanx.planner.cost.step import stage_times
 from phalanx.planner.cost.traffic import traffic
 from phalanx.planner.model.activations import block_bytes
-from phalanx.planner.model.adapter import Adapter, adapted, adapter_numbers
+from phalanx.planner.model.adapter import Adapter, adapted, adapter_numbers, block_tensors, linears
 from phalanx.planner.model.compute import model_flops, training_flops
 from phalanx.planner.model.families import FAMILIES as FACTS
-from phalanx.planner.model.linears import block_tensors, linears
 from phalanx.planner.model.recipe import Recipe
 from phalanx.planner.search.rank import rank
 
@@ -32,6 +31,8 @@ SIZES = {
     "n_embd": 64,
     "intermediate_size": 96,
     "ffn_dim": 96,
+    "d_ff": 96,
+    "d_kv": 16,
     "num_hidden_layers": 2,
     "n_layer": 2,
     "num_attention_heads": 4,

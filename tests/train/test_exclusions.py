@@ -20,6 +20,7 @@ ASKED_FOR = {
     "parallel": "[parallel]\ndp = 1\n",
     "deepspeed": "[deepspeed]\nzero = 3\n",
     "split": "[split]\ncut = 2\nallow_insecure_sim = true\n",
+    "federated": '[federated]\nsites = ["a", "b"]\n',
     "pipeline": "[pipeline]\nstages = 4\n",
     "guard": '[guard]\nmode = "phalanx"\n',
     "attack": '[attack]\nkind = "none"\n',
@@ -32,6 +33,7 @@ ENGINES = {
     "parallel": "[parallel]\ndp = 2\n",
     "deepspeed": "[parallel]\ndp = 2\n" + ASKED_FOR["deepspeed"],
     "split": "[model.adapter]\nrank = 2\n" + ASKED_FOR["split"],
+    "federated": ASKED_FOR["federated"],
     "split with pipeline": JOINED + ASKED_FOR["guard"] + ASKED_FOR["attack"],
 }
 
@@ -58,11 +60,12 @@ def test_two_sections_that_exclude_each_other_are_refused_whatever_they_hold(loa
 
 
 TOGETHER = {("parallel", "deepspeed"), ("pipeline", "guard"), ("pipeline", "attack"), ("guard", "attack")}
-COMMON = {"model", "data", "train", "optimizer", "checkpoint", "rewards", "rollouts", "tracking"}
+COMMON = {"model", "data", "train", "optimizer", "checkpoint", "privacy", "rewards", "rollouts", "tracking"}
 SET = {
     "parallel": "parallel.dp=1",
     "deepspeed": "deepspeed.zero=3",
     "split": "split={cut=2,allow_insecure_sim=true}",
+    "federated": "federated={sites=['a','b']}",
     "pipeline": "pipeline.stages=4",
     "guard": "guard.mode=phalanx",
     "attack": "attack.kind=none",
@@ -133,6 +136,8 @@ def test_a_drill_of_a_run_without_stages_is_refused(load):
 ENGINE = {name: text for name, text in ENGINES.items() if name != "pipeline"} | {"pipeline": ""}
 LABELLED = "data={labelled={task='medquad'},tokenizer={kind='bpe',vocab_size=300},sequence_length=16}"
 WANTED = {
+    "model.adapter.dora": "true",
+    "model.adapter.path": "'adapters/one'",
     "train.objective": f"'mine.py:loss@{'0' * 64}'",
     "model.family": f"'mine.py:cwm@{'0' * 64}'",
     "optimizer.kind": "'sgd'",
@@ -148,6 +153,9 @@ WANTED = {
     "train.neftune_alpha": "5.0",
     "data.dataset": "{path='shards'}",
     "data.phases": "[{curriculum={by='length'}}]",
+    "data.skip": "[[1,2]]",
+    "data.attention": "'document'",
+    "train.epochs": "2.0",
     "parallel.tp": "2",
     "parallel.pp": "2",
     "parallel.cp": "2",
@@ -172,6 +180,7 @@ MORE = {
     "split.tier": ("split.allow_insecure_sim=false",),
     "pipeline.remote_workers": ("pipeline.pki='keys'",),
     "optimizer.kind": ("optimizer.betas=[0.9,0.95]",),
+    "train.epochs": ("train.steps=0",),
 }
 
 

@@ -124,6 +124,32 @@ def test_a_resumed_run_refuses_kept_files_that_were_changed_and_leaves_whole_one
     assert said.value.facts["code"] == "PHX-I058"
 
 
+def test_what_an_encrypted_run_keeps_is_encrypted_and_opens_with_the_key_of_its_checkpoints(at_home, tmp_path, capfd):
+    key, other = tmp_path / "first.key", tmp_path / "next.key"
+    assert [command_line(["checkpoint", "new-key", str(path)]) for path in (key, other)] == [0, 0]
+    home = at_home("checkpoint.encrypt=true", f"checkpoint.key='file:{key}'")
+    (home / "text.jsonl").unlink()
+    kept = home / "runs" / "first" / "kept_model"
+    assert sorted(files_of(kept)) == ["key.json", "model.sealed"]
+    assert not any(word in content for content in files_of(kept).values() for word in (b"messages", b"vocab", b"stage"))
+    capfd.readouterr()
+
+    assert command_line(["checkpoint", "export", "runs/first", "out"]) == 0
+    assert (home / "out" / "tokenizer.json").read_bytes() == (home / "tokenizer.json").read_bytes()
+    assert (home / "out" / "chat_template.jinja").read_text() == "{{ messages[0].content }}"
+    # a rotation wraps it anew, and the old key opens nothing
+    assert command_line(["checkpoint", "rotate", "runs/first", "--to", f"file:{other}"]) == 0
+    code, _ = refused(["checkpoint", "export", "runs/first", "again"], capfd)
+    assert (code, (home / "again").exists()) == (3, False)
+    key.unlink()
+    other.rename(key)
+    assert command_line(["checkpoint", "export", "runs/first", "again"]) == 0
+    assert files_of(home / "again") == files_of(home / "out")
+    (kept / "model.sealed").write_bytes((kept / "model.sealed").read_bytes()[:-1] + b"\0")
+    code, error = refused(["checkpoint", "export", "runs/first", "more"], capfd)
+    assert (code, error["code"], Path(error["file"]).name) == (3, "PHX-I058", "model.sealed")
+
+
 def test_a_checkpoint_of_before_this_version_is_exported_by_the_text_of_its_run(at_home, tmp_path, monkeypatch):
     # given a run that keeps nothing, as runs of older versions do
     monkeypatch.setattr("phalanx.train.saving.savepoint.Savepoint.keep", lambda *_: None)

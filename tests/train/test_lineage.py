@@ -10,7 +10,7 @@ import pytest
 
 from phalanx.cli.outcome import run as command
 from phalanx.config import canonical_json
-from phalanx.data import BpeConfig, prepare
+from phalanx.data import BatchLoader, BpeConfig, prepare
 from phalanx.data.shards import (
     DatasetFacts,
     DatasetWriter,
@@ -177,11 +177,28 @@ def test_the_command_answers_by_name_text_and_digest_and_writes_a_proof(
     assert command(["data", "verify", "--proof", str(proof), "--signer", fingerprint_of(SIGNER)]) == 0
 
 
+def test_a_run_of_sources_tells_the_steps_of_a_document_by_the_shards_that_it_made(trained_once, cache, capsys) -> None:
+    home = trained_once[1]
+    run = PastRun(home).config
+    corpus = prepare(run.data, cache / "data", run.train.seed)
+    made, length = open_dataset(corpus.tokenizer_path.parent), run.data.sequence_length
+    row = BatchLoader(corpus, run.train.batch_size, run.train.seed).next_sequences()[0]
+    number = int(np.searchsorted(made.document_starts("text", "train"), row * length, side="right")) - 1
+    name = made.document("text", "train", number).name
+
+    assert command(["data", "where", name, "--run", str(home), "--json"]) == 0
+
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["run"]["corpus"] == corpus.digest
+    assert (answer["run"]["steps"][0]["step"], answer["run"]["steps"][0]["committed_in"]) == (0, "log")
+    assert row in answer["run"]["steps"][0]["sequences"]
+
+
 def test_what_cannot_be_answered_is_said(trained, dataset: Path, trained_once, capsys) -> None:
     home, _ = trained
     for arguments, code, message in (
         (["hoplite/99", "--dataset", str(dataset)], 3, "is no file, and no document"),
-        (["0" * 64, "--run", str(trained_once[1])], 3, "was not trained from a dataset of shards"),
+        (["hoplite/3", "--run", str(trained_once[1])], 3, "is no file, and no document"),
         (["0" * 64, "--run", str(home), "--signer", "0" * 64], 3, "signed with key"),
         (["0" * 64], 2, "give --run RUN_DIR, or --dataset DIR"),
     ):

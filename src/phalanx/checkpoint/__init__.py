@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from phalanx.checkpoint.load import Checkpoint, open_checkpoint
     from phalanx.checkpoint.remote import RemoteStore
     from phalanx.checkpoint.save import save_checkpoint
-    from phalanx.checkpoint.shard import Shard
+    from phalanx.checkpoint.stream import Shard
 
 __all__ = [
     "BestCheckpoint",
@@ -50,6 +50,6 @@ if not TYPE_CHECKING:
             "load": ("Checkpoint", "open_checkpoint"),
             "remote": ("RemoteStore",),
             "save": ("save_checkpoint",),
-            "shard": ("Shard",),
+            "stream": ("Shard",),
         },
     )

@@ -96,7 +96,7 @@ def export_model(
                 _write_adapter(spare, trained, source, adapter)
             else:
                 weights = trained if adapter is None else merged(trained, source, adapter)
-                _write_model(spare, weights, source, tokenizer)
+                write_model(spare, weights, source, tokenizer)
             if tokenizer is not None:
                 _write_tokenizer(spare, tokenizer)
             _let_others_read(spare)
@@ -107,9 +107,15 @@ def export_model(
         raise CheckpointError(f"{out}: cannot be written ({exc.strerror})") from exc
 
 
-def _write_model(
+def write_model(
     target: Path, weights: Mapping[str, Tensor], source: ModelSource, tokenizer: RunTokenizer | None
 ) -> None:
+    """Write config, generation defaults and weights of a whole model.
+
+    Raises:
+        CheckpointError: The weights are not the model's.
+        OSError: A file cannot be written.
+    """
     expected = set(parameter_names(source.hub_config))
     if set(weights) != expected:
         differing = sorted(expected ^ set(weights))
@@ -118,6 +124,9 @@ def _write_model(
         )
     config = {**with_older_keys(source.hub_config_dict), "dtype": "float32"}
     # servers and converters tell the kind of model by it
+    if config.get("tie_word_embeddings") and not source.family.ties_head(source.hub_config):
+        # a T5 of version 1.1: transformers 4 and others read nothing else for it
+        config["tie_word_embeddings"] = False
     config["architectures"] = config.get("architectures") or [architecture_of(source.hub_config.model_type)]
     generation = source.directory / GENERATION
     if tokenizer is not None and not tokenizer.of_model:

@@ -9,6 +9,7 @@ from torch import Tensor
 from phalanx.errors import CheckpointError
 from phalanx.models import AdapterConfig, LoraConfig, ModelSource, PrefixConfig, SpfConfig, add_spf, parameter_names
 from phalanx.models.family import SCORE, SCORE_WEIGHT
+from phalanx.models.stage import MAGNITUDE
 
 _LORA_A, _LORA_B = ".lora_A.weight", ".lora_B.weight"
 _SPF = ".spf_delta"
@@ -40,14 +41,22 @@ def peft_files(
         "target_modules": list(adapter.targets or source.family.facts.adapter_targets),
         "fan_in_fan_out": source.family.fan_in_fan_out,
         "bias": "none",
+        "use_dora": adapter.dora,
+        "use_rslora": adapter.rslora,
     }
     if source.head != "lm":
         config["modules_to_save"] = [SCORE]
     return config, {f"base_model.model.{name}": tensor.contiguous() for name, tensor in trained.items()}
 
 
-def merged(trained: Mapping[str, Tensor], source: ModelSource, adapter: AdapterConfig) -> dict[str, Tensor]:
-    """Return the model's own weights with the adapter added.
+def merged(
+    trained: Mapping[str, Tensor],
+    source: ModelSource,
+    adapter: AdapterConfig,
+    *,
+    weights: dict[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """Return the model's own weights with the adapter added; or other ones, which are changed, if they are given.
 
     Raises:
         CheckpointError: The adapter cannot be a part of weights, or is of another model.
@@ -56,20 +65,30 @@ def merged(trained: Mapping[str, Tensor], source: ModelSource, adapter: AdapterC
     if isinstance(adapter, PrefixConfig):
         raise CheckpointError("model.adapter: virtual tokens are no weights of the model; leave out --merge")
     # a score head that the model had not is trained beside the adapter
-    weights = {name: source.read(name) for name in parameter_names(source.hub_config) if source.has(name)}
+    if weights is None:
+        weights = {name: source.read(name) for name in parameter_names(source.hub_config) if source.has(name)}
     for name, values in trained.items():
         if name == SCORE_WEIGHT:
             weights[name] = values
         elif isinstance(adapter, LoraConfig) and name.endswith(_LORA_A):
             layer = name.removesuffix(_LORA_A)
             _require(f"{layer}.weight" in weights and f"{layer}{_LORA_B}" in trained, name)
-            update = torch.mm(trained[f"{layer}{_LORA_B}"], values) * (adapter.alpha / adapter.rank)
-            weights[f"{layer}.weight"] += update.T if source.family.fan_in_fan_out else update
+            update = torch.mm(trained[f"{layer}{_LORA_B}"], values) * adapter.scale
+            is_turned = source.family.fan_in_fan_out
+            weights[f"{layer}.weight"] += update.T if is_turned else update
+            if adapter.dora:
+                _require(f"{layer}{MAGNITUDE}" in trained, name)
+                _resize(weights[f"{layer}.weight"], trained[f"{layer}{MAGNITUDE}"], inputs=0 if is_turned else 1)
         elif isinstance(adapter, SpfConfig):
             layer = name.removesuffix(_SPF)
             _require(f"{layer}.weight" in weights, name)
             weights[f"{layer}.weight"] = add_spf(weights[f"{layer}.weight"], layer, values, source.hub_config, adapter)
     return weights
+
+
+def _resize(weight: Tensor, sizes: Tensor, inputs: int) -> None:
+    """Give each output's weights the size that DoRA has learned; `inputs` is their dim."""
+    weight *= sizes.unsqueeze(inputs) / torch.linalg.norm(weight, dim=inputs, keepdim=True)
 
 
 def _require(is_there: bool, name: str) -> None:

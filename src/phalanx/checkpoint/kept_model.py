@@ -1,13 +1,19 @@
 """The part of a model that a run directory keeps beside the weights, so that an export needs neither text nor model."""
 
+import base64
+import contextlib
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from phalanx.checkpoint.export import RunTokenizer, copy_run_tokenizer
+from phalanx.checkpoint.keys import KEY_FILE, KeyHolder, new_data_key, unwrap_for, wrap_for
+from phalanx.checkpoint.sealed import SEALED, FilePlace, FileSealer
+from phalanx.config import canonical_json
 from phalanx.data.chat import TEMPLATE_FILE
 from phalanx.errors import CheckpointError
 from phalanx.models import ModelSource
@@ -18,16 +24,27 @@ from phalanx.models.hub_files import GENERATION
 KEPT_MODEL = "kept_model"
 """Directory, inside that of the run."""
 _FACTS = "phalanx_tokenizer.json"
+_PACK = f"model{SEALED}"
+"""All of it in one file, where checkpoints are encrypted; the wrapped key of that lies beside it."""
 
 
-def keep_model(run_dir: Path, source: ModelSource, tokenizer: RunTokenizer) -> None:
+def keep_model(
+    run_dir: Path, source: ModelSource, tokenizer: RunTokenizer, seal: tuple[KeyHolder, str] | None = None
+) -> None:
     """Keep config, generation defaults and tokenizer of a run in its directory; what it keeps already stays.
+
+    Args:
+        run_dir: The directory.
+        source: The model.
+        tokenizer: Of the run.
+        seal: The key of its checkpoints, and the run's name, where those are encrypted: so is this.
 
     Raises:
         ModelError: The directory cannot be written.
+        CheckpointError: The key does not wrap.
     """
 
-    def write(target: Path) -> None:
+    def write_plain(target: Path) -> None:
         _write_json(target / "config.json", source.hub_config_dict)
         if (source.directory / GENERATION).is_file():
             shutil.copyfile(source.directory / GENERATION, target / GENERATION)
@@ -35,7 +52,20 @@ def keep_model(run_dir: Path, source: ModelSource, tokenizer: RunTokenizer) -> N
         chat = {} if tokenizer.template is None else {"end_of_turn": tokenizer.end_of_turn}
         _write_json(target / _FACTS, {"eos_id": tokenizer.eos_id, "of_model": tokenizer.of_model, **chat})
 
-    written_once(run_dir / KEPT_MODEL, write)
+    def write_sealed(target: Path) -> None:
+        holder, run = seal or (None, "")
+        if holder is None:
+            return write_plain(target)
+        data_key = new_data_key()
+        with tempfile.TemporaryDirectory(prefix="phalanx-kept-") as plain:
+            write_plain(Path(plain))
+            pack = {path.name: base64.b64encode(path.read_bytes()).decode() for path in Path(plain).iterdir()}
+        sealed = FileSealer(data_key).seal(FilePlace(run, 0, _PACK), [canonical_json(pack)])
+        (target / _PACK).write_bytes(b"".join(sealed))
+        (target / KEY_FILE).write_bytes(wrap_for(holder, data_key, run, 0))
+        return None
+
+    written_once(run_dir / KEPT_MODEL, write_sealed)
 
 
 def kept_files(run_dir: Path) -> dict[str, str]:
@@ -47,6 +77,9 @@ def kept_files(run_dir: Path) -> dict[str, str]:
     home = run_dir / KEPT_MODEL
     try:
         files = sorted(path for path in home.rglob("*") if not path.is_dir())
+        if home / _PACK in files:
+            # of checkpoints the wrapped key is not signed either: it is another one after a rotation
+            files = [path for path in files if path != home / KEY_FILE]
         return {str(path.relative_to(home)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
     except OSError as exc:
         raise CheckpointError(f"{exc.filename}: cannot be read ({exc.strerror}); allow it") from exc
@@ -80,14 +113,55 @@ def check_kept(run_dir: Path, state: Mapping[str, Any]) -> bool:
     return True
 
 
-def open_kept(run_dir: Path) -> tuple[ModelSource, RunTokenizer]:
+@contextlib.contextmanager
+def open_kept(run_dir: Path, key: KeyHolder | None, run: str) -> Iterator[tuple[ModelSource, RunTokenizer]]:
     """Open what `check_kept` has found to be whole: the model without weights, and the tokenizer of its run.
 
+    Args:
+        run_dir: The directory.
+        key: Of the run's checkpoints; None where they are not encrypted.
+        run: The run's name.
+
     Raises:
-        CheckpointError: It is of another version.
+        CheckpointError: It is of another version, or the key is another one.
         ModelError: The config is of a family that is not known here.
     """
     home = run_dir / KEPT_MODEL
+    if not (home / _PACK).is_file():
+        yield _opened(home)
+        return
+    if key is None:
+        raise CheckpointError(f"{home}: is encrypted, and the config of the run names no key; put its config back")
+    data_key = unwrap_for(key, _read(home / KEY_FILE), run, 0, home / KEY_FILE)
+    plain = FileSealer(data_key).open(FilePlace(run, 0, _PACK), _read(home / _PACK), str(home / _PACK))
+    with tempfile.TemporaryDirectory(prefix="phalanx-kept-") as opened:
+        for name, content in json.loads(plain).items():
+            (Path(opened) / Path(name).name).write_bytes(base64.b64decode(content))
+        yield _opened(Path(opened))
+
+
+def rotate_kept(run_dir: Path, run: str, old: KeyHolder, new: KeyHolder) -> None:
+    """Wrap the key of what an encrypted run keeps with another key; what is wrapped with it already stays.
+
+    Raises:
+        CheckpointError: It opens with neither key, or cannot be written.
+    """
+    where = run_dir / KEPT_MODEL / KEY_FILE
+    if not (run_dir / KEPT_MODEL / _PACK).is_file():
+        return
+    data = _read(where)
+    try:
+        unwrap_for(new, data, run, 0, where)
+    except CheckpointError:
+        spare, data_key = run_dir / f".{KEPT_MODEL}-{KEY_FILE}", unwrap_for(old, data, run, 0, where)
+        try:
+            spare.write_bytes(wrap_for(new, data_key, run, 0))
+            spare.replace(where)
+        except OSError as exc:
+            raise CheckpointError(f"{where}: cannot be written ({exc.strerror}); the old key still opens it") from exc
+
+
+def _opened(home: Path) -> tuple[ModelSource, RunTokenizer]:
     try:
         facts = json.loads((home / _FACTS).read_text(encoding="utf-8"))
         tokenizer = RunTokenizer(
@@ -100,6 +174,13 @@ def open_kept(run_dir: Path) -> tuple[ModelSource, RunTokenizer]:
     except (OSError, ValueError, KeyError, TypeError) as exc:
         raise CheckpointError(f"{home / _FACTS}: is of another version of Phalanx ({exc}); export with that") from exc
     return ModelSource(home, weightless=True), tokenizer
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as exc:
+        raise CheckpointError(f"{path}: cannot be read ({exc.strerror}); put it back as the run wrote it") from exc
 
 
 def _write_json(path: Path, value: Mapping[str, object]) -> None:

@@ -24,7 +24,7 @@ from phalanx.checkpoint.manifest import (
     verify_manifest,
 )
 from phalanx.checkpoint.sealed import FilePlace, FileSealer
-from phalanx.checkpoint.shard import Shard
+from phalanx.checkpoint.stream import Shard
 from phalanx.errors import CheckpointError
 from phalanx.security.crypto import Peer
 

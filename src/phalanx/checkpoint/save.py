@@ -24,8 +24,7 @@ from phalanx.checkpoint.manifest import (
 )
 from phalanx.checkpoint.retention import REMOVING, Retention, prune
 from phalanx.checkpoint.sealed import SEALED, FilePlace, FileSealer
-from phalanx.checkpoint.shard import Shard
-from phalanx.checkpoint.stream import safetensors_pieces
+from phalanx.checkpoint.stream import Shard, safetensors_pieces
 from phalanx.config import canonical_json
 from phalanx.errors import CheckpointError
 from phalanx.security.audit import HeadEntry, LogHead

@@ -57,7 +57,7 @@ def _fork_workers(run: "RunConfig") -> "ForkServer | None":
     from phalanx.pipeline import can_fork, fork_here
     from phalanx.pipeline.processes.local_workers import WORKER_COMMAND
 
-    is_pipeline_here = run.split is None and run.parallel is None and not run.pipeline.remote_workers
+    is_pipeline_here = run.split is None and run.has_stages and not run.pipeline.remote_workers
     if not (is_pipeline_here and run.pipeline.workers and run.train.device == "cpu" and can_fork()):
         return None
     with one_blas_thread():

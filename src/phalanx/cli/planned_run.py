@@ -79,11 +79,10 @@ def _require_plain_parties(pipeline: Any, run_file: Path) -> None:
 
 
 def _adapter(model: Any, shape: ModelShape) -> Adapter | None:
-    if model.lora is None:
-        return None
-    adapter: Adapter = model.lora.planned
-    # a target that is none is said before anything is planned
-    adapted(shape, adapter)
+    adapter: Adapter | None = model.planned_adapter
+    if adapter is not None:
+        # a target that is none is said before anything is planned
+        adapted(shape, adapter)
     return adapter
 
 

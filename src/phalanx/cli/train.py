@@ -41,7 +41,7 @@ def train(
 ) -> Answer:
     """Train a model across stages that check each other, then write the report."""
     from phalanx.train import check_directory, check_inputs, default_directory, load_run
-    from phalanx.transport.port import check_port
+    from phalanx.transport.config import check_port
 
     # a mistake is said before torch is imported
     overrides = tuple(overrides_of(sets, unsets))

@@ -1,6 +1,7 @@
 """A corpus of conversations: tokens, and how much each of them counts; opened only when every digest holds."""
 
 import hashlib
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -12,17 +13,18 @@ from phalanx.config import StrictModel, digest
 from phalanx.data.chat.template import TEMPLATE_FILE
 from phalanx.data.corpus import Corpus, CorpusFacts, SequenceLayout, TokenGroup
 from phalanx.data.manifest import SourceCounts, TokenizerRecord
+from phalanx.data.own_shards import GROUP, SPLITS, open_own_shards, own_starts
 from phalanx.data.packing import TokenSplit
+from phalanx.data.shards import Dataset
 from phalanx.data.tokenizers.tokenizer import TOKENIZER_FILE
 from phalanx.errors import DataError
 
 FORMAT: Literal[1] = 1
 MANIFEST_FILE = "conversations.json"
-SPLITS = ("train", "validation")
 
 
 class ChatSplitRecord(StrictModel):
-    """The three files of one split.
+    """The content of one split.
 
     Attributes:
         conversations: Those that were kept.
@@ -68,16 +70,18 @@ class ChatCorpus(Corpus):
 
     Attributes:
         manifest: What it was made of.
+        directory: Of the shards, a dataset as any other.
         template: The file of its chat template, which exports of the model get.
     """
 
-    def __init__(self, directory: Path, manifest: ChatManifest, layout: SequenceLayout) -> None:
+    def __init__(self, found: Dataset, manifest: ChatManifest, layout: SequenceLayout) -> None:
         self.manifest = manifest
+        self.directory = directory = found.directory
         self.template = directory / TEMPLATE_FILE
         content = hashlib.sha256(f"{layout.attention} {layout.sequence_length} {digest(manifest)}".encode()).hexdigest()
         tokenizer = manifest.tokenizer
         facts = CorpusFacts(content, tokenizer.vocab_size, tokenizer.eos_id, directory / TOKENIZER_FILE)
-        train, held_out = (_open_split(directory, name, manifest) for name in SPLITS)
+        train, held_out = (_open_split(found, name, manifest) for name in SPLITS)
         super().__init__(facts, [TokenGroup("", content, train, held_out)], layout)
 
     @property
@@ -97,43 +101,35 @@ class ChatCorpus(Corpus):
         return tuple(lines)
 
 
-def open_conversations(home: Path, layout: SequenceLayout, key: str | None = None) -> ChatCorpus:
-    """Check a corpus of conversations against its manifest and open it.
+def open_conversations(home: Path, layout: SequenceLayout, signer: str | None = None) -> ChatCorpus:
+    """Check a corpus of conversations and open it.
+
+    Args:
+        home: Of its shards.
+        layout: How tokens become sequences.
+        signer: Fingerprint of the key that must have signed it; None: any.
 
     Raises:
-        DataError: A file is missing or is not what the manifest says, or the corpus is of another config.
+        DataError: A file is missing or was altered, or the corpus is not signed with that key.
     """
+    found = open_own_shards(home, signer)
     try:
         manifest = ChatManifest.model_validate_json((home / MANIFEST_FILE).read_bytes())
-        for name in SPLITS:
-            for path, expected in zip(split_files(home, name), getattr(manifest, name).digests, strict=True):
-                if hashlib.sha256(path.read_bytes()).hexdigest() != expected:
-                    raise DataError(f"{path}: is not what {MANIFEST_FILE} says; delete {home} to have it made again")
-        found = hashlib.sha256((home / TOKENIZER_FILE).read_bytes()).hexdigest()
-        template = hashlib.sha256((home / TEMPLATE_FILE).read_bytes()).hexdigest()
     except (OSError, ValidationError) as exc:
         raise DataError(f"{home}: is no corpus of conversations ({exc}); delete it to have it made again") from exc
-    whole = (manifest.tokenizer.digest, manifest.template_digest, key or manifest.key)
-    if (found, template, manifest.key) != whole:
-        raise DataError(f"{home}: is damaged, or of another config; delete it to have it made again")
-    return ChatCorpus(home, manifest, layout)
+    return ChatCorpus(found, manifest, layout)
 
 
-def split_files(directory: Path, split: str) -> tuple[Path, Path, Path]:
-    """Return the files of tokens, weights and beginnings."""
-    return directory / f"{split}.tokens", directory / f"{split}.weights", directory / f"{split}.starts"
+def weights_file(directory: Path, split: str) -> Path:
+    """Return the file that says how much each token counts."""
+    return directory / f"{split}.weights"
 
 
-def _open_split(directory: Path, name: str, manifest: ChatManifest) -> TokenSplit:
-    tokens, weights, starts = split_files(directory, name)
-    begins = np.fromfile(starts, dtype="<i8").astype(np.int64)
-    if not tokens.stat().st_size:
-        # an empty file cannot be mapped
-        empty = np.empty(0, dtype=manifest.token_dtype)
-        return TokenSplit(empty, manifest.tokenizer.eos_id, begins.copy, _no_field, np.empty(0, np.float32))
-    ids: NDArray[np.unsignedinteger] = np.memmap(tokens, dtype=manifest.token_dtype, mode="r")
-    of_tokens: NDArray[np.float32] = np.memmap(weights, dtype="<f4", mode="r")
-    return TokenSplit(ids, manifest.tokenizer.eos_id, begins.copy, _no_field, of_tokens)
+def _open_split(found: Dataset, name: str, manifest: ChatManifest) -> TokenSplit:
+    tokens, path = found.tokens(GROUP, name), weights_file(found.directory, name)
+    # an empty file cannot be mapped
+    weights: NDArray[np.float32] = np.memmap(path, dtype="<f4", mode="r") if len(tokens) else np.empty(0, np.float32)
+    return TokenSplit(tokens, manifest.tokenizer.eos_id, partial(own_starts, found, name), _no_field, weights)
 
 
 def _no_field(name: str) -> NDArray[np.float64]:

@@ -25,19 +25,21 @@ from phalanx.data.chat.template import (
 from phalanx.data.chat_corpus import (
     FORMAT,
     MANIFEST_FILE,
-    SPLITS,
     ChatCorpus,
     ChatManifest,
     ChatSplitRecord,
     open_conversations,
-    split_files,
+    weights_file,
 )
 from phalanx.data.config import BpeConfig, DataConfig
 from phalanx.data.corpus import SequenceLayout
 from phalanx.data.manifest import TokenizerRecord
-from phalanx.data.pack import token_dtype
+from phalanx.data.own_shards import GROUP, SPLITS, ShardPlace
+from phalanx.data.pack import entry_of, token_dtype
 from phalanx.data.publish import publish
-from phalanx.data.spool import Intake, Progress, SplitSpool, Spool, cleaned
+from phalanx.data.shards import DatasetWriter, PartWriter
+from phalanx.data.sources import BrokenRecord
+from phalanx.data.spool import Intake, KeptText, Progress, SplitSpool, Spool, cleaned
 from phalanx.data.tokenizers.config import ByteBpeTraining
 from phalanx.data.tokenizers.tokenizer import (
     TOKENIZER_FILE,
@@ -96,10 +98,11 @@ def prepare_conversations(config: DataConfig, wanted: ConversationsConfig, job: 
         "policies": [wanted.too_long, wanted.broken, wanted.weighted],
     }
     key = hashlib.sha256(canonical_json(decided_by)).hexdigest()
-    home = job.cache_dir / f"chat-{key[:32]}"
-    if not home.exists():
-        publish(home, _ChatBuild(config, wanted, sources, template, job, key).fill)
-    return open_conversations(home, SequenceLayout.of(config), key)
+    place = ShardPlace.of(job.cache_dir, key, "chat-")
+    if not place.home.exists():
+        build = _ChatBuild(config, wanted, sources, template, job)
+        publish(place.home, lambda directory: build.fill(directory, place, key))
+    return open_conversations(place.home, SequenceLayout.of(config), place.fingerprint)
 
 
 class _ChatBuild:
@@ -112,58 +115,70 @@ class _ChatBuild:
         sources: list[ConversationFiles],
         template: ChatTemplate,
         job: ChatJob,
-        key: str,
     ) -> None:
         self._config, self._wanted, self._sources, self._template = config, wanted, sources, template
-        self._job, self._key = job, key
+        self._job = job
         self._dropped: Counter[str] = Counter()
         self._to_name: dict[bytes, str] = {}
 
-    def fill(self, directory: Path) -> None:
-        """Write all files."""
+    def fill(self, directory: Path, place: ShardPlace, key: str) -> None:
+        """Write and sign all files."""
         config, job = self._config, self._job
         intake = Intake(job.seed, config.validation_share, config.max_documents)
         named = ((one.kind, source) for one, source in zip(self._wanted.sources, self._sources, strict=True))
         spool = intake.spool(named, directory, job.report)
-        broken = [record for source in self._sources for record in source.dropped]
+        broken = self._broken()
         if not spool.train.documents:
             said = f"; the first broken line is {broken[0].name}: {broken[0].reason}" if broken else ""
             raise DataError(f"data.conversations: no conversation is left for training{said}").about(code="PHX-I012")
         tokenizer = self._tokenizer(spool)
         (directory / TOKENIZER_FILE).write_bytes(tokenizer.to_json())
         (directory / TEMPLATE_FILE).write_text(self._template.source, encoding="utf-8", newline="")
-        with ChatEncoder(self._template, tokenizer.backend) as encoder:
-            train, held_out = (
-                self._split(encoder, part, directory, name, tokenizer.vocab_size)
-                for part, name in zip((spool.train, spool.validation), SPLITS, strict=True)
-            )
-            end_of_turn = encoder.end_of_turn
-        self._check(train, held_out)
+        dtype, record = token_dtype(tokenizer.vocab_size), tokenizer.record(config.tokenizer.kind)
+        with DatasetWriter(directory, dtype) as writer:
+            with ChatEncoder(self._template, tokenizer.backend) as encoder:
+                train, held_out = (
+                    self._split(encoder, part, writer.group(GROUP, name), weights_file(directory, name))
+                    for part, name in zip((spool.train, spool.validation), SPLITS, strict=True)
+                )
+                end_of_turn = encoder.end_of_turn
+            self._check(train, held_out)
+            manifest = self._manifest(spool, record, (train, held_out), key, end_of_turn)
+            (directory / MANIFEST_FILE).write_bytes(canonical_json(manifest.model_dump(mode="json")))
+            weights = (weights_file(directory, name).name for name in SPLITS)
+            place.finish(writer, config, spool.sources, record, (MANIFEST_FILE, TEMPLATE_FILE, *weights))
+        spool.train.path.unlink()
+        spool.validation.path.unlink()
+
+    def _manifest(
+        self,
+        spool: Spool,
+        record: TokenizerRecord,
+        splits: tuple[ChatSplitRecord, ChatSplitRecord],
+        key: str,
+        end_of_turn: int | None,
+    ) -> ChatManifest:
+        broken = self._broken()
         self._dropped.update({"broken": len(broken)} if broken else {})
         examples = [*(f"{one.name}: {one.reason}" for one in broken[:_NAMED]), *self._names()]
-        manifest = ChatManifest(
-            key=self._key,
-            token_dtype=token_dtype(tokenizer.vocab_size),
+        return ChatManifest(
+            key=key,
+            token_dtype=token_dtype(record.vocab_size),
             sources=tuple(spool.sources),
-            tokenizer=TokenizerRecord(
-                kind=config.tokenizer.kind,
-                vocab_size=tokenizer.vocab_size,
-                eos_id=tokenizer.eos_id,
-                digest=hashlib.sha256(tokenizer.to_json()).hexdigest(),
-            ),
+            tokenizer=record,
             template=self._template.name
             if self._template.name in DEFAULT_TEMPLATES
             else Path(self._template.name).name,
             template_digest=hashlib.sha256(self._template.source.encode()).hexdigest(),
             end_of_turn=end_of_turn,
-            train=train,
-            validation=held_out,
+            train=splits[0],
+            validation=splits[1],
             dropped=dict(self._dropped),
             examples=tuple(examples),
         )
-        (directory / MANIFEST_FILE).write_bytes(canonical_json(manifest.model_dump(mode="json")))
-        spool.train.path.unlink()
-        spool.validation.path.unlink()
+
+    def _broken(self) -> list[BrokenRecord]:
+        return [record for source in self._sources for record in source.dropped]
 
     def _tokenizer(self, spool: Spool) -> TextTokenizer:
         wanted = self._config.tokenizer
@@ -175,31 +190,33 @@ class _ChatBuild:
         self._job.report("vocabulary", spool.train.documents)
         return train_tokenizer(texts, training, "data.tokenizer")
 
-    def _split(
-        self, encoder: ChatEncoder, spool: SplitSpool, directory: Path, name: str, vocab_size: int
-    ) -> ChatSplitRecord:
-        dtype, starts, targets = np.dtype(token_dtype(vocab_size)), [0], 0
-        paths = split_files(directory, name)
-        with paths[0].open("wb") as tokens, paths[1].open("wb") as weights:
-            for number, found in enumerate(self._encoded(encoder, spool.texts()), start=1):
-                tokens.write(found.ids.astype(dtype).tobytes())
-                weights.write(found.weights.astype("<f4").tobytes())
-                starts.append(starts[-1] + len(found.ids))
+    def _split(self, encoder: ChatEncoder, spool: SplitSpool, part: PartWriter, weights: Path) -> ChatSplitRecord:
+        starts, targets, tokens, weighed = [0], 0, hashlib.sha256(), hashlib.sha256()
+        with weights.open("wb") as stream:
+            for document, found in self._encoded(encoder, spool.kept()):
+                ids, of_ids = found.ids.astype(part.dtype), found.weights.astype("<f4")
+                part.add(ids, entry_of(document))
+                stream.write(of_ids.data)
+                tokens.update(ids.data)
+                weighed.update(of_ids.data)
+                starts.append(part.tokens)
                 # the first token is nothing that can be foretold
                 targets += int((found.weights[1:] > 0).sum())
-                if number % 100 == 0:
-                    self._job.report("encode", number)
-        paths[2].write_bytes(np.array(starts, dtype="<i8").tobytes())
-        digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
+                if part.documents % 100 == 0:
+                    self._job.report("encode", part.documents)
+        began = hashlib.sha256(np.array(starts, dtype="<i8").tobytes())
         return ChatSplitRecord(
-            conversations=len(starts) - 1,
-            tokens=starts[-1],
+            conversations=part.documents,
+            tokens=part.tokens,
             targets=targets,
-            digests=(digests[0], digests[1], digests[2]),
+            digests=(tokens.hexdigest(), weighed.hexdigest(), began.hexdigest()),
         )
 
-    def _encoded(self, encoder: ChatEncoder, texts: Iterable[str]) -> Iterator[EncodedConversation]:
-        for text in texts:
+    def _encoded(
+        self, encoder: ChatEncoder, kept: Iterable[KeptText]
+    ) -> Iterator[tuple[KeptText, EncodedConversation]]:
+        for document in kept:
+            text = document.text
             conversation = from_text(text)
             try:
                 self._check_weights(conversation)
@@ -218,7 +235,7 @@ class _ChatBuild:
                 why = "nothing that the assistant says is among its tokens"
                 self._drop(text, "nothing learned", why, keeps=self._wanted.too_long == "cut")
                 continue
-            yield found
+            yield document, found
 
     def _check_weights(self, conversation: Conversation) -> None:
         odd = [

@@ -4,6 +4,7 @@ import hashlib
 import tomllib
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +20,15 @@ from phalanx.data.tokenizers.tokenizer import TOKENIZER_FILE, TextTokenizer
 from phalanx.errors import DataError
 
 
-def open_shards(config: DataConfig, dataset: DatasetConfig, tokenizer: TextTokenizer | None = None) -> Corpus:
+def open_shards(
+    config: DataConfig, dataset: DatasetConfig, directory: Path, tokenizer: TextTokenizer | None = None
+) -> Corpus:
     """Open a dataset as a run file names it.
 
     Args:
         config: Of the run's data.
-        dataset: Where it is, and which of its groups are used.
+        dataset: Which of its groups are used, and by which key it is signed.
+        directory: Where it is.
         tokenizer: The one that the run file names; None for that of the dataset.
 
     Raises:
@@ -32,13 +36,13 @@ def open_shards(config: DataConfig, dataset: DatasetConfig, tokenizer: TextToken
         DataError: The dataset is altered, signed by another key or encoded with another tokenizer, a group has no
             training sequence, or nothing is there to validate on.
     """
-    found, names = open_groups(config, dataset, tokenizer)
+    found, names = open_groups(config, dataset, directory, tokenizer)
     record = found.manifest.tokenizer
     groups = [
         TokenGroup(name, _digest(found, name), _split(found, name, TRAIN), _split(found, name, VALIDATION))
         for name in names
     ]
-    path = dataset.path / TOKENIZER_FILE
+    path = directory / TOKENIZER_FILE
     facts = CorpusFacts(found.digest, record.vocab_size, record.eos_id, path, found.trust)
     layout = SequenceLayout.of(config)
     hints = recipe_weights(found.manifest.recipe.content)

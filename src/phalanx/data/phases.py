@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from phalanx.config import StrictModel
+from phalanx.data.sources.files import Location
 
 GroupName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}\z")]
 Weight = Annotated[float, Field(ge=0.0, le=1e9, allow_inf_nan=False)]
@@ -25,7 +26,7 @@ class DatasetConfig(StrictModel):
     """Token shards that ``phalanx data build`` has made.
 
     Attributes:
-        path: Directory of the dataset.
+        path: Directory of the dataset, or its address in an object store, from where it is brought to the cache once.
         signer: Fingerprint of the key that must have signed its manifest; left out, any valid signature will do, and
             the console tells the fingerprint.
         key_file: The file with the key of encrypted shards.
@@ -34,7 +35,7 @@ class DatasetConfig(StrictModel):
             where one of them has no weight, what each group has in sequences.
     """
 
-    path: Path
+    path: Location
     signer: str | None = Field(default=None, min_length=1, max_length=200)
     key_file: Path | None = None
     groups: Annotated[tuple[GroupName, ...], Field(max_length=1000)] = ()

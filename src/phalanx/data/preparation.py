@@ -1,4 +1,4 @@
-"""Sources to a packed corpus, once; the second time it is found by its key and checked."""
+"""Sources to token shards, once; the second time it is found by its key and checked."""
 
 import hashlib
 import os
@@ -10,15 +10,13 @@ from phalanx.data.chat_preparation import ChatJob, prepare_conversations
 from phalanx.data.config import BpeConfig, DataConfig
 from phalanx.data.corpus import Corpus, SequenceLayout
 from phalanx.data.dataset_corpus import open_shards
-from phalanx.data.manifest import FORMAT, CorpusManifest, SplitRecord, TokenizerRecord
+from phalanx.data.manifest import FORMAT, CorpusManifest, SplitRecord
+from phalanx.data.own_shards import GROUP, SPLITS, ShardPlace
 from phalanx.data.pack import pack, token_dtype
-from phalanx.data.prepared_corpus import (
-    MANIFEST_FILE,
-    TRAIN_FILE,
-    VALIDATION_FILE,
-    open_corpus,
-)
+from phalanx.data.prepared_corpus import MANIFEST_FILE, open_corpus
 from phalanx.data.publish import publish
+from phalanx.data.run_dataset import local_dataset
+from phalanx.data.shards import DatasetWriter
 from phalanx.data.sources import Source, no_text, open_source
 from phalanx.data.spool import Intake, Progress, Spool
 from phalanx.data.tokenizers.encoder import Encoder
@@ -40,7 +38,7 @@ def prepare(
     tokenizer_path: Path | None = None,
     progress: Progress | None = None,
 ) -> Corpus:
-    """Read, split, tokenise and pack the sources, or open the result of an earlier call; or open a dataset of shards.
+    """Read, split and tokenise the sources into shards, or open what an earlier call made; or open a dataset.
 
     Args:
         config: What to read and how to cut it; conversations are rendered before.
@@ -58,7 +56,8 @@ def prepare(
         threads. A crash leaves no half-made result. No text is in both splits, up to exact equality.
     """
     if config.dataset is not None:
-        return open_shards(config, config.dataset, named_tokenizer(config.tokenizer, tokenizer_path))
+        directory = local_dataset(config.dataset, cache_dir)
+        return open_shards(config, config.dataset, directory, named_tokenizer(config.tokenizer, tokenizer_path))
     if config.conversations is not None:
         return prepare_conversations(
             config, config.conversations, ChatJob(cache_dir, seed, tokenizer_path, progress or _silent)
@@ -68,11 +67,12 @@ def prepare(
     sources = [open_source(source) for source in config.sources]
     fingerprints = [source.fingerprint() for source in sources]
     key = _key(config, seed, fingerprints, fingerprint_tokenizer(config.tokenizer, tokenizer_path))
-    home = cache_dir / key[:32]
+    place = ShardPlace.of(cache_dir, key)
+    home = place.home
     if not home.exists():
-        build = _Job(key, home, seed, fingerprints, tokenizer_path, progress or _silent)
+        build = _Job(key, place, seed, fingerprints, tokenizer_path, progress or _silent)
         publish(home, lambda directory: _fill(directory, config, sources, build))
-    corpus = open_corpus(home, SequenceLayout.of(config))
+    corpus = open_corpus(home, SequenceLayout.of(config), place.fingerprint)
     if corpus.manifest.key != key:
         raise DataError(f"{home}: holds the data of another config; delete it to have the data made again").about(
             code="PHX-I018", file=str(home), do="delete it"
@@ -85,7 +85,7 @@ class _Job:
     """The constants of one corpus's preparation."""
 
     key: str
-    home: Path
+    place: ShardPlace
     seed: int
     fingerprints: list[str]
     tokenizer_path: Path | None
@@ -100,25 +100,25 @@ def _fill(directory: Path, config: DataConfig, sources: list[Source], job: _Job)
     tokenizer = _tokenizer(config, spool, job)
     (directory / TOKENIZER_FILE).write_bytes(tokenizer.to_json())
     length, encoder = config.sequence_length, Encoder(tokenizer, spool.train.size_bytes + spool.validation.size_bytes)
-    train = pack(spool.train, encoder, length, directory / TRAIN_FILE, job.report)
-    validation = pack(spool.validation, encoder, length, directory / VALIDATION_FILE, job.report)
-    _check_length(train, validation, config)
-    manifest = CorpusManifest(
-        key=job.key,
-        seed=job.seed,
-        sequence_length=length,
-        token_dtype=token_dtype(tokenizer.vocab_size),
-        sources=tuple(spool.sources),
-        tokenizer=TokenizerRecord(
-            kind=config.tokenizer.kind,
-            vocab_size=tokenizer.vocab_size,
-            eos_id=tokenizer.eos_id,
-            digest=hashlib.sha256(tokenizer.to_json()).hexdigest(),
-        ),
-        train=train,
-        validation=validation,
-    )
-    (directory / MANIFEST_FILE).write_bytes(canonical_json(manifest.model_dump(mode="json")))
+    dtype, record = token_dtype(tokenizer.vocab_size), tokenizer.record(config.tokenizer.kind)
+    with DatasetWriter(directory, dtype) as writer:
+        train, validation = (
+            pack(part, encoder, length, writer.group(GROUP, name), job.report)
+            for part, name in zip((spool.train, spool.validation), SPLITS, strict=True)
+        )
+        _check_length(train, validation, config)
+        manifest = CorpusManifest(
+            key=job.key,
+            seed=job.seed,
+            sequence_length=length,
+            token_dtype=dtype,
+            sources=tuple(spool.sources),
+            tokenizer=record,
+            train=train,
+            validation=validation,
+        )
+        (directory / MANIFEST_FILE).write_bytes(canonical_json(manifest.model_dump(mode="json")))
+        job.place.finish(writer, config, spool.sources, record, (MANIFEST_FILE,))
     spool.train.path.unlink()
     spool.validation.path.unlink()
 

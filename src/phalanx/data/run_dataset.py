@@ -6,20 +6,37 @@ from pathlib import Path
 from phalanx.data.config import DataConfig
 from phalanx.data.phases import DatasetConfig
 from phalanx.data.shards import Dataset, SealKey, open_dataset
+from phalanx.data.shards.stored import StoredDataset
 from phalanx.data.tokenizers.tokenizer import TOKENIZER_FILE, TextTokenizer, open_tokenizer, vocabulary_digest
 from phalanx.errors import ConfigError, DataError
 
 TRAIN, VALIDATION = "train", "validation"
 
 
+def local_dataset(dataset: DatasetConfig, cache_dir: Path) -> Path:
+    """Return the directory of a dataset; one of an object store is brought to the cache where it is not there yet.
+
+    Raises:
+        DataError: It is not there, altered, or signed with another key.
+    """
+    if isinstance(dataset.path, Path):
+        return dataset.path
+    stored = StoredDataset(dataset.path)
+    home = cache_dir / f"dataset-{stored.signed(dataset.signer).statement.dataset[:32]}"
+    if not home.exists():
+        stored.fetch(home, dataset.signer)
+    return home
+
+
 def open_groups(
-    config: DataConfig, dataset: DatasetConfig, tokenizer: TextTokenizer | None
+    config: DataConfig, dataset: DatasetConfig, path: Path, tokenizer: TextTokenizer | None
 ) -> tuple[Dataset, tuple[str, ...]]:
     """Open a dataset and find the groups of a run in it; no token is read.
 
     Args:
         config: Of the run's data.
-        dataset: Where it is, and which of its groups are used.
+        dataset: Which of its groups are used, and by which key it is signed.
+        path: Its directory.
         tokenizer: The one that the run file names; None for that of the dataset.
 
     Returns:
@@ -30,15 +47,15 @@ def open_groups(
         DataError: The dataset is altered, signed with another key or encoded with another tokenizer.
     """
     key = None if dataset.key_file is None else SealKey.read(dataset.key_file)
-    found = open_dataset(dataset.path, dataset.signer, key)
-    _check_tokenizer(dataset.path / TOKENIZER_FILE, found, tokenizer)
+    found = open_dataset(path, dataset.signer, key)
+    _check_tokenizer(path / TOKENIZER_FILE, found, tokenizer)
     trained = tuple(name for name, splits in found.groups.items() if TRAIN in splits)
     names = dataset.groups or trained
     weighed = [dataset.weights, config.repeats, *(phase.weights for phase in config.phases)]
     stray = sorted(({*names} - {*trained}) | ({name for one in weighed for name in one} - {*names}))
     if stray or not names:
         raise ConfigError(
-            f'data: {dataset.path} has no group "{stray[0] if stray else ""}" to train on; the run has '
+            f'data: {path} has no group "{stray[0] if stray else ""}" to train on; the run has '
             f"{', '.join(names)}, the dataset {', '.join(trained) or 'none'}: name one of them"
         )
     return found, names

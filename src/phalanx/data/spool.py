@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import struct
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -13,8 +14,23 @@ from phalanx.data.sources import Document, Source
 from phalanx.errors import DataError
 
 Progress = Callable[[str, int], None]
-_PREFIX_BYTES = 8
+_PREFIX = struct.Struct("<IIQ")
 _REPORT_EVERY = 200
+
+
+@dataclass(frozen=True)
+class KeptText:
+    """A document as it is kept.
+
+    Attributes:
+        text: Cleaned.
+        source: The number of its source.
+        name: As the source gives it.
+    """
+
+    text: str
+    source: int
+    name: str
 
 
 @dataclass
@@ -25,17 +41,25 @@ class SplitSpool:
     documents: int = 0
     size_bytes: int = 0
 
-    def append(self, stream: BinaryIO, content: bytes) -> None:
+    def append(self, stream: BinaryIO, content: bytes, source: int, name: str) -> None:
         """Add one document and count it."""
-        stream.write(len(content).to_bytes(_PREFIX_BYTES, "little") + content)
+        # a file's name can hold bytes that are no text
+        named = name.encode(errors="replace")
+        stream.write(_PREFIX.pack(source, len(named), len(content)) + named + content)
         self.documents += 1
         self.size_bytes += len(content)
 
-    def texts(self) -> Iterator[str]:
+    def kept(self) -> Iterator[KeptText]:
         """Every document, in the order in which it was kept."""
         with self.path.open("rb") as stream:
-            while prefix := stream.read(_PREFIX_BYTES):
-                yield stream.read(int.from_bytes(prefix, "little")).decode()
+            while prefix := stream.read(_PREFIX.size):
+                source, name_bytes, size = _PREFIX.unpack(prefix)
+                name = stream.read(name_bytes).decode()
+                yield KeptText(stream.read(size).decode(), source, name)
+
+    def texts(self) -> Iterator[str]:
+        """The text of every document, in the order in which it was kept."""
+        return (one.text for one in self.kept())
 
 
 @dataclass
@@ -74,7 +98,7 @@ class Intake:
         spool = Spool(SplitSpool(directory / "train.spool"), SplitSpool(directory / "validation.spool"))
         seen: set[bytes] = set()
         with spool.train.path.open("wb") as train, spool.validation.path.open("wb") as validation:
-            for kind, source in sources:
+            for number, (kind, source) in enumerate(sources):
                 counts = _Counts()
                 for document in self._wanted(source, seen):
                     content = cleaned(document)
@@ -83,9 +107,9 @@ class Intake:
                         continue
                     seen.add(digest)
                     if self._is_held_out(digest):
-                        spool.validation.append(validation, content)
+                        spool.validation.append(validation, content, number, document.name)
                     else:
-                        spool.train.append(train, content)
+                        spool.train.append(train, content, number, document.name)
                     if len(seen) % _REPORT_EVERY == 0:
                         report("read", len(seen))
                 spool.sources.append(counts.freeze(kind, source.fingerprint()))

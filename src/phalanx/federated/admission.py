@@ -5,7 +5,7 @@ twice, and a replayed one is no training: none of that is a question of distance
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Literal
@@ -148,6 +148,17 @@ class UpdateAdmission:
     def exclude(self, site: str, reason: str) -> None:
         """Let a site in no more."""
         self._excluded.setdefault(site, reason)
+
+    def recall(self, headers: Iterable[bytes]) -> None:
+        """Count updates of earlier sessions, by their signed headers, as updates that have come.
+
+        Raises:
+            UpdateRefusedError: A header is not signed by a site of the roster.
+        """
+        for header in headers:
+            said = self._signed(header)
+            self._seen.add(said.values)
+            self._came.add((said.round, said.site))
 
     @property
     def excluded(self) -> dict[str, str]:

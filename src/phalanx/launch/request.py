@@ -64,6 +64,8 @@ class Launch:
         run = load_run(self.run_file, self.overrides)
         if run.split is not None:
             raise ConfigError(f"{self.run_file}: [split] is not launched: `phalanx train` starts its enclave itself")
+        if run.federated is not None:
+            raise ConfigError(f"{self.run_file}: [federated] is not launched: `phalanx train` starts its sites itself")
         run.require_steps("phalanx launch, whose parties pin the run beforehand,")
         if run.pipeline.pki is None:
             names = " ".join((OWNER, *run.pipeline.workers, *run.pipeline.late_workers))

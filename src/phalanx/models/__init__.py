@@ -11,7 +11,9 @@ from phalanx.models.config import (
     LoraConfig,
     ModelConfig,
     PrefixConfig,
+    SlicedAdapter,
     SpfConfig,
+    without_path,
 )
 from phalanx.models.layout import StageSpec, partition
 
@@ -47,6 +49,7 @@ __all__ = [
     "ModelConfig",
     "ModelSource",
     "PrefixConfig",
+    "SlicedAdapter",
     "SpfConfig",
     "StageModule",
     "StageRow",
@@ -69,6 +72,7 @@ __all__ = [
     "trained_shapes",
     "weights_digest",
     "with_marks",
+    "without_path",
 ]
 
 

@@ -1,5 +1,6 @@
 """The configuration of a model and its adapters; imports no torch."""
 
+import math
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
@@ -34,6 +35,10 @@ class LoraConfig(StrictModel):
         dropout: Probability of dropping an input of the adapter.
         targets: Names of linear layers, such as ``q_proj`` or ``mlp.c_proj``; empty means the
             family's usual attention projections.
+        dora: Learn the size of each output's weights beside their direction (Liu et al. 2024).
+        rslora: Multiply the output by ``alpha / sqrt(rank)`` instead, so that high ranks learn as low ones do
+            (Kalajdzievski 2023).
+        path: A directory in peft's format; training begins with its values instead of new ones.
     """
 
     kind: Literal["lora"] = "lora"
@@ -41,6 +46,14 @@ class LoraConfig(StrictModel):
     alpha: float = Field(default=16, gt=0, allow_inf_nan=False)
     dropout: float = Field(default=0.0, ge=0, lt=1)
     targets: tuple[str, ...] = ()
+    dora: bool = False
+    rslora: bool = False
+    path: str | None = Field(default=None, min_length=1)
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        """Leave out what is usual: the digests of other runs stay as they were."""
+        return _written(write(self), ("dora", "rslora", "path"))
 
     @model_validator(mode="after")
     def _check_targets(self) -> "LoraConfig":
@@ -49,9 +62,14 @@ class LoraConfig(StrictModel):
         return self
 
     @property
+    def scale(self) -> float:
+        """What the adapter's output is multiplied by."""
+        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+
+    @property
     def planned(self) -> Adapter:
         """As the planner has it."""
-        return Adapter(self.rank, self.targets, drops=self.dropout > 0)
+        return Adapter(self.rank, self.targets, drops=self.dropout > 0, dora=self.dora)
 
 
 class SpfConfig(StrictModel):
@@ -75,10 +93,26 @@ class PrefixConfig(StrictModel):
     Attributes:
         kind: ``ptuning``.
         tokens: Virtual tokens; where positions are learned, sequences may be shorter by so many.
+        path: A directory in peft's format (prefix tuning); training begins with its values instead of new ones.
     """
 
     kind: Literal["ptuning"]
     tokens: int = Field(default=16, ge=1, le=1024)
+    path: str | None = Field(default=None, min_length=1)
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        """Leave out what is usual: the digests of other runs stay as they were."""
+        return _written(write(self), ("path",))
+
+    @property
+    def planned(self) -> Adapter:
+        """As the planner has it."""
+        return Adapter(0, virtual_tokens=self.tokens)
+
+
+def _written(values: dict[str, Any], newer: tuple[str, ...]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in newer or value not in (None, False)}
 
 
 def _kind_of(value: object) -> object:
@@ -90,6 +124,16 @@ AdapterConfig = Annotated[
     Discriminator(_kind_of),
 ]
 """What is trained while the model's own weights stay as they are."""
+
+SlicedAdapter = Annotated[
+    Annotated[LoraConfig, Tag("lora")] | Annotated[PrefixConfig, Tag("ptuning")], Discriminator(_kind_of)
+]
+"""An adapter of which a stage knows its part from shapes alone, so that parties without weights can build it."""
+
+
+def without_path(adapter: SlicedAdapter | None) -> SlicedAdapter | None:
+    """Return an adapter as other parties are told of it: where its first values lie is the owner's own affair."""
+    return None if adapter is None else adapter.model_copy(update={"path": None})
 
 
 class ModelConfig(StrictModel):
@@ -149,15 +193,20 @@ class ModelConfig(StrictModel):
         return self
 
     @property
-    def lora(self) -> LoraConfig | None:
-        """The adapter, for engines that know LoRA alone.
+    def planned_adapter(self) -> Adapter | None:
+        """The adapter as the planner has it; None for all weights, and for those of a kind that it does not know."""
+        return self.adapter.planned if isinstance(self.adapter, LoraConfig | PrefixConfig) else None
+
+    @property
+    def sliced_adapter(self) -> LoraConfig | PrefixConfig | None:
+        """The adapter, for engines that build stages without weights.
 
         Raises:
-            ConfigError: It is of another kind.
+            ConfigError: It is of a kind that is chosen by weights.
         """
-        if self.adapter is not None and not isinstance(self.adapter, LoraConfig):
+        if isinstance(self.adapter, SpfConfig):
             raise ConfigError(
-                f'model.adapter.kind = "{self.adapter.kind}": this engine trains low-rank adapters or everything; set '
-                'kind = "lora"'
+                'model.adapter.kind = "spf": its rows are chosen by weights, and this engine builds stages without '
+                'any; set kind = "lora" or "ptuning"'
             )
         return self.adapter

@@ -10,7 +10,7 @@ from transformers.pytorch_utils import Conv1D
 from phalanx.errors import ModelError
 from phalanx.models.config import LoraConfig
 from phalanx.models.seeding import seeded_generator
-from phalanx.models.stage import StageModule
+from phalanx.models.stage import MAGNITUDE, StageModule
 
 
 def inject_lora(stage: StageModule, adapter: LoraConfig) -> None:
@@ -30,6 +30,8 @@ def inject_lora(stage: StageModule, adapter: LoraConfig) -> None:
             target_modules=list(targets),
             fan_in_fan_out=stage.family.fan_in_fan_out,
             bias="none",
+            use_dora=adapter.dora,
+            use_rslora=adapter.rslora,
         ),
         stage,
         low_cpu_mem_usage=True,
@@ -37,8 +39,18 @@ def inject_lora(stage: StageModule, adapter: LoraConfig) -> None:
 
 
 def is_lora(name: str) -> bool:
-    """True for the canonical name of a low-rank adapter's matrix."""
-    return name.endswith((".lora_A.weight", ".lora_B.weight"))
+    """True for the canonical name of a low-rank adapter's matrix, or of DoRA's sizes."""
+    return name.endswith((".lora_A.weight", ".lora_B.weight", MAGNITUDE))
+
+
+@torch.no_grad()
+def set_magnitudes(stage: StageModule) -> None:
+    """Give DoRA's sizes their first values, the Euclidean norm of each output's weights: nothing is changed by them."""
+    values = stage.all_parameters()
+    for name, magnitude in values.items():
+        if name.endswith(MAGNITUDE):
+            weight = values[f"{name.removesuffix(MAGNITUDE)}.weight"]
+            magnitude.copy_(torch.linalg.norm(weight, dim=0 if stage.family.fan_in_fan_out else 1))
 
 
 def draw_lora(name: str, weight: Tensor, seed: int) -> None:
@@ -47,6 +59,9 @@ def draw_lora(name: str, weight: Tensor, seed: int) -> None:
     The values depend on the seed and the canonical name only. Nothing of ``torch.nn.init`` is used: while
     transformers loads a model in another thread, its functions do nothing.
     """
+    if name.endswith(MAGNITUDE):
+        # it follows from the model's weights; see `set_magnitudes`
+        return
     if name.endswith(".lora_B.weight"):
         weight.detach().zero_()
         return

@@ -6,9 +6,8 @@ The config and its check are there at once; what needs torch is imported at its 
 from typing import TYPE_CHECKING
 
 from phalanx.late_names import late_names
-from phalanx.parallel.config import ParallelConfig
+from phalanx.parallel.config import OuterConfig, ParallelConfig
 from phalanx.parallel.elastic import fitted, worlds
-from phalanx.parallel.outer_config import OuterConfig
 from phalanx.parallel.refusal import StepWorkload, check_layout
 
 if TYPE_CHECKING:

@@ -26,6 +26,7 @@ class StepWorkload:
         device: Of the ranks.
         attention: Kernel.
         attends: Which tokens see which.
+        has_prefix: Virtual tokens come before those of every block.
     """
 
     batch_size: int
@@ -36,6 +37,7 @@ class StepWorkload:
     device: str = "cpu"
     attention: str = "sdpa"
     attends: AttentionKind = "causal"
+    has_prefix: bool = False
 
 
 def check_layout(config: ParallelConfig, hub_config: Mapping[str, Any], load: StepWorkload) -> None:
@@ -85,6 +87,11 @@ def _our_reasons(config: ParallelConfig, hub_config: Mapping[str, Any], load: St
             f"tp={config.tp} zero={config.zero}: adafactor keeps rows and columns of whole matrices, and ranks would "
             'have slices; set tp to 1 and zero to 0 or 1, or take optimizer.kind = "adamw"'
         )
+    if load.has_prefix and (config.cp > 1 or config.compile):
+        yield (
+            f'cp={config.cp} compile={config.compile}: virtual tokens of kind = "ptuning" come before whole sequences, '
+            "in blocks as they are written; set cp to 1 and compile to false"
+        )
     lacking = why_no_compiler(load.device) if config.compile else None
     if lacking is not None:
         yield f"compile: {lacking}"
@@ -98,6 +105,11 @@ def _about_the_model(config: ParallelConfig, hub_config: Mapping[str, Any], load
         yield (
             f"tp={config.tp}: adapters on {', '.join(stray)}, of whose inputs each rank has a part, are not cut; take "
             f"{', '.join(plan_of(family).columns)}, or set tp to 1"
+        )
+    if config.zero >= SHARED_GRADIENTS and FAMILIES[family].predicts == "target":
+        yield (
+            f"zero={config.zero}: all blocks of {family} read what its first one learns of positions, and ranks would "
+            "have slices of it outside of that block; set zero to 0 or 1"
         )
     cuts_itself = hub_config.get("slow_but_exact") and hub_config.get("pretraining_tp", 1) > 1
     if cuts_itself and (config.tp > 1 or config.cp > 1):

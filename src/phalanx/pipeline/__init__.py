@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from phalanx.pipeline.processes.fork_server import can_fork
     from phalanx.pipeline.processes.fork_server_client import fork_here
     from phalanx.pipeline.processes.local_workers import LocalWorkers
-    from phalanx.pipeline.proof.leaves import read_leaves
     from phalanx.pipeline.proof.step_proof import Rules, ShownWork, check_step
-    from phalanx.pipeline.proof.step_record import CHECKS, NoteChecks, StageChecks, StepRecord
+    from phalanx.pipeline.proof.step_record import CHECKS, NoteChecks, StageChecks, StepRecord, read_leaves
     from phalanx.pipeline.protocol.log_memory import LogHeadExchange, Observe
     from phalanx.pipeline.protocol.messages import StateDigest
     from phalanx.pipeline.stage.battery import run_battery
@@ -132,9 +131,8 @@ if not TYPE_CHECKING:
             "processes.fork_server": ("can_fork",),
             "processes.fork_server_client": ("fork_here",),
             "processes.local_workers": ("LocalWorkers",),
-            "proof.leaves": ("read_leaves",),
             "proof.step_proof": ("Rules", "ShownWork", "check_step"),
-            "proof.step_record": ("CHECKS", "NoteChecks", "StageChecks", "StepRecord"),
+            "proof.step_record": ("CHECKS", "NoteChecks", "StageChecks", "StepRecord", "read_leaves"),
             "protocol.log_memory": ("LogHeadExchange", "Observe"),
             "protocol.messages": ("StateDigest",),
             "stage.battery": ("run_battery",),

@@ -10,10 +10,12 @@ from pydantic import AfterValidator, ValidationError, model_serializer
 from phalanx.config import StrictModel, canonical_json, one_of
 from phalanx.config.strict import check_reference
 from phalanx.errors import FrameError
-from phalanx.models import MARKED_KINDS, Attention, AttentionKind, LoraConfig
+from phalanx.models import MARKED_KINDS, Attention, AttentionKind, SlicedAdapter
 from phalanx.objectives import ObjectiveChoice
 from phalanx.optimizers import OptimizerConfig
 from phalanx.pipeline.config import GuardConfig
+from phalanx.planner.model.config_keys import ConfigKeys
+from phalanx.planner.model.families import FAMILIES
 from phalanx.planner.schedules import verifiable_schedules
 
 Precision = Literal["fp32", "bf16"]
@@ -48,7 +50,7 @@ class StepPlan(StrictModel):
     device: str
     attention: Attention
     activation_checkpointing: bool
-    adapter: LoraConfig | None
+    adapter: SlicedAdapter | None
     optimizer: OptimizerConfig
     guard: GuardConfig
     objective: ObjectiveChoice = DEFAULT_OBJECTIVE
@@ -81,7 +83,11 @@ class StepPlan(StrictModel):
     @property
     def hidden_shape(self) -> tuple[int, int, int]:
         """Shape of every tensor that crosses a boundary: ``[batch, seq, dim]`` of one microbatch."""
-        return (self.microbatch_size, self.sequence_length, self.hidden_size + (self.attends in MARKED_KINDS))
+        family, beside = FAMILIES.get(self.hub_config.get("model_type", "")), 0
+        if family is not None:
+            beside = family.rows_beside(ConfigKeys(self.hub_config, "model config"))
+        tokens = self.sequence_length + beside
+        return (self.microbatch_size, tokens, self.hidden_size + (self.attends in MARKED_KINDS))
 
     @property
     def hidden_bytes(self) -> int:

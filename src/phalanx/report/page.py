@@ -13,6 +13,7 @@ from phalanx.report.loss import curve_of, loss_chart
 from phalanx.report.markup import Markup, element
 from phalanx.report.read import Row, RunRecord, read_run
 from phalanx.report.shell import section, shell, write_page
+from phalanx.report.sites import sites_section
 from phalanx.report.svg import PlotFrame, Shape
 from phalanx.report.tables import cost_table, stage_table, table, validation_table
 from phalanx.report.timeline import timeline
@@ -61,6 +62,7 @@ def render(record: RunRecord) -> str:
         _notes(record),
         _loss(record),
         _samples(record),
+        sites_section(record),
         histograms_section(record),
         section(
             "Verdicts",

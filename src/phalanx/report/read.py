@@ -26,6 +26,7 @@ class RunRecord:
         config: The same, parsed.
         summary: Final figures.
         metrics: One row a step, in the order of the file; each has a number ``step``.
+        rounds: One row a federated round, and one a measurement of its sites; empty of other runs.
         events: The audit log, unchecked; each has a text ``kind`` and an object ``body``.
         evidence: Text of the evidence files by name.
         notes: What is missing or was left out, one sentence each.
@@ -37,6 +38,7 @@ class RunRecord:
     config: Row = field(default_factory=dict)
     summary: Row = field(default_factory=dict)
     metrics: list[Row] = field(default_factory=list)
+    rounds: list[Row] = field(default_factory=list)
     events: list[Row] = field(default_factory=list)
     evidence: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -75,6 +77,8 @@ def read_run(run_dir: Path) -> RunRecord:
     _read_config(run_dir / "config.toml", record)
     _read_summary(run_dir / "summary.json", record)
     record.metrics = _read_lines(run_dir / "metrics.jsonl", record, "no curves can be drawn", _is_metric)
+    if (run_dir / "rounds.jsonl").exists():
+        record.rounds = _read_lines(run_dir / "rounds.jsonl", record, "no sites can be shown", _is_metric)
     record.events = _read_lines(run_dir / "events.jsonl", record, "no verdicts can be shown", _is_event)
     _read_evidence(run_dir / "evidence", record)
     return record

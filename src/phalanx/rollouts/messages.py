@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from phalanx.pipeline.protocol.bounds import Digest, Size, Words
+from phalanx.pipeline.protocol.message import Digest, Size, Words
 from phalanx.rollouts.request import RolloutRequest
 from phalanx.rollouts.rollout import RolloutAnswer
 from phalanx.transport import Body, by_kind

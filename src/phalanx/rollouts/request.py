@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from phalanx.config import StrictModel, canonical_json
-from phalanx.pipeline.protocol.bounds import Digest, Step
+from phalanx.pipeline.protocol.message import Digest, Step
 from phalanx.security.crypto import digest_hex
 from phalanx.transport import Body
 

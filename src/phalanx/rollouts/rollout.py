@@ -10,7 +10,7 @@ from pydantic import Field
 
 from phalanx.config import StrictModel
 from phalanx.errors import FrameError
-from phalanx.pipeline.protocol.bounds import Digest, Step
+from phalanx.pipeline.protocol.message import Digest, Step
 from phalanx.rollouts.request import MOST_TOKENS, PromptNumber, RolloutRequest, SampleNumber
 from phalanx.transport import Body
 

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from phalanx.config import StrictModel
-from phalanx.pipeline.protocol.bounds import Digest, PartyName, Step
+from phalanx.pipeline.protocol.message import Digest, PartyName, Step
 
 RolloutOffence = Literal["form", "request", "sketch", "logprob", "draw", "borders", "reward", "equivocation"]
 """What a worker can be convicted of:

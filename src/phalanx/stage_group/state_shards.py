@@ -8,8 +8,7 @@ from torch import distributed as dist
 
 from phalanx.optimizers import StageOptimizer
 from phalanx.pipeline import StepPlan
-from phalanx.pipeline.stage.snapshot_undo import past_of
-from phalanx.pipeline.stage.undo_log import UndoEntry
+from phalanx.pipeline.stage.undo_log import UndoEntry, past_of
 from phalanx.stage_group.orders import StateSource
 
 Shapes = Mapping[str, tuple[int, ...]]

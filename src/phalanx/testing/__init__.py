@@ -11,13 +11,14 @@ from phalanx.testing.actor import (
     tampering,
 )
 from phalanx.testing.clock import CompanyClock, Stall
-from phalanx.testing.company import MemoryCompany
+from phalanx.testing.company import CompanySession, MemoryCompany
 from phalanx.testing.endpoint import RewritingEndpoint
 from phalanx.testing.tiny import random_batch, tiny_run
 
 __all__ = [
     "Actor",
     "CompanyClock",
+    "CompanySession",
     "MemoryCompany",
     "OutgoingMessage",
     "Rewrite",

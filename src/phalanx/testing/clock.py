@@ -22,12 +22,14 @@ class CompanyClock(Awake):
     Attributes:
         on_tick: Called before each jump, in the owner's thread; for a test in which a party acts now and then without
             a message to answer. A jump is as long as the owner waits for mail: 0.05 s in a run.
+        threads: The workers by what they are called; more may be added. Time passes while all of them rest.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._passed_s = 0.0
         self.on_tick: list[Callable[[], None]] = []
+        self.threads: dict[str, PartyThread] = {}
 
     def now(self) -> float:
         """Seconds so far in which every party waited."""
@@ -113,8 +115,7 @@ class OwnersEndpoint(Endpoint):
         run: Session.
         wire: Carries the bytes.
         limits: Deadlines and bounds.
-        threads: The workers by what they are called; more may be added.
-        clock: Moved on here.
+        clock: Moved on here, while all of its threads wait.
 
     Guarantees:
         No time passes while a worker computes or waits for CPU, while a frame is under way to a party that would act
@@ -129,11 +130,10 @@ class OwnersEndpoint(Endpoint):
         wire: Wire,
         limits: TransportConfig,
         *,
-        threads: Mapping[str, PartyThread],
         clock: CompanyClock,
     ) -> None:
         super().__init__(identity, peers, run, wire, limits)
-        self._threads, self._clock = threads, clock
+        self._clock = clock
 
     def receive(self, timeout_s: float) -> CheckedFrame | LinkFault | None:
         """As any endpoint; where nothing can come any more, None at once and `timeout_s` on the clock."""
@@ -156,7 +156,7 @@ class OwnersEndpoint(Endpoint):
 
     def _signs(self) -> Signs | None:
         """Look at every party once; None where one of them has something to do."""
-        living = {name: thread for name, thread in list(self._threads.items()) if thread.is_alive()}
+        living = {name: thread for name, thread in list(self._clock.threads.items()) if thread.is_alive()}
         signs: dict[str, int] = {}
         for name, thread in living.items():
             sign = thread.sign

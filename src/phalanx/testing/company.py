@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -26,7 +27,7 @@ from phalanx.pipeline import (
 )
 from phalanx.security.audit import AuditLog
 from phalanx.security.crypto import Identity, Revocation, RevokedParties, certified_name, load_identity
-from phalanx.testing.actor import Actor, WorkerCrash, rewrite_of
+from phalanx.testing.actor import Actor, WorkerCrash
 from phalanx.testing.clock import CompanyClock, OwnersEndpoint, PartyThread
 from phalanx.testing.endpoint import RewritingEndpoint
 from phalanx.testing.tiny import random_batch
@@ -40,6 +41,19 @@ _JOIN_TIMEOUT_S = 60.0
 _SECONDS_TO_END = 5.0
 
 HONEST = Actor()
+
+
+@dataclass(frozen=True)
+class CompanySession:
+    """One session of a simulated run.
+
+    Attributes:
+        name: What every frame is signed for.
+        log: An audit log with a head that workers are told and remember beside their keys; left out, there is none.
+    """
+
+    name: str = "simulation-1"
+    log: AuditLog | None = None
 
 
 class MemoryCompany:
@@ -62,8 +76,7 @@ class MemoryCompany:
             that is left out is honest.
         cache: Where drawn models are kept; under `directory` when left out.
         draw: Decides the audits; under a fresh key and a fresh nonce when left out.
-        session: What every frame is signed for; two companies with one `pipeline.pki` have two.
-        log: An audit log with a head that workers are told and remember beside their keys; left out, there is none.
+        session: Its name, and its audit log; two companies with one `pipeline.pki` have two.
 
     Raises:
         ConfigError: An actor belongs to no worker of the run.
@@ -90,16 +103,14 @@ class MemoryCompany:
         *,
         cache: Path | None = None,
         draw: AuditDraw | None = None,
-        session: str = "simulation-1",
-        log: AuditLog | None = None,
+        session: CompanySession = CompanySession(),
     ) -> None:
         choices = (*run.pipeline.workers, *run.pipeline.late_workers)
         strangers = sorted(name for name in actors or {} if certified_name(name) not in choices)
         if strangers:
             raise ConfigError(f"actors: {', '.join(strangers)}: no workers of this run; choices: {', '.join(choices)}")
         self.run_config = run
-        self.session = session
-        self._log = log
+        self.session, self._log = session.name, session.log
         self.events: list[tuple[str, dict[str, object]]] = []
         self.checks = CheckRecord(run.guard)
         self.records: list[StepRecord] = []
@@ -113,7 +124,6 @@ class MemoryCompany:
         self._network = MemoryNetwork()
         self._endpoints: dict[str, RewritingEndpoint] = {}
         self.clock = CompanyClock()
-        self._threads: dict[str, PartyThread] = {}
         self._workers: dict[str, Worker] = {}
         self._next_step = 0
         self._is_under_way = False
@@ -206,8 +216,8 @@ class MemoryCompany:
     def join(self, name: str) -> None:
         """Start a worker; one of the run's `late_workers` is let in between two steps."""
         self._endpoints[name] = self._endpoint(name)
-        self._threads[name] = PartyThread(name, self._endpoints[name], self._work)
-        self._threads[name].start()
+        self.clock.threads[name] = PartyThread(name, self._endpoints[name], self._work)
+        self.clock.threads[name].start()
 
     def leave(self, name: str) -> None:
         """Let a worker ask to be let go, as SIGTERM does."""
@@ -227,7 +237,7 @@ class MemoryCompany:
 
     def is_alive(self, name: str) -> bool:
         """Whether a worker's thread still runs."""
-        return self._threads[name].is_alive()
+        return self.clock.threads[name].is_alive()
 
     @property
     def run_dir(self) -> Path:
@@ -278,7 +288,7 @@ class MemoryCompany:
             members = gather(endpoint, self.plan, guests, home.owner.authority_pem, self._observe)
         except ConfigError:
             # every worker was told why, and ends by itself
-            for thread in self._threads.values():
+            for thread in self.clock.threads.values():
                 thread.join(_SECONDS_TO_END)
             raise
         members.is_alive, members.dismiss, members.returns = self.is_alive, self.kill, run.pipeline.returns
@@ -287,16 +297,14 @@ class MemoryCompany:
         library = StageLibrary(self.source, self.plan, None)
         files = Files(home.path, library, self._observe, note_checks=self.checks.applied)
         files.note_step = self._note_step
-        self.engine = PipelineEngine(
-            self.plan, home.owner.public, endpoint, members, files, self.draw, clock=self.clock
-        )
+        self.engine = PipelineEngine(self.plan, endpoint, members, files, self.draw, clock=self.clock)
         stack.callback(self.engine.close, "the simulation is over")
         known = library.digests() if run.guard.enabled else {}
         self.engine.start(0, known, timeout_s=run.pipeline.step_timeout_s, patience_s=run.pipeline.patience_s)
 
     def _owners_endpoint(self) -> Endpoint:
         wire, limits = self._network.wire(OWNER), self.run_config.pipeline.transport
-        return OwnersEndpoint(self._home.owner, {}, self.session, wire, limits, threads=self._threads, clock=self.clock)
+        return OwnersEndpoint(self._home.owner, {}, self.session, wire, limits, clock=self.clock)
 
     def _observe(self, kind: str, body: dict[str, object]) -> None:
         self.events.append((kind, body))
@@ -315,15 +323,13 @@ class MemoryCompany:
 
     def _endpoint(self, name: str) -> RewritingEndpoint:
         limits = self.run_config.pipeline.transport
-        actor = self._actors.get(name, HONEST)
         endpoint = self._endpoint_class(
             self.identity(name),
             {},
             self.session,
             self._network.wire(certified_name(name)),
             limits,
-            rewrite=rewrite_of(actor),
-            hear=actor.hear,
+            actor=self._actors.get(name, HONEST),
         )
         endpoint.add_peer(self._home.owner.public)
         return endpoint
@@ -349,9 +355,9 @@ class MemoryCompany:
     def _end_workers(self) -> None:
         if not self._is_under_way:
             # they have not been told that it is over
-            for name in self._threads:
+            for name in self.clock.threads:
                 self.kill(name)
-        for name, thread in self._threads.items():
+        for name, thread in self.clock.threads.items():
             thread.join(_SECONDS_TO_END)
             if thread.is_alive():
                 self.kill(name)

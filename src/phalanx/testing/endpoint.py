@@ -8,7 +8,7 @@ from typing import Any
 from phalanx.errors import FrameError
 from phalanx.pipeline.protocol.messages import Assign, parse_message
 from phalanx.security.crypto import Identity, Peer, digest_hex
-from phalanx.testing.actor import Hear, OutgoingMessage, Rewrite, WorkerCrash
+from phalanx.testing.actor import Actor, OutgoingMessage, WorkerCrash, rewrite_of
 from phalanx.transport import (
     CheckedFrame,
     Endpoint,
@@ -22,7 +22,7 @@ from phalanx.transport import (
 
 
 class RewritingEndpoint(Endpoint):
-    """An endpoint that sends what `rewrite` makes of each message, and shows `hear` assignments; it can be killed."""
+    """An endpoint that sends what its actor makes of each message, and shows it assignments; it can be killed."""
 
     def __init__(
         self,
@@ -32,10 +32,9 @@ class RewritingEndpoint(Endpoint):
         wire: Wire,
         limits: TransportConfig,
         *,
-        rewrite: Rewrite,
-        hear: Hear = lambda assign: None,
+        actor: Actor,
     ) -> None:
-        self._rewrite, self._hear = rewrite, hear
+        self._rewrite, self._hear = rewrite_of(actor), actor.hear
         self._killed = threading.Event()
         super().__init__(identity, peers, run, wire, limits)
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from phalanx.data import DOCUMENTS, IGNORE, Batch, BpeConfig, DataConfig, PythonManualConfig
-from phalanx.models import LoraConfig, ModelConfig
+from phalanx.models import AdapterConfig, ModelConfig
 from phalanx.objectives import TokenTable, objective_of
 from phalanx.optimizers import OptimizerConfig
 from phalanx.pipeline import GuardConfig, PipelineConfig
@@ -31,7 +31,7 @@ def tiny_run(
     guard: GuardConfig | None = None,
     pipeline: PipelineConfig | None = None,
     optimizer: OptimizerConfig | None = None,
-    adapter: LoraConfig | None = None,
+    adapter: AdapterConfig | None = None,
 ) -> RunConfig:
     """Build a run of a GPT-2 of width 16: 8 sequences of 8 tokens a step, in 4 microbatches, without dropout.
 
@@ -42,7 +42,7 @@ def tiny_run(
             then certain.
         pipeline: Stages, schedule, spares and deadlines.
         optimizer: AdamW at 1e-2 with weight decay and clipping when left out.
-        adapter: Trains low-rank adapters only.
+        adapter: What is trained alone.
     """
     pipeline = pipeline or PipelineConfig(stages=stages, step_timeout_s=30.0)
     return RunConfig(

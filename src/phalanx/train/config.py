@@ -11,6 +11,7 @@ from phalanx.checkpoint import CheckpointConfig
 from phalanx.config import StrictModel, load_config, own_references, pin_own_code, printable
 from phalanx.data import BpeConfig, DataConfig
 from phalanx.errors import ConfigError
+from phalanx.federated.config import FederatedConfig
 from phalanx.models import ModelConfig
 from phalanx.objectives import OBJECTIVES
 from phalanx.optimizers import OptimizerConfig
@@ -19,9 +20,11 @@ from phalanx.parallel.deepspeed import DeepSpeedConfig
 from phalanx.pipeline.config import AttackConfig, GuardConfig, PipelineConfig
 from phalanx.rewards import RewardsConfig
 from phalanx.rollouts import RolloutsConfig
+from phalanx.security.privacy.config import PrivacyConfig
 from phalanx.split import ENCLAVE, SplitConfig
 from phalanx.telemetry.sinks import SinkConfig
-from phalanx.train.exclusions import WEIGHTED_OBJECTIVE, contradiction, excluded_by, refused_value
+from phalanx.train.exclusions import ENGINES, WEIGHTED_OBJECTIVE, contradiction, excluded_by, refused_value
+from phalanx.train.federated_faults import federated_fault
 from phalanx.train.train_section import TrainConfig
 
 _FEWEST_JOINED = 3
@@ -40,12 +43,14 @@ class RunConfig(StrictModel):
     parallel: ParallelConfig | None = None
     deepspeed: DeepSpeedConfig | None = None
     split: SplitConfig | None = None
+    federated: FederatedConfig | None = None
     pipeline: PipelineConfig = PipelineConfig()
     guard: GuardConfig = GuardConfig()
     attack: AttackConfig = AttackConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     rewards: RewardsConfig | None = None
     rollouts: RolloutsConfig | None = None
+    privacy: PrivacyConfig | None = None
     tracking: tuple[SinkConfig, ...] = ()
     """Where curves are sent beside the run's own files; without a section nothing is sent anywhere."""
     _name: str = PrivateAttr(default="run")
@@ -69,13 +74,7 @@ class RunConfig(StrictModel):
     def _check_domain(self) -> Self:
         if self.parallel is not None and self.parallel.outer is not None:
             self._check_islands(self.parallel.outer.every)
-        return self
-
-    @model_validator(mode="after")
-    def _check_deepspeed(self) -> Self:
-        if self.deepspeed is None:
-            return self
-        if self.parallel is None:
+        if self.deepspeed is not None and self.parallel is None:
             raise ValueError("[deepspeed] is what the ranks of [parallel] share by, and there are none; add [parallel]")
         return self
 
@@ -184,7 +183,8 @@ class RunConfig(StrictModel):
     @model_validator(mode="after")
     def _check_values(self) -> Self:
         cuts = (1, 1) if self.parallel is None else (self.parallel.dp, self.parallel.cp)
-        found = refused_value(self) or self.train.objection_to_pairs(self.data.preferences is not None, *cuts)
+        found = refused_value(self) or federated_fault(self)
+        found = found or self.train.objection_to_pairs(self.data.preferences is not None, *cuts)
         if found is not None:
             raise ValueError(found)
         talks = self.data.conversations
@@ -242,9 +242,9 @@ class RunConfig(StrictModel):
     @model_serializer(mode="wrap")
     def _without_the_other(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out the sections of the engine that the run does not have."""
-        engines = {name for name in ("parallel", "deepspeed", "split") if getattr(self, name) is not None}
-        left_out = ({"parallel", "deepspeed", "split"} - engines) | excluded_by(engines, workers_see=self.is_joined)
-        left_out |= {name for name in ("rewards", "rollouts", "tracking") if not getattr(self, name)}
+        engines = {name for name in ENGINES if getattr(self, name) is not None}
+        left_out = (set(ENGINES) - engines) | excluded_by(engines, workers_see=self.is_joined)
+        left_out |= {name for name in ("rewards", "rollouts", "privacy", "tracking") if not getattr(self, name)}
         return {name: value for name, value in write(self).items() if name not in left_out}
 
     @property
@@ -255,7 +255,7 @@ class RunConfig(StrictModel):
     @property
     def has_stages(self) -> bool:
         """Whether there is a verified pipeline; a domain and an enclave with its whole part have none."""
-        return self.parallel is None and (self.split is None or self.is_joined)
+        return self.parallel is None and self.federated is None and (self.split is None or self.is_joined)
 
     @property
     def journals(self) -> bool:
@@ -267,7 +267,7 @@ class RunConfig(StrictModel):
     @property
     def _can_journal(self) -> bool:
         unverified = bool(self.pipeline.remote_workers) and not self.guard.enabled
-        elsewhere = self.train.device != "cpu" or self.parallel is not None or self.split is not None
+        elsewhere = self.train.device != "cpu" or any(getattr(self, name) is not None for name in ENGINES)
         return not (unverified or elsewhere or self.checkpoint.encrypt or self.guard.recovery == "skip_layer")
 
     @property
@@ -275,7 +275,7 @@ class RunConfig(StrictModel):
         """Names of all parties that may ever work beside the owner; the ranks of a domain have none."""
         if self.split is not None:
             return (ENCLAVE, *self.split.client_names, *self.split.masked_workers)
-        return self.stage_workers
+        return self.stage_workers if self.federated is None else self.federated.sites
 
     @property
     def stage_workers(self) -> tuple[str, ...]:
@@ -303,6 +303,8 @@ class RunConfig(StrictModel):
             if self.is_joined:
                 processes, stages = processes + len(self.pipeline.workers), 1 + self.pipeline.stages
             return {"processes": processes, "stages": stages, "clients": self.split.clients}
+        if self.federated is not None:
+            return {"processes": 1 + len(self.federated.sites), "stages": 1, "sites": len(self.federated.sites)}
         if self.parallel is None:
             ranks = sum(self.pipeline.layout_of(name).world for name in self.pipeline.workers)
             return {"processes": 1 + ranks, "stages": self.pipeline.stages}

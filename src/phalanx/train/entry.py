@@ -69,6 +69,8 @@ def train(
             "--from and --from-step go back to a state that an enclave no longer opens: a sealed state is good while "
             "it is the newest; begin a new run, or --resume"
         )
+    if run.federated is not None and from_run is not None:
+        raise ConfigError("--from is not for [federated]: set model.path to what the other run exported")
     if ranks is not None and run.parallel is None:
         raise ConfigError("--ranks is for runs with [parallel]; leave it out")
     if run.attack.kind != "none" and open_workers is None:
@@ -140,6 +142,10 @@ def _description(run: RunConfig, source: ModelSource) -> RenderableType:
         from phalanx.train.sessions.split import describe_split  # noqa: PLC0415 - other runs have no use for it
 
         return describe_split(run, source)
+    if run.federated is not None:
+        from phalanx.train.sessions.federated import describe_federated  # noqa: PLC0415 - other runs have no use for it
+
+        return describe_federated(run, source)
     if run.parallel is None:
         return describe_stages(run, source)
     from phalanx.train.sessions.domain import describe_domain  # noqa: PLC0415 - a pipeline has no use for it
@@ -180,6 +186,10 @@ def _factory_of(run: RunConfig, open_workers: OpenWorkers, ranks: int | None) ->
         from phalanx.train.sessions.split import SplitFactory  # noqa: PLC0415 - other runs have no use for it
 
         return SplitFactory(open_workers)
+    if run.federated is not None:
+        from phalanx.train.sessions.federated import FederatedFactory  # noqa: PLC0415 - other runs have no use for it
+
+        return FederatedFactory()
     if run.parallel is None:
         return PipelineFactory(open_workers)
     from phalanx.train.sessions.domain import DomainFactory  # noqa: PLC0415 - a pipeline has no use for it

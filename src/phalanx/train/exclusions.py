@@ -8,6 +8,7 @@ from typing import Any
 
 from phalanx.config import OWN_KIND, is_own
 from phalanx.objectives import OBJECTIVES, ObjectiveSettings, RolloutSettings
+from phalanx.train.private_run import privacy_fault
 
 WHOLE_MODEL_OBJECTIVE = "causal_lm"
 """What every engine learns."""
@@ -15,11 +16,16 @@ WHOLE_MODEL_OBJECTIVE = "causal_lm"
 WEIGHTED_OBJECTIVE = "weighted_causal_lm"
 """What is learned of ``data.conversations`` with ``weighted = true``."""
 
+ENGINES = ("parallel", "deepspeed", "split", "federated")
+"""Sections of engines; a run with none of them is a pipeline."""
+
 _TRUST = "the ranks of a domain trust each other, and there are no stages in other hands"
 _ENCLAVE = (
     "an enclave and its clients take the place of stages, unless split.workers_see_hidden_states = true lets workers "
     "have the middle ones"
 )
+
+_SITES = "sites train in one process each so far"
 
 EXCLUSIONS: dict[tuple[str, str], str] = {
     ("parallel", "split"): "a run is trained by ranks or by an enclave and its clients",
@@ -33,6 +39,12 @@ EXCLUSIONS: dict[tuple[str, str], str] = {
     ("split", "pipeline"): _ENCLAVE,
     ("split", "guard"): _ENCLAVE,
     ("split", "attack"): _ENCLAVE,
+    ("federated", "parallel"): _SITES,
+    ("federated", "deepspeed"): _SITES,
+    ("federated", "split"): "sites train a whole model each, or clients the front of one",
+    ("federated", "pipeline"): _SITES,
+    ("federated", "guard"): _SITES,
+    ("federated", "attack"): _SITES,
 }
 """Two sections that no run file has both of, the engine's first, with the reason."""
 
@@ -101,7 +113,9 @@ class ValueExclusion:
             return " or ".join(f"`{json.dumps(one)}`" for one in self.never)
         if None in self.only:
             return "`true`" if False in self.only else "any"
-        return "`true`" if self.only == (False,) else f"all but `{json.dumps(self.only[0])}`"
+        return (
+            "`true`" if self.only == (False,) else f"all but {' or '.join(f'`{json.dumps(one)}`' for one in self.only)}"
+        )
 
     def refusal(self, run: object) -> str | None:
         """Say what is wrong with a run of this engine; None where nothing is."""
@@ -120,8 +134,9 @@ _COPIES, _NOT_TRIED = "its ranks are data parallel copies only", "it is not trie
 _NO_CUT = "it trains the whole language model"
 _ADAMW = "what is saved, sealed or checked of an optimizer are the two moments of adamw"
 _CHOSEN = "which heads and rows are trained follows from the model's weights, and stages are made without any"
-_VIRTUAL = "nothing shows yet that stages with virtual tokens are audited and taken over bit for bit"
-_SET_LORA, _SET_ADAMW, _SET_BF16 = 'set kind = "lora"', 'take "adamw"', 'take "bf16" or "fp32"'
+_SET_LORA, _SET_ADAMW, _SET_BF16 = 'set kind = "lora" or "ptuning"', 'take "adamw"', 'take "bf16" or "fp32"'
+_MASKED_NORMS = "it reads the frozen matrices beside what they multiply, and those of an enclave may be masked"
+_SEALED_START = "an enclave draws its adapter's first values itself, and reads no directory of a client's"
 _LOSS_SCALE = "its loss scale depends on every stage, and an audit would have to know it"
 _PAIRS = "it reads pairs of rows, and clients take turns with single texts"
 _EVIDENCE = "an enclave runs the code that its evidence names, and no other"
@@ -138,7 +153,6 @@ VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
     ValueExclusion("pipeline", "train.precision", _LOSS_SCALE, _SET_BF16, never=("fp16",)),
     ValueExclusion("pipeline", "model.layers", _NO_CUT, only=(None,)),
     ValueExclusion("pipeline", "model.adapter.kind", _CHOSEN, _SET_LORA, never=("spf",)),
-    ValueExclusion("pipeline", "model.adapter.kind", _VIRTUAL, _SET_LORA, never=("ptuning",)),
     ValueExclusion(
         "parallel",
         "model.activation_checkpointing",
@@ -154,7 +168,6 @@ VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
     ),
     ValueExclusion("parallel", "model.layers", _NO_CUT, only=(None,)),
     ValueExclusion("parallel", "model.adapter.kind", _CHOSEN, _SET_LORA, never=("spf",)),
-    ValueExclusion("parallel", "model.adapter.kind", _VIRTUAL, _SET_LORA, never=("ptuning",)),
     *(
         ValueExclusion("deepspeed", f"parallel.{axis}", _COPIES, "set it to 1", only=(1,))
         for axis in ("tp", "pp", "cp")
@@ -180,6 +193,8 @@ VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
         "it would take a copy of a state that may be on disk",
         only=(False,),
     ),
+    ValueExclusion("split", "model.adapter.dora", _MASKED_NORMS, "take rslora, or [pipeline]", only=(None, False)),
+    ValueExclusion("split", "model.adapter.path", _SEALED_START, only=(None,)),
     ValueExclusion("split", "optimizer.kind", _ADAMW, _SET_ADAMW, only=("adamw",)),
     ValueExclusion("split", "train.precision", "both parts compute in float32", only=("fp32",)),
     ValueExclusion("split", "train.device", "no enclave here has an accelerator", only=("cpu",)),
@@ -229,6 +244,23 @@ VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
         "split", "guard.commit_lag", "an enclave tells of a step once it is verified", only=(0,), beside="pipeline"
     ),
     ValueExclusion("split", "data.phases", _OWN_DRAWS, only=((),)),
+    ValueExclusion("federated", "data.phases", _OWN_DRAWS, only=((),)),
+    ValueExclusion("federated", "data.skip", _OWN_DRAWS, only=((),)),
+    ValueExclusion("federated", "data.attention", _NOT_TRIED, never=("document",)),
+    ValueExclusion("federated", "train.epochs", "a step is a round of all sites", "give train.steps", only=(None,)),
+    ValueExclusion("federated", "train.precision", "sites compute in float32", only=("fp32",)),
+    ValueExclusion("federated", "train.device", _NOT_TRIED, 'set it to "cpu"', only=("cpu",)),
+    ValueExclusion("federated", "train.samples", _NOT_TRIED, only=(None,)),
+    ValueExclusion("federated", "train.histograms", _NOT_TRIED, only=(None,)),
+    ValueExclusion("federated", "train.neftune_alpha", _NOT_TRIED, only=(None,)),
+    ValueExclusion("federated", "optimizer.kind", _NOT_TRIED, 'take "adamw" or "sgd"', never=("adafactor",)),
+    ValueExclusion(
+        "federated",
+        "checkpoint.asynchronous",
+        "a checkpoint ends a round, and the next one begins with it",
+        only=(False,),
+    ),
+    ValueExclusion("federated", "checkpoint.journal", "rounds have a journal of their own", only=(None, False)),
     ValueExclusion("split", "pipeline.remote_workers", _HERE, only=((),), beside="pipeline"),
     ValueExclusion("split", "pipeline.pki", _HERE, only=(None,), beside="pipeline"),
     ValueExclusion("split", "pipeline.layout", _NOT_TRIED, only=(None,), beside="pipeline"),
@@ -286,6 +318,9 @@ def value_exclusions() -> Iterator[ValueExclusion]:
         "deepspeed", key, f"it learns {WHOLE_MODEL_OBJECTIVE} alone", "leave [deepspeed] out", own=True
     )
     yield ValueExclusion("split", key, _EVIDENCE, "take [pipeline]", own=True)
+    learned = (WHOLE_MODEL_OBJECTIVE, "classification")
+    yield ValueExclusion("federated", key, _NOT_TRIED, "take [pipeline] or [parallel]", only=learned)
+    yield ValueExclusion("federated", "model.family", _NOT_TRIED, "take [pipeline]", only=(None,))
     yield ValueExclusion("parallel", "model.family", _NOT_TRIED, "take [pipeline]", only=(None,))
     yield ValueExclusion("split", "model.family", _EVIDENCE, "take [pipeline]", only=(None,))
     yield from VALUE_EXCLUSIONS
@@ -324,7 +359,7 @@ def rollouts_fault(run: Any) -> str | None:
 
 def engines_of(run: object) -> tuple[str, ...]:
     """The sections of the engines that a run has; a run with none of the others is a pipeline."""
-    found = tuple(name for name in ("parallel", "deepspeed", "split") if getattr(run, name) is not None)
+    found = tuple(name for name in ENGINES if getattr(run, name, None) is not None)
     split: Any = getattr(run, "split", None)
     return (*found, "pipeline") if not found or (split is not None and split.workers_see_hidden_states) else found
 
@@ -334,4 +369,4 @@ def refused_value(run: object) -> str | None:
     engines = engines_of(run)
     lines = (line for line in value_exclusions() if line.engine in engines and (line.beside or line.engine) in engines)
     refusals = (line.refusal(run) for line in lines)
-    return next((said for said in refusals if said is not None), None) or rollouts_fault(run)
+    return next((said for said in refusals if said is not None), None) or rollouts_fault(run) or privacy_fault(run)

@@ -95,6 +95,11 @@ class Endpoint(Closeable):
         return self._identity.name
 
     @property
+    def public(self) -> Peer:
+        """This party's name and public keys, by which others know it."""
+        return self._identity.public
+
+    @property
     def run(self) -> str:
         """The session; frames of another one are refused."""
         return self._run

@@ -4,7 +4,7 @@ import pytest
 
 from phalanx.lab.attacks import actor
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
-from phalanx.pipeline.stage.kept_points import points_before
+from phalanx.pipeline.stage.undo_log import points_before
 from phalanx.testing import tiny_run
 
 NO_COIN = {"step_audit_rate": 0.0, "owner_audit_rate": 0.0, "gradient_screen": False}

@@ -5,7 +5,8 @@ import pytest
 from phalanx.errors import AuditLogError
 from phalanx.lab.attacks import actor
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
-from phalanx.pipeline.proof.leaves import (
+from phalanx.pipeline.proof.step_proof import Rules, check_step
+from phalanx.pipeline.proof.step_record import (
     AuditLeaf,
     CommitLeaf,
     DrawLeaf,
@@ -14,7 +15,6 @@ from phalanx.pipeline.proof.leaves import (
     StepAuditLeaf,
     read_leaves,
 )
-from phalanx.pipeline.proof.step_proof import Rules, check_step
 from phalanx.testing import Actor, MemoryCompany, tiny_run
 
 STEPS = 4

@@ -12,7 +12,7 @@ from phalanx.pipeline.protocol.log_memory import LogMemory
 from phalanx.pipeline.protocol.signed import Statements
 from phalanx.security.audit import AuditLog, PublicLines
 from phalanx.security.crypto import Identity, create_authority, issue, load_identity
-from phalanx.testing import Actor, MemoryCompany, only, tiny_run
+from phalanx.testing import Actor, CompanySession, MemoryCompany, only, tiny_run
 
 RUN, OTHER = "ab" * 16, "cd" * 16
 FIRST, SECOND = f"{RUN}-{'1' * 32}", f"{RUN}-{'2' * 32}"
@@ -209,7 +209,7 @@ def sessions(tmp_path, keys, model_cache):
         path.mkdir()
         with AuditLog(tmp_path / "events.jsonl", load_identity(keys / OWNER), RUN) as log:
             session = f"{RUN}-{len(seen):032x}"
-            with MemoryCompany(run, path, actors, cache=model_cache, session=session, log=log) as company:
+            with MemoryCompany(run, path, actors, cache=model_cache, session=CompanySession(session, log)) as company:
                 log.append("run_resumed" if len(seen) > 1 else "run_started", {})
                 company.run(num_steps)
                 then(company)

@@ -11,7 +11,7 @@ from phalanx.transport import Allowances, CheckedFrame, Endpoint, SignedHeader
 class Flooded(Endpoint):
     """An endpoint at which another frame has always arrived."""
 
-    name, run = OWNER, "run"
+    name, run, public = OWNER, "run", Peer(OWNER, bytes(32))
 
     def __init__(self, kind):
         self._kind = kind
@@ -30,13 +30,13 @@ class Flooded(Endpoint):
 
 @pytest.mark.parametrize("kind", ["carry", "nonsense"])
 def test_a_flood_does_not_keep_the_owner_from_looking_up(kind):
-    mail = Mailbox(Peer(OWNER, bytes(32)), Flooded(kind))
+    mail = Mailbox(Flooded(kind))
 
     assert len(list(mail.drain())) <= 1024
 
 
 def test_frames_that_are_only_handed_on_do_not_either(monkeypatch):
-    mail = Mailbox(Peer(OWNER, bytes(32)), Flooded("carry"))
+    mail = Mailbox(Flooded("carry"))
     monkeypatch.setattr(Mailbox, "_take", lambda self, item: None)
 
     assert not mail.wait(0.0)

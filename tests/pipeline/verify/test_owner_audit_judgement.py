@@ -10,8 +10,8 @@ from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.stage.runner import finite_norm_squared
 from phalanx.pipeline.verify.facts import StepLedger
 from phalanx.pipeline.verify.gradient_bounds import GradientBounds
-from phalanx.pipeline.verify.owner_audit import OwnerAudits
 from phalanx.pipeline.verify.referee import Referee
+from phalanx.pipeline.verify.state_judgement import OwnerAudits
 
 PLACE = {"epoch": EPOCH, "step": STEP, "stage": STAGE}
 BOTH = ("forward", "backward")

@@ -32,7 +32,7 @@ def links():
         name: Endpoint(identities[name], peers, "run", network.wire(name), TransportConfig(timeout_s=0.5))
         for name in identities
     }
-    yield ends[OWNER], ends["north"], Mailbox(identities["north"].public, ends["north"])
+    yield ends[OWNER], ends["north"], Mailbox(ends["north"])
     for end in ends.values():
         end.close()
 

@@ -9,6 +9,7 @@ import typer
 
 from phalanx.cli.answers.answer import Answer
 from phalanx.cli.console import say_error, say_figures
+from phalanx.cli.data.copy import is_address, put_dataset
 from phalanx.cli.options import Sets, Unsets, overrides_of
 
 _SAMPLE = 400
@@ -18,7 +19,8 @@ def build(
     recipe_file: Annotated[Path, typer.Argument(metavar="RECIPE.toml", help="The recipe.")],
     *,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Where to write; default datasets/RECIPE.")
+        str | None,
+        typer.Option("--out", metavar="DIR", help="Where to write; default datasets/RECIPE, copied to an address."),
     ] = None,
     workers: Annotated[
         int | None, typer.Option("--workers", metavar="N", min=1, help="Processes at a time; default one a core.")
@@ -52,13 +54,13 @@ def build(
     from phalanx.data.build.run import build as build_dataset
     from phalanx.report import write_data_report
 
-    number = workers or default_workers()
-    open_engine: Any = functools.partial(open_local, workers=number)
+    open_engine: Any = functools.partial(open_local, workers=workers or default_workers())
     if engine == "ray":
         from phalanx.launch.data_on_ray import RayTasks
 
         open_engine = functools.partial(RayTasks, workers=workers, address=address)
-    directory = out or Path("datasets") / recipe_file.stem
+    store = out if out is not None and is_address(out) else None
+    directory = Path("datasets") / recipe_file.stem if out is None or store else Path(out)
     begun = time.monotonic()
     try:
         with BuildBar() as bar:
@@ -76,6 +78,8 @@ def build(
     }
     if end.report["not_found"]:
         figures["in [quarantine], of no document"] = ", ".join(end.report["not_found"])
+    if store is not None:
+        figures["copied to"] = put_dataset(directory, store)
     if not any(group["split"] == "validation" for group in end.report["groups"]):
         figures["held out"] = "nothing: raise output.validation_share, or give the run a data.validation"
     say_figures({**figures, "report": page})

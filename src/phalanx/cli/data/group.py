@@ -4,6 +4,7 @@ import typer
 
 from phalanx.cli.data.build import build
 from phalanx.cli.data.convert import export, import_
+from phalanx.cli.data.copy import copy
 from phalanx.cli.data.diff import diff
 from phalanx.cli.data.keys import new_key, rotate
 from phalanx.cli.data.look import inspect, report
@@ -18,6 +19,7 @@ data_app = typer.Typer(
 data_app.command(
     epilog="Example: phalanx data build examples/data_folder.toml --dry-run\n\n"
     "Example: phalanx data build recipe.toml --out datasets/mine --workers 8\n\n"
+    "Example: phalanx data build recipe.toml --out s3://bucket/mine\n\n"
     "Example: phalanx data build recipe.toml --engine ray --address auto"
 )(build)
 data_app.command(
@@ -38,6 +40,10 @@ data_app.command(
     "Example: phalanx data sample examples/sft.toml --mask"
 )(sample)
 data_app.command(epilog="Example: phalanx data diff datasets/first datasets/second --documents 20")(diff)
+data_app.command(
+    epilog="Example: phalanx data copy datasets/mine s3://bucket/mine\n\n"
+    "Example: phalanx data copy s3://bucket/mine datasets/mine --signer FINGERPRINT"
+)(copy)
 data_app.command(epilog="Example: phalanx data report datasets/mine")(report)
 data_app.command(epilog="Example: phalanx data export datasets/mine parquet --to parquet")(export)
 data_app.command(epilog="Example: phalanx data new-key secrets/data.key")(new_key)

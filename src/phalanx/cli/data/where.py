@@ -41,8 +41,8 @@ def where(
         from phalanx.train.records.past_run import PastRun
 
         past = PastRun(run_dir)
-        named = dataset_of(past, dataset)
-        dataset, signer, key = named.path, signer or named.signer, key or named.key_file
+        dataset, named = dataset_of(past, dataset)
+        signer, key = signer or named.signer, key or named.key_file
     found = open_dataset(dataset or Path(), signer, None if key is None else SealKey.read(key))
     asked = find_document(found, document)
     given = prove_document(found, asked.digest)

@@ -77,6 +77,7 @@ def rotate(
 ) -> Answer:
     """Wrap all data keys with a new key; put it where checkpoint.key points afterwards. No run may be going on."""
     from phalanx.checkpoint import open_key
+    from phalanx.checkpoint.kept_model import rotate_kept
     from phalanx.checkpoint.rotate import rotate_keys
     from phalanx.errors import ConfigError
     from phalanx.train import PastRun
@@ -85,6 +86,8 @@ def rotate(
     old = past.key()
     if old is None:
         raise ConfigError(f"{run_dir}: its checkpoints are not encrypted; there is no key to change")
-    steps = rotate_keys(past.checkpoints, past.owner, old, open_key(to))
+    new = open_key(to)
+    rotate_kept(past.path, past.run_id, old, new)
+    steps = rotate_keys(past.checkpoints, past.owner, old, new)
     typer.echo(f"{past.checkpoints}: steps {steps} open with the new key only; put it where checkpoint.key points")
     return Answer({"checkpoints": past.checkpoints, "steps": steps})

@@ -7,11 +7,14 @@ import typer
 
 from phalanx.cli.answers.answer import Answer
 from phalanx.cli.console import say_figures
+from phalanx.cli.models.merge import merge, unmerge
 
 model_app = typer.Typer(
     no_args_is_help=True,
     help="Look at model directories of the hub's layout, make ones that can be trained, compare one with a run.",
 )
+model_app.command(epilog="Example: phalanx model merge models/base models/my-dora models/merged")(merge)
+model_app.command(epilog="Example: phalanx model unmerge models/merged models/base-again")(unmerge)
 
 Source = Annotated[Path, typer.Argument(metavar="DIR", help="A directory in the hub's layout.")]
 Foreign = Annotated[Path, typer.Argument(metavar="DIR|FILE.gguf", help="A directory of the hub, or a GGUF file.")]

@@ -196,12 +196,20 @@ class Dataset:
                     "of this signer may be wrong"
                 ).about(code="PHX-I027")
             yield table.file
-        for name, beside in self.manifest.files.items():
-            self._check_beside(name, beside.size_bytes, beside.sha256)
+        for name in self.manifest.files:
+            self.check_beside(name)
             yield name
 
-    def _check_beside(self, name: str, size_bytes: int, sha256: str) -> None:
-        path = self.directory / name
+    def check_beside(self, name: str) -> None:
+        """Return where a further file of the directory is the one that was signed.
+
+        Raises:
+            DataError: It is another one, or the signature covers no such file.
+        """
+        path, record = self.directory / name, self.manifest.files.get(name)
+        if record is None:
+            raise DataError(f"{path}: is none of the files that were signed").about(code="PHX-I027")
+        size_bytes, sha256 = record.size_bytes, record.sha256
         try:
             with path.open("rb") as stream:
                 found, size = hashlib.file_digest(stream, "sha256").hexdigest(), stream.tell()
@@ -269,9 +277,17 @@ def wrap_anew(directory: Path, old: SealKey, new: SealKey) -> str:
     return new.name
 
 
+def manifest_bytes(directory: Path) -> bytes:
+    """Return the bytes of a dataset's manifest, unverified.
+
+    Raises:
+        DataError: There is none.
+    """
+    return _read(directory / DATASET_FILE, MOST_MANIFEST_BYTES)
+
+
 def _signed(directory: Path, signer: str | None) -> SignedDataset:
-    path = directory / DATASET_FILE
-    return verify_dataset(_read(path, MOST_MANIFEST_BYTES), path, signer)
+    return verify_dataset(manifest_bytes(directory), directory / DATASET_FILE, signer)
 
 
 def _opened(directory: Path, record: SealRecord, key: SealKey) -> DatasetSeal:

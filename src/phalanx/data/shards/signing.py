@@ -1,7 +1,9 @@
 """The key that signs datasets: a file of its owner, made at first use, and the fingerprint that others check."""
 
+import contextlib
 import os
 import re
+import secrets
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -33,8 +35,7 @@ def load_signer(path: Path) -> Identity:
         if not path.exists():
             if not path.parent.exists():
                 make_private_directory(path.parent)
-            key = Ed25519PrivateKey.generate()
-            write_private(path, key.private_bytes_raw().hex().encode() + b"\n")
+            _make(path)
         text = read_private(path, "name a file that does not exist yet to have a key made").decode("ascii", "replace")
     except CertificateError as exc:
         raise DataError(f"signing key of datasets: {exc}") from exc
@@ -42,6 +43,19 @@ def load_signer(path: Path) -> Identity:
     if FINGERPRINT.fullmatch(text) is None:
         raise DataError(f"{path}: does not hold 64 hex characters; name the key that signs datasets, or a new file")
     return Identity(_NAME, Ed25519PrivateKey.from_private_bytes(bytes.fromhex(text)))
+
+
+def _make(path: Path) -> None:
+    """Make a key whole or not at all; where another process is first, that one's stays."""
+    spare = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    write_private(spare, Ed25519PrivateKey.generate().private_bytes_raw().hex().encode() + b"\n")
+    try:
+        with contextlib.suppress(FileExistsError):
+            path.hardlink_to(spare)
+    except OSError as exc:
+        raise CertificateError(f"{path}: cannot be written ({exc.strerror})") from exc
+    finally:
+        spare.unlink()
 
 
 def fingerprint_of(identity: Identity) -> str:

@@ -207,6 +207,7 @@ class PartWriter:
             ) from exc
         self._writer = writer
         self._name = group, split
+        self.dtype = writer.dtype
         self._directory = part_directory(group, split)
         self._starts, self._records, self._entries = (
             writer.leaf_writer(f"{self._directory}/{file}") for file in ("starts", "records", "entries")

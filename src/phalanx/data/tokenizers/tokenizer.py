@@ -11,6 +11,7 @@ import tokenizers
 
 from phalanx.config import canonical_json
 from phalanx.data.config import BpeConfig, FileTokenizerConfig, ModelTokenizerConfig, TokenizerConfig
+from phalanx.data.manifest import TokenizerRecord
 from phalanx.data.phases import DatasetTokenizerConfig
 from phalanx.data.sources.files import read_text
 from phalanx.errors import ConfigError, DataError
@@ -41,6 +42,11 @@ class TextTokenizer:
     def to_json(self) -> bytes:
         """The content of ``tokenizer.json``."""
         return self.backend.to_str().encode()
+
+    def record(self, kind: str) -> TokenizerRecord:
+        """Return what a manifest says of it; `kind` as in the run file."""
+        digest = hashlib.sha256(self.to_json()).hexdigest()
+        return TokenizerRecord(kind=kind, vocab_size=self.vocab_size, eos_id=self.eos_id, digest=digest)
 
 
 LoadedTokenizerConfig = ModelTokenizerConfig | FileTokenizerConfig | DatasetTokenizerConfig

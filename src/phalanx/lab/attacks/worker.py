@@ -40,7 +40,7 @@ def run_attacker(plan: AttackPlan, config: WorkerConfig, kernels: WrapCopy = unw
     name, attack = _attack_of(plan, config)
     liar = actor(attack, name, _log(plan))
     try:
-        opener = functools.partial(RewritingEndpoint, rewrite=liar.rewrite, hear=liar.hear)
+        opener = functools.partial(RewritingEndpoint, actor=liar)
         run_worker(config, kernels, opener, wrap_copy=liar.wrap_copy)
     except WorkerCrash:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch import distributed as dist
 
 from phalanx.data import DOCUMENTS, PREFIX, without_attention
@@ -15,8 +15,8 @@ from phalanx.engine import NO_EXTRAS
 from phalanx.errors import ConfigError, FailedBatchError
 from phalanx.models import (
     AttentionKind,
-    LoraConfig,
     ModelSource,
+    SlicedAdapter,
     StageSpec,
     add_embedding_noise,
     build_stage,
@@ -36,6 +36,7 @@ from phalanx.parallel.data.update import RankOptimizer
 from phalanx.parallel.groups.mesh import Domain
 from phalanx.parallel.model.activations import fuse_activations
 from phalanx.parallel.model.part import StagePart
+from phalanx.security.privacy import PrivacyConfig
 from phalanx.telemetry import PhaseTimer
 
 _OF_ATTENTION: dict[str, ExtraRows] = {DOCUMENTS: ExtraRows("int64"), PREFIX: ExtraRows("int64", per_token=False)}
@@ -61,6 +62,7 @@ class RankRecipe:
         objective: As `objective_of` takes it; see `check_objective` for what a layout cannot learn.
         attends: Which tokens see which; what each row says of it comes with every batch.
         neftune_alpha: Size of the noise that is added to embeddings.
+        privacy: What a row's gradient is clipped to, and noise is added; None where neither is.
     """
 
     parallel: ParallelConfig
@@ -72,10 +74,11 @@ class RankRecipe:
     seed: int = 0
     attention: str = "sdpa"
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    adapter: LoraConfig | None = None
+    adapter: SlicedAdapter | None = None
     objective: str | ObjectiveSettings = "causal_lm"
     attends: AttentionKind = "causal"
     neftune_alpha: float | None = None
+    privacy: PrivacyConfig | None = None
 
     def stages(self, source: ModelSource) -> tuple[StageSpec, ...]:
         """The model's layers, balanced over the pipeline by estimated cost."""
@@ -121,7 +124,9 @@ class RankTrainer:
         self._specs = recipe.stages(source)
         mine = self._specs[domain.pp :: recipe.parallel.pp]
         self._parts = [self._build(source, spec) for spec in mine]
-        self._modules: list[nn.Module] = [share_with_copies(part, domain) for part in self._parts]
+        # private gradients are of single rows, and are joined once they are clipped
+        is_private = recipe.privacy is not None
+        self._modules = [part if is_private else share_with_copies(part, domain) for part in self._parts]
         self._held = [one for part in self._parts for one in held_parameters(part, domain)]
         self._update = RankOptimizer(self._held, recipe.optimizer, domain)
         self._outer = _outer_step(self._held, domain)

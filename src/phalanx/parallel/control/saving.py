@@ -17,7 +17,7 @@ from phalanx.errors import CheckpointError
 from phalanx.parallel.control.rank_trainer import RankTrainer
 from phalanx.parallel.data.parameters import RankParameter, local
 from phalanx.parallel.groups.mesh import Domain
-from phalanx.parallel.tensor.split import Split
+from phalanx.parallel.tensor.tensor_parallel import Split
 
 _PATIENCE = timedelta(minutes=30)
 _UNCUT = -1

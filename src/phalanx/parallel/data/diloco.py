@@ -10,8 +10,8 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.nn import functional
 
+from phalanx.parallel.config import OuterConfig
 from phalanx.parallel.data.parameters import RankParameter, local
-from phalanx.parallel.outer_config import OuterConfig
 
 MOMENTUM = "outer_momentum"
 RESIDUAL = "outer_residual"

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from phalanx.parallel.groups.mesh import Domain
 from phalanx.parallel.model.part import StagePart
-from phalanx.parallel.tensor.split import Split
+from phalanx.parallel.tensor.tensor_parallel import Split
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from phalanx.models import LoraConfig, ModelSource, StageSpec, trained_shapes
+from phalanx.models import ModelSource, SlicedAdapter, StageSpec, trained_shapes
 from phalanx.optimizers import OptimizerConfig, moment_names, moment_shapes
 from phalanx.parallel.data.diloco import MOMENTUM, RESIDUAL, OuterStep
 from phalanx.parallel.data.parameters import RankParameter, by_name, fill, whole
@@ -20,20 +20,9 @@ Catalogue = list[list[tuple[str, tuple[int, ...]]]]
 """Names and shapes of what is trained, by stage."""
 
 
-def catalogue(source: ModelSource, specs: Sequence[StageSpec], adapter: LoraConfig | None) -> Catalogue:
+def catalogue(source: ModelSource, specs: Sequence[StageSpec], adapter: SlicedAdapter | None) -> Catalogue:
     """Names and shapes of what is trained of the whole model, by stage; a tied head is the first stage's embedding."""
-    family = source.family
-    found: Catalogue = [[] for _ in specs]
-    blocks = f"{family.trunk}.{family.blocks}."
-    first = tuple(f"{family.trunk}.{part}." for part in family.first_parts)
-    for name, shape in trained_shapes(source.hub_config, adapter).items():
-        if name.startswith(blocks):
-            layer = int(name.removeprefix(blocks).partition(".")[0])
-            index = next(spec.index for spec in specs if spec.first_layer <= layer < spec.end_layer)
-        else:
-            index = 0 if name.startswith(first) else len(specs) - 1
-        found[index].append((name, shape))
-    return found
+    return [list(trained_shapes(source.hub_config, adapter, spec).items()) for spec in specs]
 
 
 @dataclass(frozen=True)

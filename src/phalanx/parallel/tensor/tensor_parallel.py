@@ -1,15 +1,41 @@
 """Cut a stage so that tensor parallel ranks share its matrices; every parameter stays an ordinary tensor."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from phalanx.models import StageModule
+from phalanx.models.stage import MAGNITUDE, PREFIX
 from phalanx.parallel.groups.collectives import Group
 from phalanx.parallel.tensor.shared_layers import RowEmbedding, RowLinear, entry_hook, local_parameter
-from phalanx.parallel.tensor.split import Split
 from phalanx.parallel.tensor.tensor_plans import BlockPlan, plan_of
+
+
+@dataclass(frozen=True)
+class Split:
+    """A parameter that is cut along one dimension.
+
+    Attributes:
+        dim: The dimension.
+        parts: Matrices that lie side by side in it, such as query, key and value; each is cut by itself.
+    """
+
+    dim: int
+    parts: int = 1
+
+    def take(self, whole: Tensor, index: int, count: int) -> Tensor:
+        """Return slice `index` of `count`, in memory of its own."""
+        pieces = [part.chunk(count, self.dim)[index] for part in whole.chunk(self.parts, self.dim)]
+        return torch.cat(pieces, self.dim)
+
+    def join(self, slices: Sequence[Tensor]) -> Tensor:
+        """Return the whole that `take` cut; slices in the order of ranks."""
+        cut = [piece.chunk(self.parts, self.dim) for piece in slices]
+        return torch.cat([piece[part] for part in range(self.parts) for piece in cut], self.dim)
+
 
 _HEAD = "lm_head"
 _ADAPTED = "base_layer"
@@ -78,6 +104,8 @@ class _Knife:
         for path in plan.entries:
             hook = entry_hook(self._group, cuts_sequence=self._cuts_sequence)
             block.get_submodule(path).register_forward_pre_hook(hook, with_kwargs=True)
+        if hasattr(block, PREFIX):
+            self._cut_prefix(block.get_submodule(PREFIX), name)
         attention: Any = block.get_submodule(plan.attention)
         for attribute in plan.per_head:
             setattr(attention, attribute, getattr(attention, attribute) // self._group.size())
@@ -113,6 +141,13 @@ class _Knife:
             adapter.weight = self._slice(adapter.weight, f"{name}.lora_B.weight", Split(0, parts))
         # a rank's columns alone say what its gradient is
         self._cut.partial.add(f"{name}.lora_A.weight")
+        for size in layer.lora_magnitude_vector.values():
+            size.weight = self._slice(size.weight, f"{name}{MAGNITUDE}", Split(0, parts))
+
+    def _cut_prefix(self, prefix: Any, name: str) -> None:
+        """Of virtual tokens each rank has the heads that it has of all others."""
+        for part in ("key", "value"):
+            setattr(prefix, part, self._slice(getattr(prefix, part), f"{name}.{PREFIX}.{part}", Split(0)))
 
     def _cut_rows(self, block: nn.Module, path: str, name: str, dim: int) -> None:
         linear: Any = block.get_submodule(path)

@@ -4,7 +4,7 @@ import json
 from functools import lru_cache
 
 from phalanx.config import canonical_json
-from phalanx.models import FAMILIES, LoraConfig, StageRow, StageSpec, shared_hub_config, stage_table
+from phalanx.models import FAMILIES, SlicedAdapter, StageRow, StageSpec, shared_hub_config, stage_table
 from phalanx.pipeline.assignment.memory import Footprint
 from phalanx.pipeline.config import GuardConfig
 from phalanx.pipeline.plan import StepPlan
@@ -100,6 +100,6 @@ def boundary_bytes(plan: StepPlan, kept_steps: int = 0) -> int:
 
 
 @lru_cache(maxsize=256)
-def _counted(hub_config: bytes, spec: StageSpec, adapter: LoraConfig | None) -> StageRow:
+def _counted(hub_config: bytes, spec: StageSpec, adapter: SlicedAdapter | None) -> StageRow:
     (row,) = stage_table(shared_hub_config(json.loads(hub_config)), (spec,), adapter)
     return row

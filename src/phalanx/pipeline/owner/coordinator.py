@@ -8,17 +8,16 @@ from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.owner.paper_recovery import PLAIN, Attempt
 from phalanx.pipeline.protocol.message import Message, ReceivedMessage
 from phalanx.pipeline.protocol.messages import StateDigest
-from phalanx.pipeline.protocol.needs import Delivery, task
+from phalanx.pipeline.protocol.requests import Delivery, task
 from phalanx.pipeline.verify.audit_judgement import compare_links
 from phalanx.pipeline.verify.audits import Audits
 from phalanx.pipeline.verify.draw import AuditDraw
 from phalanx.pipeline.verify.facts import Judgement, StepFacts, StepLedger
 from phalanx.pipeline.verify.gradient_bounds import GradientBounds
-from phalanx.pipeline.verify.owner_audit import OwnerAudits
 from phalanx.pipeline.verify.record_claims import ClaimRecorder, FaultReports
 from phalanx.pipeline.verify.referee import Referee
 from phalanx.pipeline.verify.stall_diagnosis import MissingFacts, StallDiagnosis
-from phalanx.pipeline.verify.state_judgement import StateJudgement
+from phalanx.pipeline.verify.state_judgement import OwnerAudits, StateJudgement
 
 
 class Coordinator:

@@ -13,7 +13,6 @@ from phalanx.pipeline.assignment.rebalance import Balance
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.membership.late_join import LateJoins
 from phalanx.pipeline.membership.members import Files, Incarnations, Members, OwnerLinks
-from phalanx.pipeline.owner.agreed_state import collect_agreed
 from phalanx.pipeline.owner.coordinator import Coordinator
 from phalanx.pipeline.owner.event_loop import EventLoop
 from phalanx.pipeline.owner.failover import Failover
@@ -22,16 +21,15 @@ from phalanx.pipeline.owner.verified_step import VerifiedStep
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.proof.step_record import StepRecords
 from phalanx.pipeline.protocol.mailbox import Mailbox
-from phalanx.pipeline.protocol.messages import Purpose, Shutdown, StateDigest
-from phalanx.pipeline.protocol.needs import task
-from phalanx.pipeline.protocol.requests import Awake, Patience, Requests
+from phalanx.pipeline.protocol.messages import FetchBulk, Purpose, Shutdown, StateDigest
+from phalanx.pipeline.protocol.requests import Awake, Patience, Requests, TensorsNeed, task
 from phalanx.pipeline.protocol.running_costs import BytesByLink, RunningCosts
 from phalanx.pipeline.stage.stage_copy import StageCopy
 from phalanx.pipeline.verify.draw import AuditDraw
 from phalanx.pipeline.verify.facts import StepFacts
 from phalanx.pipeline.worker.party import Party
 from phalanx.pipeline.worker.roles import Library
-from phalanx.security.crypto import Peer, certified_name
+from phalanx.security.crypto import certified_name
 from phalanx.telemetry import PhaseTimer
 from phalanx.transport import Endpoint
 
@@ -41,8 +39,7 @@ class PipelineEngine:
 
     Args:
         plan: The run.
-        owner: The owner's name and keys.
-        endpoint: The owner's end of all links.
+        endpoint: The owner's end of all links; it has the owner's name and keys.
         members: The parties that have joined.
         files: What is read and written.
         draw: Which microbatches are audited.
@@ -65,7 +62,6 @@ class PipelineEngine:
     def __init__(
         self,
         plan: StepPlan,
-        owner: Peer,
         endpoint: Endpoint,
         members: Members,
         files: Files,
@@ -77,7 +73,7 @@ class PipelineEngine:
         self.timer = PhaseTimer(cpu_clock=time.thread_time)
         clock = Awake() if clock is None else clock
         self._revoked_parties = members.newly_revoked
-        mail = Mailbox(owner, endpoint)
+        mail = Mailbox(endpoint)
         self.incarnations = members.incarnations or Incarnations(endpoint, members.names, members.returns)
         self._links = OwnerLinks(endpoint, mail, self.incarnations, Patience(30.0, clock))
         endpoint.allowances.each = allowance_of(plan)
@@ -318,3 +314,49 @@ class PipelineEngine:
                 self._links.tell([name], shutdown)
         with contextlib.suppress(TransportError):
             self._links.endpoint.flush(2.0)
+
+
+@task
+async def collect_agreed(facts: StepFacts, stage: int, purpose: Purpose) -> StageCopy:
+    """Fetch a stage's state or weights from its holder, or from the other copy where the holder does not bring it.
+
+    Raises:
+        VerificationError: The bytes are not those of the agreed state.
+        PeerLostError: No answer came in time.
+    """
+    # a shadow that could take over has the same state
+    has_heir = stage in facts.assignment.shadows and not facts.plan.guard.one_optimizer
+    parties = (facts.holder(stage), *((facts.shadow(stage),) if has_heir else ()))
+    reason: PeerLostError | VerificationError = PeerLostError(
+        f"stage {stage}: {facts.holder(stage)} did not send its {purpose} in time"
+    )
+    for party in parties:
+        copy = await _fetch(facts, party, stage, purpose)
+        if copy is not None and _is_agreed(facts, copy, purpose):
+            return copy
+        if copy is not None:
+            reason = VerificationError(
+                f"stage {stage}: {party} sent a {purpose} that is not the one it signed; not used"
+            )
+            facts.observe("refused", {"party": party, "error": type(reason).__name__, "reason": str(reason)})
+    raise reason
+
+
+async def _fetch(facts: StepFacts, party: str, stage: int, purpose: Purpose) -> StageCopy | None:
+    copy = StageCopy.empty(facts.plan, stage)
+    request = FetchBulk(epoch=facts.ledger.epoch, step=facts.ledger.step, stage=stage, purpose=purpose)
+    found = await TensorsNeed(party, request, copy.state() if purpose == "state" else copy.weights())
+    if found is None:
+        return None
+    if purpose == "state":
+        copy.load(*found)
+    else:
+        copy.load_weights(found[0])
+    return copy
+
+
+def _is_agreed(facts: StepFacts, copy: StageCopy, purpose: Purpose) -> bool:
+    agreed = facts.agreed.get(copy.spec.index)
+    if agreed is None:
+        return True
+    return copy.digest() == agreed if purpose == "state" else copy.weights_digest() == agreed.weights

@@ -10,10 +10,10 @@ from phalanx.engine import StepInputs
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.plan import BOUNDARY_DTYPE
 from phalanx.pipeline.protocol.messages import Fetch, FetchBulk, StateDigest
-from phalanx.pipeline.protocol.needs import MessageNeed, TensorsNeed, task
+from phalanx.pipeline.protocol.requests import MessageNeed, TensorsNeed, task
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
-from phalanx.pipeline.stage.kept_points import points_before
 from phalanx.pipeline.stage.stage_copy import StageCopy
+from phalanx.pipeline.stage.undo_log import points_before
 from phalanx.pipeline.verify.facts import MessageKey, StepFacts, StepLedger
 from phalanx.planner.schedules import Direction
 from phalanx.security.crypto import digest_hex

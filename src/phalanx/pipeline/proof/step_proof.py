@@ -7,7 +7,7 @@ from typing import TypeVar
 from phalanx.errors import AuditLogError, CertificateError, FrameError, PeerRefusedError, SignatureError
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.proof.leaves import (
+from phalanx.pipeline.proof.step_record import (
     AttemptLeaf,
     AuditLeaf,
     CommitLeaf,

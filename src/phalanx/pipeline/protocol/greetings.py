@@ -6,8 +6,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, Field
 
 from phalanx.config import StrictModel, printable
-from phalanx.pipeline.protocol.bounds import MOST_PARTIES, Address, Digest, PartyName, Pem
-from phalanx.pipeline.protocol.message import Message
+from phalanx.pipeline.protocol.message import MOST_PARTIES, Address, Digest, Message, PartyName, Pem
 from phalanx.pipeline.tolerance.numeric_class import NumericClass
 from phalanx.security.audit import PublicHead
 

@@ -23,10 +23,10 @@ _MOST_AT_ONCE = 1024
 class Mailbox:
     """A mailbox sends to others over the endpoint, to its own party through a queue, and parses each frame once."""
 
-    def __init__(self, me: Peer, endpoint: Endpoint, *, seals_own: bool = False) -> None:
+    def __init__(self, endpoint: Endpoint, *, seals_own: bool = False) -> None:
         """`seals_own`: whether tensors between this party's own stages are signed; the owner is trusted."""
         self._seals_own = seals_own
-        self._me = me
+        self._me = me = endpoint.public
         self._name = me.name
         self._endpoint = endpoint
         self._detour = LinkRelay(endpoint)

@@ -6,7 +6,8 @@ from pydantic import AfterValidator, Field
 
 from phalanx.config import StrictModel
 from phalanx.pipeline.config import MOST_STAGES
-from phalanx.pipeline.protocol.bounds import (
+from phalanx.pipeline.protocol.greetings import Challenge, ChallengeReply, Hello, Leave, NotLetIn, PreparedNotice, Setup
+from phalanx.pipeline.protocol.message import (
     MOST_HEADERS,
     MOST_PARTIES,
     MOST_PLACES,
@@ -16,6 +17,7 @@ from phalanx.pipeline.protocol.bounds import (
     GradientDigest,
     Header,
     Label,
+    Message,
     Microbatch,
     NormSquared,
     PartyName,
@@ -29,8 +31,6 @@ from phalanx.pipeline.protocol.bounds import (
     WeightsDigest,
     Words,
 )
-from phalanx.pipeline.protocol.greetings import Challenge, ChallengeReply, Hello, Leave, NotLetIn, PreparedNotice, Setup
-from phalanx.pipeline.protocol.message import Message
 from phalanx.pipeline.protocol.running_costs import known_cost
 from phalanx.pipeline.tolerance.screen import Doubt
 from phalanx.planner.schedules import Direction

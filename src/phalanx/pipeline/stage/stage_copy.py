@@ -11,8 +11,7 @@ from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.protocol.messages import StateDigest
 from phalanx.pipeline.protocol.tensor_stream import tensors_digest
 from phalanx.pipeline.stage.runner import StageRunner
-from phalanx.pipeline.stage.snapshot_undo import past_of
-from phalanx.pipeline.stage.undo_log import UndoEntry
+from phalanx.pipeline.stage.undo_log import UndoEntry, past_of
 
 _DIGEST_CHARACTERS = 64
 """BLAKE3, hex."""

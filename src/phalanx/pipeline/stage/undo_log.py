@@ -1,13 +1,16 @@
-"""The undo log of a copy of a stage: a state that was kept, and every update since."""
+"""The ways in which a copy goes back: the log of its updates, states kept now and then, and its own snapshots."""
 
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from phalanx.errors import StaleReplicaError
 from phalanx.optimizers import StageOptimizer
+from phalanx.pipeline.config import GuardConfig
 
 
 @dataclass(frozen=True)
@@ -76,3 +79,134 @@ class UndoLog:
             self._segments.pop()
         if self._segments:
             del self._segments[-1].updates[step - self._segments[-1].step :]
+
+
+@dataclass(frozen=True)
+class _Point:
+    """A state before a step."""
+
+    step: int
+    state: Mapping[str, Tensor]
+
+
+class KeptPoints:
+    """States before every so many steps, the last two; used in place of an `UndoLog` of updates.
+
+    Costs 24 bytes per trained number, however far apart they are. Nothing between two of them is kept: a run that goes
+    back does the steps since again.
+
+    Args:
+        every: Steps from one state to the next.
+        undoable_steps: How many steps can be undone one by one besides.
+    """
+
+    def __init__(self, every: int, undoable_steps: int = 0) -> None:
+        self._every = every
+        self._points: deque[_Point] = deque(maxlen=2)
+        self._last = UndoLog(undoable_steps)
+
+    def record(self, optimizer: StageOptimizer, update: UndoEntry) -> None:
+        """Keep the state before an update, when it is one to go back to; the first one is."""
+        step = optimizer.num_steps
+        is_due = not self._points or (step % self._every == 0 and step > self._points[-1].step)
+        if is_due:
+            self._points.append(_Point(step, {name: tensor.clone() for name, tensor in optimizer.state().items()}))
+        self._last.record(optimizer, update)
+
+    def restore(self, optimizer: StageOptimizer, step: int) -> None:
+        """Bring an optimizer of this stage to the state before `step`.
+
+        Raises:
+            StaleReplicaError: It is none of those that are kept.
+        """
+        point = next((point for point in self._points if point.step == step), None)
+        if point is None:
+            try:
+                self._last.restore(optimizer, step)
+            except StaleReplicaError as exc:
+                kept = [each.step for each in self._points]
+                raise StaleReplicaError(f"asked for the state of step {step}; kept are those of {kept}") from exc
+            return
+        optimizer.load_state(dict(point.state), step)
+
+    def forget_from(self, step: int) -> None:
+        """Let go of states after `step`: they were undone."""
+        while self._points and self._points[-1].step > step:
+            self._points.pop()
+        self._last.forget_from(step)
+
+
+def points_before(step: int, begin: int, every: int) -> list[int]:
+    """The steps of the states that a copy of age `begin` keeps while `step` is under way, in order."""
+    multiples = range(begin - begin % every + every, step, every)
+    return sorted({begin, *multiples[-2:]})[-2:] if begin < step else []
+
+
+class OwnSnapshot:
+    """A holder's own state of the last common step, on the host; stands where others keep a `UndoLog`.
+
+    It is taken right before the first update after that step. The owner asks for that update only when every
+    shadow has the same state, so one is enough: there is always one that all parties have.
+
+    Costs 12 bytes per trained number.
+
+    Args:
+        every: Steps from one snapshot to the next.
+    """
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+        self._step: int | None = None
+        self._state: dict[str, Tensor] = {}
+
+    def record(self, optimizer: StageOptimizer, update: UndoEntry) -> None:
+        """Keep the state before an update, when it is one to go back to."""
+        del update
+        step = optimizer.num_steps
+        if step == self._step or (self._step is not None and step % self._every):
+            return
+        for name, tensor in optimizer.state().items():
+            if name not in self._state:
+                self._state[name] = torch.empty(tensor.shape, dtype=tensor.dtype)
+            self._state[name].copy_(tensor)
+        self._step = step
+
+    def restore(self, optimizer: StageOptimizer, step: int) -> None:
+        """Bring an optimizer of this stage to the state before `step`.
+
+        Raises:
+            StaleReplicaError: It is not the one that is kept.
+        """
+        if step != self._step:
+            raise StaleReplicaError(f"asked for the state of step {step}; kept is that of {self._step}")
+        optimizer.load_state(self._state, step)
+
+    def forget_from(self, step: int) -> None:
+        """Let go of the kept state unless it is that of `step`, at which all parties begin."""
+        if step != self._step:
+            self._step = None
+
+
+@runtime_checkable
+class Past(Protocol):
+    """The state that a copy keeps in order to go back."""
+
+    def record(self, optimizer: StageOptimizer, update: UndoEntry) -> None:
+        """Keep what is needed of an update that the optimizer is about to make."""
+
+    def restore(self, optimizer: StageOptimizer, step: int) -> None:
+        """Bring an optimizer of this stage to the state before `step`.
+
+        Raises:
+            StaleReplicaError: It is not kept. Nothing was changed.
+        """
+
+    def forget_from(self, step: int) -> None:
+        """Let go of this step and later ones: they were undone."""
+
+
+def past_of(guard: GuardConfig) -> Past:
+    """Return the state that a copy keeps in order to go back."""
+    if guard.keep_states:
+        return KeptPoints(guard.keep_states, guard.undoable_steps)
+    return OwnSnapshot(guard.snapshot_every) if guard.keeps_snapshots else UndoLog(guard.undoable_steps)

@@ -1,15 +1,26 @@
-"""The owner's half of state checks (L3): weight gradients and states that a stage and its shadow must agree on."""
+"""The owner's half of state checks (L3): what a stage and its shadow must agree on, and audits by the owner itself."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
 
 from phalanx.errors import FrameError
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.protocol.messages import GradientHeld, StateDigest, WeightsHeld
-from phalanx.pipeline.protocol.needs import task
-from phalanx.pipeline.protocol.tensor_stream import sent_gradient
-from phalanx.pipeline.verify.accomplices import vouched_for_gradient
-from phalanx.pipeline.verify.facts import Judgement, StepFacts, StepLedger, same_norm
+from phalanx.pipeline.protocol.messages import AuditReport, GradientHeld, StateDigest, WeightsHeld
+from phalanx.pipeline.protocol.requests import task
+from phalanx.pipeline.protocol.tensor_stream import sent_gradient, transfer_digest
+from phalanx.pipeline.stage.runner import finite_norm_squared
+from phalanx.pipeline.stage.stage_copy import StageCopy
+from phalanx.pipeline.tolerance.distance import distance_to_truth
+from phalanx.pipeline.verify.accomplices import accomplice, vouched, vouched_for_gradient
+from phalanx.pipeline.verify.facts import CommittedMessage, Judgement, MessageKey, StepFacts, StepLedger, same_norm
 from phalanx.pipeline.verify.gradient_bounds import GradientBounds
-from phalanx.pipeline.verify.referee import Referee
+from phalanx.pipeline.verify.referee import Dispute, Referee
 from phalanx.pipeline.verify.sent_state import SentState
+from phalanx.planner.schedules import Direction
+from phalanx.security.crypto import digest_hex
+from phalanx.transport.tensors import tensor_buffers
 
 
 class StateJudgement:
@@ -188,3 +199,191 @@ class StateJudgement:
             return shadow
         # the parts carry the holder's own signature: what it sent is not what it committed to
         return holder if sent == held.gradient else shadow
+
+
+_Wrong = tuple[int, Direction, Mapping[Direction, str]]
+"""Microbatch and direction of a message that is not what was committed to, and what the owner's own digests are."""
+
+
+@dataclass(frozen=True)
+class _Redone:
+    """A stage's step as the owner did it; waits for the state that its parties agree on after the update."""
+
+    step: int
+    copy: StageCopy
+    gradients: dict[str, Tensor]
+    parties: tuple[str, str]
+
+
+class OwnerAudits:
+    """The owner's audits: each redoes all of a stage's step, from the agreed state to the state after the update.
+
+    Guarantees:
+        A stage and its shadow that lie together about every message of a step, about the weight gradient or
+        about the update are both named in that step with probability r, the owner's rate: within
+        ``ln(d) / ln(1 - r)`` such steps but for probability d. Where the stage is of another numeric class than the
+        owner, messages and weight gradients count as lies beyond what rounding does; the update, in any bit.
+    """
+
+    def __init__(self, facts: StepFacts, referee: Referee, bounds: GradientBounds) -> None:
+        self._facts = facts
+        self._referee = referee
+        self._bounds = bounds
+        self._redone: dict[int, _Redone] = {}
+
+    @task
+    async def run(self, stage: int) -> list[Judgement]:
+        """Audit a stage and return judgements, the culprit's before its accomplice's.
+
+        The accomplice's copy reaches back far enough to undo what both did.
+        """
+        facts, ledger = self._facts, self._facts.ledger
+        holder, shadow = facts.holder(stage), facts.shadow(stage)
+        if holder == OWNER:
+            return []
+        one_copy = facts.plan.guard.one_optimizer
+        copy = await self._referee.stage_at(stage, (holder,) if one_copy else (shadow, holder), facts.agreed[stage])
+        if copy is None:
+            return [self._brought_nothing(stage)]
+        found = await self._redo(copy)
+        if found is None:
+            return [self._brought_nothing(stage)]
+        truth, wrong = found
+        # a lie that its auditor has vouched for tells of two parties
+        for place in sorted(wrong, key=lambda place: not vouched(facts, stage, place[0], place[1])):
+            named = await self._name(copy, *place)
+            if named:
+                return named
+        # what both copies apply: where bits may differ that is the stage's own gradient, once it is known to be close
+        applied = truth if facts.bits_decide(holder) else await self._bounds.claimed(ledger, stage)
+        guilty = await self._compare_gradient(copy, truth, applied)
+        if not guilty and applied is not None:
+            facts.norms.note(stage, finite_norm_squared(applied))
+            self._redone[stage] = _Redone(ledger.step, copy, applied, (holder, shadow))
+        return guilty
+
+    async def _redo(self, copy: StageCopy) -> tuple[dict[str, Tensor], list["_Wrong"]] | None:
+        """Weight gradient of a stage and the messages that are not what was committed to; None without inputs."""
+        facts, ledger, stage = self._facts, self._facts.ledger, copy.spec.index
+        wrong: list[_Wrong] = []
+        for microbatch in range(facts.plan.microbatches):
+            tensors = await self._referee.inputs(ledger, stage, microbatch, facts.assignment)
+            if tensors is None:
+                return None
+            y = copy.runner.forward(ledger.step, microbatch, tensors[0])
+            truths = _truths(y, copy.runner.backward(ledger.step, microbatch, tensors[1]))
+            digests = _digests(truths)
+            wrong += [
+                (microbatch, direction, digests)
+                for direction, truth in truths.items()
+                if ledger.messages[(stage, direction, microbatch)].digest != digests[direction]
+                and not await self._is_close((stage, direction, microbatch), truth)
+            ]
+        return copy.runner.gradients(), wrong
+
+    async def _is_close(self, key: MessageKey, truth: Tensor) -> bool:
+        """Whether a message of a stage of another numeric class lies within tau of the owner's own result."""
+        facts, (stage, direction, _) = self._facts, key
+        if facts.bits_decide(facts.holder(stage)):
+            return False
+        target = stage + (1 if direction == "forward" else -1)
+        said = await self._referee.committed(facts.ledger, key, facts.assignment, target)
+        return said is not None and distance_to_truth(said, truth) <= facts.plan.guard.tolerance
+
+    def forget(self) -> None:
+        """Let go of redone steps: the run goes back before them."""
+        self._redone.clear()
+
+    def weigh_states(self) -> list[Judgement]:
+        """Compare states that were agreed on after an update with the owner's own."""
+        facts = self._facts
+        guilty: list[Judgement] = []
+        for stage, redone in list(self._redone.items()):
+            state, previous = facts.agreed.get(stage), facts.previous
+            if facts.ledger.step == redone.step + 1 and (state is None or previous is None):
+                continue
+            if facts.ledger.step == redone.step and facts.ledger.audits_drawn:
+                continue
+            del self._redone[stage]
+            parties = (facts.assignment.holders.get(stage), facts.assignment.shadows.get(stage))
+            if facts.ledger.step != redone.step + 1 or parties != redone.parties or previous is None:
+                continue
+            redone.copy.apply(redone.step, redone.gradients, previous.clip_coefficient)
+            if redone.copy.digest() != state:
+                reason = f"stage {stage}: {{}} agreed on a state that step {redone.step} does not lead to"
+                guilty += [
+                    facts.judgement("state", party, stage, reason.format(party))
+                    for party in dict.fromkeys(self._bound(redone.parties))
+                    if party != OWNER
+                ]
+        return guilty
+
+    def _bound(self, parties: tuple[str, str]) -> tuple[str, ...]:
+        """The parties that made the update: a shadow without an optimizer has only taken what it was sent."""
+        return parties[:1] if self._facts.plan.guard.one_optimizer else parties
+
+    def _brought_nothing(self, stage: int) -> Judgement:
+        holder = self._facts.holder(stage)
+        return self._facts.judgement(
+            "transfer", holder, stage, f"stage {stage}: no party brought what {holder} committed to"
+        )
+
+    async def _name(
+        self, copy: StageCopy, microbatch: int, direction: Direction, digests: Mapping[Direction, str]
+    ) -> list[Judgement]:
+        """Name the stage that sent a wrong message, and before it an auditor that reported those very bytes."""
+        facts, ledger, stage = self._facts, self._facts.ledger, copy.spec.index
+        inputs: dict[Direction, CommittedMessage] = {"forward": ledger.messages[(stage - 1, "forward", microbatch)]}
+        if direction == "backward":
+            inputs["backward"] = ledger.messages[(stage + 1, "backward", microbatch)]
+        place = {"epoch": ledger.epoch, "step": ledger.step, "stage": stage, "microbatch": microbatch}
+        own = AuditReport.model_validate({**place, "inputs": (), "digests": dict(digests), "urgent": False})
+        dispute = Dispute(
+            step=ledger.step,
+            epoch=ledger.epoch,
+            stage=stage,
+            microbatch=microbatch,
+            direction=direction,
+            holder=facts.holder(stage),
+            accuser=OWNER,
+            assignment=facts.assignment,
+            inputs=inputs,
+            output=ledger.messages[(stage, direction, microbatch)],
+            report=own,
+            state=facts.agreed[stage],
+        )
+        verdict, compared = await self._referee.judge_message(dispute, copy)
+        work = self._referee.spent()
+        if verdict is None:
+            return []
+        culprit = Judgement(verdict, compared, dispute.headers(), work)
+        second = accomplice(facts, culprit)
+        return [culprit] if second is None else [culprit, second]
+
+    async def _compare_gradient(
+        self, copy: StageCopy, truth: dict[str, Tensor], claimed: dict[str, Tensor] | None
+    ) -> list[Judgement]:
+        """Convict a stage of a gradient that its work does not lead to, and a shadow that claims the same."""
+        facts, ledger, stage = self._facts, self._facts.ledger, copy.spec.index
+        commit = ledger.commits[stage]
+        if claimed is truth:
+            is_right = (commit.gradient, commit.norm_squared) == (transfer_digest(truth), finite_norm_squared(truth))
+        else:
+            norm = None if claimed is None else finite_norm_squared(claimed)
+            is_right = same_norm(commit.norm_squared, norm, alike=False)
+            is_right = is_right and await self._bounds.allows(copy, ledger, claimed, truth)
+        if is_right:
+            return []
+        holder, step = facts.holder(stage), ledger.step
+        reason = f"stage {stage}: {holder} committed to a weight gradient or norm that step {step} does not lead to"
+        culprit = facts.judgement("gradient", holder, stage, reason)
+        second = vouched_for_gradient(facts, stage)
+        return [culprit] if second is None else [culprit, second]
+
+
+def _truths(y: Tensor, x_gradient: Tensor | None) -> dict[Direction, Tensor]:
+    return {"forward": y} if x_gradient is None else {"forward": y, "backward": x_gradient}
+
+
+def _digests(truths: Mapping[Direction, Tensor]) -> dict[Direction, str]:
+    return {direction: digest_hex(tensor_buffers(tensor.contiguous())) for direction, tensor in truths.items()}

@@ -118,7 +118,7 @@ class Worker:
         self._endpoint = endpoint
         self._kernels = kernels
         self._wrap_copy: WrapCopy = lambda copy, held: wrap_copy(kernels(copy, held), held)
-        self._mail = Mailbox(identity.public, endpoint, seals_own=True)
+        self._mail = Mailbox(endpoint, seals_own=True)
         self._timer = PhaseTimer(cpu_clock=time.thread_time)
         self._party: Party | None = None
         self._plan: StepPlan | None = None

@@ -6,7 +6,7 @@ from phalanx.config import load_config, pin_own_code
 from phalanx.engine import check_build
 from phalanx.pipeline.config import WorkerConfig
 from phalanx.security.crypto import load_identity
-from phalanx.transport.port import check_port
+from phalanx.transport.config import check_port
 
 
 def load_worker(path: Path) -> WorkerConfig:

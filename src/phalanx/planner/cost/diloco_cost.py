@@ -6,8 +6,7 @@ Source: Douillard et al. 2023 (DiLoCo); the figures are those of the engine, whi
 from phalanx.planner.cluster.collectives import all_gather, all_reduce
 from phalanx.planner.cluster.links import Link
 from phalanx.planner.layout import Layout
-from phalanx.planner.model.adapter import adapted
-from phalanx.planner.model.linears import block_tensors
+from phalanx.planner.model.adapter import adapted, block_tensors
 from phalanx.planner.model.recipe import EXACT_BYTES, Outer, Recipe
 from phalanx.planner.model.shape import ModelShape
 

@@ -1,12 +1,29 @@
 """The activations that a block keeps for its backward pass."""
 
+from dataclasses import dataclass, replace
+
 from phalanx.planner.layout import Layout
-from phalanx.planner.model.adapter import adapted
-from phalanx.planner.model.families import FAMILIES
-from phalanx.planner.model.frozen import beside_frozen
+from phalanx.planner.model.adapter import Adapter, adapted
+from phalanx.planner.model.families import FAMILIES, Feed
 from phalanx.planner.model.recipe import Recipe
-from phalanx.planner.model.saved_activations import SavedPerToken
 from phalanx.planner.model.shape import ModelShape
+
+
+@dataclass(frozen=True)
+class SavedPerToken:
+    """Numbers that one block keeps for each token.
+
+    Attributes:
+        stream: Inputs of norms, in the precision of the residual stream.
+        whole: Outputs of norms, which every tensor parallel rank has unless it is sequence parallel.
+        split: What lies between the matrix products, shared by the tensor parallel ranks.
+        scores: Attention's probabilities, shared likewise; 0 with a fused kernel.
+    """
+
+    stream: int
+    whole: int
+    split: int
+    scores: int
 
 
 def kept_numbers(shape: ModelShape, recipe: Recipe) -> SavedPerToken:
@@ -95,3 +112,42 @@ def _product_bytes(shape: ModelShape, layout: Layout, recipe: Recipe) -> int:
 def _stream_bytes(shape: ModelShape, layout: Layout, recipe: Recipe) -> int:
     between = layout.tp if recipe.sequence_parallel else 1
     return microbatch_tokens(layout, recipe) * shape.hidden * recipe.stream_bytes // between
+
+
+_NORMS = 2
+_DROPPED = 2
+"""Tensors of an adapter's own that dropping inputs leaves: which ones, and what is left of them."""
+
+
+def beside_frozen(
+    kept: SavedPerToken, shape: ModelShape, adapter: Adapter, *, is_fused: bool, inner: int
+) -> SavedPerToken:
+    """Return what is left of what a block keeps.
+
+    What a frozen matrix multiplies is kept for its gradient alone, and so is not; but for what an adapter multiplies as
+    well, and for what something else needs: a fused kernel its own result, relu likewise. A norm's frozen scale needs
+    its input and not what it scales.
+
+    Args:
+        kept: With all weights trained.
+        shape: The model.
+        adapter: What is trained instead.
+        is_fused: Attention is one kernel.
+        inner: Tensors of the MLP's inner width among what is kept.
+    """
+    widths: dict[Feed, int] = {
+        "first": shape.hidden,
+        "second": shape.hidden,
+        "mixed": 0 if is_fused else shape.heads * shape.head_dim,
+        "inner": shape.ffn if inner > 1 else 0,
+    }
+    needed: dict[Feed, int] = dict.fromkeys(widths, 0)
+    targets = adapted(shape, adapter)
+    for one in targets:
+        needed[one.feed] = needed[one.feed] + _DROPPED * one.inputs if adapter.drops else widths[one.feed]
+    return replace(
+        kept,
+        stream=_NORMS * shape.hidden,
+        whole=needed["first"] + needed["second"] + adapter.rank * len(targets),
+        split=kept.split - widths["mixed"] - widths["inner"] + needed["mixed"] + needed["inner"],
+    )

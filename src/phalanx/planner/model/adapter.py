@@ -3,9 +3,45 @@
 from dataclasses import dataclass
 
 from phalanx.errors import ConfigError
-from phalanx.planner.model.families import FAMILIES
-from phalanx.planner.model.linears import Linear, linears
+from phalanx.planner.model.families import FAMILIES, Feed
 from phalanx.planner.model.shape import ModelShape
+
+
+@dataclass(frozen=True)
+class Linear:
+    """One matrix of a block.
+
+    Attributes:
+        name: In the block.
+        feed: What it multiplies.
+        inputs: Their width.
+        outputs: Width of the product.
+    """
+
+    name: str
+    feed: Feed
+    inputs: int
+    outputs: int
+
+    @property
+    def is_row(self) -> bool:
+        """Whether each tensor parallel rank has a part of its inputs, and not of its outputs."""
+        return self.feed in ("mixed", "inner")
+
+
+def linears(shape: ModelShape) -> tuple[Linear, ...]:
+    """Return the matrices of one block, in the order of the module."""
+    return tuple(
+        Linear(name, feed, shape.inputs(feed), shape.outputs(out))
+        for name, feed, out in FAMILIES[shape.family].matrices
+    )
+
+
+def block_tensors(shape: ModelShape) -> int:
+    """Return how many tensors the parameters of one block are; a bias counts for all columns or for none."""
+    matrices = linears(shape)
+    biases = sum(not one.is_row for one in matrices) if shape.layer_split > shape.layer_matrix else 0
+    return len(matrices) + biases + shape.layer_whole // shape.hidden
 
 
 @dataclass(frozen=True)
@@ -16,11 +52,15 @@ class Adapter:
         rank: Their inner dimension.
         targets: Names of matrices, or the ends of their names; empty for a family's usual ones.
         drops: Some of their inputs are dropped at random.
+        dora: The size of each output's weights is trained too.
+        virtual_tokens: Keys and values of so many are trained instead, before those of each block's own tokens.
     """
 
     rank: int
     targets: tuple[str, ...] = ()
     drops: bool = False
+    dora: bool = False
+    virtual_tokens: int = 0
 
 
 def adapted(shape: ModelShape, adapter: Adapter) -> tuple[Linear, ...]:
@@ -29,6 +69,8 @@ def adapted(shape: ModelShape, adapter: Adapter) -> tuple[Linear, ...]:
     Raises:
         ConfigError: A target is none of them.
     """
+    if adapter.virtual_tokens:
+        return ()
     there, wanted = linears(shape), adapter.targets or FAMILIES[shape.family].adapter_targets
     for target in wanted:
         if not any(_is_meant(one, target) for one in there):
@@ -40,8 +82,15 @@ def adapted(shape: ModelShape, adapter: Adapter) -> tuple[Linear, ...]:
 
 
 def adapter_numbers(shape: ModelShape, adapter: Adapter, tp: int = 1) -> int:
-    """Return what is trained of one block on one tensor parallel rank: A whole, and B's part for its own columns."""
-    return sum(adapter.rank * (one.inputs + -(-one.outputs // tp)) for one in adapted(shape, adapter))
+    """Return what is trained of one block on one tensor parallel rank: A whole, B's part and sizes of its own columns.
+
+    Of virtual tokens it is the keys and values of the rank's own heads.
+    """
+    per_output = adapter.rank + adapter.dora
+    virtual = 2 * adapter.virtual_tokens * -(-shape.kv_heads // tp) * shape.head_dim
+    return virtual + sum(
+        adapter.rank * one.inputs + per_output * -(-one.outputs // tp) for one in adapted(shape, adapter)
+    )
 
 
 def why_not_adapted(shape: ModelShape, adapter: Adapter, tp: int) -> str | None:

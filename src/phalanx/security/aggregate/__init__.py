@@ -10,7 +10,7 @@ The protocol, against which adversary it holds, and what it does not hide: docs/
 from phalanx.security.aggregate.client import ExpectedRound, MaskedDeposit, SumClient, SumPhase
 from phalanx.security.aggregate.encoding import RingEncoding, Values, Words
 from phalanx.security.aggregate.graph import Degree, degree_of, most_colluding, threshold_of
-from phalanx.security.aggregate.refusal import SumRefusal
+from phalanx.security.aggregate.messages import SumRefusal
 from phalanx.security.aggregate.rounds import EnteredRounds, RoundFile
 from phalanx.security.aggregate.server import ServerPhase, SumResult, SumServer
 from phalanx.security.aggregate.terms import LEAST_CONTRIBUTORS, CohortMember, SumTerms

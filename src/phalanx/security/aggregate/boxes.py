@@ -9,8 +9,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from phalanx.errors import AggregationError
 from phalanx.security.aggregate.masks import agree, derived
-from phalanx.security.aggregate.messages import ShareBox, share_digest
-from phalanx.security.aggregate.refusal import SumRefusal
+from phalanx.security.aggregate.messages import ShareBox, SumRefusal, share_digest
 from phalanx.security.aggregate.shamir import SHARE_BYTES, split_secret
 from phalanx.security.aggregate.terms import SumTerms
 

@@ -10,13 +10,14 @@ from enum import IntEnum
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from numpy.typing import NDArray
 
 from phalanx.errors import AggregationError
 from phalanx.security.aggregate import messages as m
 from phalanx.security.aggregate.boxes import SharePair, deal_shares, open_box, seal_box
 from phalanx.security.aggregate.encoding import Values, Words, norm_of
 from phalanx.security.aggregate.masks import masked_values, pair_key, self_mask
-from phalanx.security.aggregate.refusal import SumRefusal
+from phalanx.security.aggregate.messages import SumRefusal
 from phalanx.security.aggregate.rounds import EnteredRounds
 from phalanx.security.aggregate.terms import SumTerms
 from phalanx.security.aggregate.view import check_consents, check_included, check_view
@@ -184,13 +185,17 @@ class SumClient:
         self.phase = SumPhase.DELIVERY
         return m.encoded(m.Boxes(boxes=boxes))
 
-    def mask(self, delivery: bytes, values: Values, weight: int = 1) -> MaskedDeposit:
+    def mask(
+        self, delivery: bytes, values: Values, weight: int = 1, noise: NDArray[np.int64] | None = None
+    ) -> MaskedDeposit:
         """Take the neighbours' shares; return this client's values, clipped, rounded and masked.
 
         Args:
             delivery: Names of those that shared, and the boxes for this client.
             values: ``[length]``, finite.
             weight: From 1 to the terms' `max_weight`.
+            noise: Integers of the ring, ``[length]``, that are added before the masks: this client's share of the
+                noise of the sum, fresh for it; None for none.
 
         Raises:
             AggregationError: Too few shared, a box is missing, is of another view or does not open; or the values are
@@ -201,6 +206,12 @@ class SumClient:
         heard = self._read(delivery, m.ShareDelivery)
         shares = self._open(heard)
         scale = self._checked_scale(values, weight)
+        if noise is not None and (noise.shape != values.shape or noise.dtype != np.int64 or weight != 1):
+            raise AggregationError(
+                SumRefusal.BAD_INPUT,
+                f"noise: {noise.dtype}{list(noise.shape)} beside weight {weight}, expected int64 [{terms.length}] and "
+                "weight 1, for a weight would raise what one client counts for",
+            )
         # from here on the masks count as used, whatever happens
         self.phase = SumPhase.NOTHING
         self._sharers, self._shares = heard.sharers, shares
@@ -210,7 +221,7 @@ class SumClient:
             for name in sorted(shares)
         ]
         masks.append(self_mask(terms.digest, self._name, self._seed))
-        masked = masked_values(values, terms.encoding, (scale, weight), self._fresh(32), masks)
+        masked = masked_values(values, terms.encoding, (scale, weight), self._fresh(32), masks, noise)
         self._payload = digest_hex(masked.data.cast("B"))
         deposit = m.Deposit(terms=terms.digest, sender=self._name, view=self._view, payload=self._payload)
         message = m.encoded(m.signed(deposit, self._identity))

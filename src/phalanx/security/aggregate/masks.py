@@ -14,11 +14,12 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES256
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from numpy.typing import NDArray
 
 from phalanx.config import canonical_json
 from phalanx.errors import AggregationError
 from phalanx.security.aggregate.encoding import CHUNK, RingEncoding, Values, Words, chunks
-from phalanx.security.aggregate.refusal import SumRefusal
+from phalanx.security.aggregate.messages import SumRefusal
 from phalanx.security.crypto import in_domain
 
 KEY_BYTES = 32
@@ -114,6 +115,7 @@ def masked_values(
     scale_and_weight: tuple[float, int],
     rounding_key: bytes,
     masks: Sequence[Mask],
+    noise: NDArray[np.int64] | None = None,
 ) -> Words:
     """Return a client's values, encoded and masked, with its weight as last element.
 
@@ -123,6 +125,7 @@ def masked_values(
         scale_and_weight: Of `RingEncoding.scale_for`, and the client's weight.
         rounding_key: 32 random bytes, used here alone.
         masks: All of the client's.
+        noise: Integers of the ring that are added to the rounded values; None for none.
     """
     scale, weight = scale_and_weight
     streams = [(KeyStream(mask.key), mask.is_added) for mask in masks]
@@ -131,6 +134,8 @@ def masked_values(
     for chunk in chunks(len(out)):
         part, given = out[chunk], values[chunk]
         encoding.round_into(given, scale, weight, rounding.words(len(given)), part[: len(given)])
+        if noise is not None:
+            part[: len(given)] += noise[chunk].astype(np.uint32)
         for stream, is_added in streams:
             (np.add if is_added else np.subtract)(part, stream.words(len(part)), out=part)
     return out

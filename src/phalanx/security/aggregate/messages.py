@@ -13,16 +13,34 @@ client -> server   release     shares: of a client in the sum of one secret, of 
 """
 
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import Annotated, Generic, Literal, TypeVar, cast
 
 from pydantic import Field, ValidationError
 
 from phalanx.config import StrictModel, canonical_json
 from phalanx.errors import AggregationError, SignatureError
-from phalanx.security.aggregate.refusal import SumRefusal
 from phalanx.security.aggregate.shamir import SHARE_BYTES
 from phalanx.security.aggregate.terms import MOST_CLIENTS, Hex32, PartyName, SumTerms
 from phalanx.security.crypto import Identity, Peer, digest_hex, in_domain
+
+
+class SumRefusal(StrEnum):
+    """Every reason of an `AggregationError`; the values appear in messages and logs."""
+
+    MALFORMED = "malformed"
+    FOREIGN_ROUND = "foreign_round"
+    FOREIGN_TERMS = "foreign_terms"
+    FOREIGN_PARTY = "foreign_party"
+    SMALL_COHORT = "small_cohort"
+    TOO_FEW = "too_few"
+    OTHER_VIEW = "other_view"
+    NOT_INCLUDED = "not_included"
+    REPEATED_ROUND = "repeated_round"
+    BAD_SHARE = "bad_share"
+    BAD_INPUT = "bad_input"
+    OUT_OF_PHASE = "out_of_phase"
+
 
 SEALED_BYTES = 2 * SHARE_BYTES + 16
 _BYTES_A_CLIENT = 1024

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Protocol
 
 from phalanx.errors import AggregationError
-from phalanx.security.aggregate.refusal import SumRefusal
+from phalanx.security.aggregate.messages import SumRefusal
 from phalanx.security.crypto import digest_hex, locked, read_number, write_number
 
 

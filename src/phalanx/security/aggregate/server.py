@@ -17,7 +17,7 @@ from phalanx.security.aggregate import messages as m
 from phalanx.security.aggregate.boxes import is_share_of
 from phalanx.security.aggregate.encoding import RingEncoding, Words
 from phalanx.security.aggregate.masks import Mask, add_masks, pair_key, self_mask
-from phalanx.security.aggregate.refusal import SumRefusal
+from phalanx.security.aggregate.messages import SumRefusal
 from phalanx.security.aggregate.shamir import combine_shares
 from phalanx.security.aggregate.terms import SumTerms
 from phalanx.security.aggregate.view import check_included

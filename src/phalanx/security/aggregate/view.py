@@ -6,8 +6,7 @@ Each of these stands against an attack of the server that wins without it (tests
 from collections.abc import Collection, Mapping, Sequence
 
 from phalanx.errors import AggregationError
-from phalanx.security.aggregate.messages import Consent
-from phalanx.security.aggregate.refusal import SumRefusal
+from phalanx.security.aggregate.messages import Consent, SumRefusal
 from phalanx.security.aggregate.terms import SumTerms
 
 Graph = Mapping[str, tuple[str, ...]]

@@ -1,6 +1,7 @@
 """The choice of a rank's engine: torch's own means, or DeepSpeed where the run file has a section for it."""
 
 import contextlib
+import math
 from collections.abc import Iterator
 from math import prod
 
@@ -10,12 +11,13 @@ from phalanx.parallel import ParallelConfig, RankEnv, RankRecipe, RankTrainer
 from phalanx.parallel.control.rank0 import RankWork
 from phalanx.parallel.deepspeed import check_machine, opened_member
 from phalanx.parallel.groups.mesh import Domain
+from phalanx.parallel.privacy.trainer import PrivateRankTrainer
 from phalanx.train.config import RunConfig
 
 
 @contextlib.contextmanager
 def open_member(
-    run: RunConfig, recipe: RankRecipe, source: ModelSource, domain: Domain, place: RankEnv
+    run: RunConfig, recipe: RankRecipe, source: ModelSource, domain: Domain, place: RankEnv, noise: float = math.nan
 ) -> Iterator[RankWork]:
     """Be a rank of the run while the context lasts.
 
@@ -25,10 +27,14 @@ def open_member(
         source: The model.
         domain: This rank's place in the mesh.
         place: The same, among processes.
+        noise: The noise multiplier of a run with ``[privacy]``, on rank 0.
 
     Raises:
         PhalanxError: The model is wrong, or DeepSpeed's folder is in use.
     """
+    if run.privacy is not None:
+        yield PrivateRankTrainer(recipe, source, domain, noise)
+        return
     if run.deepspeed is None:
         yield RankTrainer(recipe, source, domain)
         return

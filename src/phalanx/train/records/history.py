@@ -9,6 +9,7 @@ from phalanx.errors import AuditLogError
 from phalanx.security.audit import LogHead
 from phalanx.security.audit.line import walk
 from phalanx.security.crypto import Peer, certified_name
+from phalanx.security.privacy.ledger import PastCharges
 
 
 @dataclass
@@ -27,6 +28,7 @@ class RunHistory:
         configs: Digests of the run files of all sessions: a resumed one may have changed some keys.
         committed: Digests of audit keys that sessions have drawn with.
         revealed: Those of them with a key that the log tells; no session must draw with them again.
+        charges: Of the privacy budget.
     """
 
     decisions: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -40,6 +42,7 @@ class RunHistory:
     configs: set[str] = field(default_factory=set)
     committed: set[str] = field(default_factory=set)
     revealed: set[str] = field(default_factory=set)
+    charges: PastCharges = field(default_factory=PastCharges)
 
     def is_told_by(self, summary: dict[str, Any]) -> bool:
         """Whether a summary speaks of a run that has ended, with the end and the log that are known here."""
@@ -98,6 +101,7 @@ def read_history(path: Path, peer: Peer, run: str) -> RunHistory:
 
 def _take(history: RunHistory, kind: str, body: dict[str, Any]) -> None:
     history.certified.take(kind, body)
+    history.charges.take(kind, body)
     history.adopted = history.adopted or kind == "adopted"
     if kind in _DECISIONS:
         history.decisions.append((kind, body))

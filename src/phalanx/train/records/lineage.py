@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.checkpoint import list_checkpoints
-from phalanx.data import BatchLoader, Corpus, prepare
+from phalanx.data import BatchLoader, Corpus, DataConfig, SequenceLayout, open_corpus, prepare
+from phalanx.data.chat_corpus import open_conversations
 from phalanx.data.config import ModelTokenizerConfig
 from phalanx.data.phases import DatasetConfig
+from phalanx.data.run_dataset import local_dataset
 from phalanx.data.shards.proof import DocumentPlace
 from phalanx.errors import DataError
 from phalanx.models import open_model
@@ -75,25 +77,31 @@ class _Lines:
     """Batches of a step that failed before the one it was applied with."""
 
 
-def dataset_of(past: PastRun, moved_to: Path | None = None) -> DatasetConfig:
-    """Return the dataset of a run as its config names it, at another place where it was moved.
+def dataset_of(past: PastRun, moved_to: Path | None = None) -> tuple[Path, DatasetConfig]:
+    """Return where the dataset of a run is, or was moved to, and what its config says of it; or the one that it made.
 
     Raises:
-        DataError: The run was trained from text, or is a split run.
+        DataError: The run drew from no shards, or is a split run; or its own are gone, and so are its sources.
     """
-    named = past.config.data.dataset
-    if named is None:
-        raise DataError(f"{past.path}: was not trained from a dataset of shards; only those know their documents")
+    data = past.config.data
     if past.config.split is not None:
         raise DataError(f"{past.path}: is a split run: each client draws its own texts, which only the client can tell")
-    return named if moved_to is None else named.model_copy(update={"path": moved_to})
+    if data.dataset is None and not data.sources and data.conversations is None:
+        raise DataError(f"{past.path}: was trained from no shards; only those know their documents")
+    if moved_to is not None:
+        path = moved_to
+    elif data.dataset is not None:
+        path = local_dataset(data.dataset, cache_beside(past.path) / "data")
+    else:
+        path = _prepared(past, data).tokenizer_path.parent
+    return path, (data.dataset or DatasetConfig(path=path)).model_copy(update={"path": path})
 
 
 def trace_document(past: PastRun, places: Sequence[DocumentPlace], moved_to: Path | None = None) -> DocumentLineage:
     """Say in which steps of a run a document was seen.
 
     Args:
-        past: The run, which was trained from a dataset of shards.
+        past: The run.
         places: Of the document in that dataset.
         moved_to: Where the dataset is now; None for where the config says.
 
@@ -102,7 +110,12 @@ def trace_document(past: PastRun, places: Sequence[DocumentPlace], moved_to: Pat
         AuditLogError: The log is broken.
     """
     run = past.config
-    corpus = _corpus(past, dataset_of(past, moved_to))
+    path, dataset = dataset_of(past, moved_to)
+    if run.data.dataset is not None:
+        corpus = _prepared(past, run.data.model_copy(update={"dataset": dataset}))
+    else:
+        opens = open_corpus if run.data.sources else open_conversations
+        corpus = opens(path, SequenceLayout.of(run.data))
     lines = _lines(past)
     if lines.corpora - {corpus.digest}:
         raise DataError(
@@ -121,11 +134,10 @@ def trace_document(past: PastRun, places: Sequence[DocumentPlace], moved_to: Pat
     return DocumentLineage(past.run_id, corpus.digest, bool(lines.corpora), len(lines.metrics), steps, kept)
 
 
-def _corpus(past: PastRun, dataset: DatasetConfig) -> Corpus:
+def _prepared(past: PastRun, data: DataConfig) -> Corpus:
     run, cache, tokenizer = past.config, cache_beside(past.path), None
     if isinstance(run.data.tokenizer, ModelTokenizerConfig):
         tokenizer = open_model(run.model, cache / "models", run.train.seed).tokenizer_path
-    data = run.data.model_copy(update={"dataset": dataset})
     return prepare(data, cache / "data", run.train.seed, tokenizer)
 
 

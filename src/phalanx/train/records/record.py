@@ -51,10 +51,20 @@ _SAID: dict[str, tuple[Kind, str]] = {
         "ended early after step {step}: {validations_without_improvement} validations in a row brought nothing; the "
         "best was after step {best_step}",
     ),
+    "budget_spent": (
+        "note",
+        "the privacy budget is spent: {charges} steps, epsilon {epsilon_spent:.3f} of {epsilon} at delta {delta}",
+    ),
+    "budget_told": (
+        "note",
+        "privacy: {charges} steps have spent epsilon {epsilon_spent:.3f} of {epsilon} at delta {delta}",
+    ),
     "fell_back": ("eviction", "nobody can serve a stage: back from step {from_step} to the checkpoint of {to_step}"),
     "checkpoint_failed": ("alarm", "no checkpoint of step {step}, training goes on: {reason}"),
     "journal_failed": ("alarm", "no journal any more, training goes on: {reason}"),
     "checkpoint_not_copied": ("alarm", "the checkpoint of step {step} is on this disk only: {reason}"),
+    "site_left_out": ("alarm", "round {round}: goes on without {site}: {reason}"),
+    "site_excluded": ("eviction", "round {round}: {site} is asked no more: {reason}"),
     "takeover": ("takeover", "stage {stage} is now served by {by}; step {step} is done again"),
 }
 

@@ -228,8 +228,13 @@ class RunDirectory(Closeable):
         return self.path / HEAD_FILE
 
     @property
+    def secrets(self) -> Path:
+        """The directory of the owner's secrets of this run."""
+        return self.path / "secrets"
+
+    @property
     def _audit_key_file(self) -> Path:
-        return self.path / "secrets" / "audit.key"
+        return self.secrets / "audit.key"
 
     def announce(self, address: str) -> None:
         """Write down where the owner listens, for the user or engine that starts its workers."""

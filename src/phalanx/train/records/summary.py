@@ -8,6 +8,7 @@ from phalanx.checkpoint import BestCheckpoint
 from phalanx.config import digest
 from phalanx.errors import CheckpointError
 from phalanx.pipeline import weaker
+from phalanx.security.privacy import BudgetLedger
 from phalanx.train.batches.preferences import PreferenceScores, read_preference_scores
 from phalanx.train.batches.scores import (
     MeanReward,
@@ -79,6 +80,8 @@ class Figures:
     drifts: Drifts = field(default_factory=Drifts)
     checkpoints: tuple[int, ...] = ()
     """Steps of the checkpoints that are there."""
+    budget: BudgetLedger | None = None
+    """What the run's steps are charged to; None of a run without ``[privacy]``."""
 
     _SAVED = ("validation_first", "validation_last")
     _SCORES = ("scores_first", "scores_last")
@@ -218,6 +221,7 @@ def summarise(run: RunConfig, figures: Figures, totals: RunningTotals, truth: Gr
         **_preferences(figures),
         **({"tracking": figures.tracking} if figures.tracking else {}),
         **({} if figures.split is None else {"split": figures.split}),
+        **({} if figures.budget is None else {"privacy": figures.budget.told()}),
     }
 
 
@@ -283,7 +287,7 @@ def _head(signed: dict[str, Any] | None) -> dict[str, Any] | None:
 def _guard(run: RunConfig) -> str:
     if run.split is not None:
         return run.split.mode
-    return "off" if run.parallel is not None else run.guard.mode
+    return run.guard.mode if run.has_stages else "off"
 
 
 def _all_finite(values: dict[str, float]) -> dict[str, float | None]:

@@ -1,5 +1,7 @@
 """A run's checkpoint, verified, as a model directory in the hub's layout."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from phalanx.checkpoint import Checkpoint
@@ -44,22 +46,27 @@ def export_run(
     """
     config = load_past_code(past.config, past.path, allowed=own_code)
     found = past.open(step, best=best)
-    source, tokenizer = _open_model(config, past.path, found)
-    export_model(found, source, out, adapter=config.model.adapter, merge=merge, tokenizer=tokenizer)
+    with _open_model(config, past, found) as (source, tokenizer):
+        export_model(found, source, out, adapter=config.model.adapter, merge=merge, tokenizer=tokenizer)
     return found.step
 
 
-def _open_model(config: RunConfig, run_dir: Path, found: Checkpoint) -> tuple[ModelSource, RunTokenizer]:
-    """The model, with its weights where an adapter belongs to them, and the tokenizer of the run."""
-    cache, seed = cache_beside(run_dir), config.train.seed
-    is_kept = check_kept(run_dir, found.state)
-    if is_kept and config.model.adapter is None:
-        return open_kept(run_dir)
-    source = open_model(config.model, cache / "models", seed)
-    if config.model.adapter is not None:
-        found.check_base(source.files_digest())
-    if is_kept:
-        return source, open_kept(run_dir)[1]
-    # a run of before this version
-    corpus = prepare(config.data, cache / "data", seed, source.tokenizer_path)
-    return source, RunTokenizer.of(config.data.tokenizer, source, corpus)
+@contextlib.contextmanager
+def _open_model(config: RunConfig, past: PastRun, found: Checkpoint) -> Iterator[tuple[ModelSource, RunTokenizer]]:
+    """Open the model, with its weights where an adapter belongs to them, and the tokenizer of the run."""
+    cache, seed = cache_beside(past.path), config.train.seed
+    is_kept = check_kept(past.path, found.state)
+    with contextlib.ExitStack() as stack:
+        kept = stack.enter_context(open_kept(past.path, past.key(), past.run_id)) if is_kept else None
+        if kept is not None and config.model.adapter is None:
+            yield kept
+            return
+        source = open_model(config.model, cache / "models", seed)
+        if config.model.adapter is not None:
+            found.check_base(source.files_digest())
+        if kept is not None:
+            yield source, kept[1]
+            return
+        # a run of before this version
+        corpus = prepare(config.data, cache / "data", seed, source.tokenizer_path)
+        yield source, RunTokenizer.of(config.data.tokenizer, source, corpus)

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -65,14 +65,48 @@ class SavedCheckpoint:
         return {"step": self.step, "manifest": self.manifest, "kept": list(self.kept), "write_s": self.write_s, **best}
 
 
+@dataclass(frozen=True)
+class RunProgress:
+    """The progress of a run, which a checkpoint holds beside the tensors: where its data stands, and its counts."""
+
+    loader: Loader
+    figures: Figures
+    totals: RunningTotals
+
+    def state(self) -> dict[str, Any]:
+        """What a later session goes on from."""
+        return {
+            "loader": self.loader.state(),
+            "figures": self.figures.to_json(),
+            "totals": asdict(self.totals),
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what an earlier session had."""
+        self.loader.load_state(state["loader"])
+        self.figures.load_json(state["figures"])
+        self.totals.load_json(state["totals"])
+
+
+@dataclass(frozen=True)
+class ModelOrigin:
+    """The files that a checkpoint's tensors make sense with.
+
+    Attributes:
+        source: The model; its files are part of what an adapter's checkpoint needs.
+        vocabulary: Digest of the vocabulary that text is encoded with; None where this process has no text.
+    """
+
+    source: ModelSource
+    vocabulary: str | None = None
+
+
 class Savepoint:
     """A savepoint moves the state of a run between memory and the run directory's checkpoints.
 
     Args:
-        source: The model; its files are part of what an adapter's checkpoint needs.
         history: What the audit log says about checkpoints, and about the run files of earlier sessions.
         log: The audit log; every manifest has its head; None where there is none.
-        vocabulary: Digest of the vocabulary that text is encoded with; None where this process has no text.
 
     Raises:
         CheckpointError: The key is missing or malformed, or the remote store's client is not installed.
@@ -82,39 +116,34 @@ class Savepoint:
         self,
         run: RunConfig,
         home: RunDirectory,
-        loader: Loader,
-        figures: Figures,
-        totals: RunningTotals,
-        *,
-        source: ModelSource,
+        progress: RunProgress,
+        origin: ModelOrigin,
         history: RunHistory,
         log: AuditLog | None = None,
-        vocabulary: str | None = None,
     ) -> None:
         self._run = run
         self._config_digest = digest(run)
         self._configs = {self._config_digest, *history.configs}
         self._home = home
-        self._loader = loader
-        self._figures = figures
-        self._totals = totals
+        self._progress = progress
         self._certified = history.certified
         self._log = log
         settings = run.checkpoint
         self._key: KeyHolder | None = None if settings.key is None else open_key(settings.key)
         self._remote = None if settings.remote is None else RemoteStore(settings.remote, home.run_id)
         # an adapter's checkpoint holds no frozen weight: it says which ones belong to it
-        self._base = None if run.model.adapter is None else source.files_digest()
-        self._vocabulary = vocabulary
+        self._base = None if run.model.adapter is None else origin.source.files_digest()
+        self._vocabulary = origin.vocabulary
         self._kept: dict[str, str] | None = None
 
     def keep(self, source: ModelSource, tokenizer: RunTokenizer) -> None:
-        """Keep config and tokenizer in the run directory; checkpoints sign their digests from here on.
+        """Keep config and tokenizer in the run directory, encrypted like checkpoints, which sign their digests.
 
         Raises:
             ModelError: The directory cannot be written.
         """
-        keep_model(self._home.path, source, tokenizer)
+        seal = None if self._key is None else (self._key, self._home.run_id)
+        keep_model(self._home.path, source, tokenizer, seal)
         self._kept = kept_files(self._home.path)
 
     def state(self, num_steps: int) -> dict[str, Any]:
@@ -123,9 +152,7 @@ class Savepoint:
             "run": self._home.run_id,
             "config_digest": self._config_digest,
             "step": num_steps,
-            "loader": self._loader.state(),
-            "figures": self._figures.to_json(),
-            "totals": asdict(self._totals),
+            **self._progress.state(),
         }
         belongs = {"base": self._base, "vocabulary": self._vocabulary, "kept": self._kept}
         return state | {name: value for name, value in belongs.items() if value is not None}
@@ -156,7 +183,7 @@ class Savepoint:
 
     def better(self, num_steps: int) -> BestCheckpoint | None:
         """Return what a checkpoint of this step would be the best one by; None where it would not, or none is kept."""
-        found, best = self._figures.candidate, self._best
+        found, best = self._progress.figures.candidate, self._best
         if found is None or found.step != num_steps or not math.isfinite(found.loss):
             return None
         return found if best is None or found.loss < best.loss else None
@@ -219,14 +246,13 @@ class Savepoint:
         start = 0 if checkpoint is None else checkpoint.step
         if checkpoint is not None:
             try:
-                self._loader.load_state(checkpoint.state["loader"])
-                self._figures.load_json(checkpoint.state["figures"])
-                self._totals.load_json(checkpoint.state["totals"])
+                self._progress.load_state(checkpoint.state)
             except (KeyError, TypeError, AttributeError) as exc:
                 raise CheckpointError(f"{checkpoint.path}: its state lacks {exc}; use an older checkpoint") from exc
-            if self._totals.steps != start or start > self._run.train.steps:
+            totals = self._progress.totals
+            if totals.steps != start or start > self._run.train.steps:
                 raise CheckpointError(
-                    f"{checkpoint.path}: is of step {start}, its totals count {self._totals.steps} steps, "
+                    f"{checkpoint.path}: is of step {start}, its totals count {totals.steps} steps, "
                     f"the run has {self._run.train.steps}; use an older checkpoint"
                 )
         metrics.truncate_after(start - 1)

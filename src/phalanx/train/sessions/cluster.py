@@ -227,7 +227,7 @@ def engaged(
             files.note_verified = journal.verified
             files.states = StateFiles(home.journal, OWNER, journal.give_up)
             stack.callback(files.states.close)
-        engine = PipelineEngine(plan, home.owner.public, joined.endpoint, members, files, draw)
+        engine = PipelineEngine(plan, joined.endpoint, members, files, draw)
         yield engine
         engine.close("the run is complete")
 

@@ -11,11 +11,12 @@ from phalanx.config import digest, printable
 from phalanx.data import Corpus, prepare, prepare_validation_sets, unigram_perplexity
 from phalanx.data.loader import HeldOut
 from phalanx.data.preferences import PairCorpus
-from phalanx.errors import CheckpointError
+from phalanx.errors import CheckpointError, ConfigError
 from phalanx.models import ModelSource
 from phalanx.models.layout import check_vocabulary
 from phalanx.pipeline import OWNER, Observe
 from phalanx.security.audit import AuditLog
+from phalanx.security.privacy import BudgetLedger
 from phalanx.train.batches.preferences import prepare_pairs
 from phalanx.train.batches.reference import REFERENCE_FILE
 from phalanx.train.config import RunConfig
@@ -213,6 +214,23 @@ class SessionContext:
             **({} if corpus is None else {"corpus": corpus}),
         }
         recorder.observe("run_started" if self.history.head is None else "run_resumed", {**shared, **facts})
+
+    def spend_from(self, ledger: BudgetLedger) -> None:
+        """Have the run spend from a privacy budget, and say what it has.
+
+        Raises:
+            ConfigError: The run would go on from another one, which spent from a budget of its own.
+        """
+        if self.beginning.origin is not None or self.history.adopted:
+            raise ConfigError(
+                "[privacy]: --from goes on from weights that another run trained, and a bound of this run's steps says "
+                "nothing of those; give them as model.path where they were trained on other text"
+            )
+        self.figures.budget = ledger
+        self.say(
+            f"privacy: noise multiplier {ledger.step.noise_multiplier:.3f}, {ledger.affordable} steps within epsilon "
+            f"{ledger.epsilon:g} at delta {ledger.delta:g}; {ledger.charges} are charged"
+        )
 
     def observer(self, recorder: RunRecorder) -> Observe:
         """Return what counts an event, believes it of checkpoints, and records it."""

@@ -1,6 +1,7 @@
 """A session's domain: ranks that trust each other, led by this process, and what every rank must know."""
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from phalanx.checkpoint.export import RunTokenizer
 from phalanx.config import digest, dump_toml
 from phalanx.data import BatchLoader
 from phalanx.errors import CheckpointError, ConfigError, TrainingError
-from phalanx.models import LoraConfig, ModelSource, open_model, stage_table, weights_digest
+from phalanx.models import LoraConfig, ModelSource, PrefixConfig, open_model, stage_table, weights_digest
 from phalanx.parallel import (
     Controller,
     LocalRanks,
@@ -38,6 +39,7 @@ from phalanx.parallel.groups.mesh import Domain, open_domain
 from phalanx.parallel.groups.rendezvous import own_device
 from phalanx.pipeline import keep_freed_memory
 from phalanx.train.batches.preferences import PreferenceMeasure
+from phalanx.train.batches.private import PoissonLoader, private_batches
 from phalanx.train.batches.rewriting import measured, rewriting_of
 from phalanx.train.batches.rollouts import RolloutLoader
 from phalanx.train.config import RunConfig
@@ -69,10 +71,11 @@ def recipe_of(run: RunConfig, parallel: ParallelConfig, source: ModelSource) -> 
         seed=run.train.seed,
         attention=run.model.attention,
         precision=run.train.precision,
-        adapter=_lora(run),
+        adapter=run.model.sliced_adapter,
         objective=run.train.objective,
         attends=attention_kind(run, source),
         neftune_alpha=run.train.neftune_alpha,
+        privacy=run.privacy,
     )
 
 
@@ -156,7 +159,13 @@ class DomainFactory:
             return
         corpus = context.corpus(source)
         rewriting = rewriting_of(run, corpus)
-        loader = BatchLoader(corpus, run.train.draws, run.train.seed, rewrite=rewriting)
+        private = private_batches(run, corpus, context.log, context.history.charges, context.home.secrets)
+        loader: BatchLoader | PoissonLoader
+        if private is None:
+            loader = BatchLoader(corpus, run.train.draws, run.train.seed, rewrite=rewriting)
+        else:
+            context.spend_from(private.ledger)
+            loader = private.loader
         material = RunMaterial(
             source,
             measured(corpus, rewriting),
@@ -236,7 +245,9 @@ class DomainSetup:
             stack.enter_context(_joined(run, place, device, ranks))
             domain = open_domain(parallel, device)
             source = self.material.source
-            member = stack.enter_context(open_member(run, recipe_of(run, parallel, source), source, domain, place))
+            recipe, budget = recipe_of(run, parallel, source), self._context.figures.budget
+            noise = math.nan if budget is None else budget.step.noise_multiplier
+            member = stack.enter_context(open_member(run, recipe, source, domain, place, noise))
             lead = Controller(member, ranks, _saving(run, member, domain))
             yield lead
             lead.end()
@@ -286,19 +297,14 @@ def section_of(run: RunConfig) -> ParallelConfig:
     return run.parallel
 
 
-def _lora(run: RunConfig) -> LoraConfig | None:
-    adapter = run.model.adapter
-    if adapter is None or isinstance(adapter, LoraConfig):
-        return adapter
-    raise ConfigError(f'model.adapter.kind = "{adapter.kind}": the ranks of a domain train "lora" only')
-
-
 def _load(run: RunConfig) -> StepWorkload:
+    adapter = run.model.sliced_adapter
     return StepWorkload(
         run.train.batch_size,
         run.train.microbatches,
         run.data.sequence_length,
-        adapted=None if (lora := _lora(run)) is None else lora.targets,
+        adapted=adapter.targets if isinstance(adapter, LoraConfig) else None,
+        has_prefix=isinstance(adapter, PrefixConfig),
         optimizer=run.optimizer.kind,
         device=run.train.device,
         attention=run.model.attention,

@@ -176,14 +176,18 @@ class RunHooks:
 
     def is_over(self, num_steps: int) -> bool:
         """Whether the run ends after so many steps: its last one, or one where validation brings nothing any more."""
-        train = self._run.train
-        return num_steps >= train.steps or self._figures.stopping.is_over(train.early_stopping)
+        train, budget = self._run.train, self._figures.budget
+        is_spent = budget is not None and budget.is_spent
+        return num_steps >= train.steps or is_spent or self._figures.stopping.is_over(train.early_stopping)
 
     def end(self) -> None:
         """Say why the run ends before its last step, where it does."""
         rule = self._run.train.early_stopping
         if rule is not None and self._figures.stopping.is_over(rule):
             self._recorder.observe("stopped_early", self._figures.stopping.facts(rule))
+        if self._figures.budget is not None:
+            spent = self._figures.budget.told()
+            self._recorder.observe("budget_spent" if self._figures.budget.is_spent else "budget_told", spent)
 
     def _measure(self, num_steps: int) -> ValidationResult:
         batches = [validation_batches(one, VALIDATION_BATCH) for one in self._sets.values()]

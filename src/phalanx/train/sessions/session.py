@@ -22,7 +22,7 @@ from phalanx.train.records.record import RunningTotals, RunRecorder
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.records.summary import Figures, summarise
 from phalanx.train.records.trust import say_trust
-from phalanx.train.saving.savepoint import Savepoint
+from phalanx.train.saving.savepoint import ModelOrigin, RunProgress, Savepoint
 from phalanx.train.sessions.context import SessionContext, StartingPoint
 from phalanx.train.sessions.factory import EngineFactory, EngineStart
 from phalanx.train.sessions.hooks import RunHooks
@@ -134,13 +134,10 @@ class Session:
             savepoint = Savepoint(
                 run,
                 home,
-                material.loader,
-                figures,
-                totals,
-                source=material.source,
-                vocabulary=material.vocabulary,
-                history=context.history,
-                log=context.log,
+                RunProgress(material.loader, figures, totals),
+                ModelOrigin(material.source, material.vocabulary),
+                context.history,
+                context.log,
             )
             setup.recover(savepoint)
             checkpoint = savepoint.open() if context.goes_on else None

@@ -17,12 +17,7 @@ def upkeep_bytes(guard: GuardConfig) -> float:
 def watch_of(run: RunConfig) -> AuditRates | None:
     """How closely the stages in other hands are looked at; None where there are none, or nothing is recomputed."""
     guard, stages = run.guard, run.pipeline.stages
-    if (
-        guard.mode != "phalanx"
-        or stages <= 2
-        or run.parallel is not None
-        or (run.split is not None and not run.is_joined)
-    ):
+    if guard.mode != "phalanx" or stages <= 2 or not run.has_stages:
         return None
     lockstep = guard.shadow == "lockstep"
     return AuditRates(
@@ -70,7 +65,7 @@ def outlook_rows(found: list[DetectionOdds]) -> list[dict[str, str]]:
 def guarded_by_nobody(run: RunConfig) -> str | None:
     """Say that a guard is asked for and has nothing to check; None where it has, or none is asked for."""
     stages = run.pipeline.stages
-    if not run.guard.enabled or stages > 2 or run.parallel is not None or run.split is not None:
+    if not run.guard.enabled or stages > 2 or run.split is not None or not run.has_stages:
         return None
     return (
         f'WARNING: guard.mode = "{run.guard.mode}" checks nothing here: pipeline.stages = {stages}, and the first and '

@@ -55,7 +55,7 @@ def _check_sizes(run: RunConfig) -> None:
         return
     longest, layers = (_first_number(described, names) for names in (_POSITIONS, _LAYERS))
     check_length(run.data.sequence_length, longest)
-    if layers is not None and run.split is None:
+    if layers is not None and run.split is None and run.federated is None:
         check_stages(run.pipeline.stages, layers)
 
 
@@ -63,9 +63,12 @@ def _check_tokenizer(run: RunConfig) -> None:
     """Read a tokenizer's file; compare its tokens, or those that one trained here will have, with the embeddings."""
     wanted, described = run.data.tokenizer, describe(run.model)
     if run.data.dataset is not None:
+        if not isinstance(run.data.dataset.path, Path):
+            # in an object store: brought here, and compared with the model, before the first step
+            return
         # one of a model is only known with the model, and compared before the first step
         named = named_tokenizer(wanted, None) if isinstance(wanted, FileTokenizerConfig) else None
-        found, _ = open_groups(run.data, run.data.dataset, named)
+        found, _ = open_groups(run.data, run.data.dataset, run.data.dataset.path, named)
         num_tokens = found.manifest.tokenizer.vocab_size
     elif isinstance(wanted, ModelTokenizerConfig | DatasetTokenizerConfig):
         return

@@ -23,7 +23,7 @@ from phalanx.train.records.history import RunHistory
 from phalanx.train.records.record import RunningTotals
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.records.summary import Figures
-from phalanx.train.saving.savepoint import Savepoint
+from phalanx.train.saving.savepoint import ModelOrigin, RunProgress, Savepoint
 from phalanx.train.saving.saver import Saver
 from phalanx.train.sessions.cluster import company
 from phalanx.train.setup.layout import make_plan
@@ -163,7 +163,8 @@ def _session(workload: CheckpointWorkload, directory: Path) -> Iterator[_Session
     loader = BatchLoader(corpus, run.train.batch_size, run.train.seed)
     home, plan = RunDirectory(directory / "run", run, resume=False), make_plan(run, source)
     library = StageLibrary(source, plan, None)
-    savepoint = Savepoint(run, home, loader, Figures(), RunningTotals(), source=source, history=RunHistory())
+    progress = RunProgress(loader, Figures(), RunningTotals())
+    savepoint = Savepoint(run, home, progress, ModelOrigin(source), RunHistory())
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(company(run, home, plan, library, lambda kind, body: None))
         engine.start(0, library.digests() if run.guard.enabled else {}, timeout_s=run.pipeline.step_timeout_s)

@@ -69,7 +69,7 @@ def recipe_of(run: RunConfig, config: ParallelConfig) -> Recipe:
         checkpointing=config.activation_checkpointing,
         sequence_parallel=config.sequence_parallel,
         fused_attention=run.model.attention == "sdpa",
-        adapter=None if run.model.lora is None else run.model.lora.planned,
+        adapter=run.model.planned_adapter,
         outer=None if config.outer is None else config.outer.planned,
     )
 

@@ -1,0 +1,153 @@
+"""An adapter in peft's format added to a model directory, and taken out again, exactly.
+
+What rounding makes of a sum cannot be computed back: the merged directory keeps the matrices that were changed.
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from phalanx.checkpoint.export import write_model
+from phalanx.checkpoint.export_adapter import merged
+from phalanx.errors import CheckpointError
+from phalanx.models import LoraConfig, ModelSource, parameter_names, trained_shapes, weights_digest
+from phalanx.models.peft_files import read_adapter, read_adapter_config
+
+KEPT = "phalanx_merge"
+"""Directory, inside a merged model, of what it takes to go back."""
+
+_RECORD, _MATRICES = "record.json", "base.safetensors"
+
+
+def merge_adapter(base: Path, adapter: Path, out: Path) -> dict[str, Any]:
+    """Write a model with an adapter in its weights, and beside them what they were.
+
+    Args:
+        base: In the hub's layout.
+        adapter: In peft's format.
+        out: New directory.
+
+    Returns:
+        Digests of the three, and ``rounding``: how far a weight would be off after subtracting again, at most.
+
+    Raises:
+        CheckpointError: `out` exists, or the adapter cannot be a part of weights.
+        ModelError: One of them cannot be read, or they do not belong together.
+    """
+    source, config = ModelSource(base), read_adapter_config(adapter)
+    trained = read_adapter(adapter, trained_shapes(source.hub_config, config))
+    after = merged(trained, source, config)
+    before = {name: source.read(name) for name in after}
+    changed = {name: values for name, values in before.items() if not torch.equal(values, after[name])}
+    record = {
+        "base": weights_digest(before.items()),
+        "adapter": weights_digest(trained.items()),
+        "merged": weights_digest(after.items()),
+        "rounding": _rounding(before, after, trained, source, config),
+    }
+
+    def write(target: Path) -> None:
+        write_model(target, after, source, None)
+        _copy_companions(base, target)
+        (target / KEPT).mkdir()
+        save_file(changed, target / KEPT / _MATRICES)
+        (target / KEPT / _RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+    _appear(out, write)
+    return {**record, "matrices": len(changed)}
+
+
+def unmerge_adapter(directory: Path, out: Path) -> dict[str, Any]:
+    """Write the model that an adapter was merged into, bit for bit.
+
+    Returns:
+        The digest of its weights.
+
+    Raises:
+        CheckpointError: `out` exists, or the directory keeps nothing to go back by, or the merged weights, or what is
+            kept, were changed since.
+        ModelError: The directory is no model.
+    """
+    source, (record, kept) = ModelSource(directory), _kept(directory)
+    now = {name: source.read(name) for name in parameter_names(source.hub_config)}
+    _expect(directory, "the merged weights", weights_digest(now.items()), record["merged"])
+    back = {**now, **kept}
+    _expect(directory / KEPT, "the weights before the merge", weights_digest(back.items()), record["base"])
+
+    def write(target: Path) -> None:
+        write_model(target, back, source, None)
+        _copy_companions(directory, target)
+
+    _appear(out, write)
+    return {"base": record["base"], "matrices": len(kept)}
+
+
+def _rounding(
+    before: Mapping[str, Tensor],
+    after: Mapping[str, Tensor],
+    trained: Mapping[str, Tensor],
+    source: ModelSource,
+    config: Any,
+) -> float | None:
+    """How far weights would be off without what is kept; None for DoRA, of which a size is lost for good."""
+    if not isinstance(config, LoraConfig) or config.dora:
+        return None
+    negated = {name: -values if ".lora_B." in name else values for name, values in trained.items()}
+    back = merged(negated, source, config, weights={name: values.clone() for name, values in after.items()})
+    return max(float((back[name] - values).abs().max()) for name, values in before.items())
+
+
+def _kept(directory: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    home = directory / KEPT
+    try:
+        record = json.loads((home / _RECORD).read_text(encoding="utf-8"))
+        matrices = load_file(home / _MATRICES)
+        return {"base": record["base"], "merged": record["merged"]}, matrices
+    except (OSError, ValueError, TypeError, KeyError, SafetensorError) as exc:
+        raise CheckpointError(
+            f"{home}: found nothing to go back by ({exc}); expected what `phalanx model merge` keeps: subtracting an "
+            "adapter leaves the rounding of the sum in the weights; take the base model itself"
+        ).about(code="PHX-I059", file=str(home), do="take the base model itself") from exc
+
+
+def _expect(where: Path, what: str, found: str, expected: object) -> None:
+    if found != expected:
+        raise CheckpointError(
+            f"{where}: {what}: found digest {found:.16}, expected {expected!s:.16}; they were changed since the "
+            "merge; take the base model itself"
+        ).about(code="PHX-I059", file=str(where), found=found, expected=str(expected), do="take the base model itself")
+
+
+def _copy_companions(directory: Path, target: Path) -> None:
+    """Copy tokenizer files and the rest of what is no weight."""
+    for path in directory.iterdir():
+        is_wanted = path.suffix in (".json", ".jinja", ".txt", ".model") and not path.name.endswith(".index.json")
+        if is_wanted and path.is_file() and not (target / path.name).exists():
+            shutil.copyfile(path, target / path.name)
+
+
+def _appear(out: Path, write: Callable[[Path], None]) -> None:
+    """Fill a directory that appears in one go."""
+    if out.exists():
+        raise CheckpointError(f"{out}: exists already and is not overwritten; choose another place").about(
+            code="PHX-I056", file=str(out), do="choose another place"
+        )
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        spare = Path(tempfile.mkdtemp(prefix=".merging-", dir=out.parent))
+        try:
+            write(spare)
+            spare.chmod(0o755)
+            spare.rename(out)
+        finally:
+            shutil.rmtree(spare, ignore_errors=True)
+    except OSError as exc:
+        raise CheckpointError(f"{out}: cannot be written ({exc.strerror})") from exc

@@ -1,0 +1,51 @@
+"""``phalanx data copy``: a dataset to an object store, or from one."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from phalanx.cli.answers.answer import Answer
+from phalanx.cli.console import say_figures
+from phalanx.cli.data.options import Signer
+
+
+def copy(
+    source: Annotated[str, typer.Argument(metavar="FROM", help="A dataset, or the address of one.")],
+    target: Annotated[str, typer.Argument(metavar="TO", help="An address such as s3://bucket/name, or a new folder.")],
+    signer: Signer = None,
+) -> Answer:
+    """Copy a dataset to an object store, or bring one from there; half a copy is no dataset.
+
+    A copy to a store goes on where it was cut off. What comes from a store is only what the signed manifest names, and
+    every leaf that is not encrypted is verified before this command ends.
+    """
+    from phalanx.data.shards import open_dataset
+    from phalanx.data.shards.stored import StoredDataset
+
+    there = [is_address(one) for one in (source, target)]
+    if there.count(True) != 1:
+        raise typer.BadParameter("give one folder and one address such as s3://bucket/name")
+    if there[1]:
+        signed = StoredDataset(target).put(Path(source), signer)
+    else:
+        signed = StoredDataset(source).fetch(Path(target), signer)
+        if signed.manifest.seal is None:
+            for _ in open_dataset(Path(target), signer).verify():
+                pass
+    figures = {"from": source, "to": target, "digest": signed.statement.dataset, "signer": signed.signer}
+    say_figures(figures)
+    return Answer(figures)
+
+
+def put_dataset(directory: Path, address: str) -> str:
+    """Copy a dataset to an object store, and return the address."""
+    from phalanx.data.shards.stored import StoredDataset
+
+    StoredDataset(address).put(directory)
+    return address
+
+
+def is_address(place: str) -> bool:
+    """Whether this is the address of an object store."""
+    return "://" in place

@@ -1,0 +1,34 @@
+"""``phalanx model merge`` and ``unmerge``: an adapter in a model's weights, and out of them again."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from phalanx.cli.answers.answer import Answer
+from phalanx.cli.console import say_figures
+
+
+def merge(
+    base: Annotated[Path, typer.Argument(metavar="BASE", help="The model, in the hub's layout.")],
+    adapter: Annotated[Path, typer.Argument(metavar="ADAPTER", help="A directory in peft's format.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="New directory.")],
+) -> Answer:
+    """Add an adapter (LoRA, DoRA, rsLoRA) to a model's weights; what they were is kept beside them for unmerge."""
+    from phalanx.checkpoint.merge import merge_adapter
+
+    found = merge_adapter(base, adapter, out)
+    say_figures(found)
+    return Answer({"directory": out, **found})
+
+
+def unmerge(
+    merged: Annotated[Path, typer.Argument(metavar="MERGED", help="What merge has written.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="New directory.")],
+) -> Answer:
+    """Write the model that an adapter was merged into, bit for bit; its digest is compared."""
+    from phalanx.checkpoint.merge import unmerge_adapter
+
+    found = unmerge_adapter(merged, out)
+    say_figures(found)
+    return Answer({"directory": out, **found})

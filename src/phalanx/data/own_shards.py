@@ -1,0 +1,125 @@
+"""The shards that a run makes of its own sources: written and verified as any dataset, and kept in its cache."""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import tomli_w
+from numpy.typing import NDArray
+
+from phalanx.data.config import DataConfig
+from phalanx.data.manifest import SourceCounts, TokenizerRecord
+from phalanx.data.shards import (
+    Dataset,
+    DatasetFacts,
+    DatasetWriter,
+    RecipeRecord,
+    SourceFacts,
+    default_signing_key,
+    fingerprint_of,
+    load_signer,
+    open_dataset,
+)
+from phalanx.data.tokenizers.tokenizer import TOKENIZER_FILE
+from phalanx.errors import DataError
+from phalanx.security.crypto import Identity
+
+GROUP, SPLITS = "text", ("train", "validation")
+"""The one group of such a dataset, and its parts; an empty one is there too."""
+
+_NUMBERS = ("sequence_length", "validation_share", "max_documents")
+
+
+@dataclass(frozen=True)
+class ShardPlace:
+    """The directory of one corpus's shards, and the key that signs them.
+
+    Shards that another key has signed have another place, so that they are not opened.
+    """
+
+    home: Path
+    signer: Identity
+
+    @classmethod
+    def of(cls, cache_dir: Path, key: str, prefix: str = "") -> Self:
+        """Return the place of the corpus with a key, for the signing key of the user.
+
+        Raises:
+            DataError: The signing key cannot be read or made.
+        """
+        signer = load_signer(default_signing_key())
+        name = hashlib.sha256(f"shards {key} {fingerprint_of(signer)}".encode()).hexdigest()
+        return cls(cache_dir / f"{prefix}{name[:32]}", signer)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the key that signs."""
+        return fingerprint_of(self.signer)
+
+    def finish(
+        self,
+        writer: DatasetWriter,
+        config: DataConfig,
+        sources: Iterable[SourceCounts],
+        tokenizer: TokenizerRecord,
+        files: tuple[str, ...],
+    ) -> None:
+        """Sign what was written.
+
+        Args:
+            writer: Has all documents.
+            config: The run file's section; what decided the tokens is kept as the recipe.
+            sources: Of the documents, in the order of their numbers.
+            tokenizer: Made the tokens; its file lies beside the shards.
+            files: Further files of the directory that the signature covers.
+        """
+        facts = DatasetFacts(
+            sources=tuple(SourceFacts(name=one.kind, kind=one.kind, fingerprint=one.fingerprint) for one in sources),
+            tokenizer=tokenizer,
+            recipe=RecipeRecord.of(_recipe(config)),
+            files=(TOKENIZER_FILE, *files),
+        )
+        writer.finish(facts, self.signer)
+
+
+def _recipe(config: DataConfig) -> str:
+    """Return as TOML what of a run file's section decided the tokens."""
+    read = config.sources if config.conversations is None else (config.conversations,)
+    sections = {"sources": [one.model_dump(mode="json", exclude_none=True) for one in read]}
+    numbers = {name: value for name in _NUMBERS if (value := getattr(config, name)) is not None}
+    return tomli_w.dumps(
+        {**numbers, "tokenizer": config.tokenizer.model_dump(mode="json", exclude_none=True), **sections}
+    )
+
+
+def open_own_shards(home: Path, signer: str | None) -> Dataset:
+    """Open what a run has made, every token and further file of it checked.
+
+    Args:
+        home: Of the dataset.
+        signer: Fingerprint of the key that must have signed it; None: any.
+
+    Raises:
+        DataError: It is damaged, or not signed with that key.
+    """
+    try:
+        found = open_dataset(home, signer)
+        for split in SPLITS:
+            tokens = found.tokens(GROUP, split)
+            for start in range(0, len(tokens), found.manifest.shard_tokens):
+                tokens.read(start, min(len(tokens), start + found.manifest.shard_tokens))
+        for name in found.manifest.files:
+            found.check_beside(name)
+    except DataError as exc:
+        raise DataError(f"{exc}; delete {home} to have the data made again").about(
+            code="PHX-I018", file=str(home), do="delete it"
+        ) from exc
+    return found
+
+
+def own_starts(found: Dataset, split: str) -> NDArray[np.int64]:
+    """Return where every document begins, and at the end the number of tokens, ``[documents + 1]``."""
+    return found.document_starts(GROUP, split).astype(np.int64)

@@ -1,0 +1,170 @@
+"""Datasets in an object store, through fsspec: whole or not there, and what comes back is judged like a stranger's."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from phalanx.data.publish import publish
+from phalanx.data.shards.dataset import manifest_bytes
+from phalanx.data.shards.leaves import TREE
+from phalanx.data.shards.manifest import (
+    DATASET_FILE,
+    MOST_MANIFEST_BYTES,
+    DatasetManifest,
+    SignedDataset,
+    verify_dataset,
+)
+from phalanx.data.shards.merkle import HASH_BYTES
+from phalanx.data.shards.seal import TAG_BYTES, WRAPPED_KEY_FILE
+from phalanx.errors import DataError
+from phalanx.object_stores import client_errors, open_store, reason_of
+
+_UNFINISHED = "copy-in-progress"
+"""Beside a dataset that is being copied: the digest of what goes there."""
+_TOKENIZER = "tokenizer.json"
+"""Beside any dataset that is trained on: where it is none of the signed files, its digest is in the manifest."""
+_PIECE_BYTES, _MOST_KEY_BYTES, _MOST_TOKENIZER_BYTES = 2**20, 64 * 1024, 2**28
+
+
+class StoredDataset:
+    """The place of one dataset in an object store.
+
+    Credentials and endpoints come from where the store's own client looks for them, never from a file of ours.
+
+    Args:
+        address: Such as ``s3://bucket/folder``.
+
+    Raises:
+        DataError: fsspec or the store's client is not installed, or the address is unusable.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address.rstrip("/")
+        try:
+            self._files, self._root = open_store(self.address)
+        except (ImportError, ValueError) as exc:
+            # an unknown protocol is a ValueError
+            raise DataError(f"{address}: {exc}; install phalanx-train[s3], or the client that fsspec names").about(
+                file=address, do="install phalanx-train[s3]"
+            ) from exc
+
+    def put(self, directory: Path, signer: str | None = None) -> SignedDataset:
+        """Copy a dataset there, its manifest last; a copy that was cut off goes on.
+
+        Args:
+            directory: Of the dataset; encrypted or not, no key is needed.
+            signer: Fingerprint of the key that must have signed it; None: any.
+
+        Raises:
+            DataError: There is no dataset, another one is at the address, or the store does not take it.
+        """
+        own = manifest_bytes(directory)
+        signed, manifest = verify_dataset(own, directory / DATASET_FILE, signer), f"{self._root}/{DATASET_FILE}"
+        names = [*_files_of(signed.manifest), *([_TOKENIZER] if (directory / _TOKENIZER).exists() else [])]
+        sizes = {name: _size(directory / name) for name in names}
+        name_of = signed.statement.dataset.encode()
+        with self._explained("take the dataset"):
+            self._files.invalidate_cache()
+            if self._files.exists(manifest):
+                if self._files.cat_file(manifest) == own:
+                    return signed
+                raise DataError(f"{self.address}: holds another dataset; name another address, or remove it")
+            marker, begun = f"{self._root}/{_UNFINISHED}", {}
+            if self._files.exists(marker) and self._files.cat_file(marker) == name_of:
+                found = self._files.find(self._root, detail=True)
+                begun = {str(name): int(facts["size"]) for name, facts in found.items()}
+            self._files.pipe_file(marker, name_of)
+            for name, size in sizes.items():
+                # an object appears whole or not at all
+                if begun.get(f"{self._root}/{name}") != size:
+                    self._files.put_file(str(directory / name), f"{self._root}/{name}")
+            self._files.pipe_file(manifest, own)
+            self._files.rm_file(marker)
+        return signed
+
+    def signed(self, signer: str | None = None) -> SignedDataset:
+        """Return the verified manifest.
+
+        Raises:
+            DataError: There is none, it is altered, or another key has signed it.
+        """
+        with self._explained("be read"), self._files.open(f"{self._root}/{DATASET_FILE}", "rb") as stream:
+            content = stream.read(MOST_MANIFEST_BYTES + 1)
+        if len(content) > MOST_MANIFEST_BYTES:
+            raise DataError(f"{self.address}: its manifest is longer than {MOST_MANIFEST_BYTES} bytes; not used")
+        return verify_dataset(content, Path(f"{self.address}/{DATASET_FILE}"), signer)
+
+    def fetch(self, directory: Path, signer: str | None = None) -> SignedDataset:
+        """Bring the dataset to a new directory: only files that its manifest names, and no more bytes than it says.
+
+        Leaves are still verified when they are first read.
+
+        Raises:
+            DataError: The manifest is altered or signed with another key, a file is missing or of another size, or the
+                disk is full.
+        """
+        signed = self.signed(signer)
+        sizes = {**_files_of(signed.manifest), DATASET_FILE: MOST_MANIFEST_BYTES}
+        with self._explained("be read"):
+            if self._files.exists(f"{self._root}/{_TOKENIZER}"):
+                sizes.setdefault(_TOKENIZER, _MOST_TOKENIZER_BYTES)
+        publish(directory, lambda folder: self._fill(folder, sizes))
+        return signed
+
+    def _fill(self, folder: Path, sizes: dict[str, int]) -> None:
+        for name, most in sizes.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with (
+                self._explained(f"bring {name}"),
+                self._files.open(f"{self._root}/{name}", "rb") as source,
+                path.open("wb") as target,
+            ):
+                while piece := source.read(_PIECE_BYTES):
+                    if target.tell() + len(piece) > most:
+                        raise DataError(f"{self.address}/{name}: has more than the {most} bytes that were signed")
+                    target.write(piece)
+                target.flush()
+                os.fsync(target.fileno())
+
+    @contextlib.contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as exc:
+            raise DataError(f"{self.address}: cannot {what}: it is not there, or not whole").about(
+                code="PHX-I011", file=self.address
+            ) from exc
+        except client_errors() as exc:
+            raise DataError(
+                f"{self.address}: cannot {what} ({reason_of(exc)}); look at network, credentials and space"
+            ).about(file=self.address) from exc
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as exc:
+        raise DataError(f"{path}: cannot be read ({exc.strerror}); restore it from a copy").about(
+            code="PHX-I027", file=str(path)
+        ) from exc
+
+
+def _files_of(manifest: DatasetManifest) -> dict[str, int]:
+    """Return every file that a manifest speaks for, with the most bytes that it may have."""
+    tag = 0 if manifest.seal is None else TAG_BYTES
+    tables = {"shards/index/table": manifest.index.table, "shards/index/nodes": manifest.index.nodes}
+    for part in manifest.parts:
+        tables |= {f"{part.directory}/tokens-{number:05}": shard for number, shard in enumerate(part.shards)}
+        tables |= {f"{part.directory}/{name}": getattr(part, name) for name in ("starts", "records", "entries")}
+    sizes = {}
+    for name, record in tables.items():
+        leaves = record.num_leaves(manifest.leaf_bytes)
+        sizes[name], sizes[name + TREE] = record.size_bytes + tag * leaves, HASH_BYTES * leaves
+    for name, beside in manifest.files.items():
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or not path.parts:
+            raise DataError(f"dataset: a further file is called {name[:200]!r}, which lies outside of it; not used")
+        sizes[name] = beside.size_bytes
+    return sizes if manifest.seal is None else {**sizes, WRAPPED_KEY_FILE: _MOST_KEY_BYTES}

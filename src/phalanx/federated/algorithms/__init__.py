@@ -1,0 +1,31 @@
+"""Algorithms of federated rounds: one file each, and the one table of them."""
+
+from phalanx.federated.algorithms.algorithm import Algorithm, LocalRule, Named, PlainRule, ServerStep
+from phalanx.federated.algorithms.fedadam import AdamStep
+from phalanx.federated.algorithms.fedavg import MeanStep
+from phalanx.federated.algorithms.fedavgm import MomentumStep
+from phalanx.federated.algorithms.fedbuff import staleness_weight
+from phalanx.federated.algorithms.fedprox import ProximalRule
+from phalanx.federated.algorithms.scaffold import CONTROL, ControlRule, next_control
+
+ALGORITHMS: dict[str, Algorithm] = {
+    "fedavg": Algorithm(MeanStep, PlainRule, "McMahan et al. 2017"),
+    "fedavgm": Algorithm(MomentumStep, PlainRule, "Hsu et al. 2019"),
+    "fedadam": Algorithm(AdamStep, PlainRule, "Reddi et al. 2021"),
+    "fedprox": Algorithm(MeanStep, ProximalRule, "Li et al. 2020"),
+    "scaffold": Algorithm(MeanStep, ControlRule, "Karimireddy et al. 2020"),
+    "fedbuff": Algorithm(MeanStep, PlainRule, "Nguyen et al. 2022"),
+}
+
+__all__ = [
+    "ALGORITHMS",
+    "CONTROL",
+    "Algorithm",
+    "ControlRule",
+    "LocalRule",
+    "Named",
+    "PlainRule",
+    "ServerStep",
+    "next_control",
+    "staleness_weight",
+]

@@ -1,0 +1,1 @@
+"""Carriers: what brings the owner's orders to sites and their replies back; one file each."""

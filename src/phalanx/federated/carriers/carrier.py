@@ -1,0 +1,78 @@
+"""The port between rounds and what carries them: four calls, which every carrier has."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from phalanx.federated.carriers.messages import SiteOrder, SiteReply
+
+Payload = bytes | memoryview
+SiteAnswers = Callable[[SiteOrder, Payload], tuple[SiteReply, Payload]]
+"""A site, as a carrier calls it."""
+
+
+@dataclass(frozen=True)
+class SentOrder:
+    """An order on its way.
+
+    Attributes:
+        order: What is asked.
+        payload: Bytes that belong to it.
+    """
+
+    order: SiteOrder
+    payload: Payload = b""
+
+
+@dataclass(frozen=True)
+class CarriedReply:
+    """A reply, of which nothing is believed but that this site sent it.
+
+    Attributes:
+        site: As the carrier's own certificates prove it.
+        kind: Of the body.
+        body: JSON data.
+        payload: Bytes that belong to it.
+    """
+
+    site: str
+    kind: str
+    body: dict[str, Any]
+    payload: Payload = b""
+
+
+@dataclass(frozen=True)
+class LostSite:
+    """Word of a carrier that a site will not answer what it was asked.
+
+    Attributes:
+        site: Its name.
+        reason: For people.
+    """
+
+    site: str
+    reason: str
+
+
+class Carrier(Protocol):
+    """What carries orders to sites and replies back.
+
+    A carrier keeps no round and judges nothing. It proves which site a reply is of, keeps what it carries from other
+    eyes, and brings back sites that come again.
+    """
+
+    def present(self) -> frozenset[str]:
+        """The sites that can be asked now."""
+        ...
+
+    def broadcast(self, orders: Mapping[str, SentOrder]) -> None:
+        """Send each site its order; one that cannot be reached is told of by `collect`."""
+        ...
+
+    def collect(self, timeout_s: float) -> CarriedReply | LostSite | None:
+        """Return the next reply of any site, or word that there will be none; None when neither is there in time."""
+        ...
+
+    def close(self) -> None:
+        """End what was started here."""
+        ...

@@ -1,0 +1,102 @@
+"""A site's end of our own carrier: it calls the owner, answers orders, and calls again where a session breaks off."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from phalanx.errors import FrameError, PeerLostError, PeerRefusedError
+from phalanx.federated.carriers import messages as m
+from phalanx.federated.carriers.carrier import SiteAnswers
+from phalanx.federated.config import OWNER
+from phalanx.security.crypto import Identity, Peer
+from phalanx.transport import Endpoint, GrpcWire, LinkFault, TransportConfig, describe, parse_body
+
+_LOOK_EVERY_S = 5.0
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class OwnerCall:
+    """The caller, and where the owner is.
+
+    Attributes:
+        identity: The site's.
+        owner: The owner, as the run's authority has certified it.
+        address: ``host:port`` of it.
+        session: What names of its sessions begin with: the run's.
+        transport: Where the site listens, deadlines and bounds.
+        patience_s: How long to look for an owner that does not answer.
+    """
+
+    identity: Identity
+    owner: Peer
+    address: str
+    session: str
+    transport: TransportConfig
+    patience_s: float
+
+
+def serve_owner(call: OwnerCall, answer: SiteAnswers, say: Say) -> None:
+    """Answer orders until the owner says that the run is over, in as many sessions as it takes.
+
+    Raises:
+        PeerLostError: No owner answers in time.
+        PeerRefusedError: The owner does not let this site in, or it is another party.
+        FrameError: It serves another run.
+    """
+    while True:
+        try:
+            if _serve_session(call, answer, say):
+                return
+        except PeerLostError as exc:
+            say(f"the session is over: {exc}")
+
+
+def _serve_session(call: OwnerCall, answer: SiteAnswers, say: Say) -> bool:
+    """Serve one session; return whether the run is over."""
+    wire = GrpcWire(call.identity, call.transport)
+    try:
+        met = describe(call.identity, OWNER, call.address, wire.address, call.transport, call.patience_s, begins=True)
+        if met.peer != call.owner:
+            raise PeerRefusedError(f"{call.address}: answers with another key than the owner's certificate here has")
+        if not met.run.startswith(call.session):
+            raise FrameError(f"{call.address}: serves run {met.run[:20]}, this site agrees to {call.session[:20]}")
+        identity = call.identity.called(met.calls_us)
+        with Endpoint(identity, {}, met.run, wire, call.transport) as endpoint:
+            endpoint.add_peer(met.peer, call.address)
+            say(f"{identity.name}: is in the owner's session")
+            return _answer_orders(call, endpoint, wire.address, answer)
+    finally:
+        wire.close()
+
+
+def _answer_orders(call: OwnerCall, endpoint: Endpoint, own: str, answer: SiteAnswers) -> bool:
+    looked = time.monotonic()
+    while True:
+        item = endpoint.receive(_LOOK_EVERY_S)
+        if item is None or time.monotonic() - looked > _LOOK_EVERY_S:
+            _look_for_owner(call, endpoint, own)
+            looked = time.monotonic()
+        if item is None:
+            continue
+        if isinstance(item, LinkFault):
+            raise PeerLostError(f"{OWNER}: {item.error}")
+        order = parse_body(m.ORDERS, item.kind, item.body)
+        if isinstance(order, m.EndOrder):
+            return True
+        reply, payload = answer(order, item.payload)
+        endpoint.send(OWNER, reply.kind, reply.model_dump(mode="json"), (payload,))
+
+
+def _look_for_owner(call: OwnerCall, endpoint: Endpoint, own: str) -> None:
+    """Return while the owner is there and counts this process in.
+
+    Raises:
+        PeerLostError: It is gone, has begun another session, or has parted from this process.
+    """
+    try:
+        met = describe(call.identity, OWNER, call.address, own, call.transport, _LOOK_EVERY_S)
+    except PeerRefusedError as exc:
+        raise PeerLostError(f"{OWNER}: {exc}") from exc
+    if (met.run, met.calls_us) != (endpoint.run, endpoint.name):
+        raise PeerLostError(f"{OWNER}: has begun another session")

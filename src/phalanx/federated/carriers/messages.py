@@ -1,0 +1,124 @@
+"""What the owner asks of a site and what a site replies, within bounds; tensors and secure sums follow as a payload."""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from phalanx.transport import Body, by_kind
+
+Round = Annotated[int, Field(ge=1, lt=2**53)]
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+SumPhaseName = Literal["join", "share", "mask", "consent", "release"]
+SUM_PHASES: tuple[SumPhaseName, ...] = ("join", "share", "mask", "consent", "release")
+
+
+class SiteOrder(Body):
+    """What the owner asks; `ticket` is answered, and no ticket is given twice in a session."""
+
+    ticket: Count
+
+
+class TrainOrder(SiteOrder):
+    """Train a round from the weights in the payload.
+
+    Attributes:
+        round: Its number.
+        model: Digest of the payload.
+        rate: Learning rate.
+        counted: The last round in which an update of this site has counted; 0 for none.
+    """
+
+    kind: ClassVar[str] = "train"
+    round: Round
+    model: Digest
+    rate: Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+    counted: Count
+
+
+class SumOrder(SiteOrder):
+    """Take a phase of the secure sum of a round's updates; the payload is the owner's message of that phase.
+
+    Attributes:
+        round: Of the update.
+        model: Digest of the weights that the update is relative to.
+        number: Of the sum; each is entered once.
+        phase: Which one.
+    """
+
+    kind: ClassVar[str] = "sum"
+    round: Round
+    model: Digest
+    number: Round
+    phase: SumPhaseName
+
+
+class MeasureOrder(SiteOrder):
+    """Measure the weights in the payload on the site's own held-out rows."""
+
+    kind: ClassVar[str] = "measure"
+
+
+class EndOrder(SiteOrder):
+    """The run is over."""
+
+    kind: ClassVar[str] = "end"
+
+
+class SiteReply(Body):
+    """What a site replies to the order of a ticket."""
+
+    ticket: Count
+
+
+class TrainedReply(SiteReply):
+    """A round is trained.
+
+    Attributes:
+        header: Of the update, signed; its values are the payload. Empty where updates are summed, and stay.
+        loss: Mean over the round's targets.
+        num_targets: Of the round.
+        samples: The site's weight, as it will be summed.
+        scaled: What the update was multiplied with to keep within the norm.
+        train_s: How long it took.
+    """
+
+    kind: ClassVar[str] = "trained"
+    header: Annotated[str, Field(max_length=4096)] = ""
+    loss: Finite
+    num_targets: Annotated[int, Field(ge=1, lt=2**53)]
+    samples: Annotated[int, Field(ge=1, lt=2**31)]
+    scaled: Annotated[float, Field(gt=0.0, le=1.0)]
+    train_s: Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+
+
+class SumReply(SiteReply):
+    """A phase of a secure sum; its message is the payload, but for masked values, which are one themselves.
+
+    Attributes:
+        message: The signed statement beside masked values; empty in other phases.
+    """
+
+    kind: ClassVar[str] = "summed"
+    message: Annotated[str, Field(max_length=4096)] = ""
+
+
+class MeasuredReply(SiteReply):
+    """What a site's held-out rows say; as `SiteScores` has it."""
+
+    kind: ClassVar[str] = "measured"
+    loss: Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+    num_targets: Count
+    classes: Annotated[tuple[tuple[Count, Count, Count], ...], Field(max_length=1000)] = ()
+
+
+class SiteFault(SiteReply):
+    """A site cannot do what it was asked; the reason is one word, since texts of errors may quote its data."""
+
+    kind: ClassVar[str] = "fault"
+    reason: Literal["not_finite", "refused", "failed"]
+
+
+ORDERS: dict[str, type[SiteOrder]] = by_kind((TrainOrder, SumOrder, MeasureOrder, EndOrder))
+REPLIES: dict[str, type[SiteReply]] = by_kind((TrainedReply, SumReply, MeasuredReply, SiteFault))

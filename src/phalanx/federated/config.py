@@ -1,0 +1,193 @@
+"""The section ``[federated]`` of a run file; frozen, and free of torch."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from phalanx.config import StrictModel
+from phalanx.transport import TransportConfig
+
+OWNER = "owner"
+"""Party name of the process that keeps the model and asks for rounds."""
+LEAST_SUMMED = 3
+"""Sites of a secure sum: of two, each would learn what the other one sent."""
+
+Rate = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class FedAvgConfig(StrictModel):
+    """The model moves by the mean of the sites' updates."""
+
+    kind: Literal["fedavg"] = "fedavg"
+    rate: Rate = 1.0
+    """What the mean is multiplied with."""
+
+
+class FedAvgMConfig(StrictModel):
+    """The mean of the updates goes into a momentum."""
+
+    kind: Literal["fedavgm"]
+    rate: Rate = 1.0
+    momentum: Decay = 0.9
+
+
+class FedAdamConfig(StrictModel):
+    """The mean of the updates is a gradient for Adam."""
+
+    kind: Literal["fedadam"]
+    rate: Rate = 1e-2
+    betas: tuple[Decay, Decay] = (0.9, 0.99)
+    tau: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1e-3
+    """Added to the root of the second moment: how adaptive it is."""
+
+
+class FedProxConfig(StrictModel):
+    """Sites are held back from going far: ``mu / 2`` times the squared way is part of their loss."""
+
+    kind: Literal["fedprox"]
+    rate: Rate = 1.0
+    mu: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 0.01
+
+
+class ScaffoldConfig(StrictModel):
+    """Each site corrects its gradients by how its own differ from all sites'; its control variate is its state."""
+
+    kind: Literal["scaffold"]
+    rate: Rate = 1.0
+
+
+class FedBuffConfig(StrictModel):
+    """A round ends with its first updates, and slower sites' updates count for less in a later one."""
+
+    kind: Literal["fedbuff"]
+    rate: Rate = 1.0
+    buffer: Annotated[int, Field(ge=1)]
+    """Updates of a round."""
+    most_stale: Annotated[int, Field(ge=0, le=1000)] = 10
+    """Rounds that an update may be behind; an older one is refused."""
+
+
+AlgorithmConfig = Annotated[
+    FedAvgConfig | FedAvgMConfig | FedAdamConfig | FedProxConfig | ScaffoldConfig | FedBuffConfig,
+    Field(discriminator="kind"),
+]
+
+
+class FederatedConfig(StrictModel):
+    """Sites that train on their own data; one step of the run is one round of them.
+
+    Attributes:
+        sites: Party names. Each has a process, keys and a share of the data of its own.
+        min_cohort: Updates that a round needs; one with fewer is done again. With `secure` the least sites of a sum.
+        fraction: Share of the sites that a round asks, drawn by the run's seed.
+        local_steps: Optimizer steps of a site in a round, with ``[optimizer]`` begun anew; its learning rate is that of
+            the round.
+        algorithm: What becomes of the updates, and how sites train.
+        aggregator: How one update comes of many: "mean", or a rule that stands sites which lie.
+        byzantine: Sites that may lie; the rule must stand so many.
+        before: Steps before the rule.
+        secure: Whether the owner learns the updates' sum and none of them.
+        bucket: Sites of a sum, where a rule looks at the means of several sums; one sum of all when left out.
+        weights: Sites count the same, or by their training sequences, up to `most_samples`.
+        exchange: What sites train and send of LoRA adapters: both "factors", though their mean is not that of what they
+            do; B alone, with "frozen_a" the same A for all, which is exact; or both, of which the owner takes the mean
+            "product" and cuts it to the rank.
+        max_norm: Bound of the Euclidean norm of an update; sites scale theirs down to it, and a larger one is refused.
+        deadline_s: How long sites may take for an answer; the round goes on without those that are late.
+        respawns: How often the process of a site is started again after its end.
+        carrier: What brings orders to sites.
+    """
+
+    sites: Annotated[tuple[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")], ...], Field(min_length=2)]
+    min_cohort: Annotated[int, Field(ge=1)] = 2
+    fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    local_steps: Annotated[int, Field(ge=1)] = 1
+    algorithm: AlgorithmConfig = FedAvgConfig()
+    aggregator: Literal[
+        "mean",
+        "median",
+        "trimmed_mean",
+        "krum",
+        "multi_krum",
+        "geometric_median",
+        "centered_clipping",
+        "mda",
+        "caf",
+    ] = "mean"
+    byzantine: Annotated[int, Field(ge=0)] = 0
+    before: tuple[Literal["nnm", "bucketing"], ...] = ()
+    secure: bool = False
+    bucket: Annotated[int, Field(ge=LEAST_SUMMED)] | None = None
+    weights: Literal["equal", "samples"] = "equal"
+    most_samples: Annotated[int, Field(ge=1, le=2**20)] = 1000
+    exchange: Literal["factors", "frozen_a", "product"] = "factors"
+    max_norm: Annotated[float, Field(gt=0.0, lt=1e30)] = 10.0
+    deadline_s: Annotated[float, Field(gt=0.0, le=86400.0)] = 600.0
+    respawns: Annotated[int, Field(ge=0)] = 2
+    carrier: Literal["loopback"] = "loopback"
+    transport: TransportConfig = TransportConfig()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len(set(self.sites)) < len(self.sites) or OWNER in self.sites:
+            raise ValueError(f'sites: {", ".join(self.sites)}: expected different names, none of them "{OWNER}"')
+        if not self.min_cohort <= self.num_asked:
+            raise ValueError(
+                f"min_cohort = {self.min_cohort}: a round asks {self.num_asked} of {len(self.sites)} sites; lower it, "
+                "or raise fraction"
+            )
+        self._check_rule()
+        self._check_sums()
+        if self.algorithm.kind == "fedbuff" and self.algorithm.buffer > self.num_asked:
+            raise ValueError(f"algorithm.buffer = {self.algorithm.buffer}: {self.num_asked} sites are asked; lower it")
+        if self.exchange == "product" and (self.secure or self.aggregator != "mean" or self.algorithm.kind != "fedavg"):
+            raise ValueError(
+                'exchange = "product" needs the factors of each site, and none of a sum, a rule or a moment of them; '
+                'take secure = false, aggregator = "mean" and kind = "fedavg", or exchange = "frozen_a"'
+            )
+        return self
+
+    def _check_rule(self) -> None:
+        if self.aggregator == "mean" and (self.byzantine or self.before):
+            raise ValueError('aggregator = "mean" stands no site that lies; leave byzantine and before out, or choose')
+        if self.aggregator != "mean" and self.weights != "equal":
+            raise ValueError(f'aggregator = "{self.aggregator}" looks at sites alike; set weights = "equal"')
+        if self.aggregator != "mean" and self.algorithm.kind in ("scaffold", "fedbuff"):
+            raise ValueError(
+                f'algorithm.kind = "{self.algorithm.kind}" takes means, of controls or of updates of different age; '
+                'set aggregator = "mean"'
+            )
+
+    def _check_sums(self) -> None:
+        if not self.secure:
+            if self.bucket is not None:
+                raise ValueError("bucket is for sums; set secure = true, or leave it out")
+            return
+        if self.algorithm.kind in ("scaffold", "fedbuff"):
+            raise ValueError(
+                f'secure = true does not go with algorithm.kind = "{self.algorithm.kind}": a sum is of updates of one '
+                "size and one round; take another kind"
+            )
+        if self.aggregator != "mean" and self.bucket is None:
+            raise ValueError(
+                f'aggregator = "{self.aggregator}" looks at single updates, which secure = true hides; give bucket, '
+                "the sites of each of several sums"
+            )
+        summed = self.bucket or self.num_asked
+        most = least_left_of(summed)
+        if not LEAST_SUMMED <= self.min_cohort <= most:
+            raise ValueError(
+                f"min_cohort = {self.min_cohort}: a sum of {summed} sites hides none of them with fewer than "
+                f"{LEAST_SUMMED}, and may end with {most}; choose from {LEAST_SUMMED} to {most}, or have more sites"
+            )
+
+    @property
+    def num_asked(self) -> int:
+        """Sites that a round asks."""
+        return max(1, round(self.fraction * len(self.sites)))
+
+
+def least_left_of(sites: int) -> int:
+    """Return with how many of so many sites a secure sum may end."""
+    return 2 * sites // 3 + 1

@@ -1,0 +1,131 @@
+"""The sites as the owner asks them: each has one open ticket at most, and what comes late is no answer any more."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from phalanx.errors import TransportError
+from phalanx.federated.carriers import messages as m
+from phalanx.federated.carriers.carrier import CarriedReply, Carrier, LostSite, Payload, SentOrder
+from phalanx.transport import parse_body
+
+Clock = Callable[[], float]
+MakeOrder = Callable[[int], SentOrder]
+"""Makes an order with a ticket."""
+
+
+@dataclass(frozen=True)
+class SiteAnswer:
+    """A site's answer to its open ticket; what it says is its claim.
+
+    Attributes:
+        site: Its name.
+        reply: As parsed; None where there will be none.
+        payload: Bytes that belong to it.
+        fault: Why there is none, or why it is of no use; empty where it is.
+    """
+
+    site: str
+    reply: m.SiteReply | None
+    payload: Payload = b""
+    fault: str = ""
+
+
+class Fleet:
+    """The sites of a run.
+
+    Args:
+        carrier: Brings orders and replies.
+        clock: Of deadlines, in seconds.
+
+    Attributes:
+        bytes_out: Of payloads, by site.
+        bytes_in: Likewise.
+        late: Replies that came when their ticket was not waited for any more, by site.
+
+    Guarantees:
+        `answers` gives one answer at most for each ticket: a second reply, one to another ticket and one of another
+        kind than was asked for are counted in `late` or told as faults, and change nothing.
+    """
+
+    def __init__(self, carrier: Carrier, clock: Clock = time.monotonic) -> None:
+        self._carrier, self._clock = carrier, clock
+        self._last_ticket = 0
+        self._open: dict[str, int] = {}
+        self._due: dict[str, type[m.SiteReply]] = {}
+        self._given_up: dict[str, int] = {}
+        self.bytes_out: Counter[str] = Counter()
+        self.bytes_in: Counter[str] = Counter()
+        self.late: Counter[str] = Counter()
+
+    def idle(self) -> frozenset[str]:
+        """The sites that are there and have answered all that they were asked."""
+        return frozenset(self._carrier.present() - self._open.keys() - self._given_up.keys())
+
+    def ask(self, orders: Mapping[str, MakeOrder], due: type[m.SiteReply]) -> None:
+        """Give each of some idle sites an order, which is to be answered by a reply of this kind."""
+        sent: dict[str, SentOrder] = {}
+        for site, make in orders.items():
+            self._last_ticket += 1
+            self._open[site], self._due[site] = self._last_ticket, due
+            sent[site] = make(self._last_ticket)
+            self.bytes_out[site] += memoryview(sent[site].payload).nbytes
+        self._carrier.broadcast(sent)
+
+    def waited_for(self) -> frozenset[str]:
+        """The sites with an open ticket."""
+        return frozenset(self._open)
+
+    def answers(self, deadline_s: float, among: frozenset[str] | None = None) -> Iterator[SiteAnswer]:
+        """Yield answers as they come, until none of these sites is waited for, or the deadline is over.
+
+        Args:
+            deadline_s: From now.
+            among: All sites with open tickets when left out.
+        """
+        until = self._clock() + deadline_s
+        while self._open.keys() & (self._open.keys() if among is None else among):
+            left_s = until - self._clock()
+            found = self._carrier.collect(left_s) if left_s > 0 else None
+            if found is None:
+                return
+            answer = self._lost(found) if isinstance(found, LostSite) else self._answer(found)
+            if answer is not None:
+                yield answer
+
+    def give_up(self, sites: frozenset[str]) -> None:
+        """Wait no more for these; until its late reply has come, or it has begun anew, a site is asked nothing."""
+        for site in sites & self._open.keys():
+            self._given_up[site] = self._open.pop(site)
+
+    def end(self) -> None:
+        """Tell all that the run is over."""
+        orders = {site: SentOrder(m.EndOrder(ticket=0)) for site in self._carrier.present()}
+        self._carrier.broadcast(orders)
+
+    def _lost(self, found: LostSite) -> SiteAnswer | None:
+        # what it was asked is gone with it; a process that comes back begins without a ticket
+        self._given_up.pop(found.site, None)
+        if self._open.pop(found.site, None) is None:
+            return None
+        return SiteAnswer(found.site, None, fault=found.reason)
+
+    def _answer(self, found: CarriedReply) -> SiteAnswer | None:
+        self.bytes_in[found.site] += memoryview(found.payload).nbytes
+        try:
+            reply = parse_body(m.REPLIES, found.kind, found.body)
+        except TransportError:
+            is_open = self._open.pop(found.site, None) is not None
+            return SiteAnswer(found.site, None, fault="malformed") if is_open else None
+        if self._given_up.get(found.site) == reply.ticket:
+            del self._given_up[found.site]
+        if self._open.get(found.site) != reply.ticket:
+            self.late[found.site] += 1
+            return None
+        del self._open[found.site]
+        if isinstance(reply, m.SiteFault):
+            return SiteAnswer(found.site, None, fault=reply.reason)
+        if not isinstance(reply, self._due[found.site]):
+            return SiteAnswer(found.site, None, fault="malformed")
+        return SiteAnswer(found.site, reply, found.payload)

@@ -1,0 +1,217 @@
+"""A site: orders in, replies out. It trains once a round, keeps the update, and enters each secure sum once."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load, save, save_file
+
+from phalanx.errors import AggregationError, CheckpointError, FailedBatchError, FrameError
+from phalanx.federated.admission import UpdateHeader, sign_update
+from phalanx.federated.algorithms import ALGORITHMS, CONTROL, ControlRule, Named, next_control
+from phalanx.federated.carriers import messages as m
+from phalanx.federated.carriers.carrier import Payload
+from phalanx.federated.local import LocalTrainer
+from phalanx.federated.rounds.terms import RunTerms
+from phalanx.federated.vectors import Shapes, flatten, norm_of, num_values, shapes_of
+from phalanx.security.aggregate import EnteredRounds, ExpectedRound, SumClient
+from phalanx.security.crypto import Identity, digest_hex
+
+_CONTROLS = "controls.safetensors"
+Answer = tuple[m.SiteReply, Payload]
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """The update of a round, as it may leave."""
+
+    round: int
+    model: str
+    values: Named
+    reply: m.TrainedReply
+
+
+class Site:
+    """One site of a run, whatever carries its messages.
+
+    Args:
+        identity: Signs updates.
+        terms: Of the run.
+        trainer: Trains and measures.
+        rounds: Book of the secure sums that were entered, kept on disk.
+        directory: Keeps control variates, for an algorithm that has them.
+
+    Guarantees:
+        An update leaves within `max_norm`, signed for its run, round and model; with ``secure`` it leaves only in sums
+        that the site itself finds large enough. An order that is asked again, for the same round and weights, gets the
+        same update and trains nothing. An error is answered by one word.
+    """
+
+    def __init__(
+        self, identity: Identity, terms: RunTerms, trainer: LocalTrainer, rounds: EnteredRounds, directory: Path
+    ) -> None:
+        self._identity, self._terms, self._trainer, self._rounds = identity, terms, trainer, rounds
+        self._shapes: Shapes = trainer.shapes()
+        self._controls = _Controls(directory, self._shapes)
+        self._trained: _Trained | None = None
+        self._sum: tuple[int, SumClient] | None = None
+
+    def answer(self, order: m.SiteOrder, payload: Payload) -> Answer:
+        """Do what is asked."""
+        try:
+            if isinstance(order, m.TrainOrder):
+                return self._train(order, payload)
+            if isinstance(order, m.SumOrder):
+                return self._take_phase(order, payload)
+            if isinstance(order, m.MeasureOrder):
+                found = self._trainer.measure(self._weights(payload))
+                return m.MeasuredReply(
+                    ticket=order.ticket, loss=found.loss, num_targets=found.num_targets, classes=found.classes
+                ), b""
+        except FailedBatchError:
+            return m.SiteFault(ticket=order.ticket, reason="not_finite"), b""
+        except (AggregationError, FrameError):
+            return m.SiteFault(ticket=order.ticket, reason="refused"), b""
+        return m.SiteFault(ticket=order.ticket, reason="failed"), b""
+
+    def _train(self, order: m.TrainOrder, payload: Payload) -> Answer:
+        if digest_hex(payload) != order.model:
+            raise FrameError("weights: are not those of the digest")
+        kept = self._trained
+        if kept is None or (kept.round, kept.model) != (order.round, order.model):
+            self._controls.settle(order.counted)
+            kept = self._trained = self._trained_anew(order, payload)
+        reply = kept.reply.model_copy(update={"ticket": order.ticket})
+        if self._terms.config.secure:
+            return reply, b""
+        values = save(kept.values)
+        header = UpdateHeader(
+            run=self._terms.digest,
+            site=self._identity.name,
+            round=kept.round,
+            model=kept.model,
+            values=digest_hex(values),
+            samples=reply.samples,
+        )
+        return reply.model_copy(update={"header": sign_update(header, self._identity).decode("ascii")}), values
+
+    def _trained_anew(self, order: m.TrainOrder, payload: Payload) -> _Trained:
+        config, began = self._terms.config, time.perf_counter()
+        sent = self._tensors(payload)
+        start = {name: one for name, one in sent.items() if not name.startswith(CONTROL)}
+        rule = ALGORITHMS[config.algorithm.kind].local(config.algorithm, start)
+        of_all = {name.removeprefix(CONTROL): one for name, one in sent.items() if name.startswith(CONTROL)}
+        own = self._controls.own
+        if isinstance(rule, ControlRule):
+            rule.with_controls(of_all, own)
+        update = self._trainer.train(order.round, start, order.rate, rule)
+        values = dict(update.delta)
+        if isinstance(rule, ControlRule):
+            own_next = next_control(own, of_all, update.delta, update.steps * order.rate)
+            values |= {CONTROL + name: one - own[name] for name, one in own_next.items()}
+        scaled = min(1.0, config.max_norm / max(norm_of(values), 1e-30))
+        values = {name: (one * scaled if scaled < 1.0 else one).contiguous() for name, one in values.items()}
+        if isinstance(rule, ControlRule):
+            self._controls.prepare(order.round, {name: own[name] + values[CONTROL + name] for name in own})
+        samples = min(update.samples, config.most_samples) if config.weights == "samples" else 1
+        reply = m.TrainedReply(
+            ticket=order.ticket,
+            loss=update.loss,
+            num_targets=update.num_targets,
+            samples=samples,
+            scaled=scaled,
+            train_s=time.perf_counter() - began,
+        )
+        return _Trained(order.round, order.model, values, reply)
+
+    def _take_phase(self, order: m.SumOrder, payload: Payload) -> Answer:
+        """Take one phase; what is summed is this site's own update of that very round and model."""
+        kept, message = self._trained, bytes(payload)
+        if kept is None or (kept.round, kept.model) != (order.round, order.model) or not self._terms.config.secure:
+            raise FrameError("sum: is of another round or model than this site has trained")
+        if order.phase == "join":
+            self._sum = (order.number, SumClient(self._identity, self._expected(kept), self._rounds))
+        if self._sum is None or self._sum[0] != order.number:
+            raise FrameError("sum: this site has not joined it")
+        client = self._sum[1]
+        if order.phase == "mask":
+            values = flatten(kept.values).numpy().astype(np.float32, copy=False)
+            deposit = client.mask(message, values, kept.reply.samples)
+            reply = m.SumReply(ticket=order.ticket, message=deposit.message.decode("ascii"))
+            return reply, deposit.values.data.cast("B")
+        step = {"join": client.join, "share": client.share, "consent": client.consent, "release": client.release}
+        return m.SumReply(ticket=order.ticket), step[order.phase](message)
+
+    def _expected(self, kept: _Trained) -> ExpectedRound:
+        terms = self._terms
+        return ExpectedRound(
+            run=terms.run,
+            run_digest=terms.digest,
+            model_digest=kept.model,
+            length=num_values(self._shapes),
+            server=terms.owner,
+            roster=terms.roster,
+            minimum=terms.config.min_cohort,
+        )
+
+    def _weights(self, payload: Payload) -> Named:
+        return {name: one for name, one in self._tensors(payload).items() if not name.startswith(CONTROL)}
+
+    def _tensors(self, payload: Payload) -> Named:
+        try:
+            found = load(bytes(payload))
+        except (SafetensorError, ValueError, RuntimeError, KeyError) as exc:
+            raise FrameError("weights: are no safetensors") from exc
+        due = dict(self._shapes)
+        if self._terms.config.algorithm.kind == "scaffold":
+            due |= {CONTROL + name: shape for name, shape in self._shapes.items()}
+        if shapes_of(found) != dict(sorted(due.items())) or any(one.dtype != torch.float32 for one in found.values()):
+            raise FrameError("weights: are not of the tensors that this site trains")
+        if not all(torch.isfinite(one).all() for one in found.values()):
+            raise FrameError("weights: one is NaN or infinite")
+        return found
+
+
+class _Controls:
+    """A site's control variate, zero at first, and the next one, which holds once its update has counted.
+
+    Both outlive the site's process: the owner's variate has counted what this one has moved by.
+    """
+
+    def __init__(self, directory: Path, shapes: Shapes) -> None:
+        self._shapes, self._path, self._next = shapes, directory / _CONTROLS, directory / f"next-{_CONTROLS}"
+        found = self._read(self._path)
+        self.own: Named = {name: torch.zeros(shape) for name, shape in shapes.items()} if found is None else found[1]
+
+    def prepare(self, number: int, controls: Named) -> None:
+        """Keep what the variate will be if the update of a round counts."""
+        beside = self._next.with_suffix(".tmp")
+        save_file(controls, beside, {"round": str(number)})
+        beside.replace(self._next)
+
+    def settle(self, counted: int) -> None:
+        """Take the variate that belongs to the last round which has counted, or forget one that did not."""
+        found = self._read(self._next)
+        if found is None:
+            return
+        if found[0] == counted:
+            self.own = found[1]
+            self._next.replace(self._path)
+        else:
+            self._next.unlink()
+
+    def _read(self, path: Path) -> tuple[int, Named] | None:
+        if not path.exists():
+            return None
+        try:
+            with safe_open(path, "pt") as file:
+                number = int((file.metadata() or {})["round"])
+                found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+        except (SafetensorError, OSError, KeyError, ValueError) as exc:
+            raise CheckpointError(f"{path}: is no control variate of this site; begin the run anew") from exc
+        if shapes_of(found) != dict(sorted(self._shapes.items())):
+            raise CheckpointError(f"{path}: is of other tensors than this run trains; begin the run anew")
+        return number, found

@@ -1,0 +1,145 @@
+"""The secure sums of a round: the owner's side, phase after phase over the sites that are there."""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from phalanx.errors import AggregationError
+from phalanx.federated.buckets import bucket_sites, robust_over_buckets
+from phalanx.federated.carriers import messages as m
+from phalanx.federated.carriers.carrier import Payload, SentOrder
+from phalanx.federated.rounds.fleet import Fleet
+from phalanx.federated.rounds.journal import RoundJournal
+from phalanx.federated.rounds.record import RoundRecord
+from phalanx.federated.rounds.terms import RunTerms
+from phalanx.security.aggregate import CohortMember, SumRefusal, SumResult, SumServer, SumTerms
+from phalanx.security.crypto import Identity
+
+Exclude = Callable[[str, str], None]
+
+
+class SumMaker:
+    """What makes one update of sites that have trained, and sees none of theirs.
+
+    Args:
+        terms: Of the run.
+        identity: The owner's.
+        fleet: The sites.
+        journal: Gives each sum a number of its own, whatever crashes.
+        length: Values of an update.
+    """
+
+    def __init__(self, terms: RunTerms, identity: Identity, fleet: Fleet, journal: RoundJournal, length: int) -> None:
+        self._terms, self._identity, self._length = terms, identity, length
+        self._fleet, self._journal = fleet, journal
+
+    def update(self, record: RoundRecord, model: str, exclude: Exclude) -> Tensor:
+        """Sum the updates of the round's shares; those that drop out meanwhile are moved to those left out.
+
+        Args:
+            record: Of the round; its shares are the sites that have trained.
+            model: Digest of the weights that updates are relative to.
+            exclude: Told of a site that broke a sum, as its own signature shows.
+
+        Raises:
+            AggregationError: Too few sites are left in a sum.
+        """
+        config, sites = self._terms.config, sorted(record.shares)
+        size = config.bucket or len(sites)
+        if len(sites) < max(size, config.min_cohort):
+            raise AggregationError(SumRefusal.TOO_FEW, f"{len(sites)} sites have trained; a sum has {size}")
+        buckets = bucket_sites(sites, size, bytes.fromhex(model)) if config.bucket else [tuple(sites)]
+        sums = [self._sum(record, model, bucket, exclude) for bucket in buckets]
+        contributors = {name for one in sums for name in one.contributors}
+        for site in [site for site in record.shares if site not in contributors]:
+            del record.shares[site]
+            record.left_out.setdefault(site, "left the sum")
+        if config.bucket is not None and config.aggregator != "mean":
+            return robust_over_buckets(sums, config.aggregator, config.byzantine)
+        weight = sum(one.weight for one in sums)
+        return torch.from_numpy(np.sum([one.mean() * np.float32(one.weight / weight) for one in sums], axis=0))
+
+    def _sum(self, record: RoundRecord, model: str, bucket: tuple[str, ...], exclude: Exclude) -> SumResult:
+        config, number = self._terms.config, self._journal.next_sum()
+        record.sums = (*record.sums, number)
+        terms = SumTerms(
+            run=self._terms.run,
+            run_digest=self._terms.digest,
+            model_digest=model,
+            round=number,
+            cohort=tuple(
+                CohortMember(name=site, key=self._terms.roster[site].public_key.hex()) for site in sorted(bucket)
+            ),
+            length=self._length,
+            clip=config.max_norm,
+            max_weight=config.most_samples if config.weights == "samples" else 1,
+            minimum=config.min_cohort,
+        )
+        server = SumServer(terms, self._identity)
+        walk = _Walk(self._fleet, record, (model, number), config.deadline_s)
+        try:
+            there = walk.phase("join", dict.fromkeys(bucket, server.invitation), lambda r, p: server.take_advert(p))
+            there = walk.phase("share", dict.fromkeys(there, server.adverts()), lambda r, p: server.take_boxes(p))
+            delivered = server.deliveries()
+            there = walk.phase(
+                "mask",
+                {site: delivered[site] for site in there},
+                lambda r, p: server.take_deposit(r.message.encode("utf-8"), np.frombuffer(p, "<u4")),
+            )
+            there = walk.phase("consent", dict.fromkeys(there, server.deposits()), lambda r, p: server.take_consent(p))
+            walk.phase("release", dict.fromkeys(there, server.consents()), lambda r, p: server.take_release(p))
+            found = server.result()
+        except AggregationError as exc:
+            if exc.culprit:
+                exclude(exc.culprit, f"broke a sum: {exc.reason}")
+            raise
+        for site, what in found.liars.items():
+            exclude(site, f"broke a sum: {what}")
+        return found
+
+
+class _Walk:
+    """A walk through the phases of one sum; a site that is silent or says what is refused is out of the rest of it."""
+
+    def __init__(self, fleet: Fleet, record: RoundRecord, place: tuple[str, int], deadline_s: float) -> None:
+        self._fleet, self._record, self._deadline_s = fleet, record, deadline_s
+        self._model, self._number = place
+
+    def phase(
+        self, name: m.SumPhaseName, messages: Mapping[str, bytes], take: Callable[[m.SumReply, bytes], str]
+    ) -> tuple[str, ...]:
+        """Send each site its message, and give what comes back to the server; return the sites that are left."""
+        there: list[str] = []
+        sites = frozenset(messages)
+
+        def order(site: str, ticket: int) -> SentOrder:
+            told = m.SumOrder(
+                ticket=ticket, round=self._record.number, model=self._model, number=self._number, phase=name
+            )
+            return SentOrder(told, messages[site])
+
+        self._fleet.ask({site: _bound(order, site) for site in sorted(sites)}, m.SumReply)
+        for answer in self._fleet.answers(self._deadline_s, sites):
+            if not isinstance(answer.reply, m.SumReply):
+                self._record.left_out[answer.site] = answer.fault
+                continue
+            try:
+                sender = take(answer.reply, _bytes(answer.payload))
+            except (AggregationError, ValueError):
+                self._record.left_out[answer.site] = "refused"
+                continue
+            there.append(sender)
+        for site in sites & self._fleet.waited_for():
+            self._record.left_out[site] = "late"
+        self._fleet.give_up(sites)
+        return tuple(sorted(there))
+
+
+def _bound(order: Callable[[str, int], SentOrder], site: str) -> Callable[[int], SentOrder]:
+    return lambda ticket: order(site, ticket)
+
+
+def _bytes(payload: Payload) -> bytes:
+    return payload if isinstance(payload, bytes) else bytes(payload)

@@ -1,0 +1,225 @@
+"""One process that trains a whole model: the owner measures with it, a site trains a round with it."""
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from phalanx.data import IGNORE, Batch, BatchLoader, without_attention
+from phalanx.errors import FailedBatchError, NonFiniteLossError
+from phalanx.federated.algorithms import LocalRule, Named
+from phalanx.federated.local import LocalUpdate, SiteScores
+from phalanx.federated.vectors import shapes_of
+from phalanx.models import ModelConfig, ModelSource, StageSpec, build_stage, with_marks
+from phalanx.optimizers import OptimizerConfig, StageOptimizer, clip_coefficient, gradient_norm_squared
+from phalanx.split import task_of
+
+_A = ".lora_A.weight"
+
+
+class WholeModel:
+    """A whole model in one process, with what is trained of it.
+
+    Args:
+        source: Its files.
+        config: Adapter and attention.
+        seed: Of the adapter's first values.
+        objective: A key of `OBJECTIVES`.
+        num_classes: Of a classification; 0 of anything else.
+        frozen_a: Whether the factors A of LoRA stay what the seed made them.
+
+    Attributes:
+        trained: What is trained, by canonical name.
+    """
+
+    def __init__(
+        self, source: ModelSource, config: ModelConfig, seed: int, objective: str, num_classes: int, *, frozen_a: bool
+    ) -> None:
+        self._task, self._num_classes = task_of(objective, num_classes), num_classes
+        self._stage = build_stage(
+            source,
+            StageSpec(0, 1, 0, source.num_layers),
+            adapter=config.adapter,
+            activation_checkpointing=config.activation_checkpointing,
+            attention=config.attention,
+            seed=seed,
+        )
+        head = self._task.put_head(self._stage)
+        found: dict[str, nn.Parameter] = {**self._stage.trainable(), **head}
+        for name, parameter in found.items():
+            parameter.requires_grad_(not (frozen_a and name.endswith(_A)))
+        self.trained = {name: one for name, one in sorted(found.items()) if one.requires_grad}
+        self._frozen = {name: one for name, one in found.items() if name not in self.trained}
+        self._stage.train()
+
+    def weights(self) -> Named:
+        """What is trained, as it is now; copies."""
+        return {name: one.detach().clone() for name, one in self.trained.items()}
+
+    def frozen(self) -> Named:
+        """What belongs to an adapter and is not trained, which a checkpoint is to have all the same."""
+        return {name: one.detach().clone() for name, one in self._frozen.items()}
+
+    @torch.no_grad()
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Take weights, of exactly what is trained."""
+        for name, one in self.trained.items():
+            one.copy_(weights[name])
+
+    def gradient(self, batch: Batch, num_microbatches: int) -> tuple[Named, float, int]:
+        """Return the mean gradient over a batch's targets, the summed loss, and the targets.
+
+        Raises:
+            FailedBatchError: There is no target, or the loss is not finite.
+        """
+        total, targets = 0.0, 0
+        for part in batch.microbatches(num_microbatches):
+            ids = with_marks(part.input_ids, part.extras)
+            loss, count = self._task.loss(self._stage, ids, part.labels, without_attention(part.extras))
+            # torch has no annotation for it
+            loss.backward()  # type: ignore[no-untyped-call]
+            total, targets = total + float(loss.detach()), targets + count
+        gradients = {
+            name: torch.zeros_like(one) if one.grad is None else one.grad for name, one in self.trained.items()
+        }
+        for one in self.trained.values():
+            one.grad = None
+        if not targets or not math.isfinite(total):
+            raise FailedBatchError(f"loss {total} over {targets} targets; lower optimizer.lr, or give another batch")
+        for gradient in gradients.values():
+            gradient.div_(targets)
+        return gradients, total, targets
+
+    @torch.no_grad()
+    def measure(self, batches: Iterable[Batch]) -> SiteScores:
+        """Measure the model as it is on held-out rows."""
+        loss, targets, predicted, true = 0.0, 0, list[int](), list[int]()
+        self._stage.eval()
+        for batch in batches:
+            found = self._task.measure(self._stage, with_marks(batch.input_ids, batch.extras), batch.labels)
+            loss, targets = loss + found.loss, targets + found.targets
+            predicted += found.answers
+            if self._num_classes:
+                true += [int(label) for label in batch.labels[batch.labels != IGNORE]]
+        self._stage.train()
+        counts = tuple(
+            (true.count(one), predicted.count(one), sum(a == b == one for a, b in zip(true, predicted, strict=True)))
+            for one in range(self._num_classes)
+        )
+        return SiteScores(loss, targets, counts)
+
+
+@dataclass(frozen=True)
+class SiteData:
+    """What a site trains and is measured on.
+
+    Attributes:
+        name: Of the site.
+        loader: Draws from the site's own sequences.
+        num_sequences: How many there are.
+        held_out: Gives its held-out batches.
+    """
+
+    name: str
+    loader: BatchLoader
+    num_sequences: int
+    held_out: Callable[[], Iterable[Batch]]
+
+    def round_batches(self, number: int, steps: int, batch_size: int) -> Iterator[Batch]:
+        """Yield the batches of a round, which follow from its number alone: a site may miss any others."""
+        self.loader.load_state({**self.loader.state(), "num_samples": (number - 1) * steps * batch_size})
+        for _ in range(steps):
+            yield self.loader.next()
+
+
+@dataclass(frozen=True)
+class SiteSchedule:
+    """How a site trains in a round.
+
+    Attributes:
+        optimizer: Begun anew in every round.
+        steps: Local ones.
+        batch_size: Sequences of a step.
+        microbatches: Parts that they are cut into.
+        seed: Of dropout.
+    """
+
+    optimizer: OptimizerConfig
+    steps: int
+    batch_size: int
+    microbatches: int
+    seed: int
+
+
+class SiteTrainer:
+    """A `LocalTrainer` of a whole model in this process: it is loaded once, for all rounds.
+
+    Args:
+        model: In memory.
+        data: The site's own.
+        schedule: How it trains.
+    """
+
+    def __init__(self, model: WholeModel, data: SiteData, schedule: SiteSchedule) -> None:
+        self._model, self._data, self._schedule = model, data, schedule
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """As `LocalTrainer` says."""
+        return shapes_of(self._model.trained)
+
+    def train(self, number: int, start: Mapping[str, Tensor], rate: float, rule: LocalRule) -> LocalUpdate:
+        """As `LocalTrainer` says."""
+        model, schedule = self._model, self._schedule
+        model.load(start)
+        update = _LocalOptimizer(model.trained, schedule.optimizer)
+        total, targets = 0.0, 0
+        for step, batch in enumerate(self._data.round_batches(number, schedule.steps, schedule.batch_size)):
+            torch.default_generator.manual_seed(self._dropout_seed(number, step))
+            gradients, loss, count = model.gradient(batch, schedule.microbatches)
+            total, targets = total + loss, targets + count
+            update.step(gradients, rate, rule)
+        delta = {name: one.detach() - start[name] for name, one in model.trained.items()}
+        return LocalUpdate(delta, self._data.num_sequences, total / targets, targets, schedule.steps)
+
+    def measure(self, weights: Mapping[str, Tensor]) -> SiteScores:
+        """As `LocalTrainer` says."""
+        self._model.load(weights)
+        return self._model.measure(self._data.held_out())
+
+    def _dropout_seed(self, number: int, step: int) -> int:
+        text = f"phalanx federated {self._schedule.seed} {self._data.name} {number} {step}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+
+
+class _LocalOptimizer:
+    """The optimizer of one round, with a state that ends with it."""
+
+    def __init__(self, weights: Mapping[str, nn.Parameter], config: OptimizerConfig) -> None:
+        self._weights, self._config = weights, config
+        self._adamw = StageOptimizer(weights, config) if config.kind == "adamw" else None
+        self._momenta: Named = {}
+
+    def step(self, gradients: Named, rate: float, rule: LocalRule) -> None:
+        """Clip, correct, and move; what a rule adds is no part of what is clipped."""
+        try:
+            clipped = clip_coefficient(math.sqrt(gradient_norm_squared(gradients)), self._config.clip_norm)
+        except NonFiniteLossError as exc:
+            raise FailedBatchError(str(exc)) from exc
+        for gradient in gradients.values():
+            gradient.mul_(clipped)
+        weights = {name: one.detach() for name, one in self._weights.items()}
+        rule.correct(gradients, weights)
+        if self._adamw is not None:
+            self._adamw.step(gradients, rate, 1.0)
+            return
+        for name, weight in weights.items():
+            gradient = gradients[name]
+            if weight.ndim > 1:
+                gradient.add_(weight, alpha=self._config.weight_decay)
+            if self._config.momentum:
+                kept = self._momenta.setdefault(name, torch.zeros_like(weight))
+                gradient = kept.mul_(self._config.momentum).add_(gradient)
+            weight.sub_(gradient, alpha=rate)

@@ -1,0 +1,167 @@
+"""A directory in peft's format: what its config says, and its tensors by their canonical names."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from phalanx.errors import ModelError
+from phalanx.models.config import LoraConfig, PrefixConfig
+from phalanx.models.family import SCORE_WEIGHT, Family
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+NAMES_BEGIN = "base_model.model."
+"""How the name of every tensor of low-rank adapters begins in peft's files."""
+
+_PROMPT = "prompt_embeddings"
+_SILENT = {None, False, "", "none"}
+_USUAL: dict[str, tuple[Any, ...]] = {
+    "init_lora_weights": (True, "gaussian"),
+}
+_TOLD = {
+    *(
+        "task_type",
+        "base_model_name_or_path",
+        "inference_mode",
+        "peft_type",
+        "peft_version",
+        "revision",
+        "auto_mapping",
+    ),
+    *("r", "lora_alpha", "lora_dropout", "target_modules", "fan_in_fan_out", "use_dora", "use_rslora"),
+    *("num_virtual_tokens", "num_layers", "num_attention_heads", "token_dim", "encoder_hidden_size"),
+    *("num_transformer_submodules", "megatron_core", "runtime_config", "qalora_group_size", "modules_to_save"),
+}
+"""Keys that are read, or that change nothing of what a loaded adapter computes."""
+
+
+def read_adapter_config(directory: Path) -> LoraConfig | PrefixConfig:
+    """Return what a directory says about its adapter.
+
+    Raises:
+        ModelError: It holds no adapter, or one that stages cannot carry; the key is named.
+    """
+    path = directory / CONFIG
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise ModelError(f"{path}: cannot be read ({exc.strerror}); give a directory in peft's format") from exc
+    except ValueError as exc:
+        raise ModelError(f"{path}: is no JSON ({exc})") from exc
+    if not isinstance(found, dict):
+        raise ModelError(f"{path}: found {type(found).__name__}; expected an object")
+    _refuse_foreign(found, path)
+    try:
+        if found["peft_type"] == "PREFIX_TUNING":
+            return PrefixConfig(kind="ptuning", tokens=found["num_virtual_tokens"])
+        return LoraConfig(
+            rank=found["r"],
+            alpha=found["lora_alpha"],
+            dropout=found.get("lora_dropout", 0.0),
+            targets=tuple(sorted(found["target_modules"] or ())),
+            dora=bool(found.get("use_dora")),
+            rslora=bool(found.get("use_rslora")),
+        )
+    except (KeyError, ValidationError, TypeError) as exc:
+        raise ModelError(f"{path}: is malformed: {exc}") from exc
+
+
+def read_adapter(directory: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """Return the adapter's tensors as float32, by their canonical names.
+
+    Args:
+        directory: In peft's format.
+        shapes: Of everything that is trained of the whole model, in the model's order.
+
+    Raises:
+        ModelError: They cannot be read, a number is not finite, or they are of another model.
+    """
+    path = directory / WEIGHTS
+    try:
+        stored = load_file(path)
+    except (OSError, SafetensorError) as exc:
+        raise ModelError(f"{path}: cannot be read as safetensors: {exc}") from exc
+    if _PROMPT in stored:
+        stored = _prefixes(stored[_PROMPT], shapes, path)
+    found: dict[str, Tensor] = {}
+    for name, values in stored.items():
+        if not values.is_floating_point() or not bool(torch.isfinite(values).all()):
+            raise ModelError(f"{path}: tensor {name!r} holds what is no finite number in floating point; take another")
+        found[name.removeprefix(NAMES_BEGIN)] = values.to(torch.float32).contiguous()
+    # a score head may be new
+    wanted = {name: shape for name, shape in shapes.items() if name != SCORE_WEIGHT or name in found}
+    differing = [name for name in {*found, *wanted} if name not in found or wanted.get(name) != found[name].shape]
+    if differing:
+        name = min(differing)
+        have = list(found[name].shape) if name in found else "nothing"
+        need = list(wanted[name]) if name in wanted else "nothing"
+        raise ModelError(f"{path}: {name}: found {have}, expected {need}; it is the adapter of another model")
+    return found
+
+
+def first_values(
+    adapter: LoraConfig | PrefixConfig, family: Family, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Tensor]:
+    """Return the values that training begins with, of the directory that a run file names.
+
+    Raises:
+        ModelError: The directory holds another adapter than the run file describes, or one of another model.
+    """
+    directory = Path(adapter.path or "")
+    _compare(adapter, read_adapter_config(directory), family, directory)
+    return read_adapter(directory, shapes)
+
+
+def _compare(adapter: LoraConfig | PrefixConfig, said: LoraConfig | PrefixConfig, family: Family, where: Path) -> None:
+    def facts(one: LoraConfig | PrefixConfig) -> dict[str, Any]:
+        if isinstance(one, PrefixConfig):
+            return {"kind": one.kind, "tokens": one.tokens}
+        targets = sorted(one.targets or family.facts.adapter_targets)
+        return {name: getattr(one, name) for name in ("kind", "rank", "alpha", "dora", "rslora")} | {"targets": targets}
+
+    mine, theirs = facts(adapter), facts(said)
+    for key in {**mine, **theirs}:
+        if mine.get(key) != theirs.get(key):
+            raise ModelError(
+                f"model.adapter.{key}: found {mine.get(key)}; {where} has {theirs.get(key)}; write what it has"
+            )
+
+
+def _refuse_foreign(found: Mapping[str, Any], path: Path) -> None:
+    kind = found.get("peft_type")
+    if kind not in ("LORA", "PREFIX_TUNING"):
+        raise ModelError(f"{path}: peft_type: found {kind!r}; stages can carry LORA (DoRA, rsLoRA) and PREFIX_TUNING")
+    if isinstance(found.get("target_modules"), str):
+        raise ModelError(f"{path}: target_modules: is a pattern; list the names of the layers")
+    if found.get("modules_to_save") not in (None, [], ["score"]):
+        raise ModelError(f"{path}: modules_to_save: found {found['modules_to_save']}; stages train an adapter alone")
+    for key, value in found.items():
+        is_empty = isinstance(value, dict | list) and not value
+        if key in _TOLD or is_empty or value in _USUAL.get(key, ()) or (_hashable(value) and value in _SILENT):
+            continue
+        raise ModelError(
+            f"{path}: {key}: found {json.dumps(value)}, which stages cannot carry; take an adapter without"
+        )
+
+
+def _hashable(value: object) -> bool:
+    return not isinstance(value, dict | list)
+
+
+def _prefixes(values: Tensor, shapes: Mapping[str, tuple[int, ...]], path: Path) -> dict[str, Tensor]:
+    """Cut ``[tokens, layers * 2 * heads * size]`` into keys and values of each layer, ``[heads, tokens, size]``."""
+    names = [name for name in shapes if name != SCORE_WEIGHT]
+    heads, tokens, size = shapes[names[0]]
+    if values.shape != (tokens, len(names) * heads * size):
+        raise ModelError(
+            f"{path}: {_PROMPT}: found {list(values.shape)}, expected {[tokens, len(names) * heads * size]}; it is the "
+            "adapter of another model"
+        )
+    parts = values.chunk(len(names), dim=1)
+    return {name: part.reshape(tokens, heads, size).transpose(0, 1) for name, part in zip(names, parts, strict=True)}

@@ -1,0 +1,192 @@
+"""The clipped sum of the gradients of single rows, by the hooks of Opacus.
+
+"hooks" keeps the gradient of each row of a microbatch. "ghost" computes their norms alone, from what went into and came
+back to each layer, and runs the backward pass once more with each row's loss weighed down by its norm.
+"""
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from phalanx.config import printable
+from phalanx.errors import ConfigError, TrainingError
+from phalanx.security.privacy import PrivacyConfig
+
+_TOLERANCE = 1e-3
+_CHECKED_SUMS = 2
+_LONG = 200
+
+
+class RowLosses(Protocol):
+    """The loss of each row of some rows."""
+
+    def __call__(self, numbers: Tensor) -> Tensor:
+        """Run the model on rows by number, and return one loss a row."""
+        ...
+
+
+class RowGradients:
+    """The trained parameters of a module, with the gradient of each row for itself.
+
+    Args:
+        module: Called with rows first, and so is every layer inside it that is trained.
+        settings: How norms are found, and what bounds them.
+
+    Raises:
+        ConfigError: Opacus is not there, or cannot tell the rows of some layer apart.
+
+    Guarantees:
+        The sum moves by at most `clip_norm` when one row is left out, up to rounding in float32: a row with a gradient
+        that is not finite counts for nothing. Before the first two sums, norms are compared with those of rows that are
+        run alone; a layer that mixes rows, or is used in several places, is found out there.
+    """
+
+    def __init__(self, module: nn.Module, settings: PrivacyConfig) -> None:
+        self._clip, self._ghost = settings.clip_norm, settings.clipping == "ghost"
+        self._parameters = [one for one in module.parameters() if one.requires_grad]
+        self._hooks = _hooked(module, settings)
+        self._module, self._num_sums, self._is_due = module, 0, True
+
+    def add(self, losses: RowLosses, rows: Tensor, total: list[Tensor]) -> Tensor:
+        """Add the clipped gradients of some rows to a total, one tensor a parameter; return the rows' losses.
+
+        Args:
+            losses: Runs the model.
+            rows: Their numbers.
+            total: As `zeros` gives it.
+
+        Raises:
+            ConfigError: Norms are not those of single rows.
+        """
+        if self._is_due and len(rows):
+            self._check(losses, rows)
+        found, norms = self._run(losses, rows, total)
+        if not bool(norms.isfinite().all()):
+            # once more without those: what they touch is not finite either
+            kept = rows[norms.isfinite()]
+            if len(kept) == len(rows):
+                raise TrainingError("privacy: norms are not finite for rows that have finite ones")
+            return self.add(losses, kept, total) if len(kept) else found[:0]
+        return found
+
+    def zeros(self) -> list[Tensor]:
+        """Return a total of nothing."""
+        return [torch.zeros_like(one) for one in self._parameters]
+
+    def settle(self, total: list[Tensor]) -> None:
+        """Put a total into the parameters' gradients."""
+        for parameter, gradient in zip(self._parameters, total, strict=True):
+            parameter.grad = gradient
+        self._num_sums += 1
+        # the gradient of a low-rank adapter's first matrix is zero until its second one has moved
+        self._is_due = self._num_sums < _CHECKED_SUMS
+
+    def _run(self, losses: RowLosses, rows: Tensor, total: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Return losses and norms; add to the total where all norms are finite."""
+        run = self._by_ghost if self._ghost else self._by_hooks
+        try:
+            return run(losses, rows, total)
+        finally:
+            for parameter in self._parameters:
+                parameter.grad = None
+                parameter.grad_sample = None  # type: ignore[attr-defined]
+
+    def _by_hooks(self, losses: RowLosses, rows: Tensor, total: list[Tensor]) -> tuple[Tensor, Tensor]:
+        found = losses(rows)
+        _backward(found.sum())
+        gradients = [one.grad_sample for one in self._parameters]  # type: ignore[attr-defined]
+        for gradient in gradients:
+            _check_rows(gradient, len(rows))
+        norms = torch.stack([one.flatten(1).norm(dim=1) for one in gradients]).norm(dim=0)
+        if bool(norms.isfinite().all()):
+            for place, gradient in zip(total, gradients, strict=True):
+                place.add_(torch.einsum("r,r...->...", self._weights(norms), gradient))
+        return found.detach(), norms
+
+    def _by_ghost(self, losses: RowLosses, rows: Tensor, total: list[Tensor]) -> tuple[Tensor, Tensor]:
+        found = losses(rows)
+        _backward(found.sum(), again=True)
+        parts = [one._norm_sample for one in self._parameters]  # type: ignore[attr-defined]
+        for part in parts:
+            _check_rows(part, len(rows))
+        norms = torch.stack(parts).norm(dim=0)
+        if bool(norms.isfinite().all()):
+            for parameter in self._parameters:
+                parameter.grad = None
+            self._hooks.disable_hooks()
+            _backward((self._weights(norms) * found).sum())
+            self._hooks.enable_hooks()
+            for place, parameter in zip(total, self._parameters, strict=True):
+                if parameter.grad is not None:
+                    place.add_(parameter.grad)
+        return found.detach(), norms
+
+    def _weights(self, norms: Tensor) -> Tensor:
+        return (self._clip / (norms + 1e-6)).clamp(max=1.0)
+
+    def _check(self, losses: RowLosses, rows: Tensor) -> None:
+        """Compare norms with those of single rows that are run without hooks, and nothing dropped."""
+        drops = [one for one in self._module.modules() if isinstance(one, nn.Dropout) and one.training]
+        for one in drops:
+            one.eval()
+        try:
+            _, norms = self._run(losses, rows[:2], self.zeros())
+        except (NotImplementedError, ValueError, AttributeError, IndexError, RuntimeError) as exc:
+            raise _not_told_apart(printable(str(exc), _LONG)) from exc
+        self._hooks.disable_hooks()
+        for number, norm in zip(rows[:2], norms, strict=True):
+            found = losses(number[None])
+            with _quiet():
+                given = torch.autograd.grad(found.sum(), self._parameters, allow_unused=True)
+            alone = torch.stack([one.norm() for one in given if one is not None]).norm()
+            if bool(alone.isfinite()) and abs(float(norm - alone)) > _TOLERANCE * float(alone) + 1e-9:
+                raise _not_told_apart(f"a row has the norm {float(norm):.6g}, and {float(alone):.6g} when it is alone")
+        self._hooks.enable_hooks()
+        for one in drops:
+            one.train()
+        self._is_due = False
+
+
+def _hooked(module: nn.Module, settings: PrivacyConfig) -> Any:
+    try:
+        from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping  # noqa: PLC0415
+    except ImportError as exc:
+        raise ConfigError(
+            "[privacy] needs opacus, which is not installed; install phalanx-train[dp], or remove the section"
+        ) from exc
+    kind: Callable[..., Any] = (
+        GradSampleModuleFastGradientClipping if settings.clipping == "ghost" else GradSampleModule
+    )
+    try:
+        return kind(module, batch_first=True, loss_reduction="sum", strict=True)
+    except NotImplementedError as exc:
+        raise ConfigError(f"privacy: Opacus cannot hook this model ({exc}); train an adapter alone") from exc
+
+
+def _backward(loss: Tensor, *, again: bool = False) -> None:
+    with _quiet():
+        loss.backward(retain_graph=again)  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Say nothing of hooks on layers that take ids: those have no gradients."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Full backward hook is firing")
+        yield
+
+
+def _check_rows(found: Any, rows: int) -> None:
+    if not isinstance(found, Tensor) or len(found) != rows:
+        raise _not_told_apart("a layer is used several times, or is not called with a row for each row")
+
+
+def _not_told_apart(why: str) -> ConfigError:
+    return ConfigError(
+        f"privacy: gradients of single rows of this model cannot be told apart ({why}); take privacy.clipping = "
+        '"hooks", or model.adapter.kind = "lora"'
+    )

@@ -1,0 +1,236 @@
+"""Encrypting values, adding ciphertexts, opening a sum: integers of BFV, so a sum is exact.
+
+Each ciphertext has 4095 values and a one in its last slot. The ones of a sum must be as many as its clients, in every
+ciphertext of it: another key, an altered ciphertext, or too much noise give other numbers there.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, ValidationError
+
+from phalanx.config import StrictModel, canonical_json
+from phalanx.errors import AggregationError
+from phalanx.security.aggregate import LEAST_CONTRIBUTORS, SumRefusal, Values
+from phalanx.security.crypto import digest_hex, in_domain
+from phalanx.security.homomorphic.key import MODULUS, RING, SumKey, context_of, tenseal
+
+_SLOTS = RING - 1
+_MOST_CLIENTS = 100
+_MOST_HEADER, _MOST_BLOCK = 2**16, 2**18
+_LENGTH_BYTES, _LONGEST_SIZE = 4, 8
+
+
+@dataclass(frozen=True)
+class HomomorphicTerms:
+    """The terms of one sum, which every ciphertext is bound to by name; clients sign what they send elsewhere.
+
+    Attributes:
+        run: Name of the run.
+        round: Its number.
+        key: Digest of the public key.
+        clients: All that may be in the sum, by name.
+        minimum: Clients that a sum has at least.
+        length: Values of each.
+        clip: Bound of the Euclidean norm of a client's values.
+
+    Raises:
+        AggregationError: They are not possible.
+    """
+
+    run: str
+    round: int
+    key: str
+    clients: tuple[str, ...]
+    minimum: int
+    length: int
+    clip: float
+
+    def __post_init__(self) -> None:
+        if list(self.clients) != sorted(set(self.clients)) or len(self.clients) > _MOST_CLIENTS:
+            raise AggregationError(
+                SumRefusal.FOREIGN_TERMS, f"clients: expected each name once, in order, at most {_MOST_CLIENTS}"
+            )
+        if not LEAST_CONTRIBUTORS <= self.minimum <= len(self.clients):
+            raise AggregationError(
+                SumRefusal.SMALL_COHORT,
+                f"minimum = {self.minimum} of {len(self.clients)} clients, expected {LEAST_CONTRIBUTORS} at least",
+            )
+        if self.length < 1 or not 0 < self.clip < math.inf:
+            raise AggregationError(SumRefusal.FOREIGN_TERMS, "length and clip: expected positive numbers")
+
+    @property
+    def levels(self) -> int:
+        """The largest integer that a value becomes: all clients' together stay within half of the modulus."""
+        return (MODULUS // 2) // len(self.clients)
+
+    @property
+    def digest(self) -> str:
+        """BLAKE3 over all of them."""
+        return digest_hex(
+            in_domain("homomorphic-terms/1", canonical_json({**asdict(self), "clients": [*self.clients]}))
+        )
+
+    @property
+    def blocks(self) -> int:
+        """Ciphertexts of one client."""
+        return -(-self.length // _SLOTS)
+
+
+@dataclass(frozen=True)
+class EncryptedSum:
+    """What a sum says once it is open.
+
+    Attributes:
+        clients: Those in it.
+        total: The exact sum of their integers, int64 ``[length]``.
+        mean: The mean of their values, float32 ``[length]``.
+    """
+
+    clients: tuple[str, ...]
+    total: NDArray[np.int64]
+    mean: NDArray[np.float32]
+
+
+def encrypt(public: bytes, terms: HomomorphicTerms, name: str, values: Values) -> bytes:
+    """Return one client's values, clipped, rounded and encrypted.
+
+    Args:
+        public: The key.
+        terms: Of the sum.
+        name: Of the client.
+        values: ``[length]``, finite.
+
+    Raises:
+        AggregationError: Key or values are not those of the terms.
+    """
+    context = _context(public, terms, secret=False)
+    if values.shape != (terms.length,) or values.dtype not in (np.float32, np.float64) or not np.isfinite(values).all():
+        raise AggregationError(
+            SumRefusal.BAD_INPUT, f"values: {values.dtype}{list(values.shape)}, expected {terms.length} finite ones"
+        )
+    if name not in terms.clients:
+        raise AggregationError(SumRefusal.FOREIGN_PARTY, f"{name}: is not in the terms")
+    norm = float(np.linalg.norm(values.astype(np.float64)))
+    scale = min(1.0, terms.clip / norm if norm else 1.0) * terms.levels / terms.clip
+    whole = np.clip(np.rint(values.astype(np.float64) * scale), -terms.levels, terms.levels).astype(np.int64)
+    blocks = []
+    for start in range(0, terms.length, _SLOTS):
+        part = np.zeros(RING, np.int64)
+        part[: len(whole[start : start + _SLOTS])] = whole[start : start + _SLOTS]
+        part[_SLOTS] = 1
+        blocks.append(tenseal().bfv_vector(context, part.tolist()).serialize())
+    return _packed(terms, (name,), blocks)
+
+
+def add_up(public: bytes, terms: HomomorphicTerms, parts: Sequence[bytes]) -> bytes:
+    """Return the encrypted sum of what clients sent; the server needs no secret.
+
+    Args:
+        public: The key.
+        terms: Of the sum.
+        parts: Of `encrypt`, one a client.
+
+    Raises:
+        AggregationError: One is malformed, of other terms, or there twice; or they are too few.
+    """
+    context = _context(public, terms, secret=False)
+    names: list[str] = []
+    totals: list[Any] = []
+    for part in parts:
+        said, blocks = _unpacked(terms, part)
+        vectors = [_vector(context, block) for block in blocks]
+        names += said
+        totals = vectors if not totals else [one.add_(other) for one, other in zip(totals, vectors, strict=True)]
+    _check_names(terms, names)
+    return _packed(terms, tuple(sorted(names)), [one.serialize() for one in totals])
+
+
+def decrypt_sum(key: SumKey, terms: HomomorphicTerms, total: bytes) -> EncryptedSum:
+    """Open a sum.
+
+    Args:
+        key: Whole.
+        terms: Of the sum.
+        total: Of `add_up`.
+
+    Raises:
+        AggregationError: The sum is of too few clients, of another key or of other terms, or was altered.
+
+    Guarantees:
+        What is returned is a sum of so many ciphertexts as it names clients. That they are those clients' the server
+        alone says: a server that puts one client's ciphertext three times into a sum is not found out here.
+    """
+    context = _context(key.secret, terms, secret=True, public=key.public)
+    names, blocks = _unpacked(terms, total)
+    _check_names(terms, list(names))
+    opened = np.array([_vector(context, block).decrypt() for block in blocks], np.int64)
+    if opened.shape != (terms.blocks, RING) or (opened[:, _SLOTS] != len(names)).any():
+        raise AggregationError(
+            SumRefusal.BAD_INPUT,
+            f"sum: does not open to {len(names)} clients' values; it is of another key, or altered",
+        )
+    whole = opened[:, :_SLOTS].reshape(-1)[: terms.length]
+    step = terms.clip / terms.levels
+    return EncryptedSum(tuple(names), whole, (whole * (step / len(names))).astype(np.float32))
+
+
+def _context(data: bytes, terms: HomomorphicTerms, *, secret: bool, public: bytes | None = None) -> Any:
+    found = digest_hex(data if public is None else public)
+    if found != terms.key:
+        raise AggregationError(SumRefusal.FOREIGN_TERMS, f"key: is {found[:16]}, the terms say {terms.key[:16]}")
+    return context_of(data, secret=secret)
+
+
+def _check_names(terms: HomomorphicTerms, names: Sequence[str]) -> None:
+    if len(set(names)) != len(names) or not set(names) <= set(terms.clients):
+        raise AggregationError(SumRefusal.FOREIGN_PARTY, "sum: a client is there twice, or is not in the terms")
+    if len(names) < terms.minimum:
+        raise AggregationError(SumRefusal.TOO_FEW, f"sum: {len(names)} clients, expected {terms.minimum} at least")
+
+
+def _vector(context: Any, block: bytes) -> Any:
+    try:
+        vector = tenseal().bfv_vector_from(context, block)
+        size = vector.size()
+    except (ValueError, RuntimeError, TypeError) as exc:
+        raise AggregationError(SumRefusal.MALFORMED, "ciphertext: cannot be read with this key") from exc
+    if size != RING:
+        raise AggregationError(SumRefusal.MALFORMED, f"ciphertext: {size} slots, expected {RING}")
+    return vector
+
+
+def _packed(terms: HomomorphicTerms, names: Sequence[str], blocks: Sequence[bytes]) -> bytes:
+    header = canonical_json({"terms": terms.digest, "clients": list(names), "sizes": [len(one) for one in blocks]})
+    return len(header).to_bytes(_LENGTH_BYTES, "big") + header + b"".join(blocks)
+
+
+def _unpacked(terms: HomomorphicTerms, data: bytes) -> tuple[tuple[str, ...], list[bytes]]:
+    """Return names and ciphertexts; every size is checked before it is used."""
+    length = int.from_bytes(data[:_LENGTH_BYTES], "big")
+    if length > _MOST_HEADER + _LONGEST_SIZE * terms.blocks:
+        raise AggregationError(SumRefusal.MALFORMED, f"encrypted values: a header of {length} bytes")
+    try:
+        header = _Header.model_validate_json(data[_LENGTH_BYTES : _LENGTH_BYTES + length])
+    except ValidationError as exc:
+        raise AggregationError(SumRefusal.MALFORMED, "encrypted values: the header is malformed") from exc
+    sizes, at = header.sizes, _LENGTH_BYTES + length
+    if len(sizes) != terms.blocks or len(data) != at + sum(sizes):
+        raise AggregationError(
+            SumRefusal.MALFORMED, f"encrypted values: {len(data)} bytes, expected {at + sum(sizes)} in {terms.blocks}"
+        )
+    if header.terms != terms.digest:
+        raise AggregationError(SumRefusal.FOREIGN_TERMS, "encrypted values: are of other terms")
+    edges = np.cumsum([at, *sizes]).tolist()
+    return header.clients, [data[start:end] for start, end in itertools.pairwise(edges)]
+
+
+class _Header(StrictModel):
+    terms: str
+    clients: tuple[str, ...]
+    sizes: tuple[Annotated[int, Field(ge=1, le=_MOST_BLOCK)], ...]

@@ -1,0 +1,37 @@
+"""Differential privacy: what steps spend of a budget, and noise that is not to be foreseen. Loads no torch.
+
+PrivacyConfig            the section [privacy] of a run file
+PoissonGaussian          the mechanism of a run's steps, and what so many of them spend
+BudgetLedger             the charges of a run, a line of its audit log each
+poisson_sample           the rows of one step, by a secret key
+gaussian_noise           real noise from a cryptographic stream
+discrete_gaussian        integer noise of the exact distribution
+NoisySum                 the noise that clients of a secure sum bring
+
+What the guarantee covers, against which adversary, and what it does not: docs/privacy.md.
+"""
+
+from phalanx.security.privacy.accountant import PoissonGaussian, check_rate, noise_for
+from phalanx.security.privacy.config import PrivacyConfig
+from phalanx.security.privacy.discrete import discrete_gaussian
+from phalanx.security.privacy.distributed import NoisySum
+from phalanx.security.privacy.ledger import CHARGED, TERMS, BudgetLedger, PastCharges
+from phalanx.security.privacy.noise import SEED_BYTES, SecureStream, gaussian_noise
+from phalanx.security.privacy.sampling import poisson_sample
+
+__all__ = [
+    "CHARGED",
+    "SEED_BYTES",
+    "TERMS",
+    "BudgetLedger",
+    "NoisySum",
+    "PastCharges",
+    "PoissonGaussian",
+    "PrivacyConfig",
+    "SecureStream",
+    "check_rate",
+    "discrete_gaussian",
+    "gaussian_noise",
+    "noise_for",
+    "poisson_sample",
+]

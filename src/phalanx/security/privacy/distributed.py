@@ -1,0 +1,109 @@
+"""Noise that the clients of a secure sum bring themselves, so that its server never sees a sum without it.
+
+Every client adds its share of the noise to its rounded values, before its masks. What a sum then tells of any one
+client (all of its data together) is bounded against the server and the clients that collude with it, for their shares
+of the noise are not counted.
+"""
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phalanx.errors import ConfigError
+from phalanx.security.aggregate import RingEncoding, most_colluding
+from phalanx.security.privacy.discrete import discrete_gaussian
+
+_TAIL = 12
+"""Standard deviations of a sum's noise that fit into the ring beside all values; beyond is a chance of 10^-32."""
+_MOST_NOISE = 1000.0
+
+
+@dataclass(frozen=True)
+class NoisySum:
+    """A sum with noise, as all its clients know it.
+
+    Attributes:
+        clients: Of the cohort.
+        minimum: Clients that a sum has at least.
+        length: Values of a client.
+        noise_multiplier: Standard deviation of the noise of the honest clients together, over the bound of one
+            client's values.
+
+    Raises:
+        ConfigError: No client is sure to be honest, or there is no noise, or too much.
+
+    Guarantees:
+        With `rounds` sums, an adversary that sees all of them, and the inputs and noise of all clients that may
+        collude, learns of any other client no more than `epsilon` says: concentrated differential privacy, where one
+        client's values are replaced by zeros.
+
+    Source: Kairouz, Liu and Steinke 2021, theorem 1; Canonne, Kamath and Steinke 2020, proposition 7.
+    """
+
+    clients: int
+    minimum: int
+    length: int
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        if self.honest < 1:
+            raise ConfigError(
+                f"a sum of {self.minimum} clients, {most_colluding(self.clients)} of which may collude, has no noise "
+                "of an honest one; raise the minimum"
+            )
+        if not 0 < self.noise_multiplier <= _MOST_NOISE:
+            raise ConfigError(
+                f"noise_multiplier = {self.noise_multiplier}: expected more than 0, {_MOST_NOISE:g} at most"
+            )
+
+    @property
+    def max_weight(self) -> int:
+        """`max_weight` of the terms of the sum, of which every client has the weight 1: the rest is for the noise."""
+        deviations = _TAIL * self.noise_multiplier * math.sqrt(self.clients / self.honest)
+        return 2 + math.ceil(deviations / self.clients)
+
+    @property
+    def encoding(self) -> RingEncoding:
+        """How values become integers; the clip does not matter for counting."""
+        return RingEncoding(self.clients, 1.0, self.max_weight)
+
+    @property
+    def honest(self) -> int:
+        """Clients that bring noise which no adversary knows, at least."""
+        return self.minimum - most_colluding(self.clients)
+
+    @property
+    def bound(self) -> float:
+        """Norm of a client's integers at most: rounding moves each by less than one."""
+        return self.encoding.levels + math.sqrt(self.length)
+
+    @property
+    def share(self) -> Fraction:
+        """The parameter sigma^2 of one client's noise."""
+        return Fraction(math.ceil((self.noise_multiplier * self.bound) ** 2 / self.honest))
+
+    def concentrated(self, rounds: int) -> float:
+        """Return the rho of zero-concentrated privacy of so many sums."""
+        # sums of discrete Gaussians are not quite discrete Gaussian
+        variance = float(self.share)
+        away = 10 * sum(math.exp(-2 * math.pi**2 * variance * k / (k + 1)) for k in range(1, self.honest))
+        ratio = self.bound / math.sqrt(self.honest * variance)
+        spent = min(math.sqrt(ratio**2 + away * self.length / 2), ratio + away * math.sqrt(self.length))
+        return rounds * spent**2 / 2
+
+    def epsilon(self, rounds: int, delta: float) -> float:
+        """Return the epsilon of so many sums at a delta."""
+        rho = self.concentrated(rounds)
+        orders = 1 + np.exp(np.linspace(-6, 12, 4000))
+        # proposition 7, solved for epsilon at each order; the least one holds
+        found = orders * rho + (math.log(1 / delta) + (orders - 1) * np.log1p(-1 / orders) - np.log(orders)) / (
+            orders - 1
+        )
+        return max(0.0, float(found.min()))
+
+    def draw(self) -> NDArray[np.int64]:
+        """Draw one client's share of the noise; for one sum alone."""
+        return discrete_gaussian(self.length, self.share)

@@ -1,0 +1,146 @@
+"""The budget ledger of a run: one signed line of its audit log for every batch that is drawn.
+
+A batch is charged before it is drawn, and whatever becomes of it: a step that is done again after a crash draws another
+sample, gets other noise, and is charged again. Lines of the log cannot be taken back unseen, so neither can charges.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from phalanx.errors import AuditLogError, ConfigError, PrivacyBudgetError
+from phalanx.security.audit import AuditLog
+from phalanx.security.privacy.accountant import PoissonGaussian
+
+TERMS = "privacy_terms"
+"""Kind of the line that says what every charge is for; a run has one."""
+CHARGED = "privacy_charged"
+"""Kind of the line of one charge."""
+_GROWTH = 1.25
+
+
+@dataclass
+class PastCharges:
+    """The charges that a verified log tells.
+
+    Attributes:
+        terms: What each of them is for; None where the run has none yet.
+        count: How many there are.
+    """
+
+    terms: dict[str, Any] | None = None
+    count: int = 0
+
+    def take(self, kind: str, body: dict[str, Any]) -> None:
+        """Take one line, in the order of the log.
+
+        Raises:
+            AuditLogError: A charge is not the next one, or the terms of the run were written twice.
+        """
+        if kind == TERMS:
+            if self.terms is not None:
+                raise AuditLogError("audit log: the privacy terms of the run stand there twice")
+            self.terms = body
+        elif kind == CHARGED:
+            if self.terms is None or body.get("number") != self.count:
+                raise AuditLogError(
+                    f"audit log: charge {body.get('number')} of the privacy budget, expected {self.count} after the "
+                    "run's terms"
+                )
+            self.count += 1
+
+
+@dataclass
+class BudgetLedger:
+    """The privacy budget of one run, of which every batch takes its part.
+
+    Args:
+        log: Of the run, open.
+        step: The mechanism of every step.
+        epsilon: What may be spent.
+        delta: The chance that the bound does not hold.
+        terms: What else the first line says: how rows are drawn and what one is.
+        past: What the log tells of earlier sessions.
+        session: Charges of this session at most.
+
+    Raises:
+        ConfigError: Earlier sessions had other terms.
+
+    Guarantees:
+        No number is given out twice, through crashes and restarts. `epsilon_spent` is at least what all charged steps
+        have spent together, and at most `epsilon`.
+    """
+
+    log: AuditLog
+    step: PoissonGaussian
+    epsilon: float
+    delta: float
+    terms: dict[str, Any]
+    past: PastCharges
+    session: int
+    _known: tuple[int, float] = field(default=(0, 0.0), init=False)
+
+    def __post_init__(self) -> None:
+        """Compute how much can be paid, and compare the terms with those of earlier sessions."""
+        self.affordable = self.step.affordable(self.epsilon, self.delta, self.past.count + self.session)
+        self.terms = {
+            **self.terms,
+            "noise_multiplier": self.step.noise_multiplier,
+            "rate": self.step.rate,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+        }
+        for key, value in self.terms.items() if self.past.terms is not None else ():
+            if (found := (self.past.terms or {}).get(key)) != value:
+                raise ConfigError(
+                    f"[privacy]: {key} is {value}, earlier steps of this run were charged for {found}; "
+                    "take back what was changed, or begin another run"
+                )
+
+    def charge(self) -> int:
+        """Charge one batch, and return the number of the charge; no other batch of the run has it.
+
+        Raises:
+            PrivacyBudgetError: The budget does not pay for another one.
+            DiskError: The charge cannot be written; then nothing may be drawn.
+        """
+        if self.is_spent:
+            raise PrivacyBudgetError(
+                f"privacy: {self.charges} steps have spent epsilon {self.epsilon_spent:.3f} of {self.epsilon}, and "
+                "another one would spend more; the run has to end here"
+            )
+        if self.past.terms is None:
+            self._write(TERMS, self.terms)
+        number = self.past.count
+        self._write(CHARGED, {"number": number})
+        return number
+
+    @property
+    def charges(self) -> int:
+        """How many batches were charged."""
+        return self.past.count
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether the budget does not pay for another batch."""
+        return self.charges >= self.affordable
+
+    @property
+    def epsilon_spent(self) -> float:
+        """The epsilon that all charges have spent."""
+        return self.step.epsilon(self.charges, self.delta)
+
+    @property
+    def epsilon_at_most(self) -> float:
+        """A bound of `epsilon_spent` that is quickly told: of the charges, rounded up by a quarter at most."""
+        if self.charges > self._known[0]:
+            steps = min(self.affordable, int(self.charges * _GROWTH) + 1)
+            self._known = (steps, self.step.epsilon(steps, self.delta))
+        return self._known[1]
+
+    def told(self) -> dict[str, Any]:
+        """Return what summary and report say."""
+        return {**self.terms, "charges": self.charges, "epsilon_spent": self.epsilon_spent}
+
+    def _write(self, kind: str, body: dict[str, Any]) -> None:
+        self.log.append(kind, body)
+        self.past.take(kind, body)

@@ -1,0 +1,181 @@
+"""The batches of a run with ``[privacy]``: no batch is drawn that was not charged to the budget first."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from phalanx.data import IGNORE, Batch, BatchLoader, Corpus
+from phalanx.errors import CheckpointError, ConfigError
+from phalanx.security.audit import AuditLog
+from phalanx.security.crypto import make_private_directory, read_private, write_private
+from phalanx.security.privacy import (
+    SEED_BYTES,
+    BudgetLedger,
+    PastCharges,
+    PoissonGaussian,
+    check_rate,
+    noise_for,
+    poisson_sample,
+)
+from phalanx.train.config import RunConfig
+
+
+class PoissonLoader:
+    """Training batches of which each row is drawn by itself; a batch has another number of rows each time.
+
+    Rows without targets fill a batch up, so that ranks and microbatches have equally many.
+
+    Args:
+        corpus: Where rows come from.
+        batch_size: Rows of a batch in the mean.
+        multiple: Of which the number of rows is a multiple.
+        key: Secret; with the number of the charge it decides the rows.
+        ledger: Charged for each batch.
+
+    Raises:
+        ConfigError: The corpus is a mixture.
+
+    Guarantees:
+        Each batch is charged before its rows are known, and its number never comes again: the batch of a step that is
+        done again after a crash is another one.
+    """
+
+    def __init__(self, corpus: Corpus, batch_size: int, multiple: int, key: bytes, ledger: BudgetLedger) -> None:
+        if corpus.order(0, batch_size).is_mixed:
+            raise ConfigError(
+                "[privacy] has no mixtures: every row must have the same chance to be drawn; use one group"
+            )
+        self._corpus, self._batch_size, self._multiple = corpus, batch_size, multiple
+        self._key, self._ledger = key, ledger
+
+    @property
+    def corpus_digest(self) -> str:
+        """SHA-256 in hex of all that batches are drawn from."""
+        return self._corpus.digest
+
+    def next(self) -> Batch:
+        """Charge and draw the next batch.
+
+        Raises:
+            PrivacyBudgetError: The budget is spent.
+        """
+        number, rows = self._ledger.charge(), self._corpus.num_train_sequences
+        drawn = poisson_sample(self._key, number, rows, self._batch_size).tolist()
+        missing = -len(drawn) % self._multiple if drawn else self._multiple
+        batch = self._corpus.train_batch([*drawn, *[0] * missing])
+        labels = batch.labels.clone()
+        labels[len(drawn) :] = IGNORE
+        return replace(batch, labels=labels, figures=charged_figures(self._ledger))
+
+    def state(self) -> dict[str, Any]:
+        """What identifies the rows; which ones come next the ledger decides."""
+        return {"corpus_digest": self._corpus.digest, "sampling": "poisson"}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Compare a state with this run's.
+
+        Raises:
+            CheckpointError: It is of other rows, or of rows that were drawn otherwise.
+        """
+        if dict(state) != self.state():
+            raise CheckpointError(
+                f"loader state: {dict(state)!s:.200}, expected {self.state()}; resume with the data and the [privacy] "
+                "of the run that was saved"
+            )
+
+
+class ChargedLoader(BatchLoader):
+    """Batches in the loader's public order, each of which is charged as if every row were in it."""
+
+    def __init__(self, corpus: Corpus, batch_size: int, seed: int, ledger: BudgetLedger) -> None:
+        super().__init__(corpus, batch_size, seed)
+        self._ledger = ledger
+
+    def next(self) -> Batch:
+        """Charge and draw the next batch.
+
+        Raises:
+            PrivacyBudgetError: The budget is spent.
+        """
+        self._ledger.charge()
+        return replace(super().next(), figures=charged_figures(self._ledger))
+
+
+def charged_figures(ledger: BudgetLedger) -> dict[str, float]:
+    """Return what the metrics of a step say of the budget: an upper bound of what is spent."""
+    return {"epsilon": ledger.epsilon_at_most}
+
+
+@dataclass(frozen=True)
+class PrivateBatches:
+    """The batches of a run with ``[privacy]``, and what they are charged to."""
+
+    loader: PoissonLoader | ChargedLoader
+    ledger: BudgetLedger
+
+
+def private_batches(
+    run: RunConfig, corpus: object, log: AuditLog, past: PastCharges, secrets: Path
+) -> PrivateBatches | None:
+    """Return the loader of a run and its budget; None for a run without ``[privacy]``.
+
+    Args:
+        run: The run file.
+        corpus: Where its rows come from.
+        log: Its audit log.
+        past: What the log tells of earlier sessions.
+        secrets: Directory of the owner's secrets.
+
+    Raises:
+        ConfigError: The budget pays for no step, or rows cannot be drawn as it assumes.
+        CertificateError: The key of the draw cannot be made, or others may have read it.
+    """
+    wanted, train = run.privacy, run.train
+    if wanted is None:
+        return None
+    if not isinstance(corpus, Corpus):
+        raise ConfigError("[privacy] draws single rows, and this run has others; remove one")
+    share = check_rate(corpus.num_train_sequences, train.batch_size, wanted.delta)
+    rate = share if wanted.sampling == "poisson" else 1.0
+    noise = wanted.noise_multiplier
+    if past.terms is not None and noise is None:
+        # a longer run goes on with the noise that it had, until the budget is spent
+        noise = float(past.terms["noise_multiplier"])
+    noise = noise or noise_for(wanted.epsilon, wanted.delta, rate, train.steps)
+    terms = {
+        "example": "one training row",
+        "neighbours": "a row is left out",
+        "sampling": wanted.sampling,
+        "clip_norm": wanted.clip_norm,
+        "rows": corpus.num_train_sequences,
+        "corpus": corpus.digest,
+    }
+    step = PoissonGaussian(noise, rate)
+    # a step that fails draws another batch
+    session = train.steps * (1 + train.max_failed_batches) + 1
+    ledger = BudgetLedger(log, step, wanted.epsilon, wanted.delta, terms, past, session)
+    if not ledger.affordable:
+        raise ConfigError(
+            f"privacy.epsilon = {wanted.epsilon} does not pay for one step with noise_multiplier = {noise:g}; raise one"
+        )
+    if wanted.sampling == "order":
+        return PrivateBatches(ChargedLoader(corpus, train.batch_size, train.seed, ledger), ledger)
+    parts = train.microbatches * (1 if run.parallel is None else run.parallel.dp)
+    return PrivateBatches(PoissonLoader(corpus, train.batch_size, parts, _sampling_key(secrets), ledger), ledger)
+
+
+def _sampling_key(secrets: Path) -> bytes:
+    """Return the key that decides the draws of all sessions of a run, made where there is none.
+
+    A key that was lost is made anew: charges so far stay charges, and later draws are as independent of them.
+    """
+    path = secrets / "sampling.key"
+    if not path.exists():
+        make_private_directory(secrets)
+        write_private(path, os.urandom(SEED_BYTES))
+    key = read_private(path)
+    if len(key) != SEED_BYTES:
+        raise CheckpointError(f"{path}: has {len(key)} bytes, expected {SEED_BYTES}; remove it, and another is made")
+    return key

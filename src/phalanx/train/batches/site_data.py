@@ -1,0 +1,114 @@
+"""The texts of the sites of federated rounds: shared out as a run file says, or each site's own files."""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from phalanx.data import Batch, BatchLoader, Corpus, prepare
+from phalanx.data.loader import HeldOut
+from phalanx.errors import ConfigError
+from phalanx.federated.config import FederatedConfig
+from phalanx.federated.site_trainer import SiteData, WholeModel
+from phalanx.models import ModelSource
+from phalanx.models.layout import check_vocabulary
+from phalanx.train.batches.labelled import LabelledTexts, prepare_labelled
+from phalanx.train.config import RunConfig
+
+_HELD_OUT_ROWS = 8
+"""At once."""
+
+
+def section_of(run: RunConfig) -> FederatedConfig:
+    """The section ``[federated]`` of a run that has one.
+
+    Raises:
+        ConfigError: It has none.
+    """
+    if run.federated is None:
+        raise ConfigError("federated: the run file has no such section")
+    return run.federated
+
+
+def whole_model(run: RunConfig, source: ModelSource, num_classes: int) -> WholeModel:
+    """Load the model of a run, with what its sites train of it."""
+    return WholeModel(
+        source,
+        run.model,
+        run.train.seed,
+        run.train.objective_kind,
+        num_classes,
+        frozen_a=section_of(run).exchange == "frozen_a",
+    )
+
+
+class SharedTexts:
+    """All texts of a run, and the share of each site.
+
+    Args:
+        run: With ``[federated]``.
+        source: The model.
+        cache: Where prepared text is kept.
+        say: Told of phase and documents while text is prepared.
+
+    Attributes:
+        labelled: Of a classification; None of anything else.
+        held_out: What the owner measures on.
+        vocabulary: Digest of it.
+    """
+
+    def __init__(self, run: RunConfig, source: ModelSource, cache: Path, say: Callable[[str, int], None]) -> None:
+        self._run, self._sites = run, section_of(run).sites
+        self.labelled: LabelledTexts | None = None
+        self.corpus: Corpus | None = None
+        seed = run.train.seed
+        if run.data.labelled is not None:
+            self.labelled = prepare_labelled(run.data, self._sites, seed, source.tokenizer_path)
+            check_vocabulary(self.labelled.vocab_size, source.vocab_size)
+        else:
+            self.corpus = prepare(run.data, cache, seed, source.tokenizer_path, say)
+            check_vocabulary(self.corpus.vocab_size, source.vocab_size)
+
+    @property
+    def num_classes(self) -> int:
+        """Of a classification; 0 of anything else."""
+        return 0 if self.labelled is None else len(self.labelled.classes)
+
+    @property
+    def held_out(self) -> HeldOut:
+        """What the owner measures on."""
+        found = self.corpus if self.labelled is None else self.labelled
+        if found is None:
+            raise ConfigError("data: there is no text")
+        return found
+
+    def of(self, site: str) -> SiteData:
+        """Return the share of one site.
+
+        Raises:
+            ConfigError: It would have no text.
+        """
+        number, size, seed = self._sites.index(site), self._run.train.batch_size, self._run.train.seed
+        rows = [row for row in range(self.held_out.num_validation_sequences) if self._is_of(row, site, number)]
+        held_out = _OwnRows(self.held_out, rows)
+        if self.labelled is not None:
+            own = self.labelled.clients[site]
+            return SiteData(site, BatchLoader(own, size, seed), own.num_train_sequences, held_out)
+        if self.corpus is None:
+            raise ConfigError("data: there is no text")
+        share = (number, len(self._sites))
+        loader = BatchLoader(self.corpus, size, seed, share)
+        return SiteData(site, loader, len(range(number, self.corpus.num_train_sequences, len(self._sites))), held_out)
+
+    def _is_of(self, row: int, site: str, number: int) -> bool:
+        holders = () if self.labelled is None else self.labelled.holders
+        return holders[row] == site if holders else row % len(self._sites) == number
+
+
+class _OwnRows:
+    """The held-out rows of one site, some at once."""
+
+    def __init__(self, held_out: HeldOut, rows: Sequence[int]) -> None:
+        self._held_out, self._rows = held_out, rows
+
+    def __call__(self) -> Iterable[Batch]:
+        for at in range(0, len(self._rows), _HELD_OUT_ROWS):
+            yield self._held_out.validation_batch(self._rows[at : at + _HELD_OUT_ROWS])

@@ -1,0 +1,152 @@
+"""The loop's Engine over the sites of federated rounds: one step is one round."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from phalanx.checkpoint import Checkpoint, Shard
+from phalanx.data import Batch
+from phalanx.engine import StepInputs, StepResult
+from phalanx.errors import CheckpointError
+from phalanx.federated.algorithms import Named
+from phalanx.federated.local import SiteScores
+from phalanx.federated.rounds.coordinator import RoundCoordinator
+from phalanx.federated.rounds.record import RoundRecord
+from phalanx.federated.site_trainer import WholeModel
+from phalanx.telemetry import MetricsFile
+from phalanx.train.batches.scores import Scores, Validation, loss_of
+from phalanx.train.batches.validation import perplexity_of
+
+_WEIGHT = "weight/"
+
+
+class RoundRecorder(Protocol):
+    """What takes events of rounds, and what the metrics of a step are to say."""
+
+    figures: Mapping[str, float]
+
+    def observe(self, kind: str, body: dict[str, object]) -> None:
+        """Write an event to the audit log and say what a person wants to know."""
+        ...
+
+
+class FederatedEngine:
+    """The loop's engine over sites.
+
+    Args:
+        coordinator: Has the weights.
+        model: The owner's, to measure with.
+        rate: Learning rate of a round, from 0.
+        rounds: One line a round: what it came to, site by site.
+        recorder: Takes events, and what the metrics are to say of a round.
+    """
+
+    def __init__(
+        self,
+        coordinator: RoundCoordinator,
+        model: WholeModel,
+        rate: Callable[[int], float],
+        rounds: MetricsFile,
+        recorder: RoundRecorder,
+    ) -> None:
+        self._coordinator, self._model, self._rate = coordinator, model, rate
+        self._rounds, self._recorder = rounds, recorder
+        self._num_steps = 0
+
+    def step(self, step: int, inputs: StepInputs) -> StepResult:
+        """Run one round.
+
+        Raises:
+            FailedRoundError: Too few updates came; nothing was applied.
+        """
+        del inputs
+        excluded = set(self._coordinator.excluded)
+        record = self._coordinator.round(step + 1, self._rate(step))
+        self._num_steps = step + 1
+        self._note(step, record)
+        for site in sorted(self._coordinator.excluded.keys() - excluded):
+            self._recorder.observe(
+                "site_excluded", {"round": step + 1, "site": site, "reason": self._coordinator.excluded[site]}
+            )
+        return StepResult(
+            step=step,
+            loss=record.loss,
+            num_targets=record.num_targets,
+            gradient_norm=record.norm,
+            phases=self._coordinator.timer.take(),
+            bytes_by_link=record.bytes,
+            batch=f"round {record.number}",
+            guard=None,
+        )
+
+    def weights(self) -> Named:
+        """What is trained, as it is now."""
+        return self._coordinator.weights
+
+    @property
+    def num_steps(self) -> int:
+        """Finished rounds."""
+        return self._num_steps
+
+    def measure(self, sets: Sequence[Iterable[Batch]]) -> list[Validation]:
+        """Measure the owner's held-out rows here, and have each site measure its own."""
+        sites = {site: _row(found) for site, found in self._coordinator.measure().items()}
+        self._rounds.append({"step": max(0, self._num_steps - 1), "measured": self._num_steps, "sites": sites})
+        self._model.load(self._coordinator.weights)
+        return [_validation(self._model.measure(batches)) for batches in sets]
+
+    def settle(self) -> None:
+        """Nothing of a finished round is under way."""
+
+    def shards(self) -> Iterator[Shard]:
+        """Weights, frozen factors beside them, and the state of the algorithm."""
+        weights = {**self._model.frozen(), **self._coordinator.weights}
+        named = {f"{_WEIGHT}{name}": one for name, one in weights.items()}
+        yield Shard(0, {**named, **self._coordinator.state()}, self._num_steps)
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint.
+
+        Raises:
+            CheckpointError: It is of another kind of run.
+        """
+        found = {name: checkpoint.tensor(name) for name in checkpoint.names()}
+        weights = {name.removeprefix(_WEIGHT): one for name, one in found.items() if name.startswith(_WEIGHT)}
+        try:
+            self._coordinator.load_state(weights, found)
+        except KeyError as exc:
+            raise CheckpointError(f"{checkpoint.path}: lacks {exc}; it is of a run of another kind") from exc
+        self._num_steps = checkpoint.step
+
+    def _note(self, step: int, record: RoundRecord) -> None:
+        sites = record.row()
+        row = {"step": step, "round": record.number, "asked": list(record.asked), "norm": record.norm}
+        self._rounds.append({**row, "sums": list(record.sums), "sites": sites, "bytes": record.bytes})
+        self._recorder.observe(
+            "round",
+            {
+                "round": record.number,
+                "sites": sorted(record.shares),
+                "left_out": dict(sorted(record.left_out.items())),
+                "sums": list(record.sums),
+            },
+        )
+        for site, reason in sorted(record.left_out.items()):
+            self._recorder.observe("site_left_out", {"round": step + 1, "site": site, "reason": reason})
+        losses = {f"sites/{site}/loss": share.loss for site, share in record.shares.items()}
+        self._recorder.figures = {"sites": float(len(record.shares)), "update_norm": record.norm, **losses}
+
+
+def _validation(found: SiteScores) -> Validation:
+    if found.classes:
+        return Scores.of_counts(found.loss, found.classes)
+    return perplexity_of(found.loss, found.num_targets)
+
+
+def _row(found: SiteScores) -> dict[str, Any]:
+    """The line of one site's own held-out rows."""
+    if not found.num_targets:
+        return {"targets": 0}
+    value = _validation(found)
+    if isinstance(value, Scores):
+        return {"targets": found.num_targets, "loss": value.loss, "accuracy": value.accuracy}
+    return {"targets": found.num_targets, "loss": loss_of(perplexity_of(found.loss, found.num_targets))}

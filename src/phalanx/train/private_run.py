@@ -1,0 +1,62 @@
+"""What a run with a section ``[privacy]`` cannot have, and why: a bound is quoted for what earns it alone."""
+
+from collections.abc import Iterator
+from typing import Any
+
+_ENGINE = (
+    "[privacy] is carried by the ranks of [parallel] so far: a row's gradient is clipped by its norm over all layers, "
+    "and parties of [{}] each see some of them"
+)
+_LEARNED = ("causal_lm", "weighted_causal_lm")
+
+
+def privacy_fault(run: Any) -> str | None:
+    """Say what a run with a section ``[privacy]`` has that its bound would not cover; None where nothing is."""
+    if run.privacy is None:
+        return None
+    if run.parallel is None:
+        return f"{_ENGINE.format('pipeline' if run.split is None else 'split')}; add [parallel], or remove [privacy]"
+    return next((f"[privacy] has no {said}" for said in _faults(run)), None)
+
+
+def _faults(run: Any) -> Iterator[str]:
+    yield from _of_layout(run)
+    yield from _of_data(run)
+    train = run.train
+    if train.objective_kind not in _LEARNED:
+        yield (
+            f'train.objective = "{train.objective_kind}": its loss is not known to be a sum over rows that each depend '
+            f"on one example; take one of {', '.join(_LEARNED)}"
+        )
+    if train.precision != "fp32":
+        yield f'train.precision = "{train.precision}": a norm in it does not bound what is added; take "fp32"'
+    if run.tracking:
+        yield "tracking: the loss of training rows would leave this machine without noise; remove it"
+
+
+def _of_layout(run: Any) -> Iterator[str]:
+    if run.deepspeed is not None:
+        yield "[deepspeed]: it joins gradients before single rows could be clipped; remove one"
+    layout = run.parallel
+    for name in ("tp", "pp", "cp"):
+        if (found := getattr(layout, name)) > 1:
+            yield (
+                f"parallel.{name} = {found}: each rank would see a part of a row's gradient, and clip by a part of its "
+                "norm; set it to 1"
+            )
+    plain: dict[str, object] = {"zero": 0, "gradient_compression": "none", "activation_checkpointing": "none"}
+    for name, only in {**plain, "compile": False, "outer": None}.items():
+        if getattr(layout, name) != only:
+            yield f"parallel.{name}: hooks that tell rows apart are not tried with it; leave it out"
+
+
+def _of_data(run: Any) -> Iterator[str]:
+    data = run.data
+    if data.tokenizer.kind == "bpe":
+        yield (
+            'data.tokenizer.kind = "bpe": a vocabulary that is trained on the rows tells of them without noise; take '
+            '"model", or "file" with one of public text'
+        )
+    for name in ("phases", "skip"):
+        if getattr(data, name, ()):
+            yield f"data.{name}: every row must have the same chance to be drawn in each step; leave it out"

@@ -1,0 +1,198 @@
+"""A session's rounds: the owner keeps the model, and processes of sites train it on their own data."""
+
+import contextlib
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.syntax import Syntax
+from rich.table import Table
+
+from phalanx.checkpoint.export import RunTokenizer
+from phalanx.config import dump_toml
+from phalanx.errors import PeerLostError, TrainingError
+from phalanx.federated.carriers.loopback import LoopbackCarrier
+from phalanx.federated.rounds.coordinator import RoundCoordinator
+from phalanx.federated.rounds.fleet import Fleet
+from phalanx.federated.rounds.journal import RoundJournal
+from phalanx.federated.site_trainer import WholeModel
+from phalanx.models import ModelSource, StageSpec, open_model, stage_table, weights_digest
+from phalanx.optimizers import learning_rate
+from phalanx.security.crypto import RevokedParties
+from phalanx.telemetry import MetricsFile
+from phalanx.train.batches.remote_turns import RemoteTurns
+from phalanx.train.batches.scores import describe_texts
+from phalanx.train.batches.site_data import SharedTexts, section_of, whole_model
+from phalanx.train.config import RunConfig
+from phalanx.train.engines.federated_engine import FederatedEngine
+from phalanx.train.saving.savepoint import Savepoint
+from phalanx.train.saving.saver import PlainSaver
+from phalanx.train.sessions.context import SessionContext
+from phalanx.train.sessions.factory import EngineStart, RunMaterial
+from phalanx.train.sessions.site_file import SiteFile, session_prefix, terms_of
+from phalanx.train.sessions.site_processes import LocalSites, new_session
+
+_JOIN_S = 600.0
+"""How long the processes of sites may take to load their model."""
+ROUNDS_FILE = "rounds.jsonl"
+"""One line a round, and one a measurement of sites, in the run directory."""
+
+
+def describe_federated(run: RunConfig, source: ModelSource) -> RenderableType:
+    """The resolved config and what crosses in a round, for the terminal."""
+    section = section_of(run)
+    row = stage_table(source.hub_config, (StageSpec(0, 1, 0, source.num_layers),), run.model.adapter)[0]
+    how = "secure sums" if section.secure else section.aggregator
+    table = Table(title=f"{section.algorithm.kind}, {how}: {section.num_asked} of {len(section.sites)} sites a round")
+    for name in ("sites", "rounds", "local steps", "trained", "bytes a site and round"):
+        table.add_column(name, justify="right")
+    crossing = 2 * 4 * row.trainable
+    table.add_row(
+        ", ".join(section.sites),
+        str(run.train.steps),
+        str(section.local_steps),
+        f"{row.trainable:,}",
+        f"{crossing:,}",
+    )
+    return Group(Syntax(dump_toml(run), "toml", background_color="default"), table)
+
+
+class FederatedFactory:
+    """A factory of the owner and the site processes of a run file."""
+
+    @contextlib.contextmanager
+    def prepare(self, context: SessionContext) -> Iterator["FederatedSetup"]:
+        """Open model and text; sites open their own."""
+        run = context.run
+        source = open_model(run.model, context.home.cache / "models", run.train.seed)
+        context.console.print("preparing text")
+        texts = SharedTexts(run, source, context.home.cache / "data", lambda phase, count: None)
+        tokenizer = None
+        if texts.labelled is not None and run.data.labelled is not None:
+            context.figures.texts = describe_texts(texts.labelled, run.data.labelled.name, run.train.seed)
+            vocabulary = texts.labelled.vocabulary_digest
+        else:
+            corpus = texts.corpus
+            if corpus is None:
+                raise TypeError("texts: neither labelled nor a corpus")
+            vocabulary, tokenizer = corpus.vocabulary_digest, RunTokenizer.of(run.data.tokenizer, source, corpus)
+        named = {} if texts.corpus is None else context.validation_sets(source, texts.corpus)
+        section = section_of(run)
+        rows = section.num_asked * section.local_steps * run.train.batch_size
+        loader = RemoteTurns(rows, run.data.sequence_length)
+        material = RunMaterial(source, texts.held_out, loader, named, vocabulary=vocabulary, tokenizer=tokenizer)
+        yield FederatedSetup(context, material, whole_model(run, source, texts.num_classes))
+
+
+class FederatedSetup:
+    """The owner and the sites of one session, before they meet.
+
+    Args:
+        context: The session.
+        material: Model and held-out text.
+        model: The owner's.
+    """
+
+    def __init__(self, context: SessionContext, material: RunMaterial, model: WholeModel) -> None:
+        self.material = material
+        self._context, self._model = context, model
+
+    def recover(self, savepoint: Savepoint) -> None:
+        """Have the state that the run goes on from as its newest checkpoint."""
+        self._context.accept_older(savepoint)
+
+    @contextlib.contextmanager
+    def open(self, opening: EngineStart) -> Iterator["RunningRounds"]:
+        """Start the sites, wait for them, and give the owner the state that the run goes on from."""
+        context, recorder, section = self._context, opening.recorder, section_of(self._context.run)
+        run, home = context.run, context.home
+        context.opening(recorder, opening.start, self.material.loader, {"sites": list(section.sites)})
+        certificates = {site: home.certificate(site) for site in section.sites}
+        terms = terms_of(run, home.owner, home.owner.certificate_pem, certificates)
+        with contextlib.ExitStack() as stack:
+            carrier = LoopbackCarrier(
+                home.owner,
+                new_session(session_prefix(run)),
+                section.sites,
+                section.transport,
+                RevokedParties(home.pki).read,
+                context.say,
+            )
+            stack.callback(carrier.close)
+            sites = LocalSites(
+                home.path / "sites",
+                _files(run, context, carrier.address, certificates),
+                run.train.threads,
+                section.respawns,
+            )
+            stack.callback(sites.kill)
+            carrier.keep(sites)
+            sites.start()
+            fleet = Fleet(carrier)
+            journal = RoundJournal(home.path / "rounds")
+            coordinator = RoundCoordinator(terms, home.owner, fleet, journal, self._model.weights())
+            rounds = stack.enter_context(MetricsFile(home.path / ROUNDS_FILE))
+            rounds.truncate_after(opening.start - 1)
+            engine = FederatedEngine(
+                coordinator,
+                self._model,
+                lambda step: learning_rate(run.optimizer, step, run.train.steps),
+                rounds,
+                recorder,
+            )
+            if opening.checkpoint is not None:
+                engine.load(opening.checkpoint)
+            coordinator.recall(opening.start)
+            context.say(f"waiting for {', '.join(section.sites)}")
+            there = carrier.await_sites(len(section.sites), _JOIN_S)
+            if len(there) < section.min_cohort:
+                missing = ", ".join(sorted(set(section.sites) - there))
+                raise PeerLostError(
+                    f"{missing}: no call within {_JOIN_S:g} s; see {home.path / 'sites'}/NAME.log, then --resume"
+                )
+            saver = PlainSaver(engine.shards, opening.savepoint, context.observer(recorder))
+            yield RunningRounds(engine, saver, context, opening)
+            fleet.end()
+
+
+class RunningRounds:
+    """Rounds at work.
+
+    Attributes:
+        engine: Runs rounds.
+        trained: The same, measured by the owner and by sites.
+        saver: Saves the model.
+    """
+
+    def __init__(
+        self, engine: FederatedEngine, saver: PlainSaver, context: SessionContext, opening: EngineStart
+    ) -> None:
+        self.engine = self.trained = engine
+        self.saver = saver
+        self._context, self._recorder = context, opening.recorder
+
+    def go_back(self, reason: TrainingError) -> int:
+        """Rounds have no holder of a stage to lose."""
+        raise reason
+
+    def finish(self) -> None:
+        """Record the digest of the weights."""
+        found = weights_digest(self.engine.weights().items())
+        self._context.figures.final_weights_digest = found
+        self._recorder.observe("run_completed", {"final_weights_digest": found})
+
+
+def _files(run: RunConfig, context: SessionContext, address: str, certificates: dict[str, str]) -> dict[str, SiteFile]:
+    home = context.home
+    return {
+        site: SiteFile(
+            run=str((home.path / "config.toml").resolve()),
+            identity=str((home.pki / site).resolve()),
+            directory=str((home.path / "sites" / site).resolve()),
+            owner=address,
+            owner_certificate=home.owner.certificate_pem.decode("ascii"),
+            certificates=certificates,
+            cache=str(home.cache.resolve()),
+            transport=section_of(run).transport,
+        )
+        for site in section_of(run).sites
+    }

@@ -1,0 +1,72 @@
+"""The site processes of this machine: started by the owner, started again when they end, and ended with it."""
+
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+from phalanx.child import PythonProcess
+from phalanx.config import dump_toml
+from phalanx.train.sessions.site_file import SiteFile
+
+COMMAND = ("phalanx.train.parties.site_process",)
+
+
+class LocalSites:
+    """Child processes by the name of their site.
+
+    Args:
+        directory: Gets each site's file and log.
+        files: By name.
+        threads: Threads of tensor kernels of each.
+        respawns: How often the process of each is started again.
+    """
+
+    def __init__(self, directory: Path, files: Mapping[str, SiteFile], threads: int, respawns: int) -> None:
+        self._directory, self._files, self._threads = directory, dict(files), threads
+        self._left = dict.fromkeys(files, respawns)
+        self._processes: dict[str, PythonProcess] = {}
+
+    def start(self) -> None:
+        """Start all of them; their output goes to ``NAME.log``."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        for site in self._files:
+            self._start(site)
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids of those that were started last."""
+        return {site: process.pid for site, process in self._processes.items()}
+
+    def look(self) -> dict[str, str]:
+        """As `SiteProcesses` says."""
+        ended: dict[str, str] = {}
+        for site, process in list(self._processes.items()):
+            if process.poll() is None:
+                continue
+            ended[site] = f"{process.how_it_ended()}: {process.last_output()}"
+            del self._processes[site]
+            if self._left[site]:
+                self._left[site] -= 1
+                self._start(site)
+        return ended
+
+    def close(self) -> None:
+        """Give those that have been told to end a moment, then end them."""
+        for process in self._processes.values():
+            process.end()
+
+    def kill(self) -> None:
+        """End them at once."""
+        for process in self._processes.values():
+            process.kill()
+
+    def _start(self, site: str) -> None:
+        path = self._directory / f"{site}.toml"
+        path.write_text(dump_toml(self._files[site]), encoding="utf-8")
+        threads = {"OMP_NUM_THREADS": str(self._threads)}
+        self._processes[site] = PythonProcess((*COMMAND, str(path)), threads, self._directory / f"{site}.log")
+
+
+def new_session(prefix: str) -> str:
+    """Return a name for a session that none had before, so that nothing of an earlier one can be replayed."""
+    return prefix + secrets.token_hex(8)

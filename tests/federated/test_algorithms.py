@@ -1,0 +1,190 @@
+"""Each algorithm of rounds comes to what its closed form says."""
+
+import math
+
+import pytest
+import torch
+from rounds_scene import Parabola, Scene, parabolas
+
+from phalanx.federated.algorithms import ALGORITHMS, staleness_weight
+from phalanx.federated.config import AlgorithmConfig, FederatedConfig
+
+TARGETS = ([1.0, 2.0, 3.0], [5.0, -2.0, 1.0], [0.0, 3.0, 5.0])
+MEAN = torch.tensor([2.0, 1.0, 3.0])
+
+
+def test_the_table_has_the_kinds_of_the_section():
+    kinds = {one.model_fields["kind"].annotation.__args__[0] for one in AlgorithmConfig.__args__[0].__args__}
+
+    assert kinds == set(ALGORITHMS)
+
+
+def test_fedavg_with_one_local_step_is_a_step_on_the_union(tmp_path):
+    scene = Scene(tmp_path, parabolas(*TARGETS))
+
+    scene.owner.round(1, 0.25)
+
+    torch.testing.assert_close(scene.w, 0.25 * MEAN, rtol=1e-6, atol=1e-6)
+
+
+def test_fedavg_counts_sites_by_their_samples_up_to_a_bound(tmp_path):
+    trainers = parabolas([1.0], [3.0])
+    trainers[1].samples = 10**6
+    scene = Scene(tmp_path, trainers, weights="samples", most_samples=3)
+
+    scene.owner.round(1, 1.0)
+
+    assert scene.w.item() == pytest.approx((1 + 3 * 3) / 4)
+
+
+def test_fedavgm_adds_up_a_momentum(tmp_path):
+    scene = Scene(tmp_path, parabolas(*TARGETS), algorithm={"kind": "fedavgm", "momentum": 0.5, "rate": 2.0})
+    w = m = torch.zeros(3)
+
+    for number in (1, 2, 3):
+        scene.owner.round(number, 0.1)
+        m = 0.5 * m + 0.1 * (MEAN - w)
+        w = w + 2.0 * m
+
+    torch.testing.assert_close(scene.w, w, rtol=1e-6, atol=1e-6)
+
+
+def test_fedadam_takes_the_mean_for_a_gradient(tmp_path):
+    scene = Scene(tmp_path, parabolas(*TARGETS), algorithm={"kind": "fedadam", "rate": 0.5, "tau": 0.1})
+    w = m = torch.zeros(3)
+    v = torch.full((3,), 0.01)
+
+    for number in (1, 2, 3):
+        scene.owner.round(number, 0.1)
+        u = 0.1 * (MEAN - w)
+        m, v = 0.9 * m + 0.1 * u, 0.99 * v + 0.01 * u**2
+        w = w + 0.5 * m / (v.sqrt() + 0.1)
+
+    torch.testing.assert_close(scene.w, w, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["fedavgm", "fedadam"])
+def test_the_owners_moments_survive_it(tmp_path, kind):
+    whole = Scene(tmp_path / "whole", parabolas(*TARGETS), algorithm={"kind": kind})
+    scene = Scene(tmp_path / "cut", parabolas(*TARGETS), algorithm={"kind": kind})
+
+    for number in (1, 2, 3):
+        whole.owner.round(number, 0.1)
+        scene.owner.round(number, 0.1)
+        weights, state = dict(scene.owner.weights), scene.owner.state()
+        scene.begin_owner()
+        scene.owner.load_state(weights, state)
+        scene.owner.recall(number)
+
+    assert torch.equal(scene.w, whole.w)
+
+
+def test_fedprox_holds_sites_back(tmp_path):
+    scene = Scene(tmp_path, parabolas(*TARGETS, steps=4), algorithm={"kind": "fedprox", "mu": 0.5}, local_steps=4)
+    w = torch.zeros(3)
+    for _ in range(4):
+        w = w - 0.2 * ((w - MEAN) + 0.5 * w)
+
+    scene.owner.round(1, 0.2)
+
+    torch.testing.assert_close(scene.w, w, rtol=1e-6, atol=1e-6)
+
+
+def of_two_curves(steps: int) -> list[Parabola]:
+    """Two sites that differ in more than their targets; the optimum of both together is 2.5."""
+    return [Parabola(torch.full((9,), 1.0), 1.0, steps), Parabola(torch.full((9,), 3.0), 3.0, steps)]
+
+
+def test_scaffold_finds_the_optimum_that_fedavg_drifts_from(tmp_path):
+    plain = Scene(tmp_path / "plain", of_two_curves(5), local_steps=5)
+    scaffold = Scene(tmp_path / "scaffold", of_two_curves(5), local_steps=5, algorithm={"kind": "scaffold"})
+
+    for number in range(1, 13):
+        plain.owner.round(number, 0.1)
+        scaffold.owner.round(number, 0.1)
+
+    # the fixed point of averaged runs of five steps: sites move by 1 - (1 - 0.1 curve)^5 of their way
+    slow, fast = 1 - 0.9**5, 1 - 0.7**5
+    assert plain.w[0].item() == pytest.approx((slow * 1 + fast * 3) / (slow + fast), abs=1e-3)
+    assert scaffold.w[0].item() == pytest.approx(2.5, abs=1e-3)
+
+
+def test_scaffolds_controls_are_of_updates_that_have_counted_alone(tmp_path):
+    scene = Scene(tmp_path, of_two_curves(2), local_steps=2, min_cohort=1, algorithm={"kind": "scaffold"})
+    scene.owner.round(1, 0.1)
+    scene.carrier.hung = {"site-1"}
+    scene.owner.round(2, 0.1)
+    scene.carrier.hung = set()
+    scene.begin_site("site-0")
+    scene.owner.round(3, 0.1)
+    scene.owner.round(4, 0.1)
+
+    of_all = scene.owner.state()["control/w"].clone()
+    scene.owner.round(5, 0.1)
+    own = [float(site.__self__._controls.own["w"][0]) for site in scene.carrier.sites.values()]
+
+    # before round 5 began, both had taken what had counted in round 4
+    assert float(of_all[0]) == pytest.approx(sum(own) / 2, rel=1e-5)
+
+
+def test_fedbuff_ends_a_round_with_the_first_updates_and_counts_a_late_one_for_less(tmp_path):
+    trainers = parabolas([8.0], [8.0], [2.0])
+    scene = Scene(tmp_path, trainers, algorithm={"kind": "fedbuff", "buffer": 2}, min_cohort=1)
+    scene.carrier.hung = {"site-2"}
+    scene.owner.round(1, 0.5)
+    assert scene.w.item() == 4.0
+
+    scene.carrier.hung = {"site-1"}
+    record = scene.owner.round(2, 0.5)
+
+    # site 0 from 4 towards 8; site 2 still from 0 towards 2, a round behind
+    assert record.shares["site-2"].behind == 1
+    assert scene.w.item() == pytest.approx(4.0 + (2.0 + 1.0 / math.sqrt(2)) / 2)
+
+
+def test_fedbuff_refuses_an_update_that_is_too_old(tmp_path):
+    scene = Scene(
+        tmp_path,
+        parabolas([8.0], [4.0], [2.0]),
+        algorithm={"kind": "fedbuff", "buffer": 1, "most_stale": 1},
+        min_cohort=1,
+    )
+    scene.carrier.hung = {"site-2"}
+    for number in (1, 2, 3):
+        scene.owner.round(number, 0.5)
+    scene.carrier.hung = {"site-0", "site-1"}
+    before = scene.w.clone()
+
+    with pytest.raises(Exception, match="stale"):
+        scene.owner.round(4, 0.5)
+
+    assert torch.equal(scene.w, before)
+
+
+def test_staleness_halves_after_three_rounds():
+    assert [staleness_weight(behind) for behind in (0, 3)] == [1.0, 0.5]
+
+
+def test_the_section_says_what_does_not_go_together():
+    for keys, said in (
+        ({"sites": ["a"]}, "at least 2"),
+        ({"sites": ["a", "a"]}, "different names"),
+        ({"sites": ["a", "owner"]}, "none of them"),
+        ({"min_cohort": 5}, "min_cohort = 5"),
+        ({"byzantine": 1}, "stands no site that lies"),
+        ({"secure": True}, "hides none of them with fewer than 3"),
+        ({"secure": True, "min_cohort": 4}, "may end with 3"),
+        ({"secure": True, "min_cohort": 3, "aggregator": "median"}, "give bucket"),
+        ({"bucket": 3}, "bucket is for sums"),
+        ({"secure": True, "min_cohort": 3, "algorithm": {"kind": "scaffold"}}, "does not go with"),
+        ({"aggregator": "median", "algorithm": {"kind": "fedbuff", "buffer": 2}}, "takes means"),
+        ({"aggregator": "median", "weights": "samples"}, "looks at sites alike"),
+        ({"exchange": "product", "algorithm": {"kind": "fedavgm"}}, "needs the factors of each site"),
+        ({"algorithm": {"kind": "fedbuff", "buffer": 9}}, "lower it"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            FederatedConfig.model_validate({"sites": ("a", "b", "c", "d"), **_tuples(keys)})
+
+
+def _tuples(keys):
+    return {name: tuple(one) if isinstance(one, list) else one for name, one in keys.items()}

@@ -1,0 +1,274 @@
+"""A round moves the model once, by updates of its own sites, though sites are late, gone, killed or lie."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from rounds_scene import IDENTITIES, Parabola, Scene, parabolas
+
+from phalanx.errors import FailedRoundError
+from phalanx.federated.carriers.messages import SUM_PHASES
+from phalanx.federated.rounds.fleet import SiteAnswer
+
+FIVE = ([1.0, 0.0], [2.0, 1.0], [3.0, 2.0], [4.0, 3.0], [5.0, 4.0])
+
+
+def mean_of(*numbers: int) -> torch.Tensor:
+    return torch.tensor([FIVE[number] for number in numbers]).mean(0)
+
+
+def test_a_site_that_hangs_is_dropped_and_its_late_update_counts_nowhere(tmp_path):
+    scene = Scene(tmp_path, parabolas(*FIVE))
+    scene.carrier.hung = {"site-4"}
+
+    first = scene.owner.round(1, 0.5)
+    scene.carrier.hung = set()
+    second = scene.owner.round(2, 0.5)
+
+    assert first.left_out == {"site-4": "late"}
+    assert "site-4" not in second.shares
+    assert scene.fleet.late == {"site-4": 1}
+    torch.testing.assert_close(scene.w, 0.75 * mean_of(0, 1, 2, 3))
+    assert "site-4" in scene.owner.round(3, 0.5).shares
+
+
+def test_a_second_reply_to_one_order_is_no_answer(tmp_path):
+    scene = Scene(tmp_path, parabolas(*FIVE))
+    scene.owner.round(1, 0.5)
+    after = scene.w.clone()
+    scene.carrier.again = list(scene.carrier.replies)
+
+    scene.owner.round(2, 0.5)
+
+    assert sum(scene.fleet.late.values()) == 5
+    torch.testing.assert_close(scene.w, after + 0.5 * (mean_of(0, 1, 2, 3, 4) - after))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda terms: {"digest": "9" * 64}, "other_run"),
+        (lambda terms: {"config": terms.config.model_copy(update={"max_norm": 1e9})}, "over_norm"),
+    ],
+)
+def test_a_site_of_another_run_file_is_left_out_and_after_two_refusals_shut_out(tmp_path, change, reason):
+    scene = Scene(tmp_path, [*parabolas(*FIVE[:4]), Parabola(torch.full((2,), 50.0))], max_norm=10.0)
+    lying = scene.carrier.sites["site-4"].__self__
+    lying._terms = replace(lying._terms, **change(scene.terms))
+
+    first = scene.owner.round(1, 0.5)
+    scene.owner.round(2, 0.5)
+
+    assert first.left_out == {"site-4": reason}
+    assert scene.owner.excluded == {"site-4": f"refused again: {reason}"}
+    assert "site-4" not in scene.owner.round(3, 0.5).asked
+    assert (scene.w - mean_of(0, 1, 2, 3)).abs().max() < 0.5
+
+
+def test_a_site_that_answers_in_anothers_name_counts_as_neither(tmp_path):
+    scene = Scene(tmp_path, parabolas(*FIVE[:3]))
+    scene.carrier.sites["site-2"] = scene.carrier.sites["site-1"]
+
+    record = scene.owner.round(1, 1.0)
+
+    # whichever came second is a second update of site 1
+    assert len(record.shares) == 2 and set(record.left_out.values()) <= {"foreign_site", "second_update", "replayed"}
+
+
+def test_a_rule_stands_a_site_that_the_mean_does_not(tmp_path):
+    lied = [*parabolas(*FIVE[:4]), Parabola(torch.full((2,), -1e4))]
+    undefended = Scene(tmp_path / "mean", lied)
+    defended = Scene(tmp_path / "median", lied, aggregator="median", byzantine=1)
+
+    undefended.owner.round(1, 1.0)
+    defended.owner.round(1, 1.0)
+
+    assert undefended.w.max() < -1000
+    assert (defended.w - mean_of(0, 1, 2, 3)).abs().max() < 2
+
+
+def test_a_round_with_too_few_updates_changes_nothing_and_goes_on_with_what_it_had(tmp_path):
+    scene = Scene(tmp_path, parabolas(*FIVE), min_cohort=5)
+    scene.carrier.deadly = {"site-3": "train"}
+
+    with pytest.raises(
+        FailedRoundError, match=r"round 1: 4 updates, federated.min_cohort = 5; missing: site-3 \(gone\)"
+    ):
+        scene.owner.round(1, 1.0)
+    assert torch.equal(scene.w, torch.zeros(2))
+    scene.carrier.deadly = {}
+    scene.begin_site("site-3")
+    record = scene.owner.round(1, 1.0)
+
+    assert sorted(record.shares) == sorted(scene.trainers)
+    torch.testing.assert_close(scene.w, mean_of(0, 1, 2, 3, 4))
+    assert [one.num_trained for one in scene.trainers.values()] == [1, 1, 1, 1, 1]
+
+
+def test_a_killed_owner_goes_on_with_the_updates_that_it_had(tmp_path, monkeypatch):
+    scene = Scene(tmp_path, parabolas(*FIVE))
+    scene.owner.round(1, 0.5)
+    weights = scene.w.clone()
+    take, taken = scene.owner._take, []
+
+    def killed_after_two(answer: SiteAnswer, record, held):
+        take(answer, record, held)
+        taken.append(answer.site)
+        if len(taken) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(scene.owner, "_take", killed_after_two)
+    with pytest.raises(KeyboardInterrupt):
+        scene.owner.round(2, 0.5)
+    scene.begin_owner(weights)
+    scene.owner.recall(1)
+    record = scene.owner.round(2, 0.5)
+
+    assert len(record.shares) == 5
+    torch.testing.assert_close(scene.w, 0.75 * mean_of(0, 1, 2, 3, 4))
+    assert [scene.trainers[site].num_trained for site in taken] == [2, 2]
+
+
+def test_a_round_whose_checkpoint_was_lost_is_done_again_and_nothing_counts_twice(tmp_path):
+    scene = Scene(tmp_path, parabolas(*FIVE))
+    scene.owner.round(1, 0.5)
+    weights = scene.w.clone()
+    scene.owner.round(2, 0.5)
+    lost = scene.w.clone()
+
+    scene.begin_owner(weights)
+    scene.owner.recall(1)
+    scene.owner.round(2, 0.5)
+
+    assert torch.equal(scene.w, lost)
+
+
+def test_what_a_site_sent_in_an_earlier_session_is_a_replay_in_a_later_one(tmp_path):
+    scene = Scene(tmp_path, parabolas(*FIVE))
+    scene.owner.round(1, 0.5)
+    old = {one.site: one for one in scene.carrier.replies}
+    scene.begin_owner(scene.w)
+    scene.owner.recall(1)
+    honest = scene.carrier.sites["site-0"]
+
+    def replays(order, payload):
+        reply, _ = honest(order, payload)
+        return reply.model_copy(update={"header": old["site-0"].body["header"]}), old["site-0"].payload
+
+    scene.carrier.sites["site-0"] = replays
+
+    assert scene.owner.round(2, 0.5).left_out == {"site-0": "other_round"}
+
+
+def test_a_line_that_a_crash_has_cut_is_as_if_it_had_not_been(tmp_path):
+    scene = Scene(tmp_path, parabolas(*FIVE))
+    scene.owner.round(1, 0.5)
+    path = tmp_path / "journal" / "rounds.jsonl"
+    path.write_bytes(path.read_bytes() + b'{"closed": 2, "si')
+
+    scene.begin_owner(scene.w)
+    scene.owner.recall(1)
+
+    assert len(scene.owner.round(2, 0.5).shares) == 5
+
+
+def test_half_of_the_sites_are_drawn_by_the_seed(tmp_path):
+    scene = Scene(tmp_path, parabolas(*FIVE, [6.0, 5.0]), fraction=0.5)
+
+    drawn = [scene.owner.round(number, 0.1).asked for number in range(1, 7)]
+
+    assert {len(one) for one in drawn} == {3} and len(set(drawn)) > 1
+    again = Scene(tmp_path / "again", parabolas(*FIVE, [6.0, 5.0]), fraction=0.5)
+    assert [again.owner.round(number, 0.1).asked for number in range(1, 7)] == drawn
+
+
+def test_sites_measure_on_their_own_rows(tmp_path):
+    scene = Scene(tmp_path, parabolas(*FIVE))
+    scene.carrier.deadly = {"site-1": "measure"}
+
+    found = scene.owner.measure()
+
+    assert {site: one.loss for site, one in found.items()} == {
+        "site-0": 1.0,
+        "site-2": 13.0,
+        "site-3": 25.0,
+        "site-4": 41.0,
+    }
+
+
+# --- secure sums
+
+
+def secure(home, **more) -> Scene:
+    return Scene(home, parabolas(*FIVE), **{"secure": True, "min_cohort": 3, "max_norm": 10.0, **more})
+
+
+def test_the_secure_sum_is_the_mean_that_the_owner_does_not_see(tmp_path):
+    scene = secure(tmp_path)
+
+    record = scene.owner.round(1, 1.0)
+
+    torch.testing.assert_close(scene.w, mean_of(0, 1, 2, 3, 4), atol=1e-6, rtol=1e-6)
+    assert {one.norm for one in record.shares.values()} == {None} and record.sums == (1,)
+    sent = b"".join(bytes(one.payload) for one in scene.carrier.replies if one.kind == "trained")
+    assert sent == b""
+
+
+@pytest.mark.parametrize("phase", ["train", *SUM_PHASES])
+def test_a_site_may_leave_a_sum_in_every_phase(tmp_path, phase):
+    scene = secure(tmp_path)
+    scene.carrier.deadly = {"site-4": phase}
+
+    record = scene.owner.round(1, 1.0)
+
+    # one that has deposited is in the sum, whether it stays or not
+    stays = phase in ("consent", "release")
+    assert (len(record.shares) == 5) == stays
+    torch.testing.assert_close(scene.w, mean_of(*range(5 if stays else 4)), atol=1e-6, rtol=1e-6)
+    assert len(scene.owner.round(2, 0.1).shares) == 4
+
+
+def test_a_sum_that_too_few_are_left_for_changes_nothing_and_a_later_one_has_another_number(tmp_path):
+    scene = secure(tmp_path)
+    scene.carrier.deadly = {"site-3": "mask", "site-4": "mask"}
+
+    with pytest.raises(FailedRoundError, match="3 of 5 clients, 4 needed"):
+        scene.owner.round(1, 1.0)
+    assert torch.equal(scene.w, torch.zeros(2))
+    scene.carrier.deadly = {}
+    scene.begin_site("site-3")
+    scene.begin_site("site-4")
+    record = scene.owner.round(1, 1.0)
+
+    assert record.sums == (2,)
+    torch.testing.assert_close(scene.w, mean_of(0, 1, 2, 3, 4), atol=1e-6, rtol=1e-6)
+
+
+def test_an_owner_that_forgets_its_numbers_gets_no_second_sum(tmp_path):
+    scene = secure(tmp_path)
+    scene.owner.round(1, 1.0)
+    (tmp_path / "journal" / "rounds.jsonl").unlink()
+
+    scene.begin_owner()
+
+    with pytest.raises(FailedRoundError):
+        scene.owner.round(1, 1.0)
+
+
+def test_a_rule_over_buckets_of_sums_stands_a_site_that_nobody_sees(tmp_path):
+    trainers = [Parabola(torch.tensor([1.0, 1.0 + number / 10])) for number in range(8)] + [
+        Parabola(torch.full((2,), -9.0))
+    ]
+    keys = {"secure": True, "min_cohort": 3, "max_norm": 20.0}
+    undefended = Scene(tmp_path / "mean", trainers, **keys)
+    defended = Scene(tmp_path / "median", trainers, **keys, bucket=3, aggregator="median", byzantine=1)
+
+    undefended.owner.round(1, 1.0)
+    record = defended.owner.round(1, 1.0)
+
+    assert len(record.sums) == 3
+    assert undefended.w[0] < 0 < 0.9 < defended.w[0] < 1.1
+
+
+def test_the_sites_of_a_scene_are_known_by_their_keys():
+    assert len({one.public.public_key for one in IDENTITIES.values()}) == len(IDENTITIES)

@@ -1,0 +1,102 @@
+"""A site's trainer on a real model: rounds of one step are SGD on the union, and a round is the same again."""
+
+import pytest
+import torch
+from rounds_scene import Scene
+
+from phalanx.data import Batch, BatchLoader
+from phalanx.errors import FailedBatchError
+from phalanx.federated.algorithms import ALGORITHMS, PlainRule
+from phalanx.federated.site_trainer import SiteData, SiteSchedule, SiteTrainer, WholeModel
+from phalanx.models import LoraConfig, ModelConfig, open_model
+from phalanx.optimizers import OptimizerConfig
+
+SGD = OptimizerConfig(kind="sgd", lr=0.1, momentum=0.0, weight_decay=0.0, clip_norm=None, schedule="constant")
+ARCHITECTURE = {
+    "model_type": "gpt2",
+    "vocab_size": 40,
+    "n_positions": 8,
+    "n_embd": 16,
+    "n_layer": 2,
+    "n_head": 2,
+    "resid_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "attn_pdrop": 0.0,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+
+
+class Rows:
+    """Made sequences."""
+
+    digest = "0" * 64
+    num_train_sequences = 12
+
+    def train_batch(self, indices):
+        draw = torch.Generator().manual_seed(5)
+        rows = torch.randint(0, 40, (12, 9), generator=draw)[list(indices)]
+        return Batch(rows[:, :-1].clone(), rows[:, 1:].clone(), tuple(indices))
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    config = ModelConfig(from_scratch=True, architecture=ARCHITECTURE)
+    return open_model(config, tmp_path_factory.mktemp("models"), 3)
+
+
+def model_of(source, adapter=None, **more) -> WholeModel:
+    config = ModelConfig(from_scratch=True, architecture=ARCHITECTURE, adapter=adapter)
+    return WholeModel(source, config, 3, "causal_lm", 0, **{"frozen_a": False, **more})
+
+
+def trainer_of(model: WholeModel, name: str, share, size: int, optimizer=SGD, steps: int = 1) -> SiteTrainer:
+    rows = Rows()
+    data = SiteData(name, BatchLoader(rows, size, 1, share), 12 // share[1], lambda: [rows.train_batch(range(4))])
+    return SiteTrainer(model, data, SiteSchedule(optimizer, steps, size, 2, 7))
+
+
+def test_fedavg_with_one_step_of_sgd_is_one_process_on_the_union(tmp_path, source):
+    shares = [(number, 3) for number in range(3)]
+    sites = [trainer_of(model_of(source), f"site-{number}", share, 4) for number, share in enumerate(shares)]
+    scene = Scene.of_trainers(tmp_path, sites, model_of(source).weights())
+
+    for number in (1, 2):
+        scene.owner.round(number, 0.1)
+
+    alone = model_of(source)
+    union = trainer_of(alone, "union", (0, 1), 12)
+    weights = alone.weights()
+    for number in (1, 2):
+        delta = union.train(number, weights, 0.1, PlainRule(None, weights)).delta
+        weights = {name: one + delta[name] for name, one in weights.items()}
+    for name, one in weights.items():
+        torch.testing.assert_close(scene.owner.weights[name], one, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", [SGD.model_copy(update={"momentum": 0.9}), OptimizerConfig(lr=1e-2)])
+def test_a_site_that_has_missed_rounds_gives_the_same_update(source, optimizer):
+    weights = model_of(source).weights()
+    steady, late = (trainer_of(model_of(source), "site-0", (0, 3), 2, optimizer, steps=3) for _ in range(2))
+    steady.train(1, weights, 0.01, PlainRule(None, weights))
+
+    one, other = (site.train(2, weights, 0.01, PlainRule(None, weights)) for site in (steady, late))
+
+    assert all(torch.equal(one.delta[name], other.delta[name]) for name in weights)
+    assert max(float(delta.abs().max()) for delta in one.delta.values()) > 0
+
+
+def test_a_frozen_factor_is_neither_trained_nor_sent(source):
+    lora = LoraConfig(rank=2, alpha=4.0, dropout=0.0)
+    both, frozen = model_of(source, lora), model_of(source, lora, frozen_a=True)
+
+    assert {name for name in both.trained if ".lora_A." in name} == set(frozen.frozen())
+    assert not any(".lora_A." in name for name in trainer_of(frozen, "site-0", (0, 3), 2).shapes())
+
+
+def test_a_loss_that_is_no_number_is_no_update(source):
+    model = model_of(source)
+    weights = {name: torch.full_like(one, float("inf")) for name, one in model.weights().items()}
+
+    with pytest.raises(FailedBatchError):
+        trainer_of(model, "site-0", (0, 3), 2).train(1, weights, 0.1, ALGORITHMS["fedavg"].local(None, weights))

@@ -1,0 +1,70 @@
+"""What steps spend: two accountants agree, no bound is below the truth, and noise is found for a budget."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from phalanx.errors import ConfigError
+from phalanx.security.privacy import PoissonGaussian, check_rate, noise_for
+
+pytest.importorskip("opacus", reason="needs the extra `dp`")
+
+VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "privacy" / "pld.json").read_text())["cases"]
+
+
+@pytest.mark.parametrize("case", VECTORS, ids=lambda case: f"{case['noise_multiplier']}-{case['rate']}-{case['steps']}")
+def test_the_second_accountant_comes_to_the_same_within_a_hundredth(case):
+    found = PoissonGaussian(case["noise_multiplier"], case["rate"]).epsilon(case["steps"], case["delta"])
+
+    assert found == pytest.approx(case["epsilon"], rel=0.01)
+
+
+def exact_delta(epsilon, noise, steps):
+    """Of so many Gaussian mechanisms without sampling, in closed form (Balle and Wang 2018)."""
+    mu = math.sqrt(steps) / noise
+    phi = lambda x: 0.5 * math.erfc(-x / math.sqrt(2))  # noqa: E731
+    return phi(mu / 2 - epsilon / mu) - math.exp(epsilon) * phi(-mu / 2 - epsilon / mu)
+
+
+@pytest.mark.parametrize(("noise", "steps"), [(1.0, 1), (2.0, 5), (4.0, 100)])
+def test_without_sampling_the_bound_is_the_closed_form_and_not_below_it(noise, steps):
+    epsilon = PoissonGaussian(noise, 1.0).epsilon(steps, 1e-5)
+
+    assert exact_delta(epsilon, noise, steps) <= 1e-5
+    assert exact_delta(epsilon - 0.05, noise, steps) > 1e-5
+
+
+def test_nothing_is_spent_by_no_step_and_more_by_more():
+    step = PoissonGaussian(1.0, 0.01)
+
+    spent = [step.epsilon(steps, 1e-5) for steps in (0, 1, 10, 100)]
+
+    assert spent[0] == 0.0
+    assert spent == sorted(spent)
+
+
+def test_the_noise_for_a_budget_is_enough_and_hardly_more():
+    noise = noise_for(3.0, 1e-5, 0.02, 200)
+
+    assert PoissonGaussian(noise, 0.02).epsilon(200, 1e-5) <= 3.0
+    assert PoissonGaussian(noise * 0.99, 0.02).epsilon(200, 1e-5) > 3.0
+
+
+def test_as_many_steps_are_affordable_as_stay_within_the_budget():
+    step = PoissonGaussian(1.0, 0.02)
+
+    count = step.affordable(3.0, 1e-5, at_most=1000)
+
+    assert step.epsilon(count, 1e-5) <= 3.0 < step.epsilon(count + 1, 1e-5)
+    assert step.affordable(3.0, 1e-5, at_most=7) == 7
+    assert step.affordable(1e-3, 1e-5, at_most=7) == 0
+
+
+def test_a_rate_is_told_only_where_delta_says_something():
+    assert check_rate(1000, 50, 1e-5) == 0.05
+    with pytest.raises(ConfigError, match="publishes one row at random"):
+        check_rate(1000, 50, 1e-3)
+    with pytest.raises(ConfigError, match="50 rows are drawn in the mean, and there are 40"):
+        check_rate(40, 50, 1e-5)

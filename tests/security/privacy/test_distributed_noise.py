@@ -1,0 +1,128 @@
+"""Noise that clients of a secure sum bring: what the server sees, how much it is, and which shares count."""
+
+import math
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from phalanx.errors import AggregationError, ConfigError
+from phalanx.security.privacy import NoisySum, PoissonGaussian
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "aggregate"))
+from summed_round import CLIENTS, SERVER, clients_of, terms_of
+
+from phalanx.security.aggregate import SumServer
+
+LENGTH = 300
+
+
+def summed(plan, values, noises):
+    """A round in which each client adds its share of the noise."""
+    terms = terms_of(plan.clients, length=plan.length, minimum=plan.minimum, max_weight=plan.max_weight)
+    clients, server = clients_of(terms), SumServer(terms, SERVER)
+    for client in clients.values():
+        server.take_advert(client.join(server.invitation))
+    adverts = server.adverts()
+    for client in clients.values():
+        server.take_boxes(client.share(adverts))
+    deliveries = server.deliveries()
+    for (name, client), noise in zip(clients.items(), noises, strict=True):
+        deposit = client.mask(deliveries[name], values[name], noise=noise)
+        server.take_deposit(deposit.message, deposit.values)
+    deposits = server.deposits()
+    for client in clients.values():
+        server.take_consent(client.consent(deposits))
+    consents = server.consents()
+    for client in clients.values():
+        server.take_release(client.release(consents))
+    return terms, server.result()
+
+
+def test_the_server_sees_the_sum_with_the_noise_of_all_clients_and_no_more_of_it():
+    plan = NoisySum(4, 3, LENGTH, 1.0)
+    values = {one.name: np.full(LENGTH, 0.5 / math.sqrt(LENGTH)) for one in CLIENTS[:4]}
+    noises = [plan.draw() for _ in range(4)]
+
+    terms, result = summed(plan, values, noises)
+
+    away = result.mean() - 0.5 / math.sqrt(LENGTH)
+    expected = sum(noises) * terms.encoding.step / 4
+    assert np.abs(away - expected).max() < 5 * terms.encoding.step
+    # four shares of noise, three of which are counted on minus one that may collude
+    deviation = math.sqrt(4 * float(plan.share)) * terms.encoding.step / 4
+    assert stats.kstest(away / deviation, "norm").pvalue > 0.001
+
+
+def test_without_noise_the_sum_is_exact_and_tells_whether_a_client_was_there():
+    plan = NoisySum(4, 3, LENGTH, 1.0)
+    values = {one.name: np.zeros(LENGTH) for one in CLIENTS[:4]}
+    values[CLIENTS[0].name][7] = 0.25
+
+    _, result = summed(plan, values, [None] * 4)
+
+    # the attacker wins: one look at the sum, and it knows
+    assert np.flatnonzero(np.abs(result.mean()) > 1e-6).tolist() == [7]
+
+
+def test_colluding_clients_and_those_that_may_drop_out_bring_no_noise_that_counts():
+    plan = NoisySum(10, 7, LENGTH, 2.0)
+
+    assert plan.honest == 7 - 3
+    together = math.sqrt(plan.honest * float(plan.share))
+    assert together >= 2.0 * plan.bound
+    assert NoisySum(10, 9, LENGTH, 2.0).share < plan.share
+
+
+def test_a_sum_without_an_honest_client_or_without_noise_is_refused():
+    with pytest.raises(ConfigError, match="has no noise of an honest one"):
+        NoisySum(16, 5, LENGTH, 1.0)
+    for noise in (0.0, 1e4):
+        with pytest.raises(ConfigError, match="expected more than 0, 1000 at most"):
+            NoisySum(4, 3, LENGTH, noise)
+
+
+@pytest.mark.parametrize("noise", [0.1, 1.0, 40.0])
+def test_all_values_at_their_bound_and_the_noise_fit_into_the_ring(noise):
+    plan = NoisySum(10, 7, LENGTH, noise)
+
+    everything = plan.clients * plan.encoding.levels + 12 * math.sqrt(plan.clients * float(plan.share))
+
+    assert everything < 2**31
+
+
+def test_noise_beside_a_weight_is_refused():
+    plan = NoisySum(4, 3, 5, 1.0)
+    terms = terms_of(4, max_weight=plan.max_weight)
+    clients, server = clients_of(terms), SumServer(terms, SERVER)
+    for client in clients.values():
+        server.take_advert(client.join(server.invitation))
+    adverts = server.adverts()
+    for client in clients.values():
+        server.take_boxes(client.share(adverts))
+    name, client = next(iter(clients.items()))
+    delivery = server.deliveries()[name]
+
+    for noise, weight in ((plan.draw(), 2), (plan.draw()[:4], 1), (plan.draw().astype(float), 1)):
+        with pytest.raises(AggregationError, match="noise: "):
+            client.mask(delivery, np.zeros(5), weight, noise)
+
+
+def test_what_rounds_spend_is_above_the_closed_form_of_the_gaussian_and_not_far():
+    plan = NoisySum(10, 7, 1000, 2.0)
+
+    for rounds in (1, 10, 100):
+        ours = plan.epsilon(rounds, 1e-5)
+        gaussian = PoissonGaussian(2.0, 1.0)
+        mu = math.sqrt(rounds) / 2.0
+        phi = stats.norm.cdf
+        # the delta of the continuous Gaussian at our epsilon: our bound may not be below it
+        delta = phi(mu / 2 - ours / mu) - math.exp(ours) * phi(-mu / 2 - ours / mu)
+        assert delta <= 1e-5
+        assert gaussian.noise_multiplier == 2.0
+    assert plan.epsilon(1, 1e-5) == pytest.approx(2.2, abs=0.2)
+    assert plan.concentrated(10) == pytest.approx(10 * plan.concentrated(1))
+    assert plan.share == Fraction(plan.share.numerator)
