@@ -25,7 +25,7 @@ from phalanx.models.planned import FamilyByPlan
 from phalanx.models.scratch import write_random_model
 from phalanx.planner.model.families import FAMILIES as FACTS
 
-_WRITTEN = ("bert", "bloom", "falcon", "gpt2", "llama", "modernbert", "opt")
+_WRITTEN = ("bert", "bloom", "falcon", "gpt2", "llama", "modernbert", "opt", "t5")
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft.utils.integrations import init_empty_weights
 from planned_models import PLANNED
+from test_encoder_decoder import ARCHITECTURES as BOTH
 from test_encoders import ARCHITECTURES as ENCODERS
 from tiny_models import ARCHITECTURES, build_all, chain, named, some_ids, spec_of, tiny_source, whole_model
 
@@ -238,9 +239,9 @@ def test_a_narrow_embedding_costs_its_projections(cache):
 
 
 def test_the_table_of_families_is_complete():
-    written, encoders = {"bloom", "falcon", "gpt2", "llama", "opt"}, {"bert", "modernbert"}
+    written, encoders = {"bloom", "falcon", "gpt2", "llama", "opt"}, {"bert", "modernbert", "t5"}
     assert {config["model_type"] for config in ARCHITECTURES.values()} == written
-    assert {config["model_type"] for config in ENCODERS.values()} == encoders
+    assert {config["model_type"] for config in (*ENCODERS.values(), *BOTH.values())} == encoders
     assert set(FAMILIES) == written | encoders | set(PLANNED)
 
 

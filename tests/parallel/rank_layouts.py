@@ -60,6 +60,16 @@ _SIZES["bert"] = _SIZES["modernbert"] = {
     "pad_token_id": None,
 }
 _SIZES["modernbert"] = _SIZES["modernbert"] | {"local_attention": 8}
+_SIZES["t5"] = {
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 48,
+    "num_heads": 4,
+    "num_layers": 2,
+    "num_decoder_layers": 2,
+    "decoder_start_token_id": 0,
+}
+_NO_DROPOUT["t5"] = ("dropout_rate",)
 _NO_DROPOUT["bert"] = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 _NO_DROPOUT["modernbert"] = ("attention_dropout", "embedding_dropout", "mlp_dropout")
 for _family, _own in _PLANNED.items():
@@ -179,6 +189,7 @@ _QUICK = [
     Case({"tp": 2, "sequence_parallel": True}, family="llama", attends="prefix"),
     Case({"dp": 2, "cp": 2}, attends="bidirectional"),
     Case({"pp": 2}, "adamw", "bert", attends="bidirectional"),
+    Case({"pp": 2, "zero": 1}, "adamw", "t5", attends="prefix"),
 ]
 # in half the steps an OPT, and what begins with noise, fall too little to show
 FAST = [case if case.family == "opt" or case.noise else replace(case, steps=STEPS // 2) for case in _QUICK]
@@ -225,6 +236,7 @@ SLOW = [
     Case({"dp": 2, "cp": 2}, attends="prefix"),
     Case({"dp": 2, "zero": 3}, "adamw", attends="prefix"),
     Case({"pp": 2, "schedule": "interleaved"}, "sgd", "modernbert", attends="bidirectional"),
+    Case({"pp": 2, "schedule": "interleaved", "activation_checkpointing": "full"}, "sgd", "t5", attends="prefix"),
     Case({"dp": 4, "zero": 3}, "adamw", "modernbert", attends="bidirectional", microbatches=2),
     Case({"tp": 2, "pp": 2, "sequence_parallel": True}, family="llama", attends="documents"),
     Case({"dp": 2, "cp": 2, "zero": 3, "activation_checkpointing": "full"}, attends="documents"),

@@ -27,6 +27,9 @@ def check(family="gpt2", load=None, **parallel):
             {"cp": 2, "context": "ring", "load": {"attends": "documents"}},
             "kernels know no mask",
         ),
+        ({"family": "t5", "dp": 2, "zero": 2}, "all blocks of t5 read what its first one learns"),
+        ({"family": "t5", "tp": 2}, "nearest that works is "),
+        ({"family": "t5", "cp": 2}, "nearest that works is "),
         ({"family": "odd", "cp": 2}, "does not divide 3 attention heads.*nearest that works is cp=2 context=ring$"),
     ],
 )
@@ -43,6 +46,7 @@ def test_what_a_layout_cannot_do_is_refused(keys, words):
         {"dp": 2, "load": {"adapted": ("c_proj",)}},
         {"pp": 2, "load": {"optimizer": "adafactor"}},
         {"dp": 2, "zero": 1, "load": {"optimizer": "adafactor"}},
+        {"family": "t5", "dp": 2, "pp": 2, "zero": 1},
         {"tp": 2, "cp": 4, "context": "ring"},
         {"cp": 2, "load": {"attention": "eager"}},
         {"tp": 2, "cp": 2, "load": {"attends": "documents"}},

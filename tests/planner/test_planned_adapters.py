@@ -31,6 +31,8 @@ SIZES = {
     "n_embd": 64,
     "intermediate_size": 96,
     "ffn_dim": 96,
+    "d_ff": 96,
+    "d_kv": 16,
     "num_hidden_layers": 2,
     "n_layer": 2,
     "num_attention_heads": 4,

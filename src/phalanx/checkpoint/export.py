@@ -124,6 +124,9 @@ def write_model(
         )
     config = {**with_older_keys(source.hub_config_dict), "dtype": "float32"}
     # servers and converters tell the kind of model by it
+    if config.get("tie_word_embeddings") and not source.family.ties_head(source.hub_config):
+        # a T5 of version 1.1: transformers 4 and others read nothing else for it
+        config["tie_word_embeddings"] = False
     config["architectures"] = config.get("architectures") or [architecture_of(source.hub_config.model_type)]
     generation = source.directory / GENERATION
     if tokenizer is not None and not tokenizer.of_model:

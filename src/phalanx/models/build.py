@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -125,12 +126,11 @@ def meta_stage(
         ModelError: The config cannot be built, or the spec does not fit it.
     """
     family = family_of(hub_config.model_type, "model config")
-    if spec.end_layer > hub_config.num_hidden_layers or spec.is_last != (
-        spec.end_layer == hub_config.num_hidden_layers
-    ):
+    layers = family.num_layers(hub_config)
+    if spec.end_layer > layers or spec.is_last != (spec.end_layer == layers):
         raise ModelError(
             f"stage {spec.index} of {spec.num_stages} ends at layer {spec.end_layer}; the model has "
-            f"{hub_config.num_hidden_layers} layers, which the last stage alone must reach"
+            f"{layers} layers, which the last stage alone must reach"
         )
     with one_at_a_time():
         whole = _whole_model(hub_config, family, attention)
@@ -162,17 +162,28 @@ def parameter_shapes(hub_config: Any) -> dict[str, tuple[int, ...]]:
     return trained_shapes(hub_config, None)
 
 
-def trained_shapes(hub_config: Any, adapter: AdapterConfig | None) -> dict[str, tuple[int, ...]]:
+def trained_shapes(
+    hub_config: Any, adapter: AdapterConfig | None, spec: StageSpec | None = None
+) -> dict[str, tuple[int, ...]]:
     """Return the shapes of what is trained by name, a tied head left out: all parameters, or the adapter's alone.
+
+    Args:
+        hub_config: transformers' config object.
+        adapter: What is added.
+        spec: Of one stage; None for the whole model.
 
     Raises:
         ModelError: As ``build_stage``.
     """
-    whole = meta_stage(hub_config, StageSpec(0, 1, 0, int(hub_config.num_hidden_layers)), adapter)
-    found = whole.trainable().items()
+    stage = meta_stage(hub_config, spec or _whole_spec(hub_config), adapter)
+    found = stage.trainable().items()
     return {
-        name: tuple(value.shape) for name, value in found if not (whole.ties_head and name == whole.family.head_weight)
+        name: tuple(value.shape) for name, value in found if not (stage.ties_head and name == stage.family.head_weight)
     }
+
+
+def _whole_spec(hub_config: Any) -> StageSpec:
+    return StageSpec(0, 1, 0, family_of(hub_config.model_type, "model config").num_layers(hub_config))
 
 
 class _Undrawn(TorchFunctionMode):
@@ -296,16 +307,14 @@ def estimate_costs(hub_config: Any) -> tuple[float, float]:
     Counts multiplications of weight matrices per token; attention scores, which depend on the
     length of the sequence, are left out, and a table look-up costs one row.
     """
-    whole = StageSpec(0, 1, 0, int(hub_config.num_hidden_layers))
-    stage = meta_stage(hub_config, whole, None)
+    stage = meta_stage(hub_config, _whole_spec(hub_config), None)
     block = _matrix_work(stage.own_blocks[0])
     trunk = stage.trunk
     head = sum(map(_matrix_work, stage.heads().values()))
-    head += sum(_matrix_work(getattr(trunk, part)) for part in stage.family.last_parts)
+    head += sum(_matrix_work(attrgetter(part)(trunk)) for part in stage.family.last_parts)
     first = 0
     for part in stage.family.first_parts:
-        module = getattr(trunk, part)
-        first += _look_up_work(module)
+        first += _look_up_work(attrgetter(part)(trunk))
     return first / block, head / block
 
 

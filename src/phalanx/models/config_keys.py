@@ -19,6 +19,12 @@ _OLD_KEYS_OF_SOME = {
         "reference_compile",
         "n_embed",
         "head_dim",
+        "decoder_start_token_id",
+        "tie_word_embeddings",
+        "scale_decoder_outputs",
+        "dense_act_fn",
+        "is_gated_act",
+        "n_positions",
     ),
 }
 """Those of every family; the later check knows which family knows which of them."""

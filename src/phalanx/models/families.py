@@ -14,7 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICA
 from phalanx.config import canonical_json, lacks, resolve, users_traceback
 from phalanx.errors import ConfigError, ModelError
 from phalanx.models.config_keys import unknown_key
-from phalanx.models.family import HEAD, Family
+from phalanx.models.family import Family
 from phalanx.models.planned import FamilyByPlan
 from phalanx.models.quiet import quiet_transformers
 from phalanx.models.written.bert import Bert
@@ -25,12 +25,13 @@ from phalanx.models.written.llama import Llama
 from phalanx.models.written.modernbert import ModernBert
 from phalanx.models.written.opt import Opt
 from phalanx.models.written.qwen3_moe import Qwen3Moe
+from phalanx.models.written.t5 import T5
 from phalanx.planner.model.families import FAMILIES as FACTS
 from phalanx.planner.model.families import FamilyFacts
 from phalanx.planner.model.families.planned import PlannedFamily
 from phalanx.planner.model.heads import VALUE_HEAD, HeadKind, head_kind
 
-_WRITTEN = (Bert(), Bloom(), Falcon(), Gpt2(), Llama(), ModernBert(), Opt(), Qwen3Moe())
+_WRITTEN = (Bert(), Bloom(), Falcon(), Gpt2(), Llama(), ModernBert(), Opt(), Qwen3Moe(), T5())
 FAMILIES: dict[str, Family] = {
     model_type: FamilyByPlan(model_type) for model_type, facts in FACTS.items() if facts.slicing is not None
 } | {family.model_type: family for family in _WRITTEN}
@@ -214,10 +215,11 @@ def config_with_head(hub_config: Any, kind: HeadKind, where: str) -> Any:
         ModelError: transformers has no class for scores of the family, so no file of the hub could tell of them; or the
             family is one of encoders.
     """
-    if family_of(hub_config.model_type, where).scoring != (HEAD,):
+    predicts = family_of(hub_config.model_type, where).facts.predicts
+    if predicts != "next":
         raise ModelError(
-            f'model.head = "{kind}": {hub_config.model_type} is an encoder, the head of which predicts hidden tokens '
-            f"({where}); take a model of another family"
+            f'model.head = "{kind}": {hub_config.model_type} has an encoder, and the head of it predicts '
+            f"{'hidden tokens' if predicts == 'hidden' else 'a target'} ({where}); take a model of another family"
         )
     changed = copy.deepcopy(hub_config)
     changed.architectures = None

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
@@ -236,6 +236,22 @@ class Family(ABC):
             hidden = stage.get_submodule(name)(hidden)
         return self.scale_logits(hub_config, hidden)
 
+    def ties_head(self, hub_config: Any) -> bool:
+        """Return whether the head is the token embedding."""
+        return bool(hub_config.tie_word_embeddings)
+
+    def num_layers(self, hub_config: Any) -> int:
+        """Return how many blocks a whole model has."""
+        return int(hub_config.num_hidden_layers)
+
+    def all_blocks(self, trunk: Any) -> list[nn.Module]:
+        """Return the blocks of a whole model, in the order in which they are called."""
+        return list(trunk.get_submodule(self.blocks))
+
+    def parts_beside(self, hub_config: Any, layer: int) -> tuple[str, ...]:
+        """Return members of the trunk that the stage of a layer has beside what the first and the last one have."""
+        return ()
+
     @property
     @abstractmethod
     def blocks(self) -> str:
@@ -264,7 +280,7 @@ class Family(ABC):
     @property
     def usual_attention(self) -> AttentionKind:
         """The kind of attention where nothing else is said: an encoder has no causal one."""
-        return "causal" if "causal" in self.attention_kinds else "bidirectional"
+        return "causal" if "causal" in self.attention_kinds else min(self.attention_kinds)
 
     def attention(self, requested: str) -> str:
         """Return the kernel that the family runs when `requested` is asked for."""
@@ -313,6 +329,10 @@ class Family(ABC):
         """Return what one block is called with, from what `context` gave for all."""
         return context
 
+    def call_block(self, block: Any, hidden: Tensor, context: dict[str, Any]) -> Any:
+        """Run one block, called with what `block_context` gave; what it gives beside hidden states is not read."""
+        return block(hidden, **context)
+
     def balance(self, hub_config: Any, share: float) -> RouterBalance | None:
         """Return what is added to the gradient of every block's output for its router; None where there is nothing.
 
@@ -325,6 +345,11 @@ class Family(ABC):
     def scale_logits(self, hub_config: Any, logits: Tensor) -> Tensor:
         """Change what the language model's head gave, where the whole model does; any number of columns."""
         return logits
+
+    def logits(self, stage: Any, hidden: Tensor, pattern: AttentionPattern) -> Tensor:
+        """Turn the last block's output into what the last stage gives, ``[batch, seq, vocab]``."""
+        scores: Tensor = stage.through_heads(self.finish(stage.trunk, hidden))
+        return scores
 
     @abstractmethod
     def finish(self, trunk: Any, hidden: Tensor) -> Tensor:

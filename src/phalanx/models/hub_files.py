@@ -7,7 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+)
 
 from phalanx.errors import ModelError
 from phalanx.models.cache import written_once
@@ -26,6 +30,11 @@ _COMPANIONS = (
     "vocab.json",
     "merges.txt",
 )
+_CLASSES = {
+    "next": MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    "hidden": MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    "target": MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+}
 _TEMPLATES = "additional_chat_templates"
 _ROTARY_PCT = frozenset({"cohere2", "gpt_neox"})
 """Families with another name for the share of a head that is rotated."""
@@ -91,9 +100,8 @@ def save_tokenizer(directory: Path, target: Path) -> None:
 
 def architecture_of(model_type: str) -> str:
     """Return the name of transformers' class for a language model of the family, as config.json has it."""
-    encodes = model_type in FAMILIES and FAMILIES[model_type].encodes
-    names = MODEL_FOR_MASKED_LM_MAPPING_NAMES if encodes else MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    return str(names[model_type])
+    predicts = FAMILIES[model_type].predicts if model_type in FAMILIES else "next"
+    return str(_CLASSES[predicts][model_type])
 
 
 def with_older_keys(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def check_shapes(source: ModelSource) -> None:
         found = source.shape(name)
         if found != list(shape):
             raise ModelError(f"{source.directory}: {name} has shape {found}; config.json says {list(shape)}")
-    if source.hub_config.tie_word_embeddings:
+    if source.family.ties_head(source.hub_config):
         source.check_tied()
 
 
@@ -158,6 +158,6 @@ def _take(made: Path, source: Path, target: Path, code: int) -> None:
 
 def describe_head(source: ModelSource) -> str:
     """Say where the head's weights are."""
-    if source.hub_config.tie_word_embeddings:
+    if source.family.ties_head(source.hub_config):
         return f"tied to {source.family.embedding_weight}"
     return source.family.head_weight

@@ -54,7 +54,7 @@ class ModelSource:
     @property
     def num_layers(self) -> int:
         """Blocks of the whole model."""
-        return int(self.hub_config.num_hidden_layers)
+        return self.family.num_layers(self.hub_config)
 
     @property
     def hidden_size(self) -> int:
@@ -74,6 +74,8 @@ class ModelSource:
         """
         if not 1 <= num_layers <= self.num_layers:
             raise ModelError(f"{self.directory}: has {self.num_layers} blocks; {num_layers} of them were asked for")
+        if self.family.facts.predicts == "target":
+            raise ModelError(f"model.layers: {self.family.model_type} is an encoder and a decoder; leave it out")
         short = copy.copy(self)
         short.hub_config = copy.deepcopy(self.hub_config)
         short.hub_config.num_hidden_layers = num_layers

@@ -4,7 +4,8 @@ import copy
 import hashlib
 import math
 from collections.abc import Iterator
-from typing import Any, cast
+from operator import attrgetter
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from phalanx.models.family import (
 from phalanx.models.layout import StageSpec
 from phalanx.models.quiet import one_at_a_time
 from phalanx.models.routing import RouterBalance
+from phalanx.planner.model.config_keys import ConfigKeys
 
 MAGNITUDE = ".lora_magnitude_vector"
 """End of the name of the sizes that DoRA learns, as peft's files have it."""
@@ -122,12 +124,12 @@ class StageModule(nn.Module):
     @property
     def own_blocks(self) -> list[nn.Module]:
         """The blocks of this stage, in order."""
-        return list(self.trunk.get_submodule(self.family.blocks))[self.spec.first_layer : self.spec.end_layer]
+        return self.family.all_blocks(self.trunk)[self.spec.first_layer : self.spec.end_layer]
 
     @property
     def ties_head(self) -> bool:
         """True where the config says that the head is the token embedding."""
-        return bool(self.hub_config.tie_word_embeddings)
+        return self.family.ties_head(self.hub_config)
 
     @property
     def shared_head(self) -> nn.Parameter | None:
@@ -140,7 +142,8 @@ class StageModule(nn.Module):
 
     def hidden_shape(self, batch: int, seq: int) -> tuple[int, int, int]:
         """Return the shape of the tensor that passes between stages."""
-        return (batch, seq, int(self.hub_config.hidden_size))
+        beside = self.family.facts.rows_beside(ConfigKeys(vars(self.hub_config), "model config"))
+        return (batch, seq + beside, int(self.hub_config.hidden_size))
 
     def all_parameters(self) -> dict[str, nn.Parameter]:
         """Return this stage's parameters by canonical name, in the model's order, tied ones once.
@@ -165,7 +168,7 @@ class StageModule(nn.Module):
         Args:
             x: Ids ``[batch, seq]`` for the stage that embeds, else hidden states ``[batch, seq, hidden]``; with
                 kinds of attention that each row says more about with marks behind them, as `with_marks` has it.
-            pattern: Which tokens see which, the same for all stages of one call, where `attends` is causal.
+            pattern: Which tokens see which, the same for all stages of one call; left out, `attends` and marks say it.
 
         Returns:
             Logits ``[batch, seq, vocab]`` of the last stage, or scores ``[batch, seq, 1]``, or both side by side; else
@@ -175,9 +178,10 @@ class StageModule(nn.Module):
             ModelError: `x` has another shape, or is longer than the model has positions; or the family has no such
                 attention.
         """
-        if self.attends in MARKED_KINDS:
+        is_marked = self.attends in MARKED_KINDS and pattern is CAUSAL
+        if is_marked:
             x, pattern = split_marks(x, self.attends, embeds=self.spec.embeds)
-        elif self.attends != "causal":
+        elif self.attends != "causal" and pattern is CAUSAL:
             pattern = AttentionPattern(self.attends)
         self._check_input(x)
         trunk = self.trunk
@@ -192,12 +196,12 @@ class StageModule(nn.Module):
         for layer, block in enumerate(self.own_blocks, self.spec.first_layer):
             own = self.with_prefix(block, self.family.block_context(self.hub_config, context, layer))
             if recompute:
-                hidden = checkpoint(_run_block, block, hidden, own, balance, use_reentrant=False)
+                hidden = checkpoint(_run_block, block, hidden, own, self.family, balance, use_reentrant=False)
             else:
-                hidden = _run_block(block, hidden, own, balance)
+                hidden = _run_block(block, hidden, own, self.family, balance)
         if self.spec.is_last:
-            return self._score(self.family.finish(trunk, hidden))
-        return join_marks(hidden, pattern) if self.attends in MARKED_KINDS else hidden
+            return self.family.logits(self, hidden, pattern)
+        return join_marks(hidden, pattern) if is_marked else hidden
 
     def with_prefix(self, block: nn.Module, context: dict[str, Any]) -> dict[str, Any]:
         """Return what a block is called with, its virtual tokens included where an adapter has added any."""
@@ -217,7 +221,8 @@ class StageModule(nn.Module):
         self.add_module(HEAD, head)
         self._gives_logits = False
 
-    def _score(self, hidden: Tensor) -> Tensor:
+    def through_heads(self, hidden: Tensor) -> Tensor:
+        """Turn what the family's `finish` gave into what the heads give for each token."""
         if self.family.scoring != (HEAD,):
             return self.family.score(self, self.hub_config, hidden)
         scores: list[Tensor] = []
@@ -296,11 +301,11 @@ def canonical_name(name: str) -> str:
 
 
 def _run_block(
-    block: nn.Module, hidden: Tensor, context: dict[str, Any], balance: RouterBalance | None = None
+    block: nn.Module, hidden: Tensor, context: dict[str, Any], family: Family, balance: RouterBalance | None = None
 ) -> Tensor:
     if balance is not None:
-        return balance.run(block, lambda: _run_block(block, hidden, context))
-    out = block(hidden, **context)
+        return balance.run(block, lambda: _run_block(block, hidden, context, family))
+    out = family.call_block(block, hidden, context)
     # some families return attention weights or a cache beside the hidden states
     result: Tensor = out[0] if isinstance(out, tuple) else out
     return result
@@ -335,8 +340,10 @@ def _foreign_parts(whole: nn.Module, family: Family, spec: StageSpec) -> Iterato
     trunk = whole.get_submodule(family.trunk)
     names = () if spec.embeds else family.first_parts
     names += () if spec.is_last else family.last_parts
-    yield from (part for name in names if (part := getattr(trunk, name)) is not None)
-    blocks = list(cast("Any", trunk.get_submodule(family.blocks)))
+    blocks = family.all_blocks(trunk)
+    for layer in {*range(len(blocks))} - {*range(spec.first_layer, spec.end_layer)}:
+        names += family.parts_beside(whole.config, layer)
+    yield from (part for name in names if (part := attrgetter(name)(trunk)) is not None)
     yield from (*blocks[: spec.first_layer], *blocks[spec.end_layer :])
     if not spec.is_last:
         yield from family.heads(whole).values()

@@ -106,6 +106,11 @@ def _about_the_model(config: ParallelConfig, hub_config: Mapping[str, Any], load
             f"tp={config.tp}: adapters on {', '.join(stray)}, of whose inputs each rank has a part, are not cut; take "
             f"{', '.join(plan_of(family).columns)}, or set tp to 1"
         )
+    if config.zero >= SHARED_GRADIENTS and FAMILIES[family].predicts == "target":
+        yield (
+            f"zero={config.zero}: all blocks of {family} read what its first one learns of positions, and ranks would "
+            "have slices of it outside of that block; set zero to 0 or 1"
+        )
     cuts_itself = hub_config.get("slow_but_exact") and hub_config.get("pretraining_tp", 1) > 1
     if cuts_itself and (config.tp > 1 or config.cp > 1):
         yield (

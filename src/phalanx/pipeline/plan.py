@@ -14,6 +14,8 @@ from phalanx.models import MARKED_KINDS, Attention, AttentionKind, SlicedAdapter
 from phalanx.objectives import ObjectiveChoice
 from phalanx.optimizers import OptimizerConfig
 from phalanx.pipeline.config import GuardConfig
+from phalanx.planner.model.config_keys import ConfigKeys
+from phalanx.planner.model.families import FAMILIES
 from phalanx.planner.schedules import verifiable_schedules
 
 Precision = Literal["fp32", "bf16"]
@@ -81,7 +83,11 @@ class StepPlan(StrictModel):
     @property
     def hidden_shape(self) -> tuple[int, int, int]:
         """Shape of every tensor that crosses a boundary: ``[batch, seq, dim]`` of one microbatch."""
-        return (self.microbatch_size, self.sequence_length, self.hidden_size + (self.attends in MARKED_KINDS))
+        family, beside = FAMILIES.get(self.hub_config.get("model_type", "")), 0
+        if family is not None:
+            beside = family.rows_beside(ConfigKeys(self.hub_config, "model config"))
+        tokens = self.sequence_length + beside
+        return (self.microbatch_size, tokens, self.hidden_size + (self.attends in MARKED_KINDS))
 
     @property
     def hidden_bytes(self) -> int:

@@ -22,6 +22,7 @@ from phalanx.config import StrictModel
 from phalanx.data.chat import ChatEncoder, ChatMessage, ChatTemplate, model_template
 from phalanx.errors import DataError, ModelError
 from phalanx.models.directory import read_config
+from phalanx.planner.model.families import FAMILIES
 from phalanx.planner.model.heads import head_kind
 
 
@@ -86,8 +87,15 @@ class TextModel:
         self._template = model_template(directory)
         # a text is all that a terminal should show
         hub_logging.disable_progress_bar()
-        if head_kind(read_config(directory)) == "score":
+        config = read_config(directory)
+        if head_kind(config) == "score":
             raise ModelError(f"{directory}: gives each text a score, and has no language model's head")
+        family = FAMILIES.get(str(config.get("model_type")))
+        if family is not None and family.predicts != "next":
+            raise ModelError(
+                f"{directory}: {config['model_type']} has an encoder, and texts are continued by decoders alone; give "
+                "a decoder, or call transformers"
+            )
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
             model = AutoModelForCausalLM.from_pretrained(

@@ -27,7 +27,7 @@ def check_split(split: SplitConfig, source: ModelSource, *, seq: int, objective:
         raise ConfigError(f'train.objective = "{objective}": a split can learn {", ".join(OBJECTIVES)}')
     if "causal" not in source.family.attention_kinds:
         raise ConfigError(
-            f"[split]: {source.family.model_type} is an encoder, and clients predict the next token; take a decoder, "
+            f"[split]: {source.family.model_type} has an encoder, and clients predict the next token; take a decoder, "
             "or [pipeline]"
         )
     if getattr(source.hub_config, "output_router_logits", False):

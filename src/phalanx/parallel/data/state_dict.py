@@ -22,18 +22,7 @@ Catalogue = list[list[tuple[str, tuple[int, ...]]]]
 
 def catalogue(source: ModelSource, specs: Sequence[StageSpec], adapter: SlicedAdapter | None) -> Catalogue:
     """Names and shapes of what is trained of the whole model, by stage; a tied head is the first stage's embedding."""
-    family = source.family
-    found: Catalogue = [[] for _ in specs]
-    blocks = f"{family.trunk}.{family.blocks}."
-    first = tuple(f"{family.trunk}.{part}." for part in family.first_parts)
-    for name, shape in trained_shapes(source.hub_config, adapter).items():
-        if name.startswith(blocks):
-            layer = int(name.removeprefix(blocks).partition(".")[0])
-            index = next(spec.index for spec in specs if spec.first_layer <= layer < spec.end_layer)
-        else:
-            index = 0 if name.startswith(first) else len(specs) - 1
-        found[index].append((name, shape))
-    return found
+    return [list(trained_shapes(source.hub_config, adapter, spec).items()) for spec in specs]
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,13 @@
 
 import contextlib
 import copy
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from phalanx.models import CAUSAL, MARKED_KINDS, AttentionPattern, StageModule
+from phalanx.models import CAUSAL, MARKED_KINDS, AttentionPattern, Family, StageModule
 from phalanx.objectives import causal_lm
 from phalanx.parallel.context.positions import own_positions
 from phalanx.parallel.context.ring import share_by_ring
@@ -53,7 +54,7 @@ class StagePart(nn.Module):
         self.stage = stage
         if config.compile:
             compile_blocks(stage)
-        self._run = recomputing(_run_block, config.activation_checkpointing)
+        self._run = recomputing(partial(_run_block, stage.family), config.activation_checkpointing)
 
     @property
     def slices(self) -> int:
@@ -79,7 +80,7 @@ class StagePart(nn.Module):
             for layer, block in enumerate(stage.own_blocks, stage.spec.first_layer):
                 own = stage.family.block_context(self._tables_by, context, layer)
                 hidden = self._run(block, hidden, stage.with_prefix(block, own))
-            result = self._finish(hidden) if stage.spec.is_last else hidden
+            result = self._finish(hidden, pattern) if stage.spec.is_last else hidden
         # the shapes that a pipeline was told of are those of float32
         return result.to(torch.float32)
 
@@ -110,7 +111,9 @@ class StagePart(nn.Module):
         hidden = self._own_positions(hidden).contiguous()
         return keep_slice(hidden, _SEQUENCE, self._domain.tensors) if self._cuts_sequence else hidden
 
-    def _finish(self, hidden: Tensor) -> Tensor:
+    def _finish(self, hidden: Tensor, pattern: AttentionPattern) -> Tensor:
+        if self.stage.family.facts.predicts == "target":
+            return self.stage.family.logits(self.stage, hidden, pattern)
         hidden = self.stage.family.finish(self.stage.trunk, hidden)
         tensors = self._domain.tensors
         if self.cut.shares_vocabulary:
@@ -122,8 +125,10 @@ class StagePart(nn.Module):
     def _context(self, hidden: Tensor, pattern: AttentionPattern) -> dict[str, Any]:
         """What blocks are called with, made for whole rows and all heads, then sliced."""
         stage, config = self.stage, self._domain.config
-        length = hidden.shape[_SEQUENCE] * self.slices
-        whole = hidden.new_empty((1, 1, 1)).expand(hidden.shape[0], length, hidden.shape[2])
+        whole = hidden
+        if self.slices > 1:
+            length = hidden.shape[_SEQUENCE] * self.slices
+            whole = hidden.new_empty((1, 1, 1)).expand(hidden.shape[0], length, hidden.shape[2])
         context = stage.family.context(stage.trunk, self._tables_by, whole, stage.num_virtual_tokens, pattern)
         if config.cp > 1:
             if pattern is CAUSAL:
@@ -155,8 +160,8 @@ class StagePart(nn.Module):
         return torch.autocast(self._domain.device.type, dtype=self._narrow)
 
 
-def _run_block(block: nn.Module, hidden: Tensor, context: dict[str, Any]) -> Tensor:
-    out = block(hidden, **context)
+def _run_block(family: Family, block: nn.Module, hidden: Tensor, context: dict[str, Any]) -> Tensor:
+    out = family.call_block(block, hidden, context)
     # some families return attention weights or a cache beside the hidden states
     result: Tensor = out[0] if isinstance(out, tuple) else out
     return result

@@ -12,6 +12,16 @@ _COMPOSED, _FUSED = "gelu_new", "gelu_pytorch_tanh"
 """One function: of many kernels, and of one."""
 
 
+def saved_by(activation: str) -> int:
+    """Return how many inner tensors an activation function keeps; the most for an unknown one."""
+    return _SAVED_BY_ACTIVATION.get(activation, max(_SAVED_BY_ACTIVATION.values()))
+
+
+def composed_by(activation: str) -> int:
+    """Return how many of them one kernel would not keep."""
+    return _SAVED_BY_ACTIVATION[_COMPOSED] - _SAVED_BY_ACTIVATION[_FUSED] if activation == _COMPOSED else 0
+
+
 class ConfigKeys:
     """A config's values.
 
@@ -53,14 +63,17 @@ class ConfigKeys:
             raise ModelError(f"{self._where}: {name}: found {value!r}; expected a number from 0 to 1")
         return float(value)
 
+    def word(self, name: str, default: str) -> str:
+        """Return a text, or the default where it is missing or empty."""
+        return str(self._config.get(name) or default)
+
     def saved(self, name: str, default: str) -> int:
         """Return how many inner tensors the activation function named there keeps; the most for an unknown one."""
-        return _SAVED_BY_ACTIVATION.get(str(self._config.get(name) or default), max(_SAVED_BY_ACTIVATION.values()))
+        return saved_by(self.word(name, default))
 
     def composed(self, name: str, default: str) -> int:
         """Return how many of them one kernel would not keep."""
-        is_composed = str(self._config.get(name) or default) == _COMPOSED
-        return _SAVED_BY_ACTIVATION[_COMPOSED] - _SAVED_BY_ACTIVATION[_FUSED] if is_composed else 0
+        return composed_by(self.word(name, default))
 
     def heads(self, hidden: int, *names: str) -> tuple[int, int]:
         """Return the number of heads and the width of one."""

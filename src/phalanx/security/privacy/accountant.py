@@ -4,16 +4,15 @@ An upper bound by Gopi et al. 2021. A second one, PLD of dp-accounting, is compa
 an approximation that can lie below the truth, and is not used.
 """
 
-import warnings
+import math
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from phalanx.errors import ConfigError
 
-_LARGEST_NOISE, _LEAST_NOISE = 1e4, 0.3
-_CLOSE = 1e-3
+LEAST_NOISE, _LARGEST_NOISE = 0.3, 1e4
+_CLOSE, _NEAR = 1e-3, 1.1
+_FAR, _LARGEST_EXPONENT = -30.0, 30.0
 
 
 @dataclass(frozen=True)
@@ -36,21 +35,33 @@ class PoissonGaussian:
         """Return the epsilon that so many steps spend at a delta; an upper bound."""
         if steps == 0:
             return 0.0
+        if self.rate == 1:
+            return _epsilon_of_normal(math.sqrt(steps) / self.noise_multiplier, delta)
         accountant = _accountant()
         accountant.history = [(self.noise_multiplier, self.rate, steps)]
-        with warnings.catch_warnings(), np.errstate(all="ignore"):
-            # at a rate of 1 its formula passes through log 0, and comes out right
-            warnings.simplefilter("ignore", RuntimeWarning)
-            return float(accountant.get_epsilon(delta))
+        return float(accountant.get_epsilon(delta))
+
+    def roughly(self, steps: int, delta: float) -> float:
+        """Return about the epsilon of so many steps, by the central limit: never to be quoted, it may be too low.
+
+        Source: Bu et al. 2020.
+        """
+        exponent = min(self.noise_multiplier**-2, _LARGEST_EXPONENT)
+        return _epsilon_of_normal(self.rate * math.sqrt(steps * math.expm1(exponent)), delta)
 
     def affordable(self, epsilon: float, delta: float, at_most: int) -> int:
         """Return how many steps stay within an epsilon, or `at_most` where as many do."""
-        if self.epsilon(at_most, delta) <= epsilon:
+
+        def is_within(steps: int) -> bool:
+            # far beyond the budget the accountant takes much memory to say so
+            return self.roughly(steps, delta) <= 2 * epsilon and self.epsilon(steps, delta) <= epsilon
+
+        if is_within(at_most):
             return at_most
         low, high = 0, at_most
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if self.epsilon(middle, delta) <= epsilon else (low, middle)
+            low, high = (middle, high) if is_within(middle) else (low, middle)
         return low
 
 
@@ -60,18 +71,27 @@ def noise_for(epsilon: float, delta: float, rate: float, steps: int) -> float:
     Raises:
         ConfigError: No noise is enough.
     """
-    low, high = 0.0, _LEAST_NOISE
-    while PoissonGaussian(high, rate).epsilon(steps, delta) > epsilon:
-        low, high = high, 2 * high
+
+    def is_enough(noise: float) -> bool:
+        return PoissonGaussian(noise, rate).epsilon(steps, delta) <= epsilon
+
+    low, high = LEAST_NOISE, _LARGEST_NOISE
+    while high - low > _CLOSE * high:
+        middle = (low + high) / 2
+        is_low = PoissonGaussian(middle, rate).roughly(steps, delta) > epsilon
+        low, high = (middle, high) if is_low else (low, middle)
+    while not is_enough(high):
+        low, high = high, high * _NEAR
         if high > _LARGEST_NOISE:
             raise ConfigError(
                 f"privacy.epsilon = {epsilon}: no noise keeps {steps} steps within it; raise it, or take fewer steps"
             )
-    # a noise of less is not accounted well, and never asked for
-    while low and high - low > _CLOSE * high:
+    low = max(LEAST_NOISE, high / _NEAR)
+    while low > LEAST_NOISE and is_enough(low):
+        low, high = max(LEAST_NOISE, low / _NEAR), low
+    while high - low > _CLOSE * high:
         middle = (low + high) / 2
-        is_enough = PoissonGaussian(middle, rate).epsilon(steps, delta) <= epsilon
-        low, high = (low, middle) if is_enough else (middle, high)
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
     return high
 
 
@@ -94,6 +114,37 @@ def check_rate(rows: int, batch_size: int, delta: float) -> float:
             f"within it; expected less than {1 / rows:.1e}, a tenth of that or less is usual"
         )
     return batch_size / rows
+
+
+def _epsilon_of_normal(mu: float, delta: float) -> float:
+    """Return the epsilon of one Gaussian mechanism with noise 1 and sensitivity mu, in closed form, rounded up.
+
+    Source: Balle and Wang 2018, theorem 8.
+    """
+
+    def spent(epsilon: float) -> float:
+        second = -mu / 2 - epsilon / mu
+        # the product of a huge and a tiny number, by their logarithms
+        return _normal(mu / 2 - epsilon / mu) - math.exp(min(epsilon + _log_normal(second), 0.0))
+
+    low, high = 0.0, 1.0
+    while spent(high) > delta:
+        low, high = high, 2 * high
+    while high - low > _CLOSE**2 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if spent(middle) > delta else (low, middle)
+    return high
+
+
+def _normal(x: float) -> float:
+    return 0.5 * math.erfc(-x / math.sqrt(2))
+
+
+def _log_normal(x: float) -> float:
+    if x > _FAR:
+        return math.log(_normal(x))
+    # Mills' ratio from below: what is subtracted is not too much
+    return -x * x / 2 - math.log(-x * math.sqrt(2 * math.pi)) + math.log1p(-1 / (x * x))
 
 
 def _accountant() -> Any:

@@ -21,6 +21,7 @@ from phalanx.models import (
 )
 from phalanx.models.layout import check_length
 from phalanx.objectives import OBJECTIVES, RowAttention, objective_of
+from phalanx.objectives.pretraining import DenoisersSettings
 from phalanx.pipeline import OWNER, StageRange, StepPlan
 from phalanx.pipeline.assignment.assignment import first_assignment
 from phalanx.pipeline.assignment.rank_memory import rank_bytes
@@ -66,6 +67,11 @@ def check_head(run: RunConfig, source: ModelSource) -> None:
         )
     if run.train.samples is not None and wanted == "score":
         raise ConfigError("train.samples: a model that gives scores writes no text; leave it out")
+    if run.train.samples is not None and source.family.facts.predicts != "next":
+        raise ConfigError(
+            f"train.samples: {source.family.model_type} has an encoder, and texts are continued by decoders alone; "
+            "leave it out"
+        )
 
 
 def make_plan(run: RunConfig, source: ModelSource) -> StepPlan:
@@ -112,13 +118,19 @@ def attention_of(run: RunConfig, source: ModelSource) -> RowAttention:
     Raises:
         ConfigError: The model's family has no such attention.
     """
-    known, kind = FAMILIES[source.hub_config.model_type].attention_kinds, attention_asked(run)
-    if kind not in known:
-        raise ConfigError(
-            f'train.objective = "{run.train.objective_kind}": its rows need {kind} attention, and '
-            f"{source.hub_config.model_type} has only {', '.join(sorted(known))}; take another objective or model"
-        ).about(code="PHX-C025", key="train.objective", found=run.train.objective_kind)
-    return kind
+    family, kind = FAMILIES[source.hub_config.model_type], attention_asked(run)
+    needs, has = f"{kind} attention", f"only {', '.join(sorted(family.attention_kinds))}"
+    settings = run.train.objective
+    hides = isinstance(settings, DenoisersSettings) and any(one.kind == "masked" for one in settings.parts)
+    if family.facts.predicts == "target" and hides:
+        # hidden tokens are predicted where they stood, and that is the encoder's text
+        needs, has = "logits of the text that is seen", "only those of what a decoder writes"
+    elif kind in family.attention_kinds:
+        return kind
+    raise ConfigError(
+        f'train.objective = "{run.train.objective_kind}": its rows need {needs}, and {family.model_type} has {has}; '
+        "take another objective or model"
+    ).about(code="PHX-C025", key="train.objective", found=run.train.objective_kind)
 
 
 def attention_asked(run: RunConfig) -> RowAttention:

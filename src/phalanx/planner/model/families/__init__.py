@@ -10,6 +10,7 @@ from phalanx.planner.model.families.modernbert import MODERNBERT
 from phalanx.planner.model.families.opt import OPT
 from phalanx.planner.model.families.planned import PLANNED
 from phalanx.planner.model.families.qwen3_moe import QWEN3_MOE
+from phalanx.planner.model.families.t5 import T5
 
 FAMILIES: dict[str, FamilyFacts] = {
     "bert": BERT,
@@ -20,6 +21,7 @@ FAMILIES: dict[str, FamilyFacts] = {
     "modernbert": MODERNBERT,
     "opt": OPT,
     "qwen3_moe": QWEN3_MOE,
+    "t5": T5,
     **{name: family.facts for name, family in PLANNED.items()},
 }
 """By the hub's ``model_type``."""

@@ -42,5 +42,5 @@ BERT = FamilyFacts(
     per_head=("num_attention_heads", "all_head_size"),
     dropout=("attention_probs_dropout_prob", 0.1),
     shared_axes=frozenset(),
-    encodes=True,
+    predicts="hidden",
 )

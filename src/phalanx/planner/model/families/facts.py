@@ -17,6 +17,11 @@ one, or the stream."""
 SharedAxis = Literal["tp", "cp"]
 
 
+def no_rows(keys: ConfigKeys) -> int:
+    """Return the rows beside those of tokens where tokens are all that crosses: none."""
+    return 0
+
+
 @dataclass(frozen=True)
 class SlicingRule:
     """What the stages of a model must know beside transformers' own pipeline plan for it.
@@ -65,7 +70,8 @@ class FamilyFacts:
         dropout: Where a config has attention's dropout, with transformers' default.
         norms: Of a block, those over the width of the stream.
         shared_axes: Mesh axes along which ranks may share a block; a test compares each with one rank alone.
-        encodes: Whether every token sees every other, and hidden tokens are predicted.
+        predicts: What is predicted: the next token; hidden tokens, by an encoder; or a target behind an encoder's text.
+        rows_beside: How many rows of what crosses between stages are no tokens of the text.
         routed: Whether tokens ask experts that a router chooses: another rounding may choose others.
         slicing: How the model is cut by transformers' pipeline plan; None for a family that is written out.
     """
@@ -80,6 +86,7 @@ class FamilyFacts:
     dropout: tuple[str, float] = ("attention_dropout", 0.0)
     norms: int = 2
     shared_axes: frozenset[SharedAxis] = frozenset({"tp", "cp"})
-    encodes: bool = False
+    predicts: Literal["next", "hidden", "target"] = "next"
+    rows_beside: Callable[[ConfigKeys], int] = no_rows
     routed: bool = False
     slicing: SlicingRule | None = None

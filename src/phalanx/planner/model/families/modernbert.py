@@ -50,5 +50,5 @@ MODERNBERT = FamilyFacts(
     adapter_targets=("Wqkv",),
     per_head=(),
     shared_axes=frozenset(),
-    encodes=True,
+    predicts="hidden",
 )

@@ -1,0 +1,99 @@
+"""A small language model that is trained with and without privacy, by the code of a private run's step."""
+
+import os
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from phalanx.parallel.privacy.row_gradients import RowGradients
+from phalanx.security.privacy import (
+    PoissonGaussian,
+    PrivacyConfig,
+    SecureStream,
+    gaussian_noise,
+    noise_for,
+    poisson_sample,
+)
+
+VOCABULARY, LENGTH = 64, 12
+
+
+@dataclass(frozen=True)
+class TrainedWorld:
+    """A model after its training.
+
+    Attributes:
+        losses: Of some rows.
+        epsilon: That the accountant quotes; None without privacy.
+    """
+
+    losses: Tensor
+    epsilon: float | None
+
+
+class TokenModel(nn.Module):
+    """A Llama of two small layers, from ids to logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+        config = LlamaConfig(vocab_size=VOCABULARY, tie_word_embeddings=False, use_cache=False, **sizes)
+        self.inner = LlamaForCausalLM(config)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return logits."""
+        places = torch.arange(ids.shape[1]).expand(len(ids), -1).contiguous()
+        found: Tensor = self.inner(input_ids=ids, position_ids=places).logits
+        return found
+
+
+def row_losses(model: nn.Module, ids: Tensor) -> Tensor:
+    """Return the mean loss of each row's next tokens."""
+    logits = model(ids[:, :-1].contiguous())
+    losses = nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+    return losses.view(len(ids), -1).mean(1)
+
+
+def train_rows(
+    rows: Tensor, asked: Tensor, *, epsilon: float | None, delta: float, steps: int, seed: int
+) -> TrainedWorld:
+    """Train on some rows, and return the losses of others.
+
+    Args:
+        rows: ``[rows, LENGTH]``.
+        asked: Rows of which the losses are told.
+        epsilon: Budget; None for no clipping and no noise.
+        delta: Of the budget.
+        steps: Of the training; half of the rows are in each in the mean.
+        seed: Of the first weights.
+    """
+    torch.manual_seed(seed)
+    model, batch = TokenModel(), len(rows) // 2
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    rate, key = batch / len(rows), os.urandom(32)
+    noise = 0.0 if epsilon is None else noise_for(epsilon, delta, rate, steps)
+    settings = PrivacyConfig(epsilon=epsilon or 1.0, delta=delta, clip_norm=1.0, clipping="hooks")
+    gradients = None if epsilon is None else RowGradients(model, settings)
+    for step in range(steps):
+        drawn = rows[torch.from_numpy(poisson_sample(key, step, len(rows), batch))]
+        if gradients is None:
+            optimizer.zero_grad()
+            torch.autograd.backward(row_losses(model, drawn).sum() / batch)
+        else:
+            _private(model, gradients, drawn, noise, batch)
+        optimizer.step()
+    with torch.no_grad():
+        losses = row_losses(model.eval(), asked)
+    spent = None if epsilon is None else PoissonGaussian(noise, rate).epsilon(steps, delta)
+    return TrainedWorld(losses, spent)
+
+
+def _private(model: nn.Module, gradients: RowGradients, drawn: Tensor, noise: float, batch: int) -> None:
+    total, stream = gradients.zeros(), SecureStream(os.urandom(32))
+    if len(drawn):
+        gradients.add(lambda numbers: row_losses(model, drawn[numbers]), torch.arange(len(drawn)), total)
+    for one in total:
+        one.add_(torch.from_numpy(gaussian_noise(stream, one.numel(), noise)).view_as(one)).div_(batch)
+    gradients.settle(total)

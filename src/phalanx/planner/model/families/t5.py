@@ -1,0 +1,76 @@
+"""T5: an encoder and a decoder that attends to it; positions are biases of scores, one table for each of both."""
+
+import math
+
+from phalanx.planner.model.config_keys import ConfigKeys, composed_by, saved_by
+from phalanx.planner.model.families.facts import FamilyFacts
+from phalanx.planner.model.shape import ModelShape
+
+_SIDES = 2
+
+
+def _shape(keys: ConfigKeys) -> ModelShape:
+    hidden, vocab, ffn = keys.size("d_model", "hidden_size"), keys.size("vocab_size"), keys.size("d_ff")
+    heads, head_dim = keys.size("num_heads", "num_attention_heads"), keys.size("d_kv", "head_dim")
+    encoder = keys.size("num_layers", "num_hidden_layers")
+    decoder = keys.size("num_decoder_layers", default=encoder)
+    words = keys.word("feed_forward_proj", "relu").split("-")
+    gated, activation = words[0] == "gated", "gelu_new" if words == ["gated", "gelu"] else words[-1]
+    attention = 4 * hidden * heads * head_dim
+    matrix = attention + (3 if gated else 2) * hidden * ffn
+    tied = keys.flag("scale_decoder_outputs", keys.flag("tie_word_embeddings", True))
+    return ModelShape(
+        family="t5",
+        layers=encoder + decoder,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=head_dim,
+        ffn=ffn,
+        vocab=vocab,
+        max_positions=None,
+        gated=gated,
+        tied=tied,
+        ffn_saved=saved_by(activation) + (2 if gated else 0),
+        ffn_composed=composed_by(activation),
+        fused=True,
+        layer_matrix=matrix,
+        layer_split=matrix,
+        layer_whole=2 * hidden,
+        embedding=vocab * hidden + _SIDES * _buckets(keys) * heads,
+        # an encoder's blocks are those that are counted one by one: what a decoder's have beside stands here
+        final=_SIDES * hidden + decoder * (attention + hidden),
+        head=0 if tied else vocab * hidden,
+        head_matrix=vocab * hidden,
+    )
+
+
+def _buckets(keys: ConfigKeys) -> int:
+    return keys.size("relative_attention_num_buckets", default=32)
+
+
+def _rows(keys: ConfigKeys) -> int:
+    """Rows of a message that are no token of the text: the decoder's first, and those of one side's biases."""
+    heads, hidden = keys.size("num_heads", "num_attention_heads"), keys.size("d_model", "hidden_size")
+    return 1 + math.ceil(_buckets(keys) * heads / hidden)
+
+
+T5 = FamilyFacts(
+    shape=_shape,
+    matrices=(
+        ("layer.0.SelfAttention.q", "first", "queries"),
+        ("layer.0.SelfAttention.k", "first", "shared"),
+        ("layer.0.SelfAttention.v", "first", "shared"),
+        ("layer.0.SelfAttention.o", "mixed", "stream"),
+        ("DenseReluDense.wi", "second", "inner"),
+        ("DenseReluDense.wo", "inner", "stream"),
+    ),
+    adapter_targets=("q", "v"),
+    per_head=(),
+    composed_norm=True,
+    biased_scores=True,
+    dropout=("dropout_rate", 0.1),
+    shared_axes=frozenset(),
+    predicts="target",
+    rows_beside=_rows,
+)
