@@ -128,13 +128,30 @@ def test_logits_loss_and_gradients_are_bit_equal(cache, name, num_stages):
         assert torch.equal(sliced[key], value), key
 
 
+@pytest.mark.parametrize("num_stages", [1, LAYERS])
+@pytest.mark.parametrize("name", ["bert", "bert-untied", "modernbert", "modernbert-untied"])
+def test_bf16_is_bit_equal_too(cache, name, num_stages):
+    source = source_of(name, cache)
+    (ids, labels), model, stages = rows(), whole_model(source), stages_of(source, num_stages)
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = model(input_ids=ids, labels=labels)
+        logits = chain(stages, ids)
+        loss = loss_of(logits, labels)
+    expected.loss.backward()
+    loss.backward()
+
+    assert torch.equal(logits, expected.logits)
+    assert torch.equal(loss, expected.loss)
+    whole, sliced = gradients(model.named_parameters()), gradients(trained(stages))
+    assert all(torch.equal(sliced[key], value) for key, value in whole.items())
+
+
 @pytest.mark.parametrize("name", ["bert", "modernbert"])
-def test_eager_attention_dropout_bf16_and_recomputation_are_bit_equal_too(cache, name):
+def test_eager_attention_dropout_and_recomputation_are_bit_equal_too(cache, name):
     ids, labels = rows()
     plain = source_of(name, cache)
     assert torch.equal(chain(stages_of(plain, 3, "eager"), ids), whole_model(plain, "eager")(input_ids=ids).logits)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(chain(stages_of(plain, 3), ids), whole_model(plain)(input_ids=ids).logits)
     drops = source_of(name, cache, 0.2)
     torch.manual_seed(1)
     expected = whole_model(drops)(input_ids=ids).logits

@@ -39,14 +39,16 @@ def source_of(name, cache, **changes):
     return ModelSource(write_random_model(hub_config, 3, cache, None))
 
 
-def assert_same(source, num_stages):
+def assert_same(source, num_stages, dtype=None):
     model, ids = whole_model(source), some_ids()
     stages = build_all(source, num_stages)
 
-    expected = model(input_ids=ids, labels=ids, use_cache=False)
+    with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+        expected = model(input_ids=ids, labels=ids, use_cache=False)
+        logits = chain(stages, ids)
+        loss = model.loss_function(logits, ids, vocab_size=VOCAB)
     expected.loss.backward()
-    logits = chain(stages, ids)
-    model.loss_function(logits, ids, vocab_size=VOCAB).backward()
+    loss.backward()
 
     assert torch.equal(logits, expected.logits)
     whole = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
@@ -67,6 +69,11 @@ def test_logits_and_gradients_are_bit_equal_for_every_number_of_stages(cache, na
 
     for num_stages in range(1, LAYERS + 1):
         assert_same(source, num_stages)
+
+
+@pytest.mark.parametrize("num_stages", [1, LAYERS])
+def test_experts_in_bf16_are_bit_equal_too(cache, num_stages):
+    assert_same(source_of("qwen3_moe", cache), num_stages, torch.bfloat16)
 
 
 @pytest.mark.parametrize("name", PLANNED)

@@ -116,15 +116,22 @@ def test_activation_checkpointing_keeps_fewer_tensors(cache):
     assert saved[1] < saved[0] / 3
 
 
-def test_bf16_autocast_is_bit_equal(cache):
-    source = tiny_source("llama", cache)
-    model, stages, ids = whole_model(source), build_all(source, 3), some_ids()
+@pytest.mark.parametrize("num_stages", [1, LAYERS])
+@pytest.mark.parametrize("name", ["llama", "falcon", "falcon-untied"])
+def test_bf16_autocast_is_bit_equal(cache, name, num_stages):
+    source = tiny_source(name, cache)
+    model, stages, ids = whole_model(source), build_all(source, num_stages), some_ids()
 
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        expected = model(input_ids=ids, use_cache=False).logits
+        expected = model(input_ids=ids, labels=ids, use_cache=False)
         logits = chain(stages, ids)
+        loss = model.loss_function(logits, ids, vocab_size=VOCAB)
+    expected.loss.backward()
+    loss.backward()
 
-    assert torch.equal(logits, expected)
+    assert torch.equal(logits, expected.logits)
+    assert torch.equal(loss, expected.loss)
+    assert_same_gradients(stages, model)
 
 
 @pytest.mark.parametrize("name", FAMILY_NAMES)
