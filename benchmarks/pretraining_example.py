@@ -51,7 +51,8 @@ def main() -> None:
     found = [(line["step"] + 1, line.get("validation_perplexity")) for line in lines[1:]]
     result = {
         "name": f"{arguments.example}-example",
-        "command": f"phalanx train {file} --set {WARM_UP}; phalanx checkpoint export runs/{run.name} models/{run.name}; "
+        "command": f"phalanx train {file} --set {WARM_UP}; "
+        f"phalanx checkpoint export runs/{run.name} models/{run.name}; "
         f"python benchmarks/pretraining_example.py {arguments.example} runs/{run.name} models/{run.name} OUT.json",
         "machine": describe_machine(),
         "commit": current_commit(),
