@@ -287,7 +287,14 @@ def update_attacks(result: Result) -> Iterator[str]:
         yield line(f"`{attack}`", first + shown, *others, f"{found[attack, 'multi_krum']['refused']:.0f}")
 
 
+def extraction(result: Result) -> Iterator[str]:
+    for row in result["rows"]:
+        figures = (f"{row[key]:.2f}" for key in ("f1", "precision", "recall", "lowest_f1"))
+        yield line(row["extractor"], row["package"], str(row["pages"]), *figures)
+
+
 TABLES = (
+    Table("docs/data_sources.md", f"extraction{BUSY}", extraction),
     Table(COSTS, "overhead-presets-cpu-2cores.json", presets),
     Table(COSTS, "split-cpu-2cores-quick.json", seal_in_short),
     Table(COSTS, f"masked{BUSY}", masked),

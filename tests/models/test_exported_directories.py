@@ -16,7 +16,7 @@ from phalanx.data import ModelTokenizerConfig
 from phalanx.data.tokenizers import load_tokenizer
 from phalanx.errors import ModelError
 from phalanx.models import FAMILIES, LoraConfig, ModelConfig, ModelSource, open_model, parse_hub_config
-from phalanx.models.hub_files import with_older_keys
+from phalanx.models.hub_files import architecture_of, with_older_keys
 from phalanx.models.scratch import write_random_model
 
 TEMPLATE = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<end>{% endfor %}"
@@ -46,6 +46,16 @@ ARCHITECTURE_NAMES = {
     "starcoder2": "STARCODER2",
 }
 """The name that the gguf package has for what a family becomes in llama.cpp; it has none for the others."""
+
+VLLM = (
+    "ArceeForCausalLM BertForMaskedLM BloomForCausalLM Cohere2ForCausalLM CohereForCausalLM "
+    "Ernie4_5ForCausalLM Exaone4ForCausalLM FalconForCausalLM GPT2LMHeadModel GPTNeoXForCausalLM "
+    "Gemma2ForCausalLM Gemma3ForCausalLM GemmaForCausalLM GlmForCausalLM GraniteForCausalLM LlamaForCausalLM "
+    "MistralForCausalLM OPTForCausalLM Olmo2ForCausalLM Olmo3ForCausalLM OlmoForCausalLM Phi3ForCausalLM "
+    "PhiForCausalLM Qwen2ForCausalLM Qwen3ForCausalLM Qwen3MoeForCausalLM SeedOssForCausalLM "
+    "SmolLM3ForCausalLM Starcoder2ForCausalLM"
+)
+"""Architectures of our families that vLLM 0.33.0 has: ``model_executor/models/registry.py`` of its wheel."""
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +140,12 @@ def test_an_adapter_takes_the_tokenizer_along_and_names_no_path(chat, tmp_path):
     assert str(tmp_path) not in written
     assert (tmp_path / "out/chat_template.jinja").read_text() == TEMPLATE
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()} == {0o644}
+
+
+def test_the_class_that_an_export_names_is_in_vllms_registry_but_for_two_families():
+    lacking = {name for name in FAMILIES if architecture_of(name) not in VLLM.split()}
+
+    assert lacking == {"helium", "modernbert"}
 
 
 @pytest.mark.parametrize("name", sorted(name for name, one in FAMILIES.items() if "causal" in one.attention_kinds))

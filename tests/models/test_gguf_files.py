@@ -149,7 +149,7 @@ def test_quantised_weights_become_the_numbers_that_they_stand_for(tmp_path):
 
 
 @confined
-@pytest.mark.parametrize("damage", ["cut", "counts", "magic"])
+@pytest.mark.parametrize("damage", ["cut", *(pytest.param(one, marks=pytest.mark.slow) for one in ("counts", "magic"))])
 def test_a_damaged_gguf_file_is_refused_and_leaves_nothing(tmp_path, damage, capsys):
     write_gguf(tmp_path / "tiny.gguf", whole(), gguf.GGMLQuantizationType.F32)
     data = bytearray((tmp_path / "tiny.gguf").read_bytes())

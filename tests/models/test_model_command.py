@@ -95,6 +95,8 @@ def test_a_pickled_model_becomes_one_that_computes_the_same(pickled, tmp_path, c
     assert command_line(["model", "import", str(directory), str(out)]) == 3
 
 
+# one part is quick above
+@pytest.mark.slow
 @confined
 def test_many_pickled_parts_become_as_many_of_safetensors(pickled, tmp_path):
     source, directory = pickled

@@ -9,7 +9,9 @@ from tiny_models import Held, build_all, chain, disturbed, lm_loss, some_ids, ti
 
 from phalanx.checkpoint.export import export_model
 from phalanx.errors import ModelError
-from phalanx.models import LoraConfig, ModelConfig, PrefixConfig
+from phalanx.models import LoraConfig, ModelConfig, PrefixConfig, StageSpec, stage_table
+from phalanx.planner import shape_of
+from phalanx.planner.model.adapter import adapter_numbers
 
 peft = pytest.importorskip("peft")
 
@@ -141,6 +143,16 @@ def test_damaged_and_foreign_files_are_refused(cache, tmp_path):
         build_all(source, 1, adapter=start)
     with pytest.raises(ModelError, match="give a directory in peft's format"):
         build_all(source, 1, adapter=start.model_copy(update={"path": str(tmp_path / "none")}))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_planner_counts_what_is_trained(cache, kind):
+    source = tiny_source("llama", cache)
+
+    (row,) = stage_table(source.hub_config, (StageSpec(0, 1, 0, 4),), KINDS[kind])
+
+    shape = shape_of(source.hub_config_dict, "model config")
+    assert 4 * adapter_numbers(shape, KINDS[kind].planned) == row.trainable
 
 
 def test_new_keys_leave_the_dump_of_older_run_files_alone():

@@ -167,6 +167,24 @@ def test_what_its_bound_would_not_cover_is_refused_by_name(make_run, sections, o
         make_run(sections, *overrides, **options)
 
 
+@pytest.mark.slow
+def test_two_data_parallel_ranks_share_a_sample_and_add_the_noise_once(make_run, whole, tmp_path):
+    run = make_run("[parallel]\ndp = 2\n" + PRIVACY)
+
+    summary = quietly(run, tmp_path / "run")
+
+    assert summary["status"] == "completed"
+    assert summary["world"]["processes"] == 2
+    assert summary["privacy"]["charges"] == 6
+    assert summary["privacy"]["noise_multiplier"] == whole[0]["privacy"]["noise_multiplier"]
+    # the noise, which is most of a gradient here, is as large as that of one rank
+    one, two = (
+        [line["grad_norm"] for line in read_metrics(where / "metrics.jsonl")] for where in (whole[1], tmp_path / "run")
+    )
+    assert sum(two) == pytest.approx(sum(one), rel=0.25)
+
+
+@pytest.mark.slow
 def test_tied_weights_are_refused_and_the_way_out_named(make_run, tmp_path):
     run = make_run(adapter="")
 
@@ -174,6 +192,7 @@ def test_tied_weights_are_refused_and_the_way_out_named(make_run, tmp_path):
         quietly(run, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_delta_that_a_program_which_publishes_rows_keeps_is_refused(make_run, tmp_path):
     run = make_run(RANKS + PRIVACY, "privacy.delta=0.09")
 
@@ -181,6 +200,7 @@ def test_a_delta_that_a_program_which_publishes_rows_keeps_is_refused(make_run, 
         quietly(run, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_an_order_that_the_public_can_compute_earns_no_amplification(make_run, whole, tmp_path):
     run = make_run(RANKS + PRIVACY, "privacy.sampling=order")
 

@@ -4,12 +4,12 @@ import pytest
 
 from phalanx.errors import PeerLostError
 from phalanx.rollouts import (
-    LocalRolloutWorkers,
     PolicyModel,
     RolloutCheck,
     RolloutWorkerConfig,
     explain_any_evidence,
     generate_rollouts,
+    local_rollout_workers,
     rollout_company,
 )
 from phalanx.security.crypto import create_authority, issue, load_identity
@@ -26,7 +26,7 @@ def pki(tmp_path):
 
 
 def local(tmp_path, pki, others):
-    return LocalRolloutWorkers(tmp_path / "workers", pki, RolloutWorkerConfig(identity="", owner=""), others)
+    return local_rollout_workers(tmp_path / "workers", pki, RolloutWorkerConfig(identity="", owner=""), others)
 
 
 @pytest.mark.slow

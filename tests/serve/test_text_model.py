@@ -239,3 +239,29 @@ def test_one_call_of_the_package_writes_as_the_model_does(directory, model):
 def test_a_call_with_what_there_is_not_is_refused(model, prompt, sampling, told):
     with pytest.raises(ConfigError, match=told):
         phalanx.generate(model, prompt, sampling)
+
+
+def test_a_batch_writes_what_each_prompt_alone_does(model):
+    prompts = [model.prompt(text) for text in ("the owner holds", "the", "both ends the owner")]
+
+    found = model.complete_batch(prompts, GREEDY)
+
+    assert found == [model.complete(ids, GREEDY) for ids in prompts]
+    # drawn by one seed, in the order of the batch
+    assert model.complete_batch(prompts, SEEDED) == model.complete_batch(prompts, SEEDED)
+
+
+def test_the_log_probability_of_an_ending_is_that_of_all_its_tokens(directory, model):
+    ids = model.prompt("the owner")
+
+    both, one = model.log_probs(ids, ["holds both", "ends"])
+
+    with torch.no_grad():
+        whole = AutoModelForCausalLM.from_pretrained(directory)(torch.tensor([[*ids, 4, 5]]))
+    plain = whole.logits[0].log_softmax(-1)
+    assert both == pytest.approx(float(plain[1, 4] + plain[2, 5]), abs=1e-5)
+    assert one == pytest.approx(float(plain[1, 6]), abs=1e-5)
+    with pytest.raises(DataError, match="has 0 tokens"):
+        model.log_probs(ids, [""])
+    with pytest.raises(DataError, match="the prompt leaves 1"):
+        model.log_probs(model.prompt("the " * 15), ["holds both"])

@@ -23,7 +23,8 @@ from phalanx.split.roles.server import EnclaveServer
 from phalanx.split.roles.simulator import MemoryEpochs
 from phalanx.split.roles.turn_taker import TurnTaker
 from phalanx.telemetry import PhaseTimer
-from phalanx.transport import Endpoint, MemoryNetwork
+from phalanx.testing.network import MemoryNetwork
+from phalanx.transport import Endpoint
 
 CLASSES, MICROBATCHES = 3, 4
 CLIENTS = ("north", "south")

@@ -18,7 +18,8 @@ from phalanx.split.processes.enclave_file import OWNER, EnclaveConfig
 from phalanx.split.processes.offload import as_it_is
 from phalanx.split.roles.server import EnclaveServer
 from phalanx.split.roles.simulator import MemoryEpochs
-from phalanx.transport import Endpoint, MemoryNetwork, TransportConfig
+from phalanx.testing.network import MemoryNetwork
+from phalanx.transport import Endpoint, TransportConfig
 
 LIMITS = TransportConfig(timeout_s=20.0)
 CONFIG = "ab" * 32

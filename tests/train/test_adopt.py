@@ -85,7 +85,7 @@ def tensors(checkpoint):
 @pytest.mark.parametrize(
     "overrides",
     [
-        pytest.param(["pipeline.stages=1"], id="un-sliced"),
+        pytest.param(["pipeline.stages=1"], id="un-sliced", marks=pytest.mark.slow),
         pytest.param(["pipeline.stages=4"], id="four"),
         pytest.param(
             ["pipeline.stages=3", "guard.mode='off'", "train.microbatches=2"], id="unguarded", marks=pytest.mark.slow

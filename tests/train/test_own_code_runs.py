@@ -198,6 +198,26 @@ def test_workers_of_this_machine_run_a_family_of_the_users_own_under_the_guard(c
     assert ([one.kind for one in worker.code], worker.code_home) == (cwm().own_code, str(tmp_path))
 
 
+@pytest.mark.parametrize("layout", ["pp=2", "dp=2", "tp=2"])
+def test_trusted_ranks_run_a_family_of_the_users_own(cwm, quietly, run_file, tmp_path, layout):
+    # by matrices only where the family says so
+    shared = FAMILY.replace("PlannedFamily(", 'PlannedFamily(shared_axes=frozenset({"tp"}), slicing=')
+    run_file.with_name("mine.py").write_text(shared)
+    alone = quietly(cwm("pipeline-"), tmp_path / "alone")
+
+    summary = quietly(cwm("pipeline-", f"parallel={{{layout}}}"), tmp_path / "run")
+
+    assert summary["loss_last"] == pytest.approx(alone["loss_last"], rel=1e-6)
+
+
+@pytest.mark.parametrize("axis", ["tp", "cp"])
+def test_a_layout_that_an_own_family_does_not_name_is_refused_by_name(cwm, quietly, tmp_path, axis):
+    run = cwm("pipeline-", f"parallel={{{axis}=2}}")
+
+    with pytest.raises(ConfigError, match=f"{axis}=2: ranks cannot share a block of cwm yet; set {axis} to 1"):
+        quietly(run, tmp_path / "run")
+
+
 def test_a_family_for_another_model_is_refused(cwm, quietly, tmp_path):
     run = cwm("model.architecture.model_type='llama'")
 

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from phalanx import __version__
+from phalanx.cli.align.group import align_app
 from phalanx.cli.answers.tree import EXIT_CODES
 from phalanx.cli.attack import attack
 from phalanx.cli.audit import audit_app
@@ -72,10 +73,7 @@ app.command(epilog="Example: phalanx train run.toml --set train.steps=100 --run-
 app.command(epilog="Example: phalanx client client.toml")(client)
 app.command(epilog="Example: phalanx invite run.toml --name alice --host owner.example.org")(invite)
 app.command(epilog="Examples: phalanx join phx1-...; phalanx join phx1-... --train train.csv --test test.csv")(join)
-app.command(
-    epilog="Example: phalanx peers runs/first\n\n"
-    'Example: phalanx peers runs/first --revoke alice --reason "the laptop was stolen"'
-)(peers)
+app.command(epilog="Examples: phalanx peers runs/first; phalanx peers runs/first --revoke alice --reason stolen")(peers)
 for one in (worker, masked_worker, rollout_worker):
     app.command(epilog=f"Example: phalanx {one.__name__.replace('_', '-')} worker.toml")(one)
 app.command(
@@ -94,7 +92,7 @@ app.command(epilog="Example: phalanx bench pipeline --quick --json --out pipelin
 app.command(epilog="Example: phalanx attack examples/quickstart.toml --kinds drift,framing --rate 0.5")(attack)
 app.command(epilog="Example: phalanx reproduce defence --quick --out defence.json")(reproduce)
 app.command(epilog="Example: phalanx calibrate examples/quickstart.toml --quick --out calibration.json")(calibrate)
-GROUPS = {"audit": audit_app, "checkpoint": checkpoint_app, "data": data_app, "enclave": enclave_app}
-GROUPS |= {"model": model_app, "pki": pki_app, "tokenizer": tokenizer_app}
+GROUPS = {"align": align_app, "audit": audit_app, "checkpoint": checkpoint_app, "data": data_app}
+GROUPS |= {"enclave": enclave_app, "model": model_app, "pki": pki_app, "tokenizer": tokenizer_app}
 for name, group in GROUPS.items():
     app.add_typer(group, name=name)

@@ -10,9 +10,12 @@ from phalanx.planner.cluster.hardware import Cluster
 from phalanx.planner.guard.guarding import Verification
 from phalanx.planner.model.adapter import Adapter, adapted
 from phalanx.planner.model.read import read_shape, shape_of
-from phalanx.planner.model.recipe import Recipe
+from phalanx.planner.model.recipe import Precision, Recipe
 from phalanx.planner.model.shape import ModelShape
 from phalanx.planner.search.question import Question
+
+_PRECISION: dict[str, Precision] = {"fp32": "fp32", "bf16_weights": "bf16"}
+"""Precisions of a run file that are no autocast, in the planner's words."""
 
 
 def from_run(
@@ -39,7 +42,7 @@ def from_run(
         sequences=run.train.batch_size,
         sequence_length=run.data.sequence_length,
         microbatches=run.train.microbatches,
-        precision="fp32" if run.train.precision == "fp32" else "autocast",
+        precision=_PRECISION.get(run.train.precision, "autocast"),
         checkpointing="full" if run.model.activation_checkpointing else "none",
         fused_attention=run.model.attention == "sdpa",
         fused_activation=parallel is not None,

@@ -373,5 +373,8 @@ def attention_mask(
     if windowed:
         raise ModelError("model.adapter: virtual tokens are not known in layers with a sliding window; take lora")
     seq = hidden.shape[1]
+    if seq == 1:
+        # it sees everything
+        return None
     seen = torch.ones(seq, before + seq, dtype=torch.bool, device=hidden.device).tril(before)[None, None]
     return written_mask(hub_config, hidden, seen)

@@ -112,6 +112,10 @@ class StageModule(nn.Module):
         """Which share of a step a microbatch is, for the losses of routers; 0 leaves them out."""
         self.embedding_noise: EmbeddingNoise | None = None
         """What is added to embeddings while training, where anything is; it is told every step."""
+        self.masters: dict[str, nn.Parameter] = {}
+        """What stands for trained parameters where the stage computes with narrower ones; see `keep_masters`."""
+        self.computing: dict[str, nn.Parameter] = {}
+        """Those narrower ones, by the same names."""
         self._head_is_shared = False
         self._gives_logits = True
         self._max_positions = family.max_positions(self.hub_config)
@@ -152,11 +156,12 @@ class StageModule(nn.Module):
         ``.lora_B.weight`` (DoRA also ``.lora_magnitude_vector``) to the name of its layer. They do not depend on the
         layout of stages.
         """
-        return {
+        own = {
             canonical_name(name): parameter
             for name, parameter in self.named_parameters()
             if not (self._head_is_shared and name == self.family.head_weight)
         }
+        return {**own, **self.masters}
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Return what the optimizer updates: with an adapter the adapter only, else every parameter."""

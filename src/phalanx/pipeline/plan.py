@@ -18,12 +18,13 @@ from phalanx.planner.model.config_keys import ConfigKeys
 from phalanx.planner.model.families import FAMILIES
 from phalanx.planner.schedules import verifiable_schedules
 
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["fp32", "bf16", "bf16_weights"]
 
 DEFAULT_OBJECTIVE = "causal_lm"
 
 BOUNDARY_DTYPE = torch.float32
-"""Type of every tensor that crosses a boundary: under bf16 autocast the residual stream stays in fp32."""
+"""Type of every tensor that crosses a boundary: under bf16 autocast the residual stream stays in fp32, and stages with
+bf16 weights widen what they give."""
 
 
 class StageRange(StrictModel):

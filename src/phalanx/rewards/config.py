@@ -6,10 +6,11 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, field_validator
+from pydantic import Discriminator, Field, SerializerFunctionWrapHandler, Tag, field_validator, model_serializer
 
 from phalanx.config import OWN_KIND, StrictModel, is_own
 from phalanx.config.strict import check_reference
+from phalanx.rewards.server import ServerSettings
 
 
 class RewardSettings(StrictModel):
@@ -18,10 +19,17 @@ class RewardSettings(StrictModel):
     Attributes:
         kind: Its name, or a reference to a function of the user's own.
         weight: Of the reward in the sum of all.
+        name: What it is called in metrics, such as the value that it stands for; left out, its kind.
     """
 
     kind: str
     weight: float = Field(default=1.0, ge=-1e3, le=1e3, allow_inf_nan=False)
+    name: str | None = Field(default=None, pattern=r"^[a-z][a-z0-9_]{0,39}$")
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave the name out where there is none, so that an older run file keeps its digest."""
+        return {key: value for key, value in write(self).items() if key != "name" or value is not None}
 
 
 class ExactReward(RewardSettings):
@@ -64,16 +72,10 @@ class ModelReward(RewardSettings):
     """A directory in the hub's layout, of a model that classifies sequences into one class."""
 
 
-class JudgeReward(RewardSettings):
+class JudgeReward(ServerSettings, RewardSettings):
     """The number that a language model behind an OpenAI-compatible server answers with."""
 
     kind: Literal["judge"] = "judge"
-    url: str = Field(pattern=r"^https?://[^\s]+$", max_length=1000)
-    """Of the server, up to ``/v1``."""
-    model: str = Field(min_length=1, max_length=200)
-    """What the server calls the model."""
-    key_file: Path | None = None
-    """A file with the key, for a server that wants one."""
     question: str | None = Field(default=None, min_length=1, max_length=20_000)
     """What the judge is asked, with ``{prompt}`` and ``{text}``; left out, how good the answer is, from 0 to 10."""
 

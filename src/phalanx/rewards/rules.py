@@ -1,20 +1,17 @@
 """What each kind of reward says of one text; runs in the child process of `RewardScorer` alone."""
 
-import json
 import re
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from phalanx.config import lacks, resolve, users_traceback
 from phalanx.errors import ConfigError, DataError, PhalanxError, RewardError
 from phalanx.rewards.config import ExactReward, JudgeReward, ModelReward, PatternReward, PlacesReward, RewardSettings
+from phalanx.rewards.server import ServedModel
 
 Rule = Callable[[str, str, Mapping[str, Any]], Any]
 """From prompt, text and the prompt's record to a number."""
 
-_MOST_REPLY_BYTES = 1 << 20
 _QUESTION = """How good is the answer, from 0 to 10? Say one number and nothing else.
 
 Prompt: {prompt}
@@ -79,40 +76,16 @@ def _model(config: ModelReward) -> Rule:
 
 
 def _judge(config: JudgeReward) -> Rule:
-    headers = {"content-type": "application/json"}
-    if config.key_file is not None:
-        try:
-            headers["authorization"] = f"Bearer {config.key_file.read_text(encoding='utf-8').strip()}"
-        except OSError as exc:
-            raise ConfigError(f"{config.key_file}: the judge's key cannot be read ({exc.strerror})") from exc
-    # no proxy of the environment, no redirection to elsewhere
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
+    served = ServedModel(config)
 
     def judged(prompt: str, text: str, _record: Mapping[str, Any]) -> float:
-        question = (config.question or _QUESTION).replace("{prompt}", prompt).replace("{text}", text)
-        asked = {"model": config.model, "temperature": 0, "messages": [{"role": "user", "content": question}]}
-        request = urllib.request.Request(  # noqa: S310 - the config takes http and https alone
-            f"{config.url.rstrip('/')}/chat/completions", json.dumps(asked).encode(), headers
-        )
-        try:
-            with opener.open(request) as reply:
-                said = json.loads(reply.read(_MOST_REPLY_BYTES))["choices"][0]["message"]["content"]
-        except (OSError, ValueError, KeyError, IndexError, TypeError) as exc:
-            raise RewardError(f"{config.url}: gives no answer that can be read ({type(exc).__name__}: {exc})") from exc
-        numbers = _NUMBER.findall(said) if isinstance(said, str) else []
+        said = served.ask((config.question or _QUESTION).replace("{prompt}", prompt).replace("{text}", text))
+        numbers = _NUMBER.findall(said)
         if len(numbers) != 1:
             raise RewardError(f"{config.url}: the judge said {len(numbers)} numbers; expected one and nothing else")
         return float(numbers[0])
 
     return judged
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirection is an answer of the wrong kind."""
-
-    def redirect_request(self, *_: Any, **__: Any) -> None:
-        """Follow nothing."""
-        return
 
 
 def _own_rule(kind: str, function: Any) -> Callable[[RewardSettings], Rule]:

@@ -59,8 +59,8 @@ class RewardScorer:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What each reward is called in metrics: its kind, with its number where two have the same."""
-        kinds = [one.kind.partition(":")[2].partition("@")[0] or one.kind for one in self._config.of]
+        """What each reward is called in metrics: its name, or its kind, with its number where two have the same."""
+        kinds = [one.name or one.kind.partition(":")[2].partition("@")[0] or one.kind for one in self._config.of]
         return tuple(
             kind if kinds.count(kind) == 1 else f"{kind}_{number}" for number, kind in enumerate(kinds, start=1)
         )

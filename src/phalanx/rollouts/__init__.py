@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from phalanx.rollouts.judgement import BorderBook, judge_reward, judge_rollout, judge_texts
     from phalanx.rollouts.policy import PolicyModel, ReadTexts, RolloutPolicy
     from phalanx.rollouts.prefill import RereadRollout, reread_rollouts
-    from phalanx.rollouts.processes import LocalRolloutWorkers, rollout_company
+    from phalanx.rollouts.processes import local_rollout_workers, rollout_company
     from phalanx.rollouts.rollout import Rollout, RolloutAnswer, misfit, pack_answer, unpack_answer
     from phalanx.rollouts.share import CheckedShare
     from phalanx.rollouts.worker import RolloutWriter, run_rollout_worker
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 __all__ = [
     "BorderBook",
     "CheckedShare",
-    "LocalRolloutWorkers",
     "PolicyModel",
     "Prompt",
     "ReadTexts",
@@ -46,6 +45,7 @@ __all__ = [
     "judge_reward",
     "judge_rollout",
     "judge_texts",
+    "local_rollout_workers",
     "misfit",
     "pack_answer",
     "reread_rollouts",
@@ -65,7 +65,7 @@ if not TYPE_CHECKING:
             "judgement": ("BorderBook", "judge_reward", "judge_rollout", "judge_texts"),
             "policy": ("PolicyModel", "ReadTexts", "RolloutPolicy"),
             "prefill": ("RereadRollout", "reread_rollouts"),
-            "processes": ("LocalRolloutWorkers", "rollout_company"),
+            "processes": ("local_rollout_workers", "rollout_company"),
             "rollout": ("Rollout", "RolloutAnswer", "misfit", "pack_answer", "unpack_answer"),
             "share": ("CheckedShare",),
             "worker": ("RolloutWriter", "run_rollout_worker"),

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from phalanx.config import StrictModel
 from phalanx.rollouts.verdict import RolloutTolerance
-from phalanx.transport import TransportConfig
+from phalanx.transport import JoiningWorkerConfig
 
 OWNER = "owner"
 BATCH_ROWS = 64
@@ -40,29 +40,17 @@ class RolloutsConfig(StrictModel):
     check: RolloutCheck = RolloutCheck()
 
 
-class RolloutWorkerConfig(StrictModel):
+class RolloutWorkerConfig(JoiningWorkerConfig):
     """The config of one worker process: its identity, where the owner listens, and how it computes.
 
     Attributes:
-        identity: Directory with this worker's certificate and keys.
-        owner: ``host:port`` of the owner.
-        owner_name: Its party name.
-        advertise: Host name or address under which the owner reaches this worker; left out, the one it binds to.
-        join_timeout_s: How long to look for an owner that does not listen yet, seconds.
         device: Of torch.
         threads: Of tensor kernels.
         attention: Kernel of attention.
         batch_rows: About so many texts at a time.
-        transport: Deadlines and bounds.
     """
 
-    identity: str
-    owner: str
-    owner_name: str = OWNER
-    advertise: str | None = None
-    join_timeout_s: float = Field(default=300.0, gt=0, le=86400)
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     threads: int = Field(default=1, ge=1, le=1024)
     attention: str = Field(default="sdpa", pattern=r"^(sdpa|eager)$")
     batch_rows: int = Field(default=BATCH_ROWS, ge=1, le=2**16)
-    transport: TransportConfig = TransportConfig()

@@ -1,14 +1,12 @@
 """The worker's side: it takes weights, checks their digest, and answers requests in the order in which they come."""
 
 import json
-import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from safetensors import SafetensorError
 from safetensors.torch import load
 
-from phalanx.errors import DataError, FrameError, ModelError, PeerLostError
+from phalanx.errors import DataError, FrameError, ModelError
 from phalanx.pipeline import settle_numerics
 from phalanx.rollouts.config import BATCH_ROWS, RolloutWorkerConfig
 from phalanx.rollouts.generate import generate_rollouts
@@ -16,18 +14,7 @@ from phalanx.rollouts.messages import TO_WORKER, PolicyOffer, PolicyPart, Rollou
 from phalanx.rollouts.policy import PolicyModel, RolloutPolicy
 from phalanx.rollouts.request import RolloutRequest
 from phalanx.rollouts.rollout import RolloutAnswer, pack_answer
-from phalanx.security.crypto import load_identity
-from phalanx.transport import (
-    CheckedFrame,
-    Endpoint,
-    GrpcWire,
-    JoinedPeer,
-    LinkFault,
-    describe,
-    parse_body,
-)
-
-_LOOK_EVERY_S = 1.0
+from phalanx.transport import CheckedFrame, Endpoint, OwnerLink, join_owner, parse_body
 
 Answer = tuple[RolloutAnswer, bytes]
 
@@ -84,31 +71,17 @@ class RolloutService:
         self._offer: PolicyOffer | None = None
         self._file = bytearray()
 
-    def run(self, silence_s: float, look: Callable[[], str]) -> None:
+    def run(self, link: OwnerLink) -> None:
         """Serve until told to end.
 
-        Args:
-            silence_s: After so long without a frame, look whether the owner is still there.
-            look: Asks it which session it serves.
-
         Raises:
-            PeerLostError: It is gone, or serves another session by now.
+            PeerLostError: The owner is gone, or serves another session by now.
             FrameError: What it sends is malformed.
             ModelError: The weights that it sends are not those that it names.
         """
-        last = time.monotonic()
-        while True:
-            item = self._endpoint.receive(_LOOK_EVERY_S)
-            if isinstance(item, LinkFault):
-                raise PeerLostError(f"{self._owner}: {item.error}")
-            if item is not None and not self.take(item):
+        for item in link.frames():
+            if not self.take(item):
                 return
-            if item is not None:
-                last = time.monotonic()
-            elif time.monotonic() - last > silence_s:
-                if look() != self._endpoint.run:
-                    raise PeerLostError(f"{self._owner}: serves another session by now; start this worker anew")
-                last = time.monotonic()
 
     def take(self, item: CheckedFrame) -> bool:
         """Handle one frame; False where it was the last one."""
@@ -171,23 +144,7 @@ def run_rollout_worker(config: RolloutWorkerConfig, writer: RolloutWriter | None
         PhalanxError: As `RolloutService.run`.
     """
     settle_numerics(config.threads)
-    identity = load_identity(Path(config.identity))
-    wire = GrpcWire(identity, config.transport)
-    try:
-        address = wire.address
-        if config.advertise is not None:
-            address = f"{config.advertise}:{address.rpartition(':')[2]}"
-
-        def meet(patience_s: float, begins: bool) -> JoinedPeer:
-            name, owner = config.owner_name, config.owner
-            return describe(identity, name, owner, address, config.transport, patience_s, begins=begins)
-
-        met = meet(config.join_timeout_s, True)
-        with Endpoint(identity, {met.peer.name: met.peer}, met.run, wire, config.transport) as endpoint:
-            endpoint.add_peer(met.peer, config.owner)
-            made = writer or RolloutWriter(config.attention, config.device, config.batch_rows)
-            service = RolloutService(endpoint, config.owner_name, made)
-            service.run(config.transport.timeout_s, lambda: meet(config.transport.timeout_s, False).run)
-            endpoint.flush(config.transport.timeout_s)
-    finally:
-        wire.close()
+    with join_owner(config) as link:
+        made = writer or RolloutWriter(config.attention, config.device, config.batch_rows)
+        RolloutService(link.endpoint, config.owner_name, made).run(link)
+        link.endpoint.flush(config.transport.timeout_s)

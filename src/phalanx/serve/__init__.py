@@ -6,10 +6,11 @@ from phalanx.late_names import late_names
 
 if TYPE_CHECKING:
     from phalanx.serve.batch import complete_file
+    from phalanx.serve.chat_writer import ChatWriter
     from phalanx.serve.text_model import Completion, SamplingRule, TextModel
     from phalanx.serve.where import open_text_model
 
-__all__ = ["Completion", "SamplingRule", "TextModel", "complete_file", "open_text_model"]
+__all__ = ["ChatWriter", "Completion", "SamplingRule", "TextModel", "complete_file", "open_text_model"]
 
 
 if not TYPE_CHECKING:
@@ -17,6 +18,7 @@ if not TYPE_CHECKING:
         __name__,
         {
             "batch": ("complete_file",),
+            "chat_writer": ("ChatWriter",),
             "text_model": ("Completion", "SamplingRule", "TextModel"),
             "where": ("open_text_model",),
         },

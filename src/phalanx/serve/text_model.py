@@ -1,10 +1,15 @@
 """A model and its tokenizer, that go on with a text or answer in a chat; transformers generates, with a KV cache."""
 
+import hashlib
+import json
+import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, Self
 
 import torch
@@ -21,9 +26,13 @@ from transformers.utils import logging as hub_logging
 from phalanx.config import StrictModel
 from phalanx.data.chat import ChatEncoder, ChatMessage, ChatTemplate, model_template
 from phalanx.errors import DataError, ModelError
+from phalanx.models.digest import weights_digest
 from phalanx.models.directory import read_config
 from phalanx.planner.model.families import FAMILIES
 from phalanx.planner.model.heads import head_kind
+from phalanx.serve.stage_line import StageLine, model_in_stages
+
+_NOT_FINITE = "a logit is no finite number; the weights are damaged or training had diverged"
 
 
 class SamplingRule(StrictModel):
@@ -76,13 +85,16 @@ class TextModel:
     Args:
         directory: In the hub's layout, with a tokenizer; nothing is downloaded and no code of it is run.
         device: Of torch.
+        stages: Into how many processes the layers are cut; 1 keeps them in this one.
 
     Raises:
         ModelError: It is no model that transformers loads from safetensors, or its tokenizer is of another model.
     """
 
-    def __init__(self, directory: Path, device: str = "cpu") -> None:
+    def __init__(self, directory: Path, device: str = "cpu", stages: int = 1) -> None:
         self._where = directory
+        self._end: weakref.finalize[..., TextModel] | None = None
+        self.stage_processes: list[int] = []
         # the directory may be gone when the first chat comes
         self._template = model_template(directory)
         # a text is all that a terminal should show
@@ -98,10 +110,7 @@ class TextModel:
             )
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-            model = AutoModelForCausalLM.from_pretrained(
-                directory, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype="auto"
-            )
-            self._model: Any = model.to(device).eval()
+            self._model: Any = self._load(directory, device) if stages == 1 else self._start(directory, device, stages)
         except (OSError, ValueError, KeyError, RuntimeError) as exc:
             raise ModelError(f"{directory}: no model that can write texts ({str(exc)[:300]})") from exc
         rows = self._model.get_input_embeddings().weight.shape[0]
@@ -110,6 +119,29 @@ class TextModel:
                 f"{directory}: the tokenizer has {len(self._tokenizer)} tokens, the model embeddings for {rows}; "
                 "give the tokenizer that the model was trained with"
             )
+
+    @staticmethod
+    def _load(directory: Path, device: str) -> Any:
+        model = AutoModelForCausalLM.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype="auto"
+        )
+        for parameter in model.parameters():
+            # a file's bytes lie at any address, and products of a single token round by it
+            parameter.data = parameter.data.clone()
+        return model.to(device).eval()
+
+    def _start(self, directory: Path, device: str, stages: int) -> Any:
+        if device != "cpu":
+            raise ModelError(f"--device {device}: stages run on the processor; leave --device or --stages out")
+        line = StageLine(directory, stages)
+        self.stage_processes = line.process_ids
+        self._end = weakref.finalize(self, line.close)
+        return model_in_stages(directory, line)
+
+    def close(self) -> None:
+        """End the processes of stages, where there are any."""
+        if self._end is not None:
+            self._end()
 
     @property
     def window(self) -> int:
@@ -158,6 +190,62 @@ class TextModel:
             for _ in stream:
                 pass
             return stream.completion
+
+    def complete_batch(self, prompts: Sequence[Sequence[int]], sampling: SamplingRule) -> list[Completion]:
+        """Go on with several prompts at once; the same batch, model and seed give the same texts.
+
+        Raises:
+            ModelError: As `TextStream`.
+        """
+        width = max(map(len, prompts))
+        pad = min(_ends(self._model), default=0)
+        ids = torch.tensor([[pad] * (width - len(one)) + list(one) for one in prompts], device=self._model.device)
+        seen = torch.tensor([[0] * (width - len(one)) + [1] * len(one) for one in prompts], device=ids.device)
+        most = min(sampling.max_new_tokens, self.window - width)
+        try:
+            found = _generate(self._model, ids, seen, sampling, most)[:, width:].tolist()
+        except (RuntimeError, ValueError, IndexError) as exc:
+            raise ModelError(f"the model cannot go on: {exc}") from exc
+        return [self._completion(prompt, written) for prompt, written in zip(prompts, found, strict=True)]
+
+    def _completion(self, prompt: Sequence[int], written: Sequence[int]) -> Completion:
+        ends = _ends(self._model)
+        # behind the end of a text there is padding, where another one of its batch went on
+        tokens = next((at + 1 for at, token in enumerate(written) if token in ends), len(written))
+        is_over = bool(tokens) and written[tokens - 1] in ends
+        text = self._tokenizer.decode(written[:tokens], skip_special_tokens=True)
+        return Completion(text=text, prompt_tokens=len(prompt), tokens=tokens, finish="stop" if is_over else "length")
+
+    def log_probs(self, ids: Sequence[int], endings: Sequence[str]) -> list[float]:
+        """Return the log-probability of each of some short texts behind a prompt, all of its tokens together.
+
+        Raises:
+            DataError: One has no token, or does not fit into the window.
+            ModelError: One is no finite number.
+        """
+        found = []
+        for ending in endings:
+            own = self._tokenizer(ending, add_special_tokens=False).input_ids
+            if not own or len(ids) + len(own) > self.window:
+                raise DataError(f"{ending!r}: has {len(own)} tokens, and the prompt leaves {self.window - len(ids)}")
+            with torch.no_grad():
+                row = torch.tensor([[*ids, *own]], device=self._model.device)
+                logits = self._model(row).logits[0, len(ids) - 1 : -1].float()
+            chosen = torch.log_softmax(logits, -1).gather(1, row[0, len(ids) :, None])
+            found.append(float(chosen.sum()))
+        if not all(map(math.isfinite, found)):
+            raise ModelError(_NOT_FINITE)
+        return found
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 in hex over weights, vocabulary and chat template: over all that decides what it writes."""
+        parts = [
+            weights_digest(self._model.named_parameters()),
+            json.dumps(self._tokenizer.get_vocab(), sort_keys=True),
+        ]
+        parts.append("" if self._template is None else self._template.source)
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def _checked(self, ids: Sequence[int]) -> list[int]:
         if not ids:
@@ -220,22 +308,42 @@ class TextStream:
     def _write(self) -> None:
         prompt = torch.tensor([self._ids], device=self._model.device)
         try:
-            with torch.random.fork_rng(devices=[]), torch.no_grad():
-                torch.manual_seed(self._sampling.seed)
-                found = self._model.generate(
-                    prompt,
-                    attention_mask=torch.ones_like(prompt),
-                    max_new_tokens=self._most,
-                    streamer=self._streamer,
-                    logits_processor=LogitsProcessorList([_finite]),
-                    stopping_criteria=StoppingCriteriaList([_stop_when(self._left.is_set)]),
-                    pad_token_id=min(_ends(self._model), default=0),
-                    **self._sampling.arguments(),
-                )
+            stops = StoppingCriteriaList([_stop_when(self._left.is_set)])
+            found = _generate(
+                self._model,
+                prompt,
+                torch.ones_like(prompt),
+                self._sampling,
+                self._most,
+                {"streamer": self._streamer, "stopping_criteria": stops},
+            )
             self._written = found[0, len(self._ids) :].tolist()
         except (RuntimeError, ValueError, IndexError, ModelError) as exc:
             self._fault = exc
             self._streamer.end()
+
+
+def _generate(
+    model: Any,
+    ids: torch.Tensor,
+    seen: torch.Tensor,
+    sampling: SamplingRule,
+    most: int,
+    more: Mapping[str, Any] = MappingProxyType({}),
+) -> torch.Tensor:
+    """Return rows with what transformers writes behind them; draws of others are left alone."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(sampling.seed)
+        found: torch.Tensor = model.generate(
+            ids,
+            attention_mask=seen,
+            max_new_tokens=most,
+            logits_processor=LogitsProcessorList([_finite]),
+            pad_token_id=min(_ends(model), default=0),
+            **sampling.arguments(),
+            **more,
+        )
+    return found
 
 
 def _finite(_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -245,7 +353,7 @@ def _finite(_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         ModelError: One is not finite.
     """
     if not bool(torch.isfinite(scores).all()):
-        raise ModelError("a logit is no finite number; the weights are damaged or training had diverged")
+        raise ModelError(_NOT_FINITE)
     return scores
 
 

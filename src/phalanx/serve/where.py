@@ -19,6 +19,7 @@ def open_text_model(
     certificate: Path | None = None,
     own_code: bool = False,
     device: str = "cpu",
+    stages: int = 1,
 ) -> TextModel:
     """Open the model at a path; of a run, a verified checkpoint, with its adapter added to the weights.
 
@@ -29,6 +30,7 @@ def open_text_model(
         certificate: The owner's, kept by the caller.
         own_code: Code of the user's own that the run directory keeps may be run.
         device: Of torch.
+        stages: Into how many processes of this machine the layers are cut.
 
     Raises:
         ModelError: There is neither, or no model that can be run.
@@ -45,7 +47,7 @@ def open_text_model(
         with tempfile.TemporaryDirectory(prefix="phalanx-model-") as spare:
             directory = Path(spare) / "model"
             export_run(past, directory, step=step, best=best, merge=True, own_code=own_code)
-            return TextModel(directory, device)
+            return TextModel(directory, device, stages)
     if not (where / "config.json").is_file():
         raise ModelError(
             f"{where}: holds neither a run (config.toml) nor a model (config.json); give a run directory, a checkpoint "
@@ -53,4 +55,4 @@ def open_text_model(
         ).about(code="PHX-I030", file=str(where))
     if step is not None or best:
         raise ModelError(f"{where}: is a model directory, which has no checkpoints; leave --step and --best out")
-    return TextModel(where, device)
+    return TextModel(where, device, stages)

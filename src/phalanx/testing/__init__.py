@@ -13,6 +13,7 @@ from phalanx.testing.actor import (
 from phalanx.testing.clock import CompanyClock, Stall
 from phalanx.testing.company import CompanySession, MemoryCompany
 from phalanx.testing.endpoint import RewritingEndpoint
+from phalanx.testing.network import MemoryNetwork, MemoryWire
 from phalanx.testing.tiny import random_batch, tiny_run
 
 __all__ = [
@@ -20,6 +21,8 @@ __all__ = [
     "CompanyClock",
     "CompanySession",
     "MemoryCompany",
+    "MemoryNetwork",
+    "MemoryWire",
     "OutgoingMessage",
     "Rewrite",
     "RewritingEndpoint",

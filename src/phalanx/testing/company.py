@@ -30,12 +30,13 @@ from phalanx.security.crypto import Identity, Revocation, RevokedParties, certif
 from phalanx.testing.actor import Actor, WorkerCrash
 from phalanx.testing.clock import CompanyClock, OwnersEndpoint, PartyThread
 from phalanx.testing.endpoint import RewritingEndpoint
+from phalanx.testing.network import MemoryNetwork
 from phalanx.testing.tiny import random_batch
 from phalanx.train import CheckRecord, RunConfig, step_inputs
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.setup.layout import make_plan
 from phalanx.train.setup.stage_source import StageLibrary
-from phalanx.transport import Endpoint, MemoryNetwork
+from phalanx.transport import Endpoint
 
 _JOIN_TIMEOUT_S = 60.0
 _SECONDS_TO_END = 5.0

@@ -137,6 +137,7 @@ _CHOSEN = "which heads and rows are trained follows from the model's weights, an
 _SET_LORA, _SET_ADAMW, _SET_BF16 = 'set kind = "lora" or "ptuning"', 'take "adamw"', 'take "bf16" or "fp32"'
 _MASKED_NORMS = "it reads the frozen matrices beside what they multiply, and those of an enclave may be masked"
 _SEALED_START = "an enclave draws its adapter's first values itself, and reads no directory of a client's"
+_MASTERS = "ranks keep float32 weights, which ZeRO shares, and round them for each product"
 _LOSS_SCALE = "its loss scale depends on every stage, and an audit would have to know it"
 _PAIRS = "it reads pairs of rows, and clients take turns with single texts"
 _EVIDENCE = "an enclave runs the code that its evidence names, and no other"
@@ -211,6 +212,7 @@ VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
         only=(False,),
     ),
     ValueExclusion("split", "train.neftune_alpha", _CLIENTS_EMBED, only=(None,)),
+    ValueExclusion("parallel", "train.precision", _MASTERS, _SET_BF16, never=("bf16_weights",)),
     ValueExclusion("deepspeed", "train.neftune_alpha", _NOT_TRIED, only=(None,)),
     ValueExclusion("parallel", "train.samples", "ranks answer with losses, and no logits leave them", only=(None,)),
     ValueExclusion("split", "train.samples", "an enclave answers with losses, and a text would leave it", only=(None,)),
@@ -321,7 +323,7 @@ def value_exclusions() -> Iterator[ValueExclusion]:
     learned = (WHOLE_MODEL_OBJECTIVE, "classification")
     yield ValueExclusion("federated", key, _NOT_TRIED, "take [pipeline] or [parallel]", only=learned)
     yield ValueExclusion("federated", "model.family", _NOT_TRIED, "take [pipeline]", only=(None,))
-    yield ValueExclusion("parallel", "model.family", _NOT_TRIED, "take [pipeline]", only=(None,))
+    yield ValueExclusion("deepspeed", "model.family", _NOT_TRIED, "leave [deepspeed] out", only=(None,))
     yield ValueExclusion("split", "model.family", _EVIDENCE, "take [pipeline]", only=(None,))
     yield from VALUE_EXCLUSIONS
 

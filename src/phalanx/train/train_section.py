@@ -53,8 +53,9 @@ class TrainConfig(StrictModel):
     max_failed_batches: int = Field(default=3, ge=0)
     """How many batches in a row may be given up because their loss or gradient is NaN or infinite; one more ends the
     run. Before one is, the owner itself redoes every stage: no stage can have a batch given up by lying."""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """What matrix products are computed in while training; weights, moments and messages are in fp32 either way."""
+    precision: Literal["fp32", "bf16", "fp16", "bf16_weights"] = "fp32"
+    """What matrix products are computed in while training; weights, moments and messages are in fp32 either way. With
+    "bf16_weights" the stages of `[pipeline]` hold and compute everything in bf16, and update fp32 masters."""
     objective: ObjectiveChoice = "causal_lm"
     """What is learned: the next token; or the class of a text of `data.labelled`. Not all engines learn all of them. A
     table with ``kind`` and settings, where the objective has settings."""

@@ -20,8 +20,16 @@ from phalanx.transport.frame import (
 )
 from phalanx.transport.grpc_wire import GrpcWire, JoinedPeer, describe
 from phalanx.transport.inbox import Allowance, Allowances, CheckedFrame, LinkFault
+from phalanx.transport.joined_workers import (
+    JoiningWorkerConfig,
+    LocalWorkerProcesses,
+    OwnerLink,
+    OwnerSession,
+    join_owner,
+    joined_workers,
+)
 from phalanx.transport.link import Meter, Receipts, encode_refusal
-from phalanx.transport.wire import Handle, MemoryNetwork, MemoryWire, Wire
+from phalanx.transport.wire import Handle, Wire
 
 __all__ = [
     "Allowance",
@@ -34,10 +42,12 @@ __all__ = [
     "Handle",
     "HeaderFields",
     "JoinedPeer",
+    "JoiningWorkerConfig",
     "LinkFault",
-    "MemoryNetwork",
-    "MemoryWire",
+    "LocalWorkerProcesses",
     "Meter",
+    "OwnerLink",
+    "OwnerSession",
     "Receipt",
     "Receipts",
     "SignedHeader",
@@ -48,6 +58,8 @@ __all__ = [
     "describe",
     "encode_frame",
     "encode_refusal",
+    "join_owner",
+    "joined_workers",
     "parse_body",
     "parse_frame",
     "sign_header",

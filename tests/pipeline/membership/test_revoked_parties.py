@@ -8,7 +8,8 @@ from phalanx.pipeline.membership.members import Incarnations
 from phalanx.pipeline.protocol.messages import Ask
 from phalanx.security.crypto import Identity
 from phalanx.testing import MemoryCompany, tiny_run
-from phalanx.transport import Endpoint, MemoryNetwork, TransportConfig
+from phalanx.testing.network import MemoryNetwork
+from phalanx.transport import Endpoint, TransportConfig
 
 
 def company_run(stages=4, respawns=0, **guard):

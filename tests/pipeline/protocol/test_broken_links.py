@@ -10,8 +10,8 @@ from phalanx.pipeline.protocol.relay import LinkRelay
 from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.security.crypto import Identity
 from phalanx.testing import Actor, tampering, tiny_run
-from phalanx.transport import CheckedFrame, Endpoint, MemoryNetwork, TransportConfig, outbox
-from phalanx.transport.wire import MemoryWire
+from phalanx.testing.network import MemoryNetwork, MemoryWire
+from phalanx.transport import CheckedFrame, Endpoint, TransportConfig, outbox
 
 LIMITS = TransportConfig(timeout_s=60.0)
 

@@ -21,11 +21,11 @@ from phalanx.security.crypto import Identity, create_authority, issue, load_iden
 from phalanx.security.mask import MaskedMessage, MaskedWorker, P, ProductMessage
 from phalanx.split.masked import (
     IdlePads,
-    LocalMaskedWorkers,
     MaskedLinear,
     MaskedWorkerConfig,
     RemoteWorker,
     SimulatedWorker,
+    local_masked_workers,
     mask_linears,
     remote_workers,
 )
@@ -41,7 +41,8 @@ from phalanx.split.masked.messages import (
     write_masked,
 )
 from phalanx.split.masked.serving import ProductService
-from phalanx.transport import Endpoint, MemoryNetwork, TransportConfig
+from phalanx.testing.network import MemoryNetwork
+from phalanx.transport import Endpoint, OwnerLink, TransportConfig
 
 LIMITS = TransportConfig(timeout_s=20.0, max_frame_bytes=2 * 2**20, max_queued_bytes=4 * 2**20)
 SHORT = LIMITS.model_copy(update={"timeout_s": 1.0})
@@ -64,8 +65,9 @@ def in_memory(multiplier=None, limits=LIMITS, serve=True):
     peers = {name: identity.public for name, identity in identities.items()}
     ends = {name: Endpoint(identities[name], peers, RUN, network.wire(name), limits) for name in names}
     answers = AnswerSorter(ends["owner"])
-    service = ProductService(ends["worker"], "owner", multiplier or MaskedWorker())
-    thread = threading.Thread(target=service.run, args=(60.0, lambda: RUN), daemon=True)
+    service = ProductService(ends["worker"], multiplier or MaskedWorker())
+    link = OwnerLink(ends["worker"], "owner", 60.0, lambda: RUN)
+    thread = threading.Thread(target=service.run, args=(link,), daemon=True)
     if serve:
         thread.start()
     try:
@@ -240,7 +242,7 @@ def keys(tmp_path_factory):
 
 
 def processes(keys, directory):
-    return LocalMaskedWorkers(directory, keys, LIMITS)
+    return local_masked_workers(directory, keys, LIMITS)
 
 
 def test_two_worker_processes_serve_a_training_step_and_end_in_good_order(cache, keys, tmp_path):
@@ -280,9 +282,9 @@ def test_a_worker_process_that_is_killed_stops_the_step_and_is_named(keys, tmp_p
 def test_a_worker_process_ends_with_its_trusted_side(keys, tmp_path):
     program = (
         "import sys, time; from pathlib import Path; from phalanx.security.crypto import load_identity;"
-        "from phalanx.split.masked import LocalMaskedWorkers, remote_workers;"
+        "from phalanx.split.masked import local_masked_workers, remote_workers;"
         "from phalanx.transport import TransportConfig; keys = Path(sys.argv[1]);"
-        "started = LocalMaskedWorkers(Path(sys.argv[2]), keys, TransportConfig());"
+        "started = local_masked_workers(Path(sys.argv[2]), keys, TransportConfig());"
         "way = remote_workers(load_identity(keys / 'owner'), ('mask-1',), 'run-1', TransportConfig(), started);"
         "way.__enter__(); print(started.pid('mask-1'), flush=True); time.sleep(60)"
     )
@@ -311,7 +313,7 @@ def test_the_command_line_refuses_a_worker_file_that_is_wrong(tmp_path, capsys):
 def test_a_foreign_worker_is_not_let_in(keys, tmp_path):
     create_authority(tmp_path / "foreign")
     issue(tmp_path / "foreign", "mask-1")
-    started = LocalMaskedWorkers(tmp_path / "workers", tmp_path / "foreign", LIMITS)
+    started = local_masked_workers(tmp_path / "workers", tmp_path / "foreign", LIMITS)
 
     with (
         pytest.raises(PeerLostError, match="mask-1: ended before it joined"),

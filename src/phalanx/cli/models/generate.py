@@ -31,6 +31,7 @@ def generate(
     certificate: Annotated[Path | None, typer.Option("--certificate", metavar="FILE", help="The owner's.")] = None,
     own_code: Annotated[bool, typer.Option("--own-code", help="Run the code in RUN_DIR/code: read it.")] = False,
     device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1 ...")] = "cpu",
+    stages: Annotated[int, typer.Option("--stages", min=1, help="Processes that the layers are cut into.")] = 1,
 ) -> Answer:
     """Have a trained model go on with a text, talk, or complete a file of prompts; a run's checkpoint is verified."""
     from pydantic import ValidationError
@@ -54,7 +55,9 @@ def generate(
     except ValidationError as exc:
         first = exc.errors()[0]
         raise ConfigError(f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']}, got {first['input']}") from exc
-    model = open_text_model(where, step=step, best=best, certificate=certificate, own_code=own_code, device=device)
+    model = open_text_model(
+        where, step=step, best=best, certificate=certificate, own_code=own_code, device=device, stages=stages
+    )
     if lines is not None and out is not None:
         return _file(model, lines, out, sampling)
     if chat:

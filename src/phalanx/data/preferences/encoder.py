@@ -82,7 +82,7 @@ class AnswerEncoder(Closeable):
 
     def _of_messages(self, one: Preference, answer: str) -> EncodedAnswer:
         if self._chat is None:
-            self._chat = self._open()
+            self._chat = open_chat(self._template, self._tokenizer, self._path)
         last = ChatMessage(role="assistant", content=answer)
         encoded = self._chat.encode(Conversation(messages=(*one.messages, last)))
         prompt = self._chat.encode_prompt(one.messages)
@@ -96,10 +96,21 @@ class AnswerEncoder(Closeable):
         # what the template writes behind the answer nobody says
         return EncodedAnswer(ids[: end + 2], [*labels[: end + 1], IGNORE], self.tokens)
 
-    def _open(self) -> ChatEncoder:
-        backend, end = self._tokenizer.backend, end_of_text(self._path, self._tokenizer.eos_id)
-        if self._template in DEFAULT_TEMPLATES:
-            return ChatEncoder(default_template(self._template, end), backend)
-        if self._template != OF_MODEL:
-            return ChatEncoder(template_from_file(Path(self._template), self._path.parent, end), backend)
-        return ChatEncoder(model_template(self._path.parent) or default_template("chatml", end), backend)
+
+def open_chat(template: str, tokenizer: TextTokenizer, path: Path) -> ChatEncoder:
+    """Return an encoder of conversations by a chat template.
+
+    Args:
+        template: As a run file has it: of the model, one of those that come with Phalanx, or a file.
+        tokenizer: Of the run.
+        path: Its ``tokenizer.json``, beside which a model's template lies.
+
+    Raises:
+        DataError: The template cannot be read, or the tokenizer lacks a special token that it names.
+    """
+    backend, end = tokenizer.backend, end_of_text(path, tokenizer.eos_id)
+    if template in DEFAULT_TEMPLATES:
+        return ChatEncoder(default_template(template, end), backend)
+    if template != OF_MODEL:
+        return ChatEncoder(template_from_file(Path(template), path.parent, end), backend)
+    return ChatEncoder(model_template(path.parent) or default_template("chatml", end), backend)

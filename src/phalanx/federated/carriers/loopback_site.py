@@ -1,6 +1,5 @@
 """A site's end of our own carrier: it calls the owner, answers orders, and calls again where a session breaks off."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -44,16 +43,12 @@ def serve_owner(call: OwnerCall, answer: SiteAnswers, say: Say) -> None:
         PeerRefusedError: The owner does not let this site in, or it is another party.
         FrameError: It serves another run.
     """
-    while True:
-        try:
-            if _serve_session(call, answer, say):
-                return
-        except PeerLostError as exc:
-            say(f"the session is over: {exc}")
+    while not _serve_session(call, answer, say):
+        say("looking for the owner again")
 
 
 def _serve_session(call: OwnerCall, answer: SiteAnswers, say: Say) -> bool:
-    """Serve one session; return whether the run is over."""
+    """Serve one session; return whether the run is over, and not only the session."""
     wire = GrpcWire(call.identity, call.transport)
     try:
         met = describe(call.identity, OWNER, call.address, wire.address, call.transport, call.patience_s, begins=True)
@@ -65,19 +60,21 @@ def _serve_session(call: OwnerCall, answer: SiteAnswers, say: Say) -> bool:
         with Endpoint(identity, {}, met.run, wire, call.transport) as endpoint:
             endpoint.add_peer(met.peer, call.address)
             say(f"{identity.name}: is in the owner's session")
-            return _answer_orders(call, endpoint, wire.address, answer)
+            try:
+                return _answer_orders(call, endpoint, wire.address, answer)
+            except PeerLostError as exc:
+                say(f"the session is over: {exc}")
+                return False
     finally:
         wire.close()
 
 
 def _answer_orders(call: OwnerCall, endpoint: Endpoint, own: str, answer: SiteAnswers) -> bool:
-    looked = time.monotonic()
     while True:
         item = endpoint.receive(_LOOK_EVERY_S)
-        if item is None or time.monotonic() - looked > _LOOK_EVERY_S:
-            _look_for_owner(call, endpoint, own)
-            looked = time.monotonic()
         if item is None:
+            # never before what has come is read: the last word of an owner that has gone since is that the run is over
+            _look_for_owner(call, endpoint, own)
             continue
         if isinstance(item, LinkFault):
             raise PeerLostError(f"{OWNER}: {item.error}")

@@ -1,6 +1,7 @@
 """The bytes that a stage needs at its holder and at its shadow, computed from its shapes."""
 
 import json
+from dataclasses import replace
 from functools import lru_cache
 
 from phalanx.config import canonical_json
@@ -14,6 +15,9 @@ from phalanx.planner.schedules import SCHEDULES, most_in_flight
 NUMBER_BYTES = 4
 """Bytes of one number: weights, moments, gradients and messages are float32; so are activations, at most."""
 
+_NARROW_BYTES = 2
+"""Bytes of a bf16 weight, beside the master of one that is trained."""
+
 _PER_BLOCK = 16
 """Numbers of the hidden size that a block keeps for its backward pass, per token; measured, with fused attention."""
 
@@ -23,7 +27,10 @@ _EAGER_SCORES = 2
 
 def stage_counts(plan: StepPlan, stage: int) -> StageRow:
     """How many numbers a stage has, and how many of them are trained; a tied head counts in the first stage."""
-    return _counted(canonical_json(plan.hub_config), stage_spec(plan, stage), plan.adapter)
+    row = _counted(canonical_json(plan.hub_config), stage_spec(plan, stage), plan.adapter)
+    if plan.precision != "bf16_weights":
+        return row
+    return replace(row, size_bytes=_NARROW_BYTES * row.parameters + NUMBER_BYTES * row.trainable)
 
 
 def footprints(plan: StepPlan) -> tuple[Footprint, ...]:

@@ -48,6 +48,7 @@ class StageRunner:
         self._shared = module.shared_head
         self._noise = getattr(module, "embedding_noise", None)
         self._shared_gradient: Tensor | None = None
+        self._wide: dict[str, Tensor] = {}
 
     def adopt_head(self, last: "StageRunner") -> None:
         """First stage: add the gradient of the tied head, which the last stage keeps apart, to the embedding's.
@@ -111,6 +112,7 @@ class StageRunner:
         x, y = self._graphs.pop(microbatch)
         self._swap_shared()
         torch.autograd.backward(y, None if gradient is None else gradient.to(y.device, y.dtype))
+        self._widen()
         self._swap_shared()
         return None if x.grad is None else x.grad.cpu()
 
@@ -145,10 +147,10 @@ class StageRunner:
         taken = {
             name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             for name, parameter in parameters.items()
-        }
+        } | self._wide
         self._clear_gradients()
         if self._head is not None:
-            self._head.add_shared(taken, parameters)
+            self._head.add_shared(taken, parameters | getattr(self.module, "computing", {}))
         return taken
 
     def add_shared(self, gradients: dict[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
@@ -165,11 +167,24 @@ class StageRunner:
         self._clear_gradients()
 
     def _clear_gradients(self) -> None:
+        self._wide = {}
         for parameter in self.module.trainable().values():
             parameter.grad = None
 
+    def _widen(self) -> None:
+        """Add gradients of narrow weights up in float32, microbatch by microbatch, where there are masters."""
+        for name, parameter in getattr(self.module, "computing", {}).items():
+            if parameter.grad is not None:
+                found = parameter.grad.to(torch.float32)
+                self._wide[name] = self._wide[name] + found if name in self._wide else found
+                parameter.grad = None
+        if self._shared is not None and self._shared.grad is not None and self._shared.dtype != torch.float32:
+            found = self._shared.grad.to(torch.float32)
+            self._shared_gradient = found if self._shared_gradient is None else self._shared_gradient + found
+            self._shared.grad = None
+
     def _swap_shared(self) -> None:
-        if self._shared is not None:
+        if self._shared is not None and self._shared.dtype == torch.float32:
             self._shared.grad, self._shared_gradient = self._shared_gradient, self._shared.grad
 
     def _run(self, step: int, microbatch: int, x: Tensor) -> tuple[Tensor, Tensor]:

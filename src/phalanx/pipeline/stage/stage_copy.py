@@ -6,6 +6,7 @@ from torch import Tensor
 
 from phalanx.errors import StaleReplicaError
 from phalanx.models import StageModule, StageSpec, add_embedding_noise, build_empty_stage
+from phalanx.models.master_weights import keep_masters
 from phalanx.optimizers import StageOptimizer, learning_rate
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.protocol.messages import StateDigest
@@ -51,6 +52,8 @@ class StageCopy:
         cls, plan: StepPlan, spec: StageSpec, module: StageModule, *, has_moments: bool = True
     ) -> "StageCopy":
         """Take a module that has its parameters."""
+        if plan.precision == "bf16_weights":
+            keep_masters(module)
         optimizer = StageOptimizer(
             module.trainable(),
             plan.optimizer,

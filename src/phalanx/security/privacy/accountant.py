@@ -5,6 +5,7 @@ an approximation that can lie below the truth, and is not used.
 """
 
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +40,10 @@ class PoissonGaussian:
             return _epsilon_of_normal(math.sqrt(steps) / self.noise_multiplier, delta)
         accountant = _accountant()
         accountant.history = [(self.noise_multiplier, self.rate, steps)]
-        return float(accountant.get_epsilon(delta))
+        with warnings.catch_warnings():
+            # the orders of a bound that it begins with could be more, which would save memory alone
+            warnings.filterwarnings("ignore", message="Optimal order is the")
+            return float(accountant.get_epsilon(delta))
 
     def roughly(self, steps: int, delta: float) -> float:
         """Return about the epsilon of so many steps, by the central limit: never to be quoted, it may be too low.

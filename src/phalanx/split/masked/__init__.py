@@ -16,14 +16,12 @@ if TYPE_CHECKING:
     from phalanx.split.masked.offload_client import MaskingClient, OffloadClient
     from phalanx.split.masked.pad_sources import PadSources, ledger_pads, process_pads, system_pads
     from phalanx.split.masked.port import SimulatedWorker, WorkerPort
-    from phalanx.split.masked.process import LocalMaskedWorkers
-    from phalanx.split.masked.remote import RemoteWorker, remote_workers
+    from phalanx.split.masked.remote import RemoteWorker, local_masked_workers, remote_workers
     from phalanx.split.masked.serving import Multiplier, run_masked_worker
 
 __all__ = [
     "OWNER",
     "IdlePads",
-    "LocalMaskedWorkers",
     "MaskedConfig",
     "MaskedLinear",
     "MaskedWorkerConfig",
@@ -35,6 +33,7 @@ __all__ = [
     "SimulatedWorker",
     "WorkerPort",
     "ledger_pads",
+    "local_masked_workers",
     "mask_linears",
     "open_masking_client",
     "process_pads",
@@ -53,8 +52,7 @@ if not TYPE_CHECKING:
             "offload_client": ("MaskingClient", "OffloadClient"),
             "pad_sources": ("PadSources", "ledger_pads", "process_pads", "system_pads"),
             "port": ("SimulatedWorker", "WorkerPort"),
-            "process": ("LocalMaskedWorkers",),
-            "remote": ("RemoteWorker", "remote_workers"),
+            "remote": ("RemoteWorker", "local_masked_workers", "remote_workers"),
             "serving": ("Multiplier", "run_masked_worker"),
         },
     )

@@ -5,7 +5,7 @@ from typing import Literal, Self
 from pydantic import Field
 
 from phalanx.config import StrictModel
-from phalanx.transport import TransportConfig
+from phalanx.transport import JoiningWorkerConfig
 
 MOST_ROWS = 512
 """Most rows of a pad where the config names no number."""
@@ -44,18 +44,8 @@ class MaskedConfig(StrictModel):
         return self.model_copy(update={"rows": -(-tokens // parts)})
 
 
-class MaskedWorkerConfig(StrictModel):
-    """The config of one worker process: its identity, and where the trusted side listens."""
+class MaskedWorkerConfig(JoiningWorkerConfig):
+    """The config of one worker process: its identity, where the trusted side listens, and what it multiplies on."""
 
-    identity: str
-    """Directory with this worker's certificate and keys."""
-    owner: str
-    """`host:port` of the trusted side."""
-    owner_name: str = OWNER
-    advertise: str | None = None
-    """Host name or address under which the trusted side reaches this worker; left out, the one it binds to."""
-    join_timeout_s: float = Field(default=300.0, gt=0, le=86400)
-    """How long to look for a trusted side that does not listen yet, seconds."""
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     """`cpu` multiplies in float64, `cuda` in limbs of 8 bits."""
-    transport: TransportConfig = TransportConfig()

@@ -18,7 +18,7 @@ from phalanx.split.masked.answers import AnswerSorter
 from phalanx.split.masked.messages import END
 from phalanx.split.masked.remote import RemoteWorker
 from phalanx.split.masked.serving import ProductService
-from phalanx.transport import Endpoint, Handle, TransportConfig
+from phalanx.transport import Endpoint, Handle, OwnerLink, TransportConfig
 
 _FLUSH_S = 2.0
 _LOOK_S = 5.0
@@ -130,6 +130,6 @@ def serve_pipe(config: PipedWorkerConfig, end: socket.socket) -> None:
     try:
         wire = pipe.wire(identity.name)
         with Endpoint(identity, {owner.name: owner}, config.session, wire, config.transport) as endpoint:
-            ProductService(endpoint, owner.name, MaskedWorker(config.device)).run(_LOOK_S, look)
+            ProductService(endpoint, MaskedWorker(config.device)).run(OwnerLink(endpoint, owner.name, _LOOK_S, look))
     finally:
         pipe.close()

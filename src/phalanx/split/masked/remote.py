@@ -1,25 +1,23 @@
 """Workers in processes of their own, here or on other machines, behind mutual TLS and signed frames."""
 
 import contextlib
-import secrets
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.errors import FrameError, PeerLostError, TransportError
+from phalanx.errors import FrameError, TransportError
 from phalanx.security.crypto import Identity
 from phalanx.security.mask import MaskedMessage, ProductMessage
 from phalanx.security.mask.pads import MOST_ELEMENTS
 from phalanx.split.masked.answers import AnswerSorter
+from phalanx.split.masked.config import MaskedWorkerConfig
 from phalanx.split.masked.messages import END, LOAD, MULTIPLY, load_parts, send, write_masked
-from phalanx.split.masked.process import LocalMaskedWorkers
-from phalanx.transport import Endpoint, GrpcWire, TransportConfig
+from phalanx.transport import Endpoint, LocalWorkerProcesses, TransportConfig, joined_workers
 
-_JOIN_TIMEOUT_S = 120.0
-_LOOK_EVERY_S = 0.5
+_COMMAND = ("phalanx", "masked-worker")
 _HEADER_BYTES = 4096
 _FLUSH_S = 2.0
 
@@ -82,66 +80,54 @@ class RemoteWorker:
         return answers
 
 
+def local_masked_workers(
+    directory: Path,
+    identities: Path,
+    transport: TransportConfig,
+    *,
+    threads: int = 1,
+    command: Sequence[str] = _COMMAND,
+) -> LocalWorkerProcesses:
+    """Return what starts a worker process for each name, for one machine with an enclave and an accelerator in it.
+
+    Args:
+        directory: Gets each worker's file and log.
+        identities: Has a directory with certificate and keys for each name.
+        transport: Deadlines and bounds; workers let the system choose their ports.
+        threads: Threads of each.
+        command: Module and arguments of a worker, without its file; another than the default is for drills only.
+    """
+    template = MaskedWorkerConfig(identity="", owner="", transport=transport.model_copy(update={"port": 0}))
+    return LocalWorkerProcesses(directory, identities, template, command, threads)
+
+
 @contextlib.contextmanager
 def remote_workers(
     identity: Identity,
     names: Sequence[str],
     run: str,
     transport: TransportConfig,
-    processes: LocalMaskedWorkers | None = None,
+    processes: LocalWorkerProcesses | None = None,
     announce: Callable[[str], None] = lambda address: None,
 ) -> Iterator[dict[str, RemoteWorker]]:
-    """Start or await workers, give the ways to them, and end them whatever happens.
-
-    Args:
-        identity: The trusted side, with a certificate of the authority that the workers' are of as well.
-        names: The workers to wait for; no other party is let in.
-        run: The run; each start is a session of its own, in which nothing of an earlier one can be replayed.
-        transport: Where to listen, deadlines and bounds.
-        processes: Starts local ones; left out, workers are started by hand on other machines.
-        announce: Told the address at which workers are awaited.
-
-    Raises:
-        PeerLostError: A worker did not come.
-        CertificateError: The identity is unusable.
-    """
-    wire = GrpcWire(identity, transport)
-    with contextlib.ExitStack() as stack:
-        stack.callback(wire.close)
-        session = f"{run}-{secrets.token_hex(8)}"
-        endpoint = stack.enter_context(Endpoint(identity, {}, session, wire, transport))
-        announce(wire.address)
-        if processes is not None:
-            stack.enter_context(processes)
-            processes.start(names, wire.address, identity.name)
-        for name in names:
-            _let_in(name, wire, endpoint, processes)
-        answers = AnswerSorter(endpoint)
-        stack.callback(answers.close)
-        yield {name: RemoteWorker(name, endpoint, answers, transport, _watch(name, processes)) for name in names}
-        # a worker that is gone by now need not be told
-        with contextlib.suppress(TransportError):
-            for name in names:
-                endpoint.send(name, END, {})
-            endpoint.flush(_FLUSH_S)
-        if processes is not None:
-            processes.close()
+    """As `joined_workers`, of which it gives the ways to the workers."""
+    with joined_workers(identity, names, run, transport, processes, announce=announce) as joined:
+        answers = AnswerSorter(joined.endpoint)
+        with contextlib.closing(answers):
+            yield {
+                name: RemoteWorker(name, joined.endpoint, answers, transport, _watch(name, processes)) for name in names
+            }
+            # a worker that is gone by now need not be told
+            with contextlib.suppress(TransportError):
+                for name in names:
+                    joined.endpoint.send(name, END, {})
+                joined.endpoint.flush(_FLUSH_S)
 
 
-def _watch(name: str, processes: LocalMaskedWorkers | None) -> Callable[[], bool]:
+def _watch(name: str, processes: LocalWorkerProcesses | None) -> Callable[[], bool]:
     return _seems_alive if processes is None else partial(processes.is_alive, name)
 
 
 def _seems_alive() -> bool:
     """True: of a process elsewhere nothing is known here."""
     return True
-
-
-def _let_in(name: str, wire: GrpcWire, endpoint: Endpoint, processes: LocalMaskedWorkers | None) -> None:
-    deadline = time.monotonic() + _JOIN_TIMEOUT_S
-    while (joined := wire.wait_joined(name, _LOOK_EVERY_S)) is None:
-        if processes is not None and not processes.is_alive(name):
-            raise PeerLostError(f"{name}: ended before it joined: {processes.last_output(name)}")
-        if time.monotonic() > deadline:
-            raise PeerLostError(f"{name}: did not join within {_JOIN_TIMEOUT_S:g} s; start it with its worker file")
-    endpoint.add_peer(joined.peer, joined.address)

@@ -1,15 +1,11 @@
 """The worker process: it multiplies what it is sent, and knows nothing else."""
 
-import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.errors import FrameError, PeerLostError
-from phalanx.security.crypto import load_identity
+from phalanx.errors import FrameError
 from phalanx.security.mask import MaskedMessage, MaskedWorker, ProductMessage
 from phalanx.split.masked.config import MaskedWorkerConfig
 from phalanx.split.masked.messages import (
@@ -24,9 +20,7 @@ from phalanx.split.masked.messages import (
     send,
     write_masked,
 )
-from phalanx.transport import CheckedFrame, Endpoint, GrpcWire, JoinedPeer, LinkFault, describe
-
-_LOOK_EVERY_S = 1.0
+from phalanx.transport import CheckedFrame, Endpoint, OwnerLink, join_owner
 
 
 class Multiplier(Protocol):
@@ -52,63 +46,30 @@ def run_masked_worker(config: MaskedWorkerConfig, multiplier: Multiplier | None 
         PeerLostError: The trusted side cannot be reached, or is gone.
         CertificateError: This worker's own identity is unusable.
     """
-    identity = load_identity(Path(config.identity))
-    wire = GrpcWire(identity, config.transport)
-    try:
-        address = wire.address
-        if config.advertise is not None:
-            address = f"{config.advertise}:{address.rpartition(':')[2]}"
-
-        def meet(patience_s: float, begins: bool) -> JoinedPeer:
-            owner = config.owner
-            return describe(identity, config.owner_name, owner, address, config.transport, patience_s, begins=begins)
-
-        met = meet(config.join_timeout_s, begins=True)
-        # known from the first moment on: the trusted side speaks first
-        with Endpoint(identity, {met.peer.name: met.peer}, met.run, wire, config.transport) as endpoint:
-            endpoint.add_peer(met.peer, config.owner)
-            service = ProductService(endpoint, config.owner_name, multiplier or MaskedWorker(config.device))
-            service.run(config.transport.timeout_s, lambda: meet(config.transport.timeout_s, begins=False).run)
-    finally:
-        wire.close()
+    with join_owner(config) as link:
+        ProductService(link.endpoint, multiplier or MaskedWorker(config.device)).run(link)
 
 
 class ProductService:
     """A service that answers one trusted side's frames, in the order in which they come.
 
     Args:
-        endpoint: This worker's.
-        owner: Party name of the trusted side; no other party is answered.
+        endpoint: This worker's; it knows no other party than the trusted side.
         multiplier: Computes the products.
     """
 
-    def __init__(self, endpoint: Endpoint, owner: str, multiplier: Multiplier) -> None:
-        self._endpoint, self._owner, self._multiplier = endpoint, owner, multiplier
+    def __init__(self, endpoint: Endpoint, multiplier: Multiplier) -> None:
+        self._endpoint, self._multiplier = endpoint, multiplier
         self._loading: dict[ProductMessage, NDArray[np.int32]] = {}
         self._filled: dict[ProductMessage, int] = {}
 
-    def run(self, silence_s: float, look: Callable[[], str]) -> None:
+    def run(self, link: OwnerLink) -> None:
         """Serve until told to end.
 
-        Args:
-            silence_s: After so long without a frame, look whether the trusted side is still there.
-            look: Asks it which run it serves.
-
         Raises:
-            PeerLostError: It is gone, or serves another run by now.
+            PeerLostError: The trusted side is gone, or serves another run by now.
         """
-        last = time.monotonic()
-        while True:
-            item = self._endpoint.receive(_LOOK_EVERY_S)
-            if item is None:
-                if time.monotonic() - last > silence_s:
-                    if look() != self._endpoint.run:
-                        raise PeerLostError(f"{self._owner}: serves another session by now; start this worker anew")
-                    last = time.monotonic()
-                continue
-            last = time.monotonic()
-            if isinstance(item, LinkFault):
-                raise PeerLostError(f"{self._owner}: {item.error}")
+        for item in link.frames():
             if item.kind == END:
                 return
             self.take(item)

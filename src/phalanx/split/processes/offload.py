@@ -7,7 +7,7 @@ from pathlib import Path
 
 from phalanx.models import StageModule
 from phalanx.security.crypto import Identity
-from phalanx.split.masked import LocalMaskedWorkers, RemoteWorker, mask_linears, open_masking_client, remote_workers
+from phalanx.split.masked import RemoteWorker, local_masked_workers, mask_linears, open_masking_client, remote_workers
 from phalanx.split.masked.piped import piped_workers
 from phalanx.split.processes.enclave_file import EnclaveConfig
 
@@ -63,7 +63,7 @@ def masked_session(session: str) -> str:
 def _started(config: EnclaveConfig, identity: Identity) -> contextlib.AbstractContextManager[dict[str, RemoteWorker]]:
     split = config.split
     identities = Path(config.identity).parent
-    processes = LocalMaskedWorkers(
+    processes = local_masked_workers(
         # not in the enclave's own directory, which no other process uses
         Path(config.directory).parent / "workers",
         identities,

@@ -70,7 +70,8 @@ def recipe_of(run: RunConfig, parallel: ParallelConfig, source: ModelSource) -> 
         total_steps=run.train.steps,
         seed=run.train.seed,
         attention=run.model.attention,
-        precision=run.train.precision,
+        # masters are refused with the run file
+        precision="bf16" if run.train.precision == "bf16_weights" else run.train.precision,
         adapter=run.model.sliced_adapter,
         objective=run.train.objective,
         attends=attention_kind(run, source),

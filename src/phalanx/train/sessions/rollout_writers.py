@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from phalanx.pipeline import OWNER
 from phalanx.rollouts import (
-    LocalRolloutWorkers,
     RolloutVerdict,
     RolloutWorkerConfig,
+    local_rollout_workers,
     rollout_company,
 )
 from phalanx.security.crypto import create_authority, issue, load_identity
@@ -43,7 +43,7 @@ def open_writers(context: SessionContext, others: Mapping[str, Sequence[str]] | 
     template = RolloutWorkerConfig(
         identity="", owner="", owner_name=OWNER, threads=settings.threads, attention=run.model.attention
     )
-    processes = LocalRolloutWorkers(home, pki, template, others)
+    processes = local_rollout_workers(home, pki, template, others)
     evidence, owner = context.home.path / _EVIDENCE, load_identity(pki / OWNER)
     with rollout_company(owner, names, context.home.run_id, evidence, settings.check, processes=processes) as company:
         rules = {"workers": list(names), "rate": settings.check.rate, "authority": owner.authority_pem.decode("ascii")}

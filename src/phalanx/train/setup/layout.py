@@ -12,6 +12,7 @@ from phalanx.config import digest, dump_toml
 from phalanx.errors import ConfigError
 from phalanx.models import (
     FAMILIES,
+    MARKED_KINDS,
     AttentionKind,
     ModelSource,
     StageSpec,
@@ -86,6 +87,7 @@ def make_plan(run: RunConfig, source: ModelSource) -> StepPlan:
             'may ask others of them, which looks like a lie; set guard.classes = "one"'
         )
     check_length(run.data.sequence_length, getattr(source.hub_config, "max_position_embeddings", None))
+    _check_masters(run, source)
     return StepPlan(
         family=run.model.family,
         run_digest=digest(run),
@@ -98,7 +100,7 @@ def make_plan(run: RunConfig, source: ModelSource) -> StepPlan:
         sequence_length=run.data.sequence_length,
         total_steps=run.train.steps,
         seed=run.train.seed,
-        precision="bf16" if run.train.precision == "bf16" else "fp32",
+        precision="fp32" if run.train.precision == "fp16" else run.train.precision,
         device=run.train.device,
         attention=run.model.attention,
         activation_checkpointing=run.model.activation_checkpointing,
@@ -110,6 +112,28 @@ def make_plan(run: RunConfig, source: ModelSource) -> StepPlan:
         neftune_alpha=run.train.neftune_alpha,
         attention_kind=attention_of(run, source),
     )
+
+
+def _check_masters(run: RunConfig, source: ModelSource) -> None:
+    """Refuse what stages with bf16 weights cannot do.
+
+    Raises:
+        ConfigError: Says which, and what to do.
+    """
+    if run.train.precision != "bf16_weights":
+        return
+    marked = attends_in_documents(run, source) or attention_of(run, source) in MARKED_KINDS
+    shared = run.pipeline.layout is not None or bool(run.pipeline.layouts)
+    faults = {
+        'guard.classes = "mixed": how far honest parties may differ is known of float32 weights; set "one"': (
+            run.guard.classes == "mixed"
+        ),
+        "data.attention: numbers of documents cross beside hidden states, and bf16 cannot hold them": marked,
+        "pipeline.layout: ranks of a party share float32 weights; leave it out": shared,
+    }
+    for said, holds in faults.items():
+        if holds:
+            raise ConfigError(f'train.precision = "bf16_weights" with {said}; or take "bf16"')
 
 
 def attention_of(run: RunConfig, source: ModelSource) -> RowAttention:

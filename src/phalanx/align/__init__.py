@@ -1,0 +1,54 @@
+"""Training data that a model makes of its own answers, by written principles; what it refuses; and what values say."""
+
+from typing import TYPE_CHECKING
+
+from phalanx.late_names import late_names
+
+if TYPE_CHECKING:
+    from phalanx.align.choice import PairChoice
+    from phalanx.align.judges import JudgeFile, ModelJudge, ServerJudge, ServerJudgeConfig
+    from phalanx.align.outcomes import feedback_rows, read_outcomes
+    from phalanx.align.principles import Constitution, load_constitution
+    from phalanx.align.prompts import AskedPrompt, read_prompts
+    from phalanx.align.revision import Revision
+    from phalanx.align.row_file import ResumableRows
+    from phalanx.align.safety import SafetyCheck, safety_prompts
+    from phalanx.align.values import value_gaps
+    from phalanx.align.writer import Writer
+
+__all__ = [
+    "AskedPrompt",
+    "Constitution",
+    "JudgeFile",
+    "ModelJudge",
+    "PairChoice",
+    "ResumableRows",
+    "Revision",
+    "SafetyCheck",
+    "ServerJudge",
+    "ServerJudgeConfig",
+    "Writer",
+    "feedback_rows",
+    "load_constitution",
+    "read_outcomes",
+    "read_prompts",
+    "safety_prompts",
+    "value_gaps",
+]
+
+if not TYPE_CHECKING:
+    __getattr__ = late_names(
+        __name__,
+        {
+            "choice": ("PairChoice",),
+            "judges": ("JudgeFile", "ModelJudge", "ServerJudge", "ServerJudgeConfig"),
+            "outcomes": ("feedback_rows", "read_outcomes"),
+            "principles": ("Constitution", "load_constitution"),
+            "prompts": ("AskedPrompt", "read_prompts"),
+            "revision": ("Revision",),
+            "row_file": ("ResumableRows",),
+            "safety": ("SafetyCheck", "safety_prompts"),
+            "values": ("value_gaps",),
+            "writer": ("Writer",),
+        },
+    )

@@ -1,0 +1,131 @@
+"""Judges of answers: a model by the log-probability of a letter, a server that says one, or rewards."""
+
+import math
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol
+
+from pydantic import Field
+
+from phalanx.align.writer import Writer, asked
+from phalanx.config import StrictModel
+from phalanx.errors import RewardError
+from phalanx.rewards import RewardsConfig
+from phalanx.rewards.server import ServedModel, ServerSettings
+
+_LETTERS = ("A", "B")
+
+
+class Judge(Protocol):
+    """Something that decides between two answers to a question, called A and B."""
+
+    @property
+    def lineage(self) -> dict[str, Any]:
+        """All that decides what it says."""
+        ...
+
+    def decide(self, question: str, /) -> float:
+        """Return how sure it is of A, from 0 to 1."""
+        ...
+
+
+class ModelJudge:
+    """A model in this process.
+
+    Args:
+        writer: It.
+    """
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+
+    @property
+    def lineage(self) -> dict[str, Any]:
+        """The model."""
+        return {"kind": "model", "model": self._writer.digest}
+
+    def decide(self, question: str) -> float:
+        """Return the probability of A, of A and B, as the first thing that it says.
+
+        Raises:
+            DataError: The question does not fit into its window.
+        """
+        first, second = self._writer.log_probs([asked(question)], _LETTERS)
+        # a difference beyond this is certain, and exp would overflow
+        return 1.0 / (1.0 + math.exp(min(second - first, 700.0)))
+
+
+class ServerJudgeConfig(ServerSettings):
+    """A language model behind an OpenAI-compatible server.
+
+    Attributes:
+        timeout_s: What one answer may take.
+    """
+
+    kind: Literal["server"] = "server"
+    timeout_s: float = Field(default=60.0, gt=0.0, le=3600.0, allow_inf_nan=False)
+
+
+class ServerJudge:
+    """A language model that a server runs.
+
+    Args:
+        config: Where.
+
+    Raises:
+        ConfigError: Its key cannot be read.
+    """
+
+    def __init__(self, config: ServerJudgeConfig) -> None:
+        self._config, self._served = config, ServedModel(config, config.timeout_s)
+
+    @property
+    def lineage(self) -> dict[str, Any]:
+        """Server and model."""
+        return {"kind": "server", "url": self._config.url, "model": self._config.model}
+
+    def decide(self, question: str) -> float:
+        """Return 1 where it says A, 0 where it says B.
+
+        Raises:
+            RewardError: It is not reached, or says neither.
+        """
+        try:
+            said = self._served.ask(question).strip().strip("()*.\"'").upper()
+        except RewardError as exc:
+            raise _refused(str(exc)) from exc
+        if said not in _LETTERS:
+            raise _refused(f"{self._config.url}: the judge said {said!r:.60}, expected A or B and nothing else")
+        return float(said == _LETTERS[0])
+
+
+def _refused(why: str) -> RewardError:
+    do = "see to the judge, then give the same command again: finished rows are kept"
+    return RewardError(f"{why}; {do}").about(code="PHX-R042", do=do)
+
+
+class ModelJudgeConfig(StrictModel):
+    """Another model than the one that answers.
+
+    Attributes:
+        path: A run, a checkpoint in one, or a directory in the hub's layout.
+    """
+
+    kind: Literal["model"] = "model"
+    path: Path
+
+
+class RewardsJudgeConfig(RewardsConfig):
+    """Rewards, as in ``[rewards]`` of a run file: the answer that is worth more in their weighted sum is better."""
+
+    kind: Literal["rewards"] = "rewards"
+
+    @property
+    def rewards(self) -> RewardsConfig:
+        """The same as a run file has them."""
+        return RewardsConfig(of=self.of, timeout_s=self.timeout_s)
+
+
+class JudgeFile(StrictModel):
+    """A file that names a judge, in its section ``[judge]``."""
+
+    judge: Annotated[ServerJudgeConfig | ModelJudgeConfig | RewardsJudgeConfig, Field(discriminator="kind")]

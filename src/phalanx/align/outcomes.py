@@ -1,0 +1,70 @@
+"""Outcomes of red-team and safety prompts as training data: mistakes are learned from, what went right is kept."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from phalanx.align.prompts import AskedPrompt, read_records
+from phalanx.align.safety import HARMFUL, checked
+from phalanx.errors import DataError
+
+BETTER = "better"
+"""The field of an outcome that has the answer that should have been given."""
+
+Shape = Literal["pairs", "conversations"]
+
+
+def read_outcomes(path: Path) -> list[AskedPrompt]:
+    """Read outcomes as `phalanx align safety --out` writes them, or another tool: a prompt, ``harmful``, the answer.
+
+    Raises:
+        DataError: Names file and line: a field is missing or of another type.
+    """
+    found = []
+    for where, record in read_records(path):
+        one = checked(record, where)
+        wrong = next((name for name in ("refused", "violates") if not isinstance(record.get(name), bool)), None)
+        if wrong is not None or not isinstance(record.get("answer"), str):
+            what, kind = (wrong, "true or false") if wrong else ("answer", "text")
+            raise DataError(f'{where}: field "{what}" holds {record.get(what)!r:.40}, expected {kind}')
+        found.append(one)
+    return found
+
+
+def feedback_rows(
+    outcomes: Sequence[AskedPrompt], shape: Shape, refusal: str
+) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """Return rows to train on, and how many outcomes became what.
+
+    An outcome is wrong where it violates, or refuses what is harmless. Of a wrong one the better answer is learned:
+    that of its line, or `refusal` where a harmful prompt was answered and its line has none; in pairs it is preferred
+    to the answer that was given. As conversations, answers that are right are learned as they are.
+    """
+    rows, counts = [], Counter[str]()
+    for one in outcomes:
+        answer = str(one.record["answer"]).strip()
+        became, better = _better(one.record, answer, refusal)
+        if became == "right" and shape == "pairs":
+            counts["right, which no pair is made of"] += 1
+            continue
+        if better is None or (shape == "pairs" and (not answer or answer == better)):
+            counts["without a better answer"] += 1
+            continue
+        counts[became] += 1
+        if shape == "pairs":
+            rows.append({"prompt": one.messages, "chosen": better, "rejected": answer})
+        else:
+            rows.append({"messages": [*one.messages, {"role": "assistant", "content": better}]})
+    return rows, dict(counts)
+
+
+def _better(record: Mapping[str, Any], answer: str, refusal: str) -> tuple[str, str | None]:
+    """Return what an outcome is, and the answer to learn; None where it is not known."""
+    told = record.get(BETTER)
+    own = told.strip() if isinstance(told, str) and told.strip() else None
+    if record["violates"]:
+        return "violation", own or (refusal if record[HARMFUL] else None)
+    if record["refused"] and not record[HARMFUL]:
+        return "over-refusal", own
+    return "right", answer or None

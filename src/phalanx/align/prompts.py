@@ -1,0 +1,97 @@
+"""Prompts that a model is to answer: JSON lines with a prompt or messages, and whatever else belongs to them."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from phalanx.align.writer import asked
+from phalanx.config import canonical_json
+from phalanx.data.chat import ChatMessage, conversation_of
+from phalanx.data.sources.jsonl import parse_object
+from phalanx.errors import DataError
+
+
+@dataclass(frozen=True)
+class AskedPrompt:
+    """What a model is asked.
+
+    Attributes:
+        where: File and line, for messages.
+        chat: The messages, the last of which is not the assistant's.
+        record: The whole line.
+    """
+
+    where: str
+    chat: tuple[ChatMessage, ...]
+    record: Mapping[str, Any]
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The chat as JSON lines have it."""
+        return [{"role": one.role, "content": one.content} for one in self.chat]
+
+    @property
+    def text(self) -> str:
+        """The chat as a person reads it; a single message of the user as it is."""
+        if len(self.chat) == 1 and self.chat[0].role == "user":
+            return self.chat[0].content
+        return "\n\n".join(f"{one.role}: {one.content}" for one in self.chat)
+
+
+def prompt_of(record: Mapping[str, Any], where: str) -> AskedPrompt:
+    """Read one prompt.
+
+    Raises:
+        DataError: It is empty, has no words, or ends with the assistant's message.
+    """
+    prompt, messages = record.get("prompt"), record.get("messages")
+    # pairs and conversations may be asked again: an answer at the end is not part of what is asked
+    if isinstance(prompt, list) and messages is None:
+        prompt, messages = None, prompt
+    if (prompt is None) == (messages is None):
+        raise DataError(f"{where}: expected either prompt or messages").about(code="PHX-I014", file=where)
+    if prompt is not None:
+        if not isinstance(prompt, str) or not prompt.strip():
+            raise DataError(f"{where}: the prompt is empty; write words, or leave the line out")
+        return AskedPrompt(where, (asked(prompt),), record)
+    try:
+        chat = conversation_of({"messages": messages}, "messages").messages
+    except DataError as exc:
+        raise DataError(f"{where}: {exc}") from exc
+    if chat[-1].role == "assistant":
+        raise DataError(f"{where}: ends with the assistant's message, and the answer is to follow; leave that out")
+    return AskedPrompt(where, chat, record)
+
+
+def read_prompts(path: Path) -> list[AskedPrompt]:
+    """Read a file of prompts.
+
+    Raises:
+        DataError: Names file and line: no JSON, no prompt, or an empty one; or the file has none.
+    """
+    return [prompt_of(record, where) for where, record in read_records(path)]
+
+
+def read_records(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Read the objects of a file of JSON lines, each with file and line.
+
+    Raises:
+        DataError: It cannot be read, a line is no object, or there is none.
+    """
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as exc:
+        raise DataError(f"{path}: cannot be read ({exc.strerror}); name a file of JSON lines").about(
+            code="PHX-I011", file=str(path)
+        ) from exc
+    places = [(f"{path}, line {number}", line) for number, line in enumerate(lines, start=1) if line.strip()]
+    if not places:
+        raise DataError(f"{path}: has no line; every line is an object").about(code="PHX-I012", file=str(path))
+    return [(where, parse_object(line, where)) for where, line in places]
+
+
+def prompts_digest(prompts: Sequence[AskedPrompt]) -> str:
+    """SHA-256 in hex over every prompt with its record."""
+    return hashlib.sha256(canonical_json([dict(one.record) for one in prompts])).hexdigest()

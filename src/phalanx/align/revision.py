@@ -1,0 +1,113 @@
+"""Constitutional revision: a model answers, criticises its answer by a principle, and writes it again."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from phalanx.align.principles import Constitution
+from phalanx.align.prompts import AskedPrompt, prompts_digest
+from phalanx.align.writer import Writer, asked, drawn_seed, said
+from phalanx.errors import DataError
+
+
+class Revision:
+    """The loop that makes conversations for supervised fine-tuning.
+
+    Args:
+        writer: Answers, criticises and revises.
+        constitution: Of which a principle is drawn for each round of each prompt.
+        prompts: What is answered.
+        rounds: Of critique and revision.
+        seed: Of all draws.
+
+    Raises:
+        ConfigError: No principle has a critique and a revision.
+        DataError: A prompt cannot be answered; names its line.
+
+    Source: Bai et al. 2022, section 3.
+    """
+
+    def __init__(
+        self, writer: Writer, constitution: Constitution, prompts: Sequence[AskedPrompt], *, rounds: int, seed: int
+    ) -> None:
+        self._writer, self._constitution = writer, constitution.that("critique", "revise")
+        self._prompts, self._rounds, self._seed = prompts, rounds, seed
+        check_prompts(writer, prompts)
+
+    @property
+    def lineage(self) -> dict[str, Any]:
+        """All that decides the rows."""
+        return {
+            "made_by": "revise",
+            "model": self._writer.digest,
+            "sampling": self._writer.settings,
+            "principles": self._constitution.digest,
+            "prompts": prompts_digest(self._prompts),
+            "rounds": self._rounds,
+            "seed": self._seed,
+        }
+
+    def rows(self, numbers: range) -> list[dict[str, Any]]:
+        """Make the rows of a batch of prompts: ``messages``, and how they came about."""
+        prompts = [self._prompts[number] for number in numbers]
+        answers = self._writer.write([one.chat for one in prompts], drawn_seed(self._seed, "answer", numbers.start))
+        texts = list(answers)
+        told: list[list[dict[str, str]]] = [[] for _ in prompts]
+        for round_ in range(self._rounds):
+            self._revise(prompts, texts, told, numbers, round_)
+        return [
+            {
+                "messages": [*one.messages, {"role": "assistant", "content": text}],
+                "answer": answer,
+                "revisions": steps,
+            }
+            for one, text, answer, steps in zip(prompts, texts, answers, told, strict=True)
+        ]
+
+    def _revise(
+        self,
+        prompts: Sequence[AskedPrompt],
+        texts: list[str],
+        told: Sequence[list[dict[str, str]]],
+        numbers: range,
+        round_: int,
+    ) -> None:
+        """Take every text through one round, in place; where the model says nothing, the text stays as it is."""
+        drawn = [self._constitution.draw(self._seed, number, round_) for number in numbers]
+        chats = [
+            [*one.chat, said(text), asked(principle.critique or "")]
+            for one, text, principle in zip(prompts, texts, drawn, strict=True)
+        ]
+        seeds = [drawn_seed(self._seed, what, numbers.start, round_) for what in ("critique", "revision")]
+        critiques = self._writer.write(chats, seeds[0])
+        chats = [
+            [*chat, said(critique), asked(principle.revise or "")]
+            for chat, critique, principle in zip(chats, critiques, drawn, strict=True)
+        ]
+        revised = self._writer.write(chats, seeds[1])
+        for at, (principle, critique, text) in enumerate(zip(drawn, critiques, revised, strict=True)):
+            told[at].append({"principle": principle.name, "critique": critique, "revision": text})
+            texts[at] = text or texts[at]
+
+
+def revised_figures(
+    rows: Sequence[Mapping[str, Any]],
+) -> tuple[list[Mapping[str, Any]], dict[str, Any]]:
+    """Return the rows that say something, and what became of all of them."""
+    kept = [row for row in rows if row["messages"][-1]["content"].strip()]
+    changed = sum(row["messages"][-1]["content"] != row["answer"] for row in kept)
+    principles = Counter(step["principle"] for row in rows for step in row["revisions"])
+    return kept, {"prompts": len(rows), "silent": len(rows) - len(kept), "changed": changed, "drawn": dict(principles)}
+
+
+def check_prompts(writer: Writer, prompts: Sequence[AskedPrompt]) -> None:
+    """Return where every prompt can be answered.
+
+    Raises:
+        DataError: Names the line of one that cannot.
+    """
+    for one in prompts:
+        try:
+            writer.check(one.chat)
+        except DataError as exc:
+            raise DataError(f"{one.where}: {exc}") from exc

@@ -1,0 +1,69 @@
+"""Pairs on which values disagree: what each value's reward says of both answers, and by how much."""
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from phalanx.align.prompts import AskedPrompt, prompt_of, read_records
+from phalanx.errors import DataError
+from phalanx.rewards import RewardScorer, ScoredText
+
+
+def value_gaps(pairs: Sequence[AskedPrompt], values: RewardScorer, smallest: float) -> dict[str, Any]:
+    """Return how much more each value gives the chosen answer of each pair, and where two of them disagree.
+
+    Args:
+        pairs: Of `read_pairs`.
+        values: The rewards, one a value, with the weights of their sum.
+        smallest: A gap up to this is no opinion.
+
+    Returns:
+        ``accuracy``: of each value, the share of pairs of which it prefers the chosen answer, ties half;
+        ``disagreement``: of each two values, the share of pairs on which both have opinions that differ;
+        ``conflicts``: these pairs, with every gap and the weighted sum, those of the largest opposed gaps first.
+
+    Raises:
+        RewardError: A value says nothing of a text.
+    """
+    names = values.names
+    rows: list[dict[str, Any]] = []
+    for pair in pairs:
+        sides = [
+            values.score([ScoredText(f"{pair.where}, {side}", pair.text, pair.record[side], pair.record)])[0]
+            for side in ("chosen", "rejected")
+        ]
+        gaps = dict(zip(names, (one - other for one, other in zip(*sides, strict=True)), strict=True))
+        total = values.total(sides[0]) - values.total(sides[1])
+        rows.append({"where": pair.where, "prompt": pair.text, "gaps": gaps, "sum": total})
+
+    def opinion(gap: float) -> int:
+        return 0 if abs(gap) <= smallest else 1 if gap > 0 else -1
+
+    def opposed(row: dict[str, Any]) -> float:
+        """The smaller of the largest gaps for and against."""
+        told = [gap for gap in row["gaps"].values() if opinion(gap)]
+        return min(max(told, default=0.0), -min(told, default=0.0))
+
+    between = {
+        f"{one} / {other}": sum(opinion(row["gaps"][one]) * opinion(row["gaps"][other]) < 0 for row in rows) / len(rows)
+        for one, other in itertools.combinations(names, 2)
+    }
+    agreed = {name: sum(1 + opinion(row["gaps"][name]) for row in rows) / (2 * len(rows)) for name in names}
+    conflicts = sorted((row for row in rows if opposed(row) > 0), key=opposed, reverse=True)
+    return {"pairs": len(rows), "accuracy": agreed, "disagreement": between, "conflicts": conflicts}
+
+
+def read_pairs(path: Path) -> list[AskedPrompt]:
+    """Read pairs, as `phalanx align choose` writes them: a prompt with ``chosen`` and ``rejected``.
+
+    Raises:
+        DataError: Names file and line: a field is missing or no text.
+    """
+    found = []
+    for where, record in read_records(path):
+        for side in ("chosen", "rejected"):
+            if not isinstance(record.get(side), str) or not record[side].strip():
+                raise DataError(f'{where}: field "{side}" holds {record.get(side)!r:.40}, expected text')
+        found.append(prompt_of(record, where))
+    return found

@@ -1,0 +1,50 @@
+"""What the loops of this room need of a model; `phalanx.serve.ChatWriter` is one."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Protocol
+
+from phalanx.config import canonical_json
+from phalanx.data.chat import ChatMessage
+
+
+class Writer(Protocol):
+    """A model that answers chats; equal calls have equal answers."""
+
+    @property
+    def digest(self) -> str:
+        """Of all that the model is."""
+        ...
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """How its tokens are drawn."""
+        ...
+
+    def check(self, chat: Sequence[ChatMessage], /) -> None:
+        """Raise `DataError` where a chat cannot be answered."""
+        ...
+
+    def write(self, chats: Sequence[Sequence[ChatMessage]], seed: int, /) -> list[str]:
+        """Answer each chat; empty where there is no answer."""
+        ...
+
+    def log_probs(self, chat: Sequence[ChatMessage], answers: Sequence[str], /) -> list[float]:
+        """Return the log-probability of each answer."""
+        ...
+
+
+def said(text: str) -> ChatMessage:
+    """The assistant's message."""
+    return ChatMessage(role="assistant", content=text)
+
+
+def asked(text: str) -> ChatMessage:
+    """The user's message."""
+    return ChatMessage(role="user", content=text)
+
+
+def drawn_seed(seed: int, *place: object) -> int:
+    """Return the seed of one draw: a public function of the seed of all and of its place."""
+    found = hashlib.sha256(canonical_json(["phalanx align", seed, *place])).digest()
+    return int.from_bytes(found[:8], "big") >> 1

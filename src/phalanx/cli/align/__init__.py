@@ -1,0 +1,1 @@
+"""``phalanx align``: training data by principles, refusals, and values."""

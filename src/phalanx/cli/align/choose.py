@@ -1,0 +1,96 @@
+"""``phalanx align choose``: pairs of a model's own answers, of which a judge chose the better one."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from phalanx.cli.align.options import (
+    Batch,
+    Best,
+    JudgePath,
+    MaxNewTokens,
+    Out,
+    OwnCode,
+    Prompts,
+    Seed,
+    Temperature,
+    Where,
+    open_asked_judge,
+    open_writer,
+    row_bar,
+    say_found,
+)
+from phalanx.cli.answers.answer import Answer
+
+if TYPE_CHECKING:
+    from phalanx.align.choice import Chooser
+    from phalanx.serve import ChatWriter
+
+OnlyOne = Annotated[str | None, typer.Option("--principle", metavar="NAME", help="Choose by this one: one value.")]
+Ranked = Annotated[bool, typer.Option("--ranked", help="Ask the principles in order, to the first that is no tie.")]
+Shown = Annotated[bool, typer.Option("--demonstrations", help='A line\'s "demonstration" beats what the model says.')]
+
+
+def choose(
+    where: Where,
+    *,
+    prompts: Prompts,
+    out: Out,
+    principles: Annotated[Path | None, typer.Option("--principles", metavar="FILE", help="To choose by.")] = None,
+    principle: OnlyOne = None,
+    ranked: Ranked = False,
+    judge: JudgePath = None,
+    demonstrations: Shown = False,
+    max_new_tokens: MaxNewTokens = 256,
+    temperature: Temperature = 1.0,
+    seed: Seed = 0,
+    batch: Batch = 8,
+    best: Best = False,
+    own_code: OwnCode = False,
+) -> Answer:
+    """Have a model answer each prompt twice, and a judge choose, asked in both orders: pairs for preferences."""
+    from phalanx.align import PairChoice, ResumableRows, read_prompts
+    from phalanx.align.choice import chosen_figures
+
+    asked = read_prompts(prompts)
+    ways = (principles, principle, judge, demonstrations, ranked)
+    writer = open_writer(where, max_new_tokens, temperature, best=best, own_code=own_code)
+    with _chooser(writer, ways, seed, out) as (chooser, told_of):
+        loop = PairChoice(writer, chooser, asked, seed, told_of)
+        file = ResumableRows(out, loop.lineage, batch)
+        found = file.done()
+        if found is None:
+            with row_bar("prompts") as told:
+                rows = file.make(len(asked), loop.rows, told)
+            found = file.finish(*chosen_figures(rows))
+    say_found(out, found)
+    return Answer({"file": out, **found})
+
+
+@contextmanager
+def _chooser(
+    writer: "ChatWriter", ways: Any, seed: int, out: Path
+) -> Iterator[tuple["Chooser | None", dict[str, Any]]]:
+    from phalanx.align import load_constitution
+    from phalanx.align.choice import by_principles
+    from phalanx.cli.align.rewards_judge import rewards_chooser
+    from phalanx.errors import ConfigError
+
+    principles, principle, judge, demonstrations, ranked = ways
+    if demonstrations:
+        if principles or principle or judge or ranked:
+            raise ConfigError("--demonstrations leave nothing to choose; leave the principles and the judge out")
+        yield None, {"demonstrations": True}
+        return
+    if principles is None:
+        if judge is None or principle or ranked:
+            raise ConfigError("nothing to choose by: give --principles, a --judge of rewards, or --demonstrations")
+        with rewards_chooser(judge, out) as found:
+            yield found
+        return
+    constitution, asked = load_constitution(principles).only(principle), open_asked_judge(judge, writer)
+    told = {"principles": constitution.digest, "ranked": ranked, "judge": asked.lineage}
+    yield by_principles(asked, constitution, seed, ranked=ranked), told

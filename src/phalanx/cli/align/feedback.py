@@ -1,0 +1,37 @@
+"""``phalanx align feedback``: outcomes of safety and red-team prompts as training data."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from phalanx.cli.answers.answer import Answer
+from phalanx.cli.console import say_figures
+from phalanx.cli.files import write_text
+
+Outcomes = Annotated[Path, typer.Argument(metavar="OUTCOMES.jsonl", help="As `phalanx align safety --out` has them.")]
+As = Annotated[str, typer.Option("--as", metavar="pairs|conversations", help="For preferences, or for fine-tuning.")]
+Refusal = Annotated[str, typer.Option("--answer", help='What is learned to say, where a line has no "better".')]
+Out = Annotated[Path, typer.Option("--out", metavar="FILE.jsonl", help="Where rows go.")]
+
+
+def feedback(
+    outcomes: Outcomes, *, out: Out, shape: As = "pairs", answer: Refusal = "I'm sorry, I can't help with that."
+) -> Answer:
+    """Turn prompts that a model failed at into rows to train on: the better answer, before the one it gave."""
+    from typing import cast
+
+    from phalanx.align import feedback_rows, read_outcomes
+    from phalanx.align.outcomes import Shape
+    from phalanx.errors import DataError
+
+    if shape not in ("pairs", "conversations"):
+        raise typer.BadParameter(f"--as {shape}: expected pairs or conversations")
+    rows, counts = feedback_rows(read_outcomes(outcomes), cast(Shape, shape), answer)
+    if not rows:
+        raise DataError(f"{outcomes}: nothing to learn from: {json.dumps(counts)}")
+    write_text(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    facts = {"file": out, "rows": len(rows), **counts}
+    say_figures(facts)
+    return Answer(facts)

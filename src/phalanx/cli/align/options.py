@@ -1,0 +1,86 @@
+"""What the verbs of ``phalanx align`` share: the options of the model that answers, its judge, and the bar."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from phalanx.align.judges import Judge
+    from phalanx.align.row_file import Told
+    from phalanx.serve import ChatWriter
+
+Where = Annotated[Path, typer.Argument(metavar="RUN_DIR|DIR", help="A run, a checkpoint in one, or a model.")]
+Prompts = Annotated[Path, typer.Option("--prompts", metavar="FILE.jsonl", help="A prompt or messages on each line.")]
+Principles = Annotated[Path, typer.Option("--principles", metavar="FILE", help="Principles: .toml or .jsonl.")]
+Out = Annotated[Path, typer.Option("--out", metavar="FILE.jsonl", help="Where rows go; goes on where it was ended.")]
+JudgePath = Annotated[Path | None, typer.Option("--judge", metavar="FILE.toml", help="A judge; else the model itself.")]
+Rounds = Annotated[int, typer.Option("--rounds", min=1, max=100, help="Of critique and revision.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Of every draw.")]
+Batch = Annotated[int, typer.Option("--batch", min=1, max=1024, help="Prompts that are answered at once.")]
+MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Longest answer, in tokens.")]
+Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 takes the likeliest token.")]
+Best = Annotated[bool, typer.Option("--best", help="Of a run, the checkpoint with the best validation.")]
+OwnCode = Annotated[bool, typer.Option("--own-code", help="Run the code in RUN_DIR/code: read it.")]
+
+
+def open_writer(where: Path, max_new_tokens: int, temperature: float, *, best: bool, own_code: bool) -> "ChatWriter":
+    """Open the model that answers."""
+    from phalanx.serve import ChatWriter, SamplingRule, open_text_model
+
+    sampling = SamplingRule(max_new_tokens=max_new_tokens, temperature=temperature)
+    return ChatWriter(open_text_model(where, best=best, own_code=own_code), sampling)
+
+
+def open_asked_judge(file: Path | None, writer: "ChatWriter") -> "Judge":
+    """Open the judge that a file names, which answers questions; without one, the model judges itself.
+
+    Raises:
+        ConfigError: It names rewards, which answer none.
+    """
+    from phalanx.align import JudgeFile, ModelJudge, ServerJudge
+    from phalanx.align.judges import ModelJudgeConfig, ServerJudgeConfig
+    from phalanx.config import load_config
+    from phalanx.errors import ConfigError
+    from phalanx.serve import ChatWriter, SamplingRule, open_text_model
+
+    if file is None:
+        return ModelJudge(writer)
+    found: Any = load_config(file, JudgeFile).judge
+    if isinstance(found, ServerJudgeConfig):
+        return ServerJudge(found)
+    if isinstance(found, ModelJudgeConfig):
+        return ModelJudge(ChatWriter(open_text_model(found.path), SamplingRule()))
+    raise ConfigError(
+        f'{file}: kind = "{found.kind}" weighs answers and cannot be asked; take kind = "server" or "model", or leave '
+        "--judge out"
+    )
+
+
+@contextmanager
+def row_bar(what: str) -> Iterator["Told"]:
+    """Show a bar on a terminal, of rows that are done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, of: bar.update(task, completed=done, total=of)
+
+
+def say_found(out: Path | None, found: Mapping[str, Any]) -> None:
+    """Print what came of a loop, a share with its interval; what it was made of is in the lineage, and in the JSON."""
+    from phalanx.cli.console import say_figures
+
+    def told(value: Any) -> Any:
+        if not isinstance(value, dict) or "low" not in value:
+            return value
+        if value["share"] is None:
+            return None
+        return f"{value['share']:.1%} ({value['low']:.1%} to {value['high']:.1%}), {value['count']} of {value['of']}"
+
+    say_figures({"file": out, **{name: told(value) for name, value in found.items() if name != "made_of"}})

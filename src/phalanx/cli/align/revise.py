@@ -1,0 +1,50 @@
+"""``phalanx align revise``: answers that a model has criticised and written again by principles."""
+
+from phalanx.cli.align.options import (
+    Batch,
+    Best,
+    MaxNewTokens,
+    Out,
+    OwnCode,
+    Principles,
+    Prompts,
+    Rounds,
+    Seed,
+    Temperature,
+    Where,
+    open_writer,
+    row_bar,
+    say_found,
+)
+from phalanx.cli.answers.answer import Answer
+
+
+def revise(
+    where: Where,
+    *,
+    principles: Principles,
+    prompts: Prompts,
+    out: Out,
+    rounds: Rounds = 1,
+    max_new_tokens: MaxNewTokens = 256,
+    temperature: Temperature = 0.8,
+    seed: Seed = 0,
+    batch: Batch = 8,
+    best: Best = False,
+    own_code: OwnCode = False,
+) -> Answer:
+    """Have a model answer prompts, criticise each answer by a drawn principle and write it again: conversations."""
+    from phalanx.align import ResumableRows, Revision, load_constitution, read_prompts
+    from phalanx.align.revision import revised_figures
+
+    constitution, asked = load_constitution(principles), read_prompts(prompts)
+    writer = open_writer(where, max_new_tokens, temperature, best=best, own_code=own_code)
+    loop = Revision(writer, constitution, asked, rounds=rounds, seed=seed)
+    file = ResumableRows(out, loop.lineage, batch)
+    found = file.done()
+    if found is None:
+        with row_bar("prompts") as told:
+            rows = file.make(len(asked), loop.rows, told)
+        found = file.finish(*revised_figures(rows))
+    say_found(out, found)
+    return Answer({"file": out, **found})

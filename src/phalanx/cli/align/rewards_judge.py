@@ -1,0 +1,35 @@
+"""A judge of rewards: their process ends with the command."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from phalanx.align.choice import Chooser
+
+
+@contextmanager
+def rewards_chooser(file: Path, out: Path) -> Iterator[tuple["Chooser", dict[str, Any]]]:
+    """Open the rewards that a judge's file names.
+
+    Raises:
+        ConfigError: It names another judge, which needs principles to choose by.
+    """
+    from phalanx.align import JudgeFile
+    from phalanx.align.choice import by_worth
+    from phalanx.align.judges import RewardsJudgeConfig
+    from phalanx.align.prompts import AskedPrompt
+    from phalanx.config import digest, load_config, pin_own_code
+    from phalanx.errors import ConfigError
+    from phalanx.rewards import RewardScorer, ScoredText
+
+    found: Any = load_config(file, JudgeFile, prepare=pin_own_code).judge
+    if not isinstance(found, RewardsJudgeConfig):
+        raise ConfigError(f'{file}: a judge of kind = "{found.kind}" is asked by principles; give --principles')
+    with RewardScorer(found.rewards, file.resolve().parent, out.with_name(f"{out.name}.rewards.log")) as scorer:
+
+        def worth(prompt: AskedPrompt, text: str) -> float:
+            return scorer.total(scorer.score([ScoredText(prompt.where, prompt.text, text, prompt.record)])[0])
+
+        yield by_worth(worth), {"judge": {"kind": found.kind, "rewards": digest(found)}}

@@ -1,0 +1,84 @@
+"""``phalanx align safety``: what a model refuses, of harmful and of harmless prompts."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from phalanx.cli.align.options import (
+    Batch,
+    Best,
+    JudgePath,
+    MaxNewTokens,
+    OwnCode,
+    Seed,
+    Temperature,
+    Where,
+    open_asked_judge,
+    open_writer,
+    row_bar,
+    say_found,
+)
+from phalanx.cli.answers.answer import Answer
+
+if TYPE_CHECKING:
+    from phalanx.align import AskedPrompt
+    from phalanx.serve import ChatWriter
+
+SetPath = Annotated[Path | None, typer.Option("--set", metavar="FILE.jsonl", help='Prompts, each with "harmful".')]
+Hook = Annotated[str | None, typer.Option("--hook", metavar="FILE.py:NAME", help="Code that finds prompts.")]
+Refusals = Annotated[list[str] | None, typer.Option("--refusal", metavar="REGEX", help="What a refusal says.")]
+Violation = Annotated[str | None, typer.Option("--violation", metavar="REGEX", help="What no answer may say.")]
+OutFile = Annotated[Path | None, typer.Option("--out", metavar="FILE.jsonl", help="Where each outcome goes.")]
+
+
+def safety(
+    where: Where,
+    *,
+    prompts: SetPath = None,
+    hook: Hook = None,
+    refusal: Refusals = None,
+    violation: Violation = None,
+    judge: JudgePath = None,
+    out: OutFile = None,
+    max_new_tokens: MaxNewTokens = 128,
+    temperature: Temperature = 0.0,
+    seed: Seed = 0,
+    batch: Batch = 8,
+    best: Best = False,
+    own_code: OwnCode = False,
+) -> Answer:
+    """Measure how often a model refuses harmful prompts, refuses harmless ones, and violates; with 95 % intervals."""
+    import tempfile
+
+    from phalanx.align import ResumableRows, SafetyCheck
+    from phalanx.align.safety import refusal_by_judge, refusal_by_patterns, safety_figures
+
+    writer = open_writer(where, max_new_tokens, temperature, best=best, own_code=own_code)
+    asked = _asked(prompts, hook, writer, seed)
+    decides = refusal_by_patterns(refusal or ()) if judge is None else refusal_by_judge(open_asked_judge(judge, writer))
+    loop = SafetyCheck(writer, asked, decides, violation, seed)
+    with tempfile.TemporaryDirectory(prefix="phalanx-safety-") as spare, row_bar("prompts") as told:
+        by = {"refusal": refusal or "usual", "judge": None if judge is None else judge.read_text(encoding="utf-8")}
+        file = ResumableRows(out or Path(spare) / "outcomes.jsonl", {**loop.lineage, **by}, batch)
+        found: Any = file.done()
+        if found is None:
+            rows = file.make(len(asked), loop.rows, told)
+            found = file.finish(rows, safety_figures(rows))
+    say_found(out, found)
+    return Answer({"file": out, **found})
+
+
+def _asked(prompts: Path | None, hook: str | None, writer: "ChatWriter", seed: int) -> "list[AskedPrompt]":
+    from phalanx.align import safety_prompts
+    from phalanx.align.safety import hook_prompts
+    from phalanx.config import lacks, open_own_code, pinned, resolve
+
+    if hook is None:
+        return safety_prompts(prompts)
+    reference = pinned(hook, Path.cwd())
+    open_own_code(reference, Path.cwd())
+    found: Any = resolve(reference, {}, lambda _kind, code: code)
+    if not callable(found):
+        raise lacks(hook, f"a {type(found).__name__}", "a function of ask that gives objects with a prompt")
+    return [*(safety_prompts(prompts) if prompts else ()), *hook_prompts(found, writer, seed, hook)]

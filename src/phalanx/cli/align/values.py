@@ -1,0 +1,40 @@
+"""``phalanx align values``: pairs on which the values of a run file disagree."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from phalanx.cli.answers.answer import Answer
+from phalanx.cli.console import say_figures, say_rows
+
+File = Annotated[Path, typer.Argument(metavar="RUN.toml", help="A run file with [rewards], one a value.")]
+Pairs = Annotated[Path, typer.Argument(metavar="PAIRS.jsonl", help="As `phalanx align choose` writes them.")]
+Show = Annotated[int, typer.Option("--show", min=0, help="So many conflicts, those of the largest gaps.")]
+Smallest = Annotated[float, typer.Option("--smallest", min=0.0, help="A gap up to this is no opinion.")]
+
+
+def values(file: File, pairs: Pairs, *, show: Show = 10, smallest: Smallest = 0.0) -> Answer:
+    """Show by how much each value, a reward of its own, prefers the chosen answers, and where values disagree."""
+    import tempfile
+
+    from phalanx.align import value_gaps
+    from phalanx.align.values import read_pairs
+    from phalanx.errors import ConfigError
+    from phalanx.rewards import RewardScorer
+    from phalanx.train import load_run
+
+    asked, rewards = read_pairs(pairs), load_run(file).rewards
+    if rewards is None:
+        raise ConfigError(f"{file}: has no [rewards]; write one of them for each value, with its weight")
+    with (
+        tempfile.TemporaryDirectory(prefix="phalanx-values-") as spare,
+        RewardScorer(rewards, file.resolve().parent, Path(spare) / "rewards.log") as scorer,
+    ):
+        found = value_gaps(asked, scorer, smallest)
+    conflicts = found["conflicts"]
+    say_figures({"pairs": found["pairs"], "conflicts": len(conflicts)})
+    say_figures({f"prefers the chosen: {name}": share for name, share in found["accuracy"].items()})
+    say_figures({f"disagree: {names}": share for names, share in found["disagreement"].items()})
+    say_rows([{"where": one["where"], **one["gaps"], "sum": one["sum"]} for one in conflicts[:show]])
+    return Answer({**found, "conflicts": conflicts[:show], "num_conflicts": len(conflicts)})

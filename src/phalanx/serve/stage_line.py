@@ -1,0 +1,124 @@
+"""A model in several processes of this machine, one a stage, with the face of transformers' whole model."""
+
+import contextlib
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from phalanx.child import PythonProcess
+from phalanx.errors import ModelError
+from phalanx.models import ModelSource
+from phalanx.models.hub_files import GENERATION
+from phalanx.models.quiet import quiet_transformers
+from phalanx.serve.stage_process import BEGINS, HIDDEN, receive, send
+
+_MODULE = "phalanx.serve.stage_process"
+
+
+class StageLine:
+    """The processes of a model's stages, in a row. Each reads its own tensors alone, and ends with this one.
+
+    Args:
+        directory: The model, in the hub's layout.
+        num_stages: How many processes.
+
+    Raises:
+        ModelError: The model has fewer layers, or a process cannot build its stage.
+    """
+
+    def __init__(self, directory: Path, num_stages: int) -> None:
+        layers = ModelSource(directory).num_layers
+        if not 1 <= num_stages <= layers:
+            raise ModelError(f"--stages: found {num_stages}; {directory} has {layers} layers; give 1 to {layers}")
+        self._processes: list[PythonProcess] = []
+        self._logs = tempfile.TemporaryDirectory(prefix="phalanx-stages-")
+        for index in range(num_stages):
+            command = [_MODULE, str(directory), str(index), str(num_stages)]
+            self._processes.append(PythonProcess(command, {}, Path(self._logs.name) / f"stage-{index}.log", piped=True))
+        for index in range(num_stages):
+            self._answer(index)
+
+    @property
+    def process_ids(self) -> list[int]:
+        """Of the stages, in order."""
+        return [process.pid for process in self._processes]
+
+    def extend(self, ids: Tensor, *, begins: bool) -> Tensor:
+        """Run new tokens ``[1, new]`` through all stages; return the logits of the last one, ``[1, 1, vocab]``.
+
+        Raises:
+            ModelError: A stage has ended; its last words are in the message.
+        """
+        x = ids
+        for index, process in enumerate(self._processes):
+            pipe: Any = process.popen.stdin
+            try:
+                send(pipe.buffer, {HIDDEN: x, BEGINS: torch.tensor(begins)})
+            except OSError as exc:
+                raise self._ended(index) from exc
+            x = self._answer(index)[HIDDEN]
+        return x
+
+    def close(self) -> None:
+        """End the processes."""
+        for process in self._processes:
+            for pipe in (process.popen.stdin, process.popen.stdout):
+                # what is still to be written to a stage that has ended is lost with it
+                with contextlib.suppress(OSError):
+                    if pipe is not None:
+                        pipe.close()
+        for process in self._processes:
+            process.end()
+        self._logs.cleanup()
+
+    def _answer(self, index: int) -> dict[str, Tensor]:
+        pipe: Any = self._processes[index].popen.stdout
+        found = receive(pipe.buffer)
+        if found is None:
+            raise self._ended(index)
+        return found
+
+    def _ended(self, index: int) -> ModelError:
+        process = self._processes[index]
+        process.end()
+        said = f"stage {index} of the model: {process.how_it_ended()}: {process.last_output()}"
+        self.close()
+        return ModelError(said)
+
+
+def model_in_stages(directory: Path, line: StageLine) -> Any:
+    """Return transformers' model without any weights, which asks the stages for logits; it generates as the whole one.
+
+    Raises:
+        OSError: transformers cannot read the directory.
+        ValueError: As above.
+    """
+    hub_config = ModelSource(directory).hub_config
+    with quiet_transformers(), torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(hub_config)
+    if (directory / GENERATION).is_file():
+        model.generation_config = GenerationConfig.from_pretrained(directory, local_files_only=True)
+    # the stages keep keys and values, each its own
+    model.generation_config.use_cache = False
+    seen = torch.empty(1, 0, dtype=torch.int64)
+
+    def forward(self: Any, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any) -> CausalLMOutputWithPast:
+        nonlocal seen
+        known = seen.shape[1]
+        goes_on = 0 < known < input_ids.shape[1] and torch.equal(input_ids[:, :known], seen)
+        new = input_ids[:, known:] if goes_on else input_ids
+        seen = input_ids.clone()
+        return CausalLMOutputWithPast(logits=line.extend(new, begins=not goes_on))
+
+    whole = type(model)
+    model.__class__ = type(whole.__name__, (whole,), {"forward": forward, "device": property(_on_host)})
+    return model
+
+
+def _on_host(_: Any) -> torch.device:
+    return torch.device("cpu")

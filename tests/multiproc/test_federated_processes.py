@@ -1,0 +1,83 @@
+"""Real site processes: killed, hung and with a killed owner, rounds end as they should and no bit shows a resume."""
+
+import json
+import os
+import signal
+
+import pytest
+from real_runs import Place, children_of, descendant
+
+from tiny_run_file import tiny_run_file
+
+SECTION = """
+[federated]
+sites = ["north", "south", "west", "east"]
+min_cohort = 3
+local_steps = 2
+deadline_s = 120.0
+
+[checkpoint]
+every = 2
+"""
+
+
+def rounds_place(path) -> Place:
+    run_file = path / "rounds.toml"
+    run_file.write_text(tiny_run_file(SECTION, steps=6, validate_every=6))
+    return Place(path, run_file)
+
+
+def rounds_of(place: Place, run_dir: str = "run") -> list[dict]:
+    whole, _, _ = (place.path / run_dir / "rounds.jsonl").read_text().rpartition("\n")
+    return [row for row in map(json.loads, whole.splitlines()) if "round" in row]
+
+
+@pytest.mark.slow
+def test_an_owner_that_is_killed_in_a_round_resumes_it_and_ends_with_the_same_bits(tmp_path):
+    place = rounds_place(tmp_path)
+    clean = place.finish(run_dir="clean", anew=True)
+    process = place.train(anew=True)
+    # round 4 is under way: one update of it is in the journal, and its checkpoint is not written
+    place.wait_for(process, lambda: place.has_line("rounds/rounds.jsonl", '"header"', after='{"closed":3,'))
+    process.kill()
+    place.wait_until(lambda: not children_of(process.popen.pid))
+
+    summary = place.finish(resume=True, anew=True)
+
+    assert summary["final_weights_digest"] == clean["final_weights_digest"]
+    assert summary["resumed_from"] == 2 and summary["steps"] == clean["steps"] == 6
+    assert [row["round"] for row in rounds_of(place)] == [1, 2, 3, 4, 5, 6]
+    logs = [(tmp_path / "run" / "sites" / f"{name}.log").read_text() for name in ("north", "south")]
+    # one process a session, which stays for all rounds
+    assert [log.count("is in the owner's session") for log in logs] == [2, 2]
+
+
+@pytest.mark.slow
+def test_sites_that_are_killed_and_hung_are_left_out_of_secure_sums_and_come_back(tmp_path):
+    place = rounds_place(tmp_path)
+    # longer than it takes a process to load its model again; it is ended when all has been seen
+    without_end = ("train.steps=100000", "train.validate_every=0", "checkpoint.every=1000")
+    process = place.train("federated.secure=true", "federated.deadline_s=20.0", *without_end, anew=True)
+
+    def row_after(number, words):
+        return lambda: any(words(row["sites"]) for row in rounds_of(place)[number:])
+
+    place.wait_for(process, lambda: place.has_line("rounds.jsonl", '"round": 2,'))
+    os.kill(descendant(process, "site_process", "north.toml"), signal.SIGKILL)
+    place.wait_for(process, row_after(2, lambda sites: "north" not in sites or "left_out" in sites["north"]))
+    came_back = len(rounds_of(place))
+    place.wait_for(process, row_after(came_back, lambda sites: "loss" in sites.get("north", {})))
+    hung = descendant(process, "site_process", "west.toml")
+    os.kill(hung, signal.SIGSTOP)
+    place.wait_for(process, row_after(came_back, lambda sites: sites.get("west") == {"left_out": "late"}))
+    went_on = len(rounds_of(place))
+    os.kill(hung, signal.SIGCONT)
+    place.wait_for(process, row_after(went_on, lambda sites: "loss" in sites.get("west", {})))
+    process.popen.send_signal(signal.SIGINT)
+
+    assert process.wait() == 130, process.text
+    rows = rounds_of(place)
+    assert [row["round"] for row in rows] == list(range(1, len(rows) + 1))
+    assert all(sum("loss" in one for one in row["sites"].values()) >= 3 for row in rows)
+    sums = [number for row in rows for number in row["sums"]]
+    assert sums == sorted(set(sums))

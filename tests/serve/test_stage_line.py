@@ -1,0 +1,105 @@
+"""A model in several processes writes what the whole one writes, token for token, and its processes end with it."""
+
+import os
+import signal
+
+import pytest
+import torch
+from test_text_model import CONFIG, GREEDY, SEEDED, changed, directory  # noqa: F401 - a fixture
+
+from phalanx.cli import run as command_line
+from phalanx.errors import ModelError
+from phalanx.models import ModelSource, parse_hub_config
+from phalanx.models.scratch import write_random_model
+from phalanx.serve import SamplingRule, TextModel
+from phalanx.serve.stage_process import CachedStage
+
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32,
+}
+
+
+def is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def in_stages(directory):  # noqa: F811
+    model = TextModel(directory, stages=2)
+    yield model
+    model.close()
+
+
+@pytest.mark.parametrize("rule", [GREEDY, SEEDED, SamplingRule(max_new_tokens=5, top_k=3, repetition_penalty=1.3)])
+def test_stages_write_what_the_whole_model_writes(directory, in_stages, rule):  # noqa: F811
+    whole = TextModel(directory)
+    assert len(in_stages.stage_processes) == 2
+
+    for text in ("the owner", "holds both ends the owner"):
+        assert in_stages.complete(in_stages.prompt(text), rule) == whole.complete(whole.prompt(text), rule)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bloom", "opt"])
+def test_logits_with_the_stages_own_caches_are_those_of_the_whole_models_cache(tmp_path, family):
+    sizes = LLAMA if family == "llama" else CONFIG | {"model_type": family, "n_layer": 4, "n_positions": 32}
+    if family == "opt":
+        sizes = {
+            "model_type": "opt",
+            "vocab_size": 61,
+            "hidden_size": 32,
+            "ffn_dim": 48,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "max_position_embeddings": 32,
+            "word_embed_proj_dim": 32,
+        }
+    found = write_random_model(parse_hub_config(sizes, "tiny"), 1, tmp_path, None)
+    model = TextModel._load(found, "cpu")
+    stages = [CachedStage(ModelSource(found), index, 3) for index in range(3)]
+    ids = torch.randint(0, 7, (1, 12), generator=torch.Generator().manual_seed(2))
+    past = None
+
+    for begin, end in ((0, 6), *((n, n + 1) for n in range(6, 12))):
+        with torch.no_grad():
+            out = model(ids[:, begin:end], past_key_values=past, use_cache=True)
+        past, x = out.past_key_values, ids[:, begin:end]
+        for stage in stages:
+            x = stage.extend(x, begins=begin == 0)
+        assert torch.equal(x, out.logits[:, -1:])
+
+
+def test_more_stages_than_layers_and_other_devices_are_refused(directory, capsys):  # noqa: F811
+    with pytest.raises(ModelError, match=r"--stages: found 3; .* has 2 layers; give 1 to 2"):
+        TextModel(directory, stages=3)
+    with pytest.raises(ModelError, match="stages run on the processor"):
+        TextModel(directory, "cuda", stages=2)
+    assert command_line(["generate", str(directory), "--prompt", "the", "--stages", "3", "--json"]) == 3
+    assert "found 3" in capsys.readouterr().out
+
+
+def test_damaged_weights_of_one_stage_are_said_with_its_number(directory, tmp_path):  # noqa: F811
+    source = changed(directory, tmp_path)
+    (source / "model.safetensors").write_bytes((source / "model.safetensors").read_bytes()[:-40])
+
+    with pytest.raises(ModelError):
+        TextModel(source, stages=2)
+
+
+def test_a_stage_that_was_killed_is_named_and_the_others_end_with_it(in_stages):
+    # the last test of these processes
+    os.kill(in_stages.stage_processes[1], signal.SIGKILL)
+
+    with pytest.raises(ModelError, match="stage 1 of the model: signal 9"):
+        in_stages.complete(in_stages.prompt("the owner"), GREEDY)
+    assert not any(map(is_alive, in_stages.stage_processes))
