@@ -14,13 +14,14 @@ from phalanx.config import canonical_json
 from phalanx.data.batch import IGNORE, Batch
 from phalanx.data.chat.conversation import conversation_of
 from phalanx.data.chat.encoding import ChatEncoder
+from phalanx.data.chat.opening import open_chat
 from phalanx.data.chat.settings import OF_MODEL
 from phalanx.data.config import BpeConfig, DataConfig
-from phalanx.data.preferences.encoder import open_chat
 from phalanx.data.sources.jsonl import parse_object
 from phalanx.data.tokenizers.tokenizer import (
     TOKENIZER_FILE,
     TextTokenizer,
+    end_of_text,
     load_tokenizer,
     locate_tokenizer,
     vocabulary_digest,
@@ -141,7 +142,8 @@ def prepare_prompts(
     with contextlib.ExitStack() as stack:
         chat = None
         if any(not isinstance(record[PROMPT], str) for _, record in lines):
-            chat = stack.enter_context(open_chat(OF_MODEL, tokenizer, original))
+            end = end_of_text(original, tokenizer.eos_id)
+            chat = stack.enter_context(open_chat(OF_MODEL, tokenizer.backend, end, original.parent))
             end_of_turn = chat.end_of_turn
         records = [_encoded(where, record, tokenizer, chat, room) for where, record in lines]
     held_out = [_is_held_out(one, seed, data.validation_share) for one in records]

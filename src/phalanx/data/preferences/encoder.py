@@ -7,8 +7,7 @@ from phalanx.closing import Closeable
 from phalanx.data.batch import IGNORE
 from phalanx.data.chat.conversation import ChatMessage, Conversation
 from phalanx.data.chat.encoding import ChatEncoder
-from phalanx.data.chat.settings import OF_MODEL
-from phalanx.data.chat.template import DEFAULT_TEMPLATES, default_template, model_template, template_from_file
+from phalanx.data.chat.opening import open_chat
 from phalanx.data.preferences.preference import Preference
 from phalanx.data.tokenizers.tokenizer import TextTokenizer, end_of_text
 from phalanx.errors import DataError
@@ -82,7 +81,8 @@ class AnswerEncoder(Closeable):
 
     def _of_messages(self, one: Preference, answer: str) -> EncodedAnswer:
         if self._chat is None:
-            self._chat = open_chat(self._template, self._tokenizer, self._path)
+            ends = end_of_text(self._path, self._tokenizer.eos_id)
+            self._chat = open_chat(self._template, self._tokenizer.backend, ends, self._path.parent)
         last = ChatMessage(role="assistant", content=answer)
         encoded = self._chat.encode(Conversation(messages=(*one.messages, last)))
         prompt = self._chat.encode_prompt(one.messages)
@@ -95,22 +95,3 @@ class AnswerEncoder(Closeable):
             raise DataError("the chat template leaves nothing of the answer to learn; take another one")
         # what the template writes behind the answer nobody says
         return EncodedAnswer(ids[: end + 2], [*labels[: end + 1], IGNORE], self.tokens)
-
-
-def open_chat(template: str, tokenizer: TextTokenizer, path: Path) -> ChatEncoder:
-    """Return an encoder of conversations by a chat template.
-
-    Args:
-        template: As a run file has it: of the model, one of those that come with Phalanx, or a file.
-        tokenizer: Of the run.
-        path: Its ``tokenizer.json``, beside which a model's template lies.
-
-    Raises:
-        DataError: The template cannot be read, or the tokenizer lacks a special token that it names.
-    """
-    backend, end = tokenizer.backend, end_of_text(path, tokenizer.eos_id)
-    if template in DEFAULT_TEMPLATES:
-        return ChatEncoder(default_template(template, end), backend)
-    if template != OF_MODEL:
-        return ChatEncoder(template_from_file(Path(template), path.parent, end), backend)
-    return ChatEncoder(model_template(path.parent) or default_template("chatml", end), backend)
