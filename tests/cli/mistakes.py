@@ -128,7 +128,7 @@ MISTAKES = (
         "wrong choice",
         FROM_SCRATCH.replace("seed = 3", "precision = 'fp8'"),
         "train.precision: found 'fp8'",
-        "'fp32', 'bf16' or 'fp16'",
+        "'fp32', 'bf16', 'fp16' or 'bf16_weights'",
     ),
     of_run(
         "number out of range",

@@ -189,7 +189,7 @@ _QUICK = [
     Case({"tp": 2, "sequence_parallel": True}, family="llama", attends="prefix"),
     Case({"dp": 2, "cp": 2}, attends="bidirectional"),
     Case({"pp": 2}, "adamw", "bert", attends="bidirectional"),
-    Case({"pp": 2, "zero": 1}, "adamw", "t5", attends="prefix"),
+    Case({"dp": 2, "pp": 2, "zero": 1}, "adamw", "t5", attends="prefix"),
 ]
 # in half the steps an OPT, and what begins with noise, fall too little to show
 FAST = [case if case.family == "opt" or case.noise else replace(case, steps=STEPS // 2) for case in _QUICK]

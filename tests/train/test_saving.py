@@ -210,6 +210,7 @@ def test_a_directory_that_may_not_be_written_costs_one_checkpoint_and_nothing_el
     make_run, quietly, clean, public_directory, monkeypatch
 ):
     run, checkpoints = make_run(), public_directory / "run" / "checkpoints"
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(public_directory / "config"))
 
     with monkeypatch.context() as patch, without_privileges():
         after_step(patch, 3, lambda: checkpoints.chmod(0o555))

@@ -57,7 +57,7 @@ def test_a_worker_with_an_attack_lies_under_its_own_name_with_its_copies_and_its
     laboratory.run_attacker(plan("equivocation", log=str(tmp_path / "attack.jsonl")), config)
 
     ((found, _, open_endpoint, _),) = started
-    attack = open_endpoint.keywords["rewrite"].__self__
+    attack = open_endpoint.keywords["actor"].rewrite.__self__
     assert found is config
     assert (attack.party, attack.config.kind) == ("worker-1", "equivocation")
 

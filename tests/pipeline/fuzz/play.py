@@ -15,7 +15,7 @@ from phalanx.errors import NoHolderError, PhalanxError
 from phalanx.lab.attacks import actor
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
 from phalanx.security.crypto import create_authority, issue
-from phalanx.testing import Actor, tiny_run
+from phalanx.testing import Actor, CompanySession, tiny_run
 from phalanx.train import RunConfig
 from phalanx.transport import TransportConfig
 
@@ -144,7 +144,7 @@ class Stage:
             other = run.model_copy(update={"train": run.train.model_copy(update={"seed": run.train.seed + 1})})
             names = run.pipeline.workers
             seen = {name: [] for name in names}
-            with self._open(other, session="an-earlier-session", noted=seen) as opened:
+            with self._open(other, session=CompanySession("an-earlier-session"), noted=seen) as opened:
                 opened.run(2)
             self._earlier[company] = seen
         return self._earlier[company]

@@ -81,7 +81,7 @@ def test_the_view_of_the_server_is_uniform_but_for_the_sum_whatever_the_inputs(i
 
 def test_the_view_tells_the_inputs_where_clients_share_no_masks(monkeypatch):
     real = client.masked_values
-    monkeypatch.setattr(client, "masked_values", lambda *given: real(*given[:-1], given[-1][-1:]))
+    monkeypatch.setattr(client, "masked_values", lambda *given: real(*given[:-2], given[-2][-1:]))
 
     assert worst_subset(seeded_walk(opposite_inputs()[0], seed=1)) > 100 * MOST
 
@@ -158,8 +158,8 @@ class Schedule:
     def run(self, rounds: int, monkeypatch) -> None:
         real = client.masked_values
 
-        def recording(values, encoding, scale_and_weight, rounding_key, masks):
-            out = real(values, encoding, scale_and_weight, rounding_key, masks)
+        def recording(values, encoding, scale_and_weight, rounding_key, masks, noise):
+            out = real(values, encoding, scale_and_weight, rounding_key, masks, noise)
             for mask in masks:
                 self.used.setdefault(mask.key, set()).add((self.current, out.tobytes()))
             return out

@@ -23,10 +23,10 @@ class PlainWalk(Walk):
         self.plain = {}
         real = client.masked_values
 
-        def keeping(values, encoding, scale_and_weight, rounding_key, masks):
+        def keeping(values, encoding, scale_and_weight, rounding_key, masks, noise):
             current = len(self.plain)
-            self.plain[self.here("mask")[current]] = real(values, encoding, scale_and_weight, rounding_key, [])
-            return real(values, encoding, scale_and_weight, rounding_key, masks)
+            self.plain[self.here("mask")[current]] = real(values, encoding, scale_and_weight, rounding_key, [], noise)
+            return real(values, encoding, scale_and_weight, rounding_key, masks, noise)
 
         client.masked_values = keeping
         try:
