@@ -1,7 +1,7 @@
 """What do the examples of encoders learn, beside a model that knows only how often each token is to be predicted?
 
 ``python benchmarks/pretraining_example.py EXAMPLE RUN_DIR MODEL OUT.json`` reads a finished run of
-``examples/EXAMPLE.toml`` with a longer warm-up.
+``examples/EXAMPLE.toml``.
 
 Words are targets that are neither sentinels nor ends. Unigrams are counted, plus one each, over the words that the
 run's own first batches predict; model and unigrams are measured on the words of the same held-out rows.
@@ -31,7 +31,6 @@ from phalanx.train import load_run
 from phalanx.train.batches.rewriting import measured, rewriting_of
 
 BATCHES = 300
-WARM_UP = "optimizer.warmup_steps=50"
 
 
 def main() -> None:
@@ -43,7 +42,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     arguments = parser.parse_args()
     file = Path("examples") / f"{arguments.example}.toml"
-    run = load_run(file, [WARM_UP])
+    run = load_run(file)
     summary = json.loads((arguments.run_dir / "summary.json").read_text(encoding="utf-8"))
     if summary["config_digest"] != digest(run) or summary["status"] != "completed":
         sys.exit(f"{arguments.run_dir}: is no finished run of {file}")
@@ -51,7 +50,7 @@ def main() -> None:
     found = [(line["step"] + 1, line.get("validation_perplexity")) for line in lines[1:]]
     result = {
         "name": f"{arguments.example}-example",
-        "command": f"phalanx train {file} --set {WARM_UP}; "
+        "command": f"phalanx train {file}; "
         f"phalanx checkpoint export runs/{run.name} models/{run.name}; "
         f"python benchmarks/pretraining_example.py {arguments.example} runs/{run.name} models/{run.name} OUT.json",
         "machine": describe_machine(),

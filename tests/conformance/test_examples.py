@@ -23,7 +23,7 @@ def test_an_example_loads_and_names_its_own_command(path):
     assert run.attack.kind in {"none", *ATTACKS}
     assert run.checkpoint.every > 0
     # a short try, as the README suggests, must be possible
-    assert load_run(path, ["train.steps=10"]).train.steps == 10
+    assert load_run(path, ["train.steps=1000"]).train.steps == 1000
 
 
 @pytest.mark.parametrize("name", FROM_SCRATCH)

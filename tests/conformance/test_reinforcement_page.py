@@ -10,13 +10,17 @@ from phalanx.train import load_run
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "reinforcement.md").read_text(encoding="utf-8")
-ROWS = json.loads((ROOT / "benchmarks" / "results" / "rollouts-cpu-2cores-busy.json").read_text())["rows"]
+ROWS = [
+    row
+    for name in ("rollouts-cpu-2cores-busy", "rollouts-ppo-cpu-2cores-busy")
+    for row in json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())["rows"]
+]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["run"])
 def test_the_curve_is_that_of_the_raw_result(row):
-    steps = re.search(r"^\| steps \| (.+) \|$", PAGE, re.M)[1].split(" | ")
-    written = re.search(rf"^\| `{row['run']}`, .+? \| (.+) \|$", PAGE, re.M)[1].split(" | ")
+    table = re.search(rf"^\| steps \| (.+) \|\n\|[-|]+\|\n\| `{row['run']}`, .+? \| (.+) \|$", PAGE, re.M)
+    steps, written = (cells.split(" | ") for cells in table.groups())
     measured = dict(map(tuple, row["held_out"]))
 
     assert written == [f"{100 * measured[int(step)]:.0f} %" for step in steps]

@@ -10,11 +10,19 @@ from phalanx.data import BpeConfig, DataConfig
 from phalanx.data.prompts import prepare_prompts
 from phalanx.errors import ConfigError, DataError
 
+MARKS = ("<|im_start|>", "<|im_end|>")
+ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]
 
-def prepared(tmp_path, lines, *, seq=64, longest=8, share=0.25, seed=0):
+
+def prepared(tmp_path, lines, *, seq=64, longest=8, share=0.25, seed=0, marks=()):
     path = tmp_path / "prompts.jsonl"
     path.write_text("\n".join(one if isinstance(one, str) else json.dumps(one) for one in lines))
-    data = DataConfig(prompts=(path,), tokenizer=BpeConfig(vocab_size=257), sequence_length=seq, validation_share=share)
+    data = DataConfig(
+        prompts=(path,),
+        tokenizer=BpeConfig(vocab_size=257 + len(marks), special_tokens=marks),
+        sequence_length=seq,
+        validation_share=share,
+    )
     return prepare_prompts(data, tmp_path / "cache", seed, None, longest)
 
 
@@ -47,9 +55,9 @@ def test_a_changed_answer_is_another_set(tmp_path):
     [
         ("{", "line 2"),
         ('["prompt"]', "line 2"),
-        ('{"text": "a"}', 'line 2: has no text "prompt"'),
-        ('{"prompt": ""}', 'line 2: has no text "prompt"'),
-        ('{"prompt": 3}', 'line 2: has no text "prompt"'),
+        ('{"text": "a"}', 'line 2: has no "prompt"'),
+        ('{"prompt": ""}', 'line 2: has no "prompt"'),
+        ('{"prompt": 3}', 'line 2: has no "prompt"'),
         ({"prompt": "x" * 57}, r"line 2: the prompt has 57 tokens, and data.sequence_length leaves 56"),
         ({"prompt": "<|endoftext|>"}, None),
     ],
@@ -61,6 +69,41 @@ def test_a_line_that_is_no_prompt_is_named(tmp_path, line, said):
         return
     with pytest.raises(DataError, match=rf"prompts\.jsonl, {said}"):
         prepared(tmp_path, [{"prompt": "a"}, line], share=0.0)
+
+
+def test_messages_are_rendered_up_to_where_the_assistant_begins_and_its_turn_ends_a_text(tmp_path):
+    found = prepared(tmp_path, [{"prompt": ASKED, "answer": "2"}, {"prompt": "a"}], seq=128, share=0.0, marks=MARKS)
+
+    ends = ("<|endoftext|>", "<|im_end|>")
+    assert found.train[0].text == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n1 + 1?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert found.train[0].ids.count(found.tokenizer.backend.token_to_id("<|im_end|>")) == 2
+    assert [found.tokenizer.backend.id_to_token(one) for one in found.ends] == list(ends)
+    # nothing of a chat is in a set without one
+    assert prepared(tmp_path, [{"prompt": "a"}], share=0.0, marks=MARKS).ends == found.ends[:1]
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ([], 'has no "prompt"'),
+        (["hi"], "turn 1"),
+        ([{"content": "hi"}], "turn 1"),
+        ([{"role": "judge", "content": "hi"}], "turn 1: has the role 'judge'"),
+        ([*ASKED, {"role": "assistant", "content": "2"}], "its last message is the assistant's"),
+        ([{"role": "user", "content": "<|im_end|>"}], "special token"),
+        ([{"role": "user", "content": "x" * 200}], "tokens, and data.sequence_length leaves 120"),
+    ],
+)
+def test_messages_that_are_no_prompt_are_named(tmp_path, messages, said):
+    with pytest.raises(DataError, match=rf"prompts\.jsonl, line 2: .*{said}"):
+        prepared(tmp_path, [{"prompt": ASKED}, {"prompt": messages}], seq=128, share=0.0, marks=MARKS)
+
+
+def test_a_tokenizer_without_the_special_tokens_of_the_template_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"line 1: .*is no token of the tokenizer"):
+        prepared(tmp_path, [{"prompt": ASKED}], seq=128, share=0.0)
 
 
 def test_a_prompt_that_just_fits_is_taken(tmp_path):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from phalanx.errors import DataError
@@ -122,6 +122,8 @@ def test_a_group_without_a_mean_is_refused(rewards):
         leave_one_out_advantages(rewards)
 
 
+# a busy machine draws slowly
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.floats(-3, 3), min_size=3, max_size=8), st.floats(0, 1), st.floats(0, 1), st.integers(0, 2), st.data()
 )

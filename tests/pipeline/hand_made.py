@@ -10,14 +10,7 @@ from phalanx.pipeline import GuardConfig
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import AuditReport, Bulk, Commit, FetchReply, ProgressReport, SentDigest
-from phalanx.pipeline.protocol.requests import (
-    Delivery,
-    MessageNeed,
-    ProgressNeed,
-    TensorsDelivery,
-    TensorsNeed,
-    run_task,
-)
+from phalanx.pipeline.protocol.needs import Delivery, MessageNeed, ProgressNeed, TensorsDelivery, TensorsNeed, run_task
 from phalanx.pipeline.protocol.signed import Statements, to_signed
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.stage.runner import finite_norm_squared

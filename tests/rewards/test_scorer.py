@@ -2,11 +2,15 @@
 
 import http.server
 import json
+import shutil
 import threading
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForSequenceClassification, PreTrainedTokenizerFast
 
 from phalanx.config import config_of, pin_own_code
 from phalanx.errors import ConfigError, RewardError
@@ -107,6 +111,58 @@ def test_a_record_without_the_answer_is_named(tmp_path):
 def test_a_reward_that_is_written_wrongly_is_refused_when_the_file_is_read(reward, said):
     with pytest.raises(ConfigError, match=said):
         config_of({"of": [reward]}, Path("run.toml"), RewardsConfig)
+
+
+def a_reward_model(labels=1):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    return LlamaForSequenceClassification(LlamaConfig(vocab_size=28, num_labels=labels, pad_token_id=0, **sizes)).eval()
+
+
+@pytest.fixture(scope="module")
+def reward_model(tmp_path_factory):
+    """A directory in the hub's layout, and the model that is in it; its tokenizer knows letters."""
+    path, model = tmp_path_factory.mktemp("reward"), a_reward_model()
+    words = {word: number for number, word in enumerate(["<pad>", " ", *"abcdefghijklmnopqrstuvwxyz"])}
+    backend = Tokenizer(models.WordLevel(words, "<pad>"))
+    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>")
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path, lambda text: float(model(**tokenizer(text, return_tensors="pt")).logits[0, 0].detach())
+
+
+def test_a_reward_model_scores_prompt_and_text_together(tmp_path, reward_model):
+    path, scored = reward_model
+    texts = [ScoredText("line 1", "is it ", "good"), ScoredText("line 2", "is it ", "bad")]
+
+    with scorer(tmp_path, {"kind": "model", "path": str(path)}, timeout_s=60.0) as found:
+        (good,), (bad,) = found.score(texts)
+
+    assert good != bad
+    assert (good, bad) == pytest.approx((scored("is it good"), scored("is it bad")), abs=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (lambda path: (path / "config.json").unlink(), "is no reward model that transformers loads"),
+        (lambda path: (path / "model.safetensors").unlink(), "is no reward model that transformers loads"),
+        (lambda path: a_reward_model(2).save_pretrained(path), "has 2 classes; a reward model has one"),
+    ],
+    ids=["no config", "no weights", "two classes"],
+)
+def test_a_directory_that_is_no_reward_model_is_refused_by_name(tmp_path, reward_model, harm, said):
+    copy = tmp_path / "copy"
+    shutil.copytree(reward_model[0], copy)
+    harm(copy)
+
+    with (
+        scorer(tmp_path, {"kind": "model", "path": str(copy)}, timeout_s=60.0) as found,
+        pytest.raises(RewardError, match=f"{copy}: {said}"),
+    ):
+        found.score([text("fine")])
 
 
 class Judge(http.server.BaseHTTPRequestHandler):

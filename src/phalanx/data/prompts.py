@@ -1,5 +1,6 @@
 """Prompts of a run that learns from what its model writes: JSON lines, a prompt and what belongs to it on each."""
 
+import contextlib
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +12,20 @@ import torch
 
 from phalanx.config import canonical_json
 from phalanx.data.batch import IGNORE, Batch
+from phalanx.data.chat.conversation import conversation_of
+from phalanx.data.chat.encoding import ChatEncoder
+from phalanx.data.chat.opening import open_chat
+from phalanx.data.chat.settings import OF_MODEL
 from phalanx.data.config import BpeConfig, DataConfig
 from phalanx.data.sources.jsonl import parse_object
-from phalanx.data.tokenizers.tokenizer import TOKENIZER_FILE, TextTokenizer, load_tokenizer, vocabulary_digest
+from phalanx.data.tokenizers.tokenizer import (
+    TOKENIZER_FILE,
+    TextTokenizer,
+    end_of_text,
+    load_tokenizer,
+    locate_tokenizer,
+    vocabulary_digest,
+)
 from phalanx.data.tokenizers.training import train_bpe
 from phalanx.errors import DataError
 
@@ -26,7 +38,7 @@ class PromptRecord:
 
     Attributes:
         where: File and line, for messages.
-        text: The prompt.
+        text: The prompt, as the model is given it.
         ids: The same as tokens.
         record: The whole line, as rewards are given it.
     """
@@ -45,13 +57,22 @@ class PromptSet:
         tokenizer_path: Its ``tokenizer.json``.
         train: Trained on.
         held_out: Measured on.
+        ends: Tokens that end what is written: the tokenizer's, and where prompts are conversations the one that ends a
+            turn.
     """
 
     def __init__(
-        self, tokenizer: TextTokenizer, path: Path, train: Sequence[PromptRecord], held_out: Sequence[PromptRecord]
+        self,
+        tokenizer: TextTokenizer,
+        path: Path,
+        train: Sequence[PromptRecord],
+        held_out: Sequence[PromptRecord],
+        end_of_turn: int | None = None,
     ) -> None:
         self.tokenizer, self.tokenizer_path = tokenizer, path
         self.train, self.held_out = tuple(train), tuple(held_out)
+        ends = [tokenizer.eos_id] if end_of_turn is None else [tokenizer.eos_id, end_of_turn]
+        self.ends = tuple(dict.fromkeys(ends))
 
     @cached_property
     def digest(self) -> str:
@@ -108,24 +129,31 @@ def prepare_prompts(
     """
     lines = [found for path in data.prompts for found in _lines(path)]
     if isinstance(data.tokenizer, BpeConfig):
-        texts = ("".join(one for one in record.values() if isinstance(one, str)) for _, record in lines)
+        texts = (_words(record) for _, record in lines)
         tokenizer = train_bpe(texts, data.tokenizer)
     else:
         tokenizer = load_tokenizer(data.tokenizer, model_tokenizer)
-    room = data.sequence_length - max_new_tokens
-    records = [_encoded(where, record, tokenizer, room) for where, record in lines]
+    home = cache / f"prompts-{vocabulary_digest(tokenizer)[:16]}"
+    home.mkdir(parents=True, exist_ok=True)
+    path = home / TOKENIZER_FILE
+    path.write_bytes(tokenizer.to_json())
+    original = path if isinstance(data.tokenizer, BpeConfig) else locate_tokenizer(data.tokenizer, model_tokenizer)
+    room, end_of_turn = data.sequence_length - max_new_tokens, None
+    with contextlib.ExitStack() as stack:
+        chat = None
+        if any(not isinstance(record[PROMPT], str) for _, record in lines):
+            end = end_of_text(original, tokenizer.eos_id)
+            chat = stack.enter_context(open_chat(OF_MODEL, tokenizer.backend, end, original.parent))
+            end_of_turn = chat.end_of_turn
+        records = [_encoded(where, record, tokenizer, chat, room) for where, record in lines]
     held_out = [_is_held_out(one, seed, data.validation_share) for one in records]
     train = [one for one, kept in zip(records, held_out, strict=True) if not kept]
     if not train:
         raise DataError(f"data.prompts: no prompt is left to train on, of {len(records)}; add prompts").about(
             code="PHX-I012", do="add prompts"
         )
-    home = cache / f"prompts-{vocabulary_digest(tokenizer)[:16]}"
-    home.mkdir(parents=True, exist_ok=True)
-    path = home / TOKENIZER_FILE
-    path.write_bytes(tokenizer.to_json())
     kept = [one for one, is_kept in zip(records, held_out, strict=True) if is_kept]
-    return PromptSet(tokenizer, path, train, kept[: data.max_validation_sequences])
+    return PromptSet(tokenizer, path, train, kept[: data.max_validation_sequences], end_of_turn)
 
 
 def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
@@ -141,18 +169,31 @@ def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
             continue
         where = f"{path}, line {number}"
         record = parse_object(line, where)
-        if not isinstance(record.get(PROMPT), str) or not record[PROMPT]:
-            raise DataError(f'{where}: has no text "{PROMPT}"; every line is an object with one')
+        if not isinstance(record.get(PROMPT), str | list) or not record[PROMPT]:
+            raise DataError(f'{where}: has no "{PROMPT}"; every line is an object with a text, or a list of messages')
         found.append((where, record))
     if not found:
         raise DataError(f'{path}: has no prompt; every line is an object with a text "{PROMPT}"')
     return found
 
 
-def _encoded(where: str, record: dict[str, Any], tokenizer: TextTokenizer, room: int) -> PromptRecord:
+def _words(record: Mapping[str, Any]) -> str:
+    """All texts of a line, for a vocabulary."""
+    said = record[PROMPT] if isinstance(record[PROMPT], list) else []
+    turns = [one.get("content") for one in said if isinstance(one, dict)]
+    return "".join(one for one in (*record.values(), *turns) if isinstance(one, str))
+
+
+def _encoded(
+    where: str, record: dict[str, Any], tokenizer: TextTokenizer, chat: ChatEncoder | None, room: int
+) -> PromptRecord:
     text = record[PROMPT]
     try:
-        (ids,) = tokenizer.encode([text])
+        if isinstance(text, str) or chat is None:
+            (ids,) = tokenizer.encode([text])
+        else:
+            ids = _asked(record, chat)
+            text = tokenizer.backend.decode(ids, skip_special_tokens=False)
     except DataError as exc:
         raise DataError(f"{where}: {exc}") from exc
     if len(ids) > room:
@@ -161,6 +202,14 @@ def _encoded(where: str, record: dict[str, Any], tokenizer: TextTokenizer, room:
             "shorten it, or raise data.sequence_length"
         )
     return PromptRecord(where, text, tuple(ids), record)
+
+
+def _asked(record: Mapping[str, Any], chat: ChatEncoder) -> list[int]:
+    """A line's messages up to where the assistant begins, in tokens."""
+    asked = conversation_of({"messages": record[PROMPT], "tools": record.get("tools")})
+    if asked.messages[-1].role == "assistant":
+        raise DataError("its last message is the assistant's, and the model is to answer; leave that one out")
+    return chat.encode_prompt(asked.messages, asked.tools)
 
 
 def _is_held_out(prompt: PromptRecord, seed: int, share: float) -> bool:

@@ -38,6 +38,8 @@ def _of_layout(run: Any) -> Iterator[str]:
     if run.deepspeed is not None:
         yield "[deepspeed]: it joins gradients before single rows could be clipped; remove one"
     layout = run.parallel
+    if layout.most_dp > 1:
+        yield "parallel.dp: data parallel copies are not shown yet to add the noise once; set dp and max_dp to 1"
     for name in ("tp", "pp", "cp"):
         if (found := getattr(layout, name)) > 1:
             yield (

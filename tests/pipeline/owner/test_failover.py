@@ -12,7 +12,8 @@ from phalanx.pipeline.owner.coordinator import Coordinator
 from phalanx.pipeline.owner.failover import Failover
 from phalanx.pipeline.processes.own_memory import ALONE
 from phalanx.pipeline.protocol.messages import Assign, Ready, Shutdown, StateDigest
-from phalanx.pipeline.protocol.requests import Patience, ProgressNeed, Turn, run_task
+from phalanx.pipeline.protocol.needs import ProgressNeed, Turn, run_task
+from phalanx.pipeline.protocol.requests import Patience
 from phalanx.pipeline.verify.draw import AuditDraw
 from phalanx.security.crypto import Identity, Revocation
 from phalanx.transport import LinkFault

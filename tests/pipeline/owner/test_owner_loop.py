@@ -9,12 +9,12 @@ import pytest
 import phalanx
 from phalanx.lab.attacks import actor
 from phalanx.pipeline import AttackConfig, GuardConfig
-from phalanx.pipeline.protocol.requests import OwnMail, Turn, run_task, task
+from phalanx.pipeline.protocol.needs import OwnMail, Turn, run_task, task
 from phalanx.testing import tiny_run
 
 SOURCE = Path(phalanx.__file__).parent
 JUDGES = sorted((SOURCE / "pipeline" / "verify").glob("*.py")) + sorted((SOURCE / "pipeline" / "evidence").glob("*.py"))
-DECIDING = ("pipeline/verify/", "pipeline/owner/", "pipeline/protocol/requests")
+DECIDING = ("pipeline/verify/", "pipeline/owner/", "pipeline/protocol/needs", "pipeline/protocol/requests")
 MOST_FRAMES = 10
 
 

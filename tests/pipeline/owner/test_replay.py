@@ -11,7 +11,7 @@ from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.owner.rollback import PastStep, Replay, StepHistory
 from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import FetchReply
-from phalanx.pipeline.protocol.requests import MessageNeed, TensorsNeed, run_task
+from phalanx.pipeline.protocol.needs import MessageNeed, TensorsNeed, run_task
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.verify.facts import CommittedMessage, StepLedger
 

@@ -6,7 +6,7 @@ from hand_made import HOLDER, OWNER, SHADOW, make_world
 from phalanx.engine import StepInputs
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.owner.rollback import PastStep, Rollback
-from phalanx.pipeline.protocol.requests import run_task
+from phalanx.pipeline.protocol.needs import run_task
 from phalanx.pipeline.verify.facts import StepLedger
 
 PRESENT = Assignment({0: OWNER, 1: HOLDER, 2: OWNER}, {1: SHADOW})

@@ -7,8 +7,7 @@ from phalanx.closing import Closeable
 from phalanx.data.batch import IGNORE
 from phalanx.data.chat.conversation import ChatMessage, Conversation
 from phalanx.data.chat.encoding import ChatEncoder
-from phalanx.data.chat.settings import OF_MODEL
-from phalanx.data.chat.template import DEFAULT_TEMPLATES, default_template, model_template, template_from_file
+from phalanx.data.chat.opening import open_chat
 from phalanx.data.preferences.preference import Preference
 from phalanx.data.tokenizers.tokenizer import TextTokenizer, end_of_text
 from phalanx.errors import DataError
@@ -82,7 +81,8 @@ class AnswerEncoder(Closeable):
 
     def _of_messages(self, one: Preference, answer: str) -> EncodedAnswer:
         if self._chat is None:
-            self._chat = self._open()
+            ends = end_of_text(self._path, self._tokenizer.eos_id)
+            self._chat = open_chat(self._template, self._tokenizer.backend, ends, self._path.parent)
         last = ChatMessage(role="assistant", content=answer)
         encoded = self._chat.encode(Conversation(messages=(*one.messages, last)))
         prompt = self._chat.encode_prompt(one.messages)
@@ -95,11 +95,3 @@ class AnswerEncoder(Closeable):
             raise DataError("the chat template leaves nothing of the answer to learn; take another one")
         # what the template writes behind the answer nobody says
         return EncodedAnswer(ids[: end + 2], [*labels[: end + 1], IGNORE], self.tokens)
-
-    def _open(self) -> ChatEncoder:
-        backend, end = self._tokenizer.backend, end_of_text(self._path, self._tokenizer.eos_id)
-        if self._template in DEFAULT_TEMPLATES:
-            return ChatEncoder(default_template(self._template, end), backend)
-        if self._template != OF_MODEL:
-            return ChatEncoder(template_from_file(Path(self._template), self._path.parent, end), backend)
-        return ChatEncoder(model_template(self._path.parent) or default_template("chatml", end), backend)

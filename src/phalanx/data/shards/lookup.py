@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from phalanx.data.shards.dataset import Dataset
 from phalanx.data.shards.records import document_digest
 from phalanx.errors import DataError
@@ -36,7 +38,13 @@ def find_document(dataset: Dataset, document: str) -> NamedDocument:
         return NamedDocument(document, "digest")
     path = Path(document)
     if path.is_file():
-        return NamedDocument(document_digest(_text(path)), "text")
+        text = _text(path)
+        # sources take texts with unified line ends and nothing around them
+        digests = [document_digest(text), document_digest(text.replace("\r\n", "\n").replace("\r", "\n").strip())]
+        there = dataset.index_table().read_all()["digest"]
+        wanted = [np.frombuffer(bytes.fromhex(digest), np.uint8) for digest in digests]
+        is_there = [bool((there == one).all(axis=1).any()) for one in wanted]
+        return NamedDocument(digests[1] if is_there == [False, True] else digests[0], "text")
     found = {
         entry.digest
         for part in dataset.manifest.parts

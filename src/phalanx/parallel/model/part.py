@@ -120,7 +120,7 @@ class StagePart(nn.Module):
             hidden = gather_parts(hidden, _SEQUENCE, tensors) if self._cuts_sequence else enter(hidden, tensors)
         elif self._cuts_sequence:
             hidden = gather_copies(hidden, _SEQUENCE, tensors)
-        return self.stage.family.score(self.stage, self._tables_by, hidden)
+        return self.stage.through_heads(hidden)
 
     def _context(self, hidden: Tensor, pattern: AttentionPattern) -> dict[str, Any]:
         """What blocks are called with, made for whole rows and all heads, then sliced."""

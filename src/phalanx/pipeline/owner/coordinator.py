@@ -8,7 +8,7 @@ from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.owner.paper_recovery import PLAIN, Attempt
 from phalanx.pipeline.protocol.message import Message, ReceivedMessage
 from phalanx.pipeline.protocol.messages import StateDigest
-from phalanx.pipeline.protocol.requests import Delivery, task
+from phalanx.pipeline.protocol.needs import Delivery, task
 from phalanx.pipeline.verify.audit_judgement import compare_links
 from phalanx.pipeline.verify.audits import Audits
 from phalanx.pipeline.verify.draw import AuditDraw

@@ -22,7 +22,8 @@ from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.proof.step_record import StepRecords
 from phalanx.pipeline.protocol.mailbox import Mailbox
 from phalanx.pipeline.protocol.messages import FetchBulk, Purpose, Shutdown, StateDigest
-from phalanx.pipeline.protocol.requests import Awake, Patience, Requests, TensorsNeed, task
+from phalanx.pipeline.protocol.needs import TensorsNeed, task
+from phalanx.pipeline.protocol.requests import Awake, Patience, Requests
 from phalanx.pipeline.protocol.running_costs import BytesByLink, RunningCosts
 from phalanx.pipeline.stage.stage_copy import StageCopy
 from phalanx.pipeline.verify.draw import AuditDraw

@@ -11,20 +11,19 @@ from phalanx.pipeline.owner.failover import Failover
 from phalanx.pipeline.owner.step_books import StepBooks
 from phalanx.pipeline.protocol.greetings import ChallengeReply, Hello, Leave, PreparedNotice
 from phalanx.pipeline.protocol.message import ReceivedMessage
-from phalanx.pipeline.protocol.requests import (
+from phalanx.pipeline.protocol.needs import (
     Delivery,
     MessageNeed,
     Need,
     OwnerTask,
     OwnMail,
-    PendingRequest,
     ProgressNeed,
-    Requests,
     TensorsDelivery,
     TensorsNeed,
     Turn,
     run_task,
 )
+from phalanx.pipeline.protocol.requests import PendingRequest, Requests
 from phalanx.pipeline.protocol.tensor_stream import send_bulk
 from phalanx.pipeline.worker.party import Party
 from phalanx.transport import LinkFault

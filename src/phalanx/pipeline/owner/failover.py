@@ -17,7 +17,7 @@ from phalanx.pipeline.owner.placement import Placement
 from phalanx.pipeline.owner.rollback import Rollback
 from phalanx.pipeline.owner.verdicts import Verdicts
 from phalanx.pipeline.protocol.messages import Ask, Assign, Role, Shutdown, StateDigest
-from phalanx.pipeline.protocol.requests import ProgressNeed, Turn, task
+from phalanx.pipeline.protocol.needs import ProgressNeed, Turn, task
 from phalanx.pipeline.verify.facts import Judgement, StepFacts
 from phalanx.pipeline.verify.signed_history import SignedHistory
 from phalanx.pipeline.verify.state_agreement import StateAgreement

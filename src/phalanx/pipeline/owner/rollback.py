@@ -10,7 +10,7 @@ from phalanx.engine import StepInputs
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.plan import BOUNDARY_DTYPE
 from phalanx.pipeline.protocol.messages import Fetch, FetchBulk, StateDigest
-from phalanx.pipeline.protocol.requests import MessageNeed, TensorsNeed, task
+from phalanx.pipeline.protocol.needs import MessageNeed, TensorsNeed, task
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.stage.stage_copy import StageCopy
 from phalanx.pipeline.stage.undo_log import points_before

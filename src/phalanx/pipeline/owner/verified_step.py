@@ -12,7 +12,7 @@ from phalanx.pipeline.owner.rollback import PastStep
 from phalanx.pipeline.owner.step_books import StepBooks
 from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import Apply
-from phalanx.pipeline.protocol.requests import OwnMail, Turn, task
+from phalanx.pipeline.protocol.needs import OwnMail, Turn, task
 from phalanx.pipeline.protocol.running_costs import claimed_links
 from phalanx.pipeline.verify.facts import Judgement, StepFacts
 from phalanx.pipeline.worker.party import Party

@@ -1,154 +1,17 @@
-"""What the owner's decisions need, its requests to parties and their answers, and clocks of silence."""
+"""The owner's requests to parties and their answers, and clocks of silence: how long nothing may happen."""
 
-import functools
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, ParamSpec, TypeVar
 
 from torch import Tensor
 
-from phalanx.pipeline.protocol.message import Message, ReceivedMessage
+from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import Ask, Bulk, Fetch, FetchBulk, FetchReply, ProgressReport
+from phalanx.pipeline.protocol.needs import MessageNeed, ProgressNeed, TensorsNeed
 from phalanx.pipeline.protocol.tensor_stream import PART_BYTES, BulkReceiver, Post
 from phalanx.transport import Allowances
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-class Need(Generic[T]):
-    """One thing that is waited for; awaiting it is worth the answer."""
-
-    def __await__(self) -> Generator["Need[Any]", Any, T]:
-        """Hand the need to the loop, and take the answer from it."""
-        answer: T = yield self
-        return answer
-
-
-@dataclass(frozen=True, eq=False)
-class Turn(Need[None]):
-    """One turn of the loop: what has come is handled, and a piece of work done."""
-
-
-@dataclass(frozen=True, eq=False)
-class OwnMail(Need[None]):
-    """A need that the messages between the owner's own parts are handled, and nothing else."""
-
-
-@dataclass(frozen=True, eq=False)
-class MessageNeed(Need[ReceivedMessage | None]):
-    """One message, or one claim of an auditor; None when no answer comes in time."""
-
-    party: str
-    request: Fetch
-
-
-@dataclass(frozen=True, eq=False)
-class TensorsNeed(Need[tuple[dict[str, Tensor], int] | None]):
-    """A stage's state, weights, undo copy or gradient.
-
-    The answer is the tensors and the optimizer steps they have taken; None when none comes in time.
-
-    Attributes:
-        party: The party that is asked.
-        request: What it is asked for.
-        expected: Names, shapes and types; values are not read.
-    """
-
-    party: str
-    request: FetchBulk
-    expected: Mapping[str, Tensor]
-
-
-@dataclass(frozen=True, eq=False)
-class ProgressNeed(Need[dict[str, ProgressReport]]):
-    """The progress of parties; those that do not answer in time are left out."""
-
-    parties: Collection[str]
-    request: Ask
-
-
-@dataclass(frozen=True, eq=False)
-class Delivery(Need[None]):
-    """A message to a party; it is on its way when the loop goes on."""
-
-    party: str
-    message: Message
-    payload: Sequence[memoryview]
-
-
-@dataclass(frozen=True, eq=False)
-class TensorsDelivery(Need[None]):
-    """Many tensors to a party, part by part, as the answer to a request that it has not made."""
-
-    party: str
-    request: FetchBulk
-    tensors: Mapping[str, Tensor]
-    step: int
-
-
-@dataclass(frozen=True, eq=False)
-class OwnerTask(Need[T]):
-    """A piece of the owner's work that may wait; the loop runs it and hands its result to the one that awaits it.
-
-    The loop keeps the list of tasks that wait for another one. So the stack holds the loop and one task, however many
-    judges ask each other.
-    """
-
-    work: Coroutine[Need[Any], Any, T]
-
-
-def task(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, OwnerTask[T]]:
-    """Let calls of a coroutine function be tasks."""
-
-    @functools.wraps(function)
-    def begin(*args: P.args, **kwargs: P.kwargs) -> OwnerTask[T]:
-        return OwnerTask(function(*args, **kwargs))
-
-    return begin
-
-
-def run_task(present: OwnerTask[T], answer: Callable[[Need[Any]], object]) -> T:
-    """Run a task, and every other one that it awaits, to its end.
-
-    Args:
-        present: The task.
-        answer: Sees to a need that is no task, and returns what came of it.
-
-    Returns:
-        Its result. What it raises is raised; so is what `answer` raises, unless the task that asked catches it.
-    """
-    waiting: list[Coroutine[Need[Any], Any, Any]] = []
-    work: Coroutine[Need[Any], Any, Any] = present.work
-    value: Any = None
-    error: BaseException | None = None
-    while True:
-        try:
-            need = work.send(value) if error is None else work.throw(error)
-        except StopIteration as done:
-            if not waiting:
-                result: T = done.value
-                return result
-            work, value, error = waiting.pop(), done.value, None
-            continue
-        except BaseException as exc:
-            # whatever ends a task is for the one that waits for it to clear up after
-            if not waiting:
-                raise
-            work, value, error = waiting.pop(), None, exc
-            continue
-        value, error = None, None
-        if isinstance(need, OwnerTask):
-            waiting.append(work)
-            work = need.work
-            continue
-        try:
-            value = answer(need)
-        except BaseException as exc:  # noqa: BLE001 - raised where it was waited for
-            error = exc
-
 
 _HONEST_TIMES = 4.0
 _STEPS_REMEMBERED = 100

@@ -8,7 +8,7 @@ from phalanx.errors import FrameError, SignatureError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.plan import BOUNDARY_DTYPE
 from phalanx.pipeline.protocol.messages import AuditReport, Fetch, FetchReply, ScreenHit
-from phalanx.pipeline.protocol.requests import MessageNeed, task
+from phalanx.pipeline.protocol.needs import MessageNeed, task
 from phalanx.pipeline.tolerance.distance import band, token_distance, token_residual
 from phalanx.pipeline.tolerance.drift import DriftWatch
 from phalanx.pipeline.verify.facts import CommittedMessage, Judgement, MessageKey, StepFacts

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from phalanx.errors import FrameError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.protocol.messages import Audit, AuditReport, Release, ScreenHit
-from phalanx.pipeline.protocol.requests import task
+from phalanx.pipeline.protocol.needs import task
 from phalanx.pipeline.protocol.tensor_stream import Post
 from phalanx.pipeline.tolerance.drift import DriftWatch
 from phalanx.pipeline.tolerance.screen import STEPS_PER_DOUBT, Doubt, DoubtBudget

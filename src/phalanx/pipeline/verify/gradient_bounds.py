@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from phalanx.pipeline.protocol.messages import FetchBulk, Purpose
-from phalanx.pipeline.protocol.requests import TensorsNeed, task
+from phalanx.pipeline.protocol.needs import TensorsNeed, task
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.stage.float64 import WideRunner
 from phalanx.pipeline.stage.rounding import MARGIN

@@ -11,7 +11,7 @@ from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.evidence.files import ComparedTensors
 from phalanx.pipeline.plan import BOUNDARY_DTYPE, StepPlan
 from phalanx.pipeline.protocol.messages import AuditReport, Fetch, FetchBulk, PassedOnHeader, StateDigest
-from phalanx.pipeline.protocol.requests import MessageNeed, TensorsNeed, task
+from phalanx.pipeline.protocol.needs import MessageNeed, TensorsNeed, task
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.stage.rounding import MARGIN, PROBES, rounding_noise
 from phalanx.pipeline.stage.runner import finite_norm_squared

@@ -5,7 +5,7 @@ from torch import Tensor
 from phalanx.pipeline.evidence.files import ComparedTensors
 from phalanx.pipeline.evidence.weight_dispute import is_what_was_signed, part_name, sent_other_than_signed
 from phalanx.pipeline.protocol.messages import Bulk, Purpose, StateDigest, WeightsHeld
-from phalanx.pipeline.protocol.requests import task
+from phalanx.pipeline.protocol.needs import task
 from phalanx.pipeline.protocol.signed import Statement, to_signed
 from phalanx.pipeline.protocol.tensor_stream import parts, whole_transfer
 from phalanx.pipeline.stage.stage_copy import trained_digest

@@ -20,7 +20,7 @@ from phalanx.pipeline.protocol.messages import (
     ScreenHit,
     StateDigest,
 )
-from phalanx.pipeline.protocol.requests import Delivery, MessageNeed, ProgressNeed, TensorsDelivery, TensorsNeed, task
+from phalanx.pipeline.protocol.needs import Delivery, MessageNeed, ProgressNeed, TensorsDelivery, TensorsNeed, task
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.stage.stage_copy import StageCopy
 from phalanx.pipeline.verify.facts import AuditKey, MessageKey, StepFacts, StepLedger

@@ -8,7 +8,7 @@ from torch import Tensor
 from phalanx.errors import FrameError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.protocol.messages import AuditReport, GradientHeld, StateDigest, WeightsHeld
-from phalanx.pipeline.protocol.requests import task
+from phalanx.pipeline.protocol.needs import task
 from phalanx.pipeline.protocol.tensor_stream import sent_gradient, transfer_digest
 from phalanx.pipeline.stage.runner import finite_norm_squared
 from phalanx.pipeline.stage.stage_copy import StageCopy

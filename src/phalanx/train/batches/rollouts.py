@@ -236,7 +236,7 @@ class RolloutLoader:
             sampler=SamplerConfig(max_new_tokens=self._settings.max_new_tokens, temperature=temperature),
             prompts=tuple(Prompt(number=number, ids=one.ids) for number, one in enumerate(prompts)),
             samples=samples,
-            ends=(self._prompts.tokenizer.eos_id,),
+            ends=self._prompts.ends,
         )
         with self._autocast():
             return self._write_texts(policy, self._policy, request)
@@ -299,7 +299,7 @@ class RolloutLoader:
             ScoredText(
                 f"draw {self._draws}, {prompts[one.prompt].where}, text {one.sample + 1}",
                 prompts[one.prompt].text,
-                decode([token for token in one.ids if token != self._prompts.tokenizer.eos_id]),
+                decode([token for token in one.ids if token not in self._prompts.ends]),
                 prompts[one.prompt].record,
             )
             for one in rollouts

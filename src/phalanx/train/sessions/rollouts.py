@@ -9,7 +9,7 @@ from phalanx.data.prompts import prepare_prompts
 from phalanx.data.tokenizers.tokenizer import original_tokenizer
 from phalanx.errors import ConfigError
 from phalanx.models import ModelSource
-from phalanx.models.layout import check_vocabulary
+from phalanx.models.layout import check_length, check_vocabulary
 from phalanx.rewards import RewardScorer
 from phalanx.train.batches.rollouts import RolloutLoader, settings_of
 from phalanx.train.batches.scores import MeanReward
@@ -35,6 +35,7 @@ def rollout_material(context: SessionContext, source: ModelSource) -> Iterator[R
     if run.rewards is None:
         raise ConfigError("rewards: the run file has no such section")
     check_head(run, source)
+    check_length(run.data.sequence_length, getattr(source.hub_config, "max_position_embeddings", None))
     longest = settings_of(run).max_new_tokens
     prompts = prepare_prompts(run.data, home.cache / "data", run.train.seed, source.tokenizer_path, longest)
     check_vocabulary(prompts.tokenizer.vocab_size, source.vocab_size)
