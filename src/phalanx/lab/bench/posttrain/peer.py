@@ -21,8 +21,8 @@ transformers: Any = importlib.import_module("transformers")
 _IGNORE, _PADDING = -100, 1
 
 
-class Turns(transformers.TrainerCallback):  # type: ignore[misc]
-    """A wait for an order whenever the steps of the last one are made.
+class OrderedSteps(transformers.TrainerCallback):  # type: ignore[misc]
+    """A callback that waits for an order whenever the steps of the last one are made.
 
     Args:
         steps: Of the first order.
@@ -56,15 +56,15 @@ def main(path: str, orders: IO[str], answers: IO[str]) -> None:
     rows = importlib.import_module("safetensors.torch").load_file(spec["rows"])
     # what libraries load when they are first used is there before memory is counted
     first = {name: one[: spec["batch_size"]] for name, one in rows.items()}
-    train(spec, spec["rehearsal"], first, Turns(1))
+    train(spec, spec["rehearsal"], first, OrderedSteps(1))
     gc.collect()
     _say(answers, {"version": importlib.import_module("trl").__version__})
     line = orders.readline()
     if line:
-        train(spec, spec["model"], rows, Turns(json.loads(line)["steps"], orders, answers))
+        train(spec, spec["model"], rows, OrderedSteps(json.loads(line)["steps"], orders, answers))
 
 
-def train(spec: dict[str, Any], directory: str, rows: dict[str, Any], turns: Turns) -> None:
+def train(spec: dict[str, Any], directory: str, rows: dict[str, Any], turns: OrderedSteps) -> None:
     """Make as many steps as there are orders for."""
     trl = importlib.import_module("trl")
     is_sft = spec["objective"] == "sft"
@@ -104,7 +104,7 @@ def _arm(kind: Any) -> Any:
     """A trainer of a kind that takes rows as they are, in their order, and keeps its losses."""
 
     class Arm(kind):  # type: ignore[misc]
-        turns: Turns
+        turns: OrderedSteps
 
         def _prepare_dataset(self, dataset: Any, *given: Any, **more: Any) -> Any:
             return dataset
