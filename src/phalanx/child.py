@@ -59,6 +59,7 @@ class PythonProcess(ChildProcess):
         log: Gets its output; where it is left out, that is the starter's.
         renew: Whether the log begins anew.
         piped: Whether standard input and output are pipes for lines of text; the log then gets standard error alone.
+        program: What runs the command; this interpreter, which is given a module, where it is left out.
     """
 
     def __init__(
@@ -69,12 +70,13 @@ class PythonProcess(ChildProcess):
         *,
         renew: bool = False,
         piped: bool = False,
+        program: Sequence[str] = (sys.executable, "-m"),
     ) -> None:
         self._log = log
         output = None if log is None else log.open("wb" if renew else "ab")
         try:
             self.popen = subprocess.Popen(  # noqa: S603 - our own interpreter and our own command
-                [sys.executable, "-m", *command],
+                [*program, *command],
                 stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
                 stdout=subprocess.PIPE if piped else output,
                 stderr=output if piped or output is None else subprocess.STDOUT,

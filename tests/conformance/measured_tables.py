@@ -293,6 +293,21 @@ def extraction(result: Result) -> Iterator[str]:
         yield line(row["extractor"], row["package"], str(row["pages"]), *figures)
 
 
+def posttrain(result: Result) -> Iterator[str]:
+    for row in result["rows"]:
+        cells = [either(row[key], ".2f") for key in ("speed_of_phalanx", "memory_of_phalanx")]
+        peak = "-" if row["peak_bytes"] is None else f"{row['peak_bytes'] / MIB:.0f}"
+        yield line(
+            row["objective"],
+            row["arm"],
+            f"{row['tokens_per_cpu_s']:.0f}",
+            peak,
+            *cells,
+            share(row["extra_over_unguarded"], 0),
+            f"{row['largest_loss_difference']:.0e}",
+        )
+
+
 TABLES = (
     Table("docs/data_sources.md", f"extraction{BUSY}", extraction),
     Table(COSTS, "overhead-presets-cpu-2cores.json", presets),
@@ -306,6 +321,7 @@ TABLES = (
     Table(BENCHMARKS, "overhead-wide-cpu-2cores.json", wide),
     Table(BENCHMARKS, "pipeline-cpu-2cores-quick.json", pipeline),
     Table(BENCHMARKS, "parallel-cpu-2cores-quick.json", layouts),
+    Table(BENCHMARKS, f"posttrain{BUSY}", posttrain),
     Table(BENCHMARKS, f"gradient-screen{BUSY}", screen),
     Table(BENCHMARKS, f"slow-line{BUSY}", slow_line),
     Table(BENCHMARKS, "chaos-cpu-2cores.json", kills),

@@ -14,6 +14,7 @@ from phalanx.lab.bench.overhead.split import bench_split
 from phalanx.lab.bench.parallel.collectives import bench_collectives
 from phalanx.lab.bench.parallel.memory import bench_memory
 from phalanx.lab.bench.parallel.parallel import bench_parallel
+from phalanx.lab.bench.posttrain.posttrain import bench_posttrain
 
 BENCHES: dict[str, Callable[[bool], dict[str, Any]]] = {
     "chaos": bench_chaos,
@@ -26,6 +27,7 @@ BENCHES: dict[str, Callable[[bool], dict[str, Any]]] = {
     "overhead": bench_overhead,
     "parallel": bench_parallel,
     "pipeline": bench_pipeline,
+    "posttrain": bench_posttrain,
     "split": bench_split,
 }
 
@@ -50,5 +52,6 @@ __all__ = [
     "bench_overhead",
     "bench_parallel",
     "bench_pipeline",
+    "bench_posttrain",
     "bench_split",
 ]

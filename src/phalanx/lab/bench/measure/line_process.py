@@ -1,6 +1,7 @@
 """A process of a bench that answers each line with a line: arms that take turns, ranks that others are forked from."""
 
 import contextlib
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -19,11 +20,19 @@ class LineProcess(Closeable):
         command: The module and its arguments.
         environment: Variables beside this process's.
         log: Gets its standard error.
+        program: What runs the command; this interpreter, which is given a module, where it is left out.
     """
 
-    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        program: Sequence[str] = (sys.executable, "-m"),
+    ) -> None:
         self._name = name
-        self._process = PythonProcess(command, environment, log, piped=True)
+        self._process = PythonProcess(command, environment, log, piped=True, program=program)
 
     @property
     def pid(self) -> int:

@@ -39,26 +39,26 @@ def give_back_freed_memory() -> None:
             mallopt(name, _OWN_MAPPING_BYTES)
 
 
-def forget_peak() -> None:
-    """Begin the peak anew.
+def forget_peak(pid: int | None = None) -> None:
+    """Begin the peak of this process or of another one of the same user anew.
 
     Raises:
         TrainingError: This system does not offer it.
     """
     try:
-        Path("/proc/self/clear_refs").write_text(_FORGET_PEAK, encoding="ascii")
+        Path(f"/proc/{pid or 'self'}/clear_refs").write_text(_FORGET_PEAK, encoding="ascii")
     except OSError as exc:
         raise TrainingError(f"bench: this system does not measure a peak of memory anew ({exc.strerror})") from exc
 
 
-def resident() -> Resident:
-    """Return what this process has.
+def resident(pid: int | None = None) -> Resident:
+    """Return what this process has, or another one.
 
     Raises:
         TrainingError: This system does not tell.
     """
     try:
-        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        lines = Path(f"/proc/{pid or 'self'}/status").read_text(encoding="ascii").splitlines()
         sizes = {line.partition(":")[0]: line.partition(":")[2].split() for line in lines}
         anonymous, files, peak = (int(sizes[name][0]) * 1024 for name in ("RssAnon", "RssFile", "VmHWM"))
     except (OSError, LookupError, ValueError) as exc:
@@ -66,12 +66,12 @@ def resident() -> Resident:
     return Resident(anonymous, files, peak)
 
 
-def added_at_peak(before: Resident) -> int:
+def added_at_peak(before: Resident, pid: int | None = None) -> int:
     """Return the bytes by which the anonymous memory rose above `before` since the peak was forgotten.
 
     Files are only ever added while a process works, so those of now are those of the peak.
     """
-    now = resident()
+    now = resident(pid)
     return max(0, now.peak - now.files - before.anonymous)
 
 

@@ -1,0 +1,184 @@
+"""One arm of this package in a process of its own: one rank that trains alone, or a pipeline with or without guard."""
+
+import contextlib
+import gc
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from pydantic import ValidationError
+from safetensors.torch import load_file
+
+from phalanx.child import die_with_parent
+from phalanx.config import StrictModel
+from phalanx.data import Batch
+from phalanx.errors import ConfigError
+from phalanx.lab.bench.posttrain.rows import rows_of_step
+from phalanx.models import ModelConfig, ModelSource, open_model
+from phalanx.objectives import objective_of
+from phalanx.objectives.dpo import DpoSettings
+from phalanx.objectives.pairs import REFERENCE
+from phalanx.optimizers import OptimizerConfig
+from phalanx.parallel import ParallelConfig, RankEnv, RankTrainer, join
+from phalanx.parallel.control.rank_trainer import RankRecipe
+from phalanx.parallel.groups.mesh import open_domain
+from phalanx.parallel.groups.rendezvous import own_device
+from phalanx.pipeline import keep_freed_memory, settle_numerics
+from phalanx.train import RunConfig, step_inputs
+from phalanx.train.records.run_directory import RunDirectory
+from phalanx.train.sessions.cluster import company
+from phalanx.train.setup.layout import make_plan
+from phalanx.train.setup.stage_source import StageLibrary
+
+StepRunner = Callable[[int, Batch], float]
+_ALONE = RankEnv(0, 1, 0, 1)
+
+
+class PosttrainSpec(StrictModel):
+    """The order of one arm; TRL's program reads the same file.
+
+    Attributes:
+        objective: "sft" or "dpo".
+        model: Directory of the model.
+        rehearsal: Of a smaller one.
+        rows: As `write_rows` wrote them.
+        batch_size: Rows of a step.
+        length: Tokens of a row.
+        lr: Learning rate, the same in every step.
+        beta2: Decay of the second moment.
+        stored_reference: The reference speaks once, before the training; TRL's usual way is to ask it in every step.
+        run: Of the pipeline; None where one process trains.
+        directory: For its files.
+    """
+
+    objective: str
+    model: str
+    rehearsal: str
+    rows: str
+    batch_size: int
+    length: int
+    lr: float = 1e-3
+    beta2: float = 0.95
+    stored_reference: bool = True
+    run: RunConfig | None = None
+    directory: str
+
+    @property
+    def optimizer(self) -> OptimizerConfig:
+        """Both sides' optimizer."""
+        return OptimizerConfig(lr=self.lr, betas=(0.9, self.beta2), weight_decay=0.0, schedule="constant")
+
+    @property
+    def learned(self) -> str | DpoSettings:
+        """The objective as run files have it."""
+        return "causal_lm" if self.objective == "sft" else DpoSettings(beta=0.1)
+
+
+class TurnRequest(StrictModel):
+    """So many further steps."""
+
+    steps: int
+
+
+class TurnReport(StrictModel):
+    """Their losses; the first line of a process has its version instead."""
+
+    losses: tuple[float, ...] = ()
+    version: str | None = None
+
+
+def main(path: Path, orders: IO[str], answers: IO[str]) -> None:
+    """Be a child of the bench.
+
+    Raises:
+        ConfigError: The file is malformed, or as `serve`.
+        PhalanxError: As `serve`.
+    """
+    die_with_parent()
+    settle_numerics(1)
+    serve(_parse(PosttrainSpec, path.read_text(encoding="utf-8")), orders, answers)
+
+
+def serve(spec: PosttrainSpec, orders: Iterable[str], answers: IO[str]) -> None:
+    """Serve orders until there are no more.
+
+    Raises:
+        ConfigError: An order is malformed.
+        PhalanxError: As training does.
+    """
+    rows = load_file(spec.rows)
+    with contextlib.ExitStack() as stack:
+        if spec.run is None:
+            place = RankEnv(0, 1, 0, 1, Path(spec.directory) / "rendezvous")
+            stack.enter_context(join(place, own_device("cpu", place), "00"))
+            # what libraries load when they are first used is there before memory is counted
+            alone(spec, ModelSource(Path(spec.rehearsal)))(0, _batch(spec, rows, 0))
+            gc.collect()
+        _say(answers, TurnReport(version="phalanx"))
+        runner: StepRunner | None = None
+        done = 0
+        for line in orders:
+            order = _parse(TurnRequest, line)
+            if runner is None:
+                runner = (
+                    alone(spec, ModelSource(Path(spec.model)))
+                    if spec.run is None
+                    else stack.enter_context(guarded(spec, spec.run))
+                )
+            losses = tuple(runner(step, _batch(spec, rows, step)) for step in range(done, done + order.steps))
+            done += order.steps
+            _say(answers, TurnReport(losses=losses))
+
+
+def alone(spec: PosttrainSpec, source: ModelSource) -> StepRunner:
+    """Let one rank train, as a run with an empty section ``[parallel]`` does."""
+    recipe = RankRecipe(
+        parallel=ParallelConfig(),
+        optimizer=spec.optimizer,
+        batch_size=spec.batch_size,
+        microbatches=1,
+        sequence_length=spec.length,
+        total_steps=10**6,
+        objective=spec.learned,
+    )
+    trainer = RankTrainer(recipe, source, open_domain(recipe.parallel, own_device("cpu", _ALONE)))
+    return lambda step, batch: trainer.step(step, batch.input_ids, batch.labels, batch.extras).loss
+
+
+@contextlib.contextmanager
+def guarded(spec: PosttrainSpec, run: RunConfig) -> Iterator[StepRunner]:
+    """Let a company of workers train, with the guard that its run has."""
+    keep_freed_memory()
+    source = open_model(ModelConfig(path=spec.model), Path(spec.directory), run.train.seed)
+    home = RunDirectory(Path(spec.directory) / "run", run, resume=False)
+    plan = make_plan(run, source)
+    library = StageLibrary(source, plan, None)
+    objective = objective_of(spec.learned)
+    with company(run, home, plan, library, lambda kind, body: None) as engine:
+        engine.start(0, library.digests() if run.guard.enabled else {}, timeout_s=run.pipeline.step_timeout_s)
+        yield lambda step, batch: engine.step(step, step_inputs(batch, run.train.microbatches, objective)).loss
+
+
+def _batch(spec: PosttrainSpec, rows: dict[str, Any], step: int) -> Batch:
+    cut = rows_of_step(rows, step, spec.batch_size)
+    extras = {REFERENCE: cut[REFERENCE]} if REFERENCE in cut else {}
+    return Batch(cut["ids"], cut["labels"], tuple(range(step * spec.batch_size, (step + 1) * spec.batch_size)), extras)
+
+
+def _parse(model: Any, text: str) -> Any:
+    try:
+        return model.model_validate_json(text)
+    except ValidationError as exc:
+        raise ConfigError(f"bench: a malformed {model.__name__}: {exc}") from exc
+
+
+def _say(answers: IO[str], report: TurnReport) -> None:
+    answers.write(report.model_dump_json() + "\n")
+    answers.flush()
+
+
+if __name__ == "__main__":
+    # what libraries print must not be taken for an answer
+    with contextlib.redirect_stdout(sys.stderr):
+        main(Path(sys.argv[1]), sys.stdin, sys.__stdout__ or sys.stdout)

@@ -1,0 +1,231 @@
+"""``phalanx bench posttrain``: fine-tuning and preferences beside TRL on the same rows, and under the guard."""
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from phalanx.data import DataConfig
+from phalanx.data.chat.settings import PreferencesConfig, PreferenceSource
+from phalanx.data.config import BpeConfig
+from phalanx.data.sources import PythonManualConfig
+from phalanx.errors import TrainingError
+from phalanx.lab.bench.measure.line_process import LineProcess
+from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.lab.bench.measure.process_clock import cpu_seconds, process_tree, wait_until_quiet
+from phalanx.lab.bench.measure.workloads import GUARDS
+from phalanx.lab.bench.parallel.resident import Resident, added_at_peak, forget_peak, resident
+from phalanx.lab.bench.posttrain.arm import PosttrainSpec, TurnReport, TurnRequest
+from phalanx.lab.bench.posttrain.rows import PosttrainPlan, write_rows
+from phalanx.models import ModelConfig
+from phalanx.pipeline import PipelineConfig
+from phalanx.train import RunConfig, TrainConfig
+
+PEER_VARIABLE = "PHALANX_TRL_PYTHON"
+"""Names the Python of an environment with TRL; unset, the peer's figures are null."""
+
+OURS, UNGUARDED, GUARDED = "phalanx", "unguarded", "guarded_light"
+STORED, ASKED = "TRL, reference stored", "TRL, reference asked in every step"
+PEERS: dict[str, tuple[str, ...]] = {"sft": ("TRL",), "dpo": (STORED, ASKED)}
+"""TRL's arms by objective. Of DPO the first one does what this package does, and the second one is its default."""
+_SAME_LOSS = 1e-3
+_QUIET_TIMEOUT_S = 120.0
+
+
+def bench_posttrain(quick: bool) -> dict[str, Any]:
+    """Measure both objectives; progress goes to standard error.
+
+    Args:
+        quick: Two turns each.
+
+    Raises:
+        TrainingError: An arm failed, or the two sides do not learn the same.
+    """
+    plan = PosttrainPlan(turns=2) if quick else PosttrainPlan()
+    return measure(plan, os.environ.get(PEER_VARIABLE) or None) | {"quick": quick}
+
+
+def measure(plan: PosttrainPlan, python: str | None) -> dict[str, Any]:
+    """Let the arms of each objective take turns.
+
+    Args:
+        plan: Sizes.
+        python: Of the peer's environment; None leaves its figures null.
+    """
+    load = load_average()
+    rows: list[dict[str, Any]] = []
+    for objective in PEERS:
+        with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as directory:
+            rows += _measure_objective(plan, objective, python, Path(directory).resolve())
+    return {
+        "name": "posttrain",
+        "command": f"{PEER_VARIABLE}=PYTHON phalanx bench posttrain --json",
+        "machine": describe_machine(),
+        "commit": current_commit(),
+        "load": [load, load_average()],
+        "plan": plan.model_dump(),
+        "rows": rows,
+    }
+
+
+@dataclass
+class _Arm:
+    """A process that trains when it is told to, and what was measured of it.
+
+    Attributes:
+        name: In the rows.
+        process: The process.
+        version: What it says it is.
+        counts_memory: Whether it is one process.
+        cpu_s: CPU seconds of each measured turn, its workers' included.
+        losses: Of every step.
+    """
+
+    name: str
+    process: LineProcess
+    version: str
+    counts_memory: bool
+    cpu_s: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    before: Resident | None = None
+
+    def take_turn(self, steps: int, *, is_measured: bool) -> None:
+        """Let it make some steps."""
+        used = cpu_seconds(process_tree(self.process.pid)) if is_measured else 0.0
+        self.process.tell(TurnRequest(steps=steps).model_dump_json())
+        self.losses += TurnReport.model_validate_json(self.process.answer()).losses
+        pids = process_tree(self.process.pid)
+        wait_until_quiet(pids, _QUIET_TIMEOUT_S)
+        if is_measured:
+            self.cpu_s.append(cpu_seconds(pids) - used)
+
+    def peak_bytes(self) -> int | None:
+        """How far its memory rose above what libraries alone take."""
+        return None if self.before is None else added_at_peak(self.before, self.process.pid)
+
+
+def _measure_objective(
+    plan: PosttrainPlan, objective: str, python: str | None, directory: Path
+) -> list[dict[str, Any]]:
+    source, smallest = plan.model(directory / "model"), plan.model(directory / "rehearsal", smallest=True)
+    tokens = write_rows(plan, objective, source, directory / "rows.safetensors")
+    shared = PosttrainSpec(
+        objective=objective,
+        model=str(source.directory),
+        rehearsal=str(smallest.directory),
+        rows=str(directory / "rows.safetensors"),
+        batch_size=plan.batch_size,
+        length=plan.length,
+        directory=str(directory),
+    )
+    names = [OURS, *(PEERS[objective] if python else ()), UNGUARDED, GUARDED]
+    with contextlib.ExitStack() as stack:
+        arms = []
+        for name in names:
+            arms.append(_started(name, shared, plan, python, stack))
+            _say(f"{objective}: {name} is ready")
+        for turn in range(plan.turns + 1):
+            # each side is first in some turn
+            for arm in arms if turn % 2 else reversed(arms):
+                arm.take_turn(plan.steps, is_measured=turn > 0)
+            _say(f"{objective}: turn {turn + 1} of {plan.turns + 1}")
+        peaks = {arm.name: arm.peak_bytes() for arm in arms}
+    return rows_of(objective, {arm.name: arm for arm in arms}, peaks, tokens[plan.steps :])
+
+
+def _started(
+    name: str, shared: PosttrainSpec, plan: PosttrainPlan, python: str | None, stack: contextlib.ExitStack
+) -> _Arm:
+    directory = Path(shared.directory) / name.replace(" ", "_")
+    directory.mkdir()
+    told: dict[str, Any] = {"directory": str(directory), "stored_reference": name != ASKED}
+    if name in GUARDS:
+        told["run"] = _run(shared, plan, name)
+    path = directory / "spec.json"
+    path.write_text(shared.model_copy(update=told).model_dump_json(), encoding="utf-8")
+    environment = {"OMP_NUM_THREADS": "1"}
+    if name in PEERS[shared.objective]:
+        program = Path(__file__).with_name("peer.py")
+        # this package's modules and paths are not the peer's
+        made = LineProcess(
+            name, (str(path),), environment | {"PYTHONPATH": ""}, directory / "log", (python or "", "-P", str(program))
+        )
+    else:
+        made = LineProcess(name, ("phalanx.lab.bench.posttrain.arm", str(path)), environment, directory / "log")
+    arm = _Arm(name, stack.enter_context(made), "", name not in GUARDS)
+    arm.version = TurnReport.model_validate_json(made.answer()).version or ""
+    if arm.counts_memory:
+        forget_peak(made.pid)
+        arm.before = resident(made.pid)
+    return arm
+
+
+def _run(shared: PosttrainSpec, plan: PosttrainPlan, arm: str) -> RunConfig:
+    """The run of a pipeline. What it says of data is what such a run must say: the bench has rows of its own."""
+    tokenizer = BpeConfig(vocab_size=min(plan.vocab_size, 4096))
+    if shared.objective == "dpo":
+        pairs = PreferencesConfig(sources=(PreferenceSource(path=Path("pairs.jsonl")),))
+        data = DataConfig(preferences=pairs, tokenizer=tokenizer, sequence_length=plan.length)
+    else:
+        data = DataConfig(sources=(PythonManualConfig(),), tokenizer=tokenizer, sequence_length=plan.length)
+    return RunConfig(
+        model=ModelConfig(path=shared.model),
+        data=data,
+        train=TrainConfig(
+            steps=plan.total_steps, batch_size=plan.batch_size, microbatches=4, seed=1, objective=shared.learned
+        ),
+        optimizer=shared.optimizer,
+        pipeline=PipelineConfig(stages=min(4, plan.layers)),
+        guard=GUARDS[arm],
+    )
+
+
+def rows_of(
+    objective: str, arms: Mapping[str, _Arm], peaks: Mapping[str, int | None], tokens: Sequence[int]
+) -> list[dict[str, Any]]:
+    """One row an arm; ratios are medians over turns, within which all arms had the machine in its state.
+
+    Args:
+        objective: Of all of them.
+        arms: By name; TRL's may be missing.
+        peaks: Bytes by name.
+        tokens: Of each measured step, padding left out.
+
+    Raises:
+        TrainingError: Losses differ.
+    """
+    ours = arms[OURS]
+    rows = []
+    for name in (OURS, *PEERS[objective], UNGUARDED, GUARDED):
+        arm = arms.get(name)
+        row: dict[str, Any] = {"objective": objective, "arm": name, "version": None, "steps": None}
+        row |= dict.fromkeys(("tokens_per_cpu_s", "peak_bytes", "loss_last", "largest_loss_difference"))
+        row |= dict.fromkeys(("speed_of_phalanx", "memory_of_phalanx", "extra_over_unguarded"))
+        rows.append(row)
+        if arm is None:
+            continue
+        differences = [abs(a - b) for a, b in zip(arm.losses, ours.losses, strict=True)]
+        if max(differences) > _SAME_LOSS:
+            raise TrainingError(f"bench posttrain: {name} learns something else: losses differ by {max(differences)}")
+        row["version"], row["steps"] = arm.version, len(tokens)
+        row["tokens_per_cpu_s"] = sum(tokens) / sum(arm.cpu_s)
+        row["loss_last"], row["largest_loss_difference"] = arm.losses[-1], max(differences)
+        peak, our_peak = peaks.get(name), peaks.get(OURS)
+        row["peak_bytes"] = peak
+        if name in PEERS[objective]:
+            row["speed_of_phalanx"] = median(b / a for a, b in zip(ours.cpu_s, arm.cpu_s, strict=True))
+            row["memory_of_phalanx"] = our_peak / peak if our_peak and peak else None
+        if name == GUARDED:
+            base = arms[UNGUARDED].cpu_s
+            row["extra_over_unguarded"] = median(a / b for a, b in zip(arm.cpu_s, base, strict=True)) - 1.0
+    return rows
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"bench: {text}\n")
+    sys.stderr.flush()
