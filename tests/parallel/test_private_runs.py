@@ -157,6 +157,8 @@ def test_a_ledger_from_which_charges_are_cut_is_refused(make_run, tmp_path, monk
         (RANKS + PRIVACY, ("parallel.pp=2",), {}, "parallel.pp = 2: each rank would see a part"),
         (RANKS + PRIVACY, ("parallel.activation_checkpointing=full",), {}, "parallel.activation_checkpointing: hooks"),
         (RANKS + PRIVACY, ("parallel.dp=2",), {}, "parallel.dp: data parallel copies are not shown yet"),
+        (RANKS + PRIVACY, (), {"adapter": ADAPTER + "dora = true\n"}, "model.adapter.dora: Opacus clips"),
+        (RANKS + PRIVACY, (), {"adapter": '[model.adapter]\nkind = "ptuning"\n'}, "single rows are not shown"),
         (RANKS + PRIVACY, ("train.precision=bf16",), {}, "does not bound what is added"),
         (RANKS + PRIVACY, (), {"bpe": True}, "a vocabulary that is trained on the rows tells of them"),
         (RANKS + PRIVACY + '[[tracking]]\nkind = "trackio"\n', (), {}, "tracking: the loss of training rows"),

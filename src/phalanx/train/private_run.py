@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
-_ENGINE = (
-    "[privacy] is carried by the ranks of [parallel] so far: a row's gradient is clipped by its norm over all layers, "
-    "and parties of [{}] each see some of them"
-)
+_ENGINE = "[privacy] is carried by the ranks of [parallel] so far: {}; add [parallel], or remove [privacy]"
+_SOME_OF_IT = "a row's gradient is clipped by its norm over all layers, and parties of [{}] each see some of them"
+_SITES = "sites of [federated] train without it, and no budget of theirs would be kept"
 _LEARNED = ("causal_lm", "weighted_causal_lm")
 
 
@@ -15,12 +14,14 @@ def privacy_fault(run: Any) -> str | None:
     if run.privacy is None:
         return None
     if run.parallel is None:
-        return f"{_ENGINE.format('pipeline' if run.split is None else 'split')}; add [parallel], or remove [privacy]"
+        parties = _SOME_OF_IT.format("pipeline" if run.split is None else "split")
+        return _ENGINE.format(parties if run.federated is None else _SITES)
     return next((f"[privacy] has no {said}" for said in _faults(run)), None)
 
 
 def _faults(run: Any) -> Iterator[str]:
     yield from _of_layout(run)
+    yield from _of_adapter(run.model.adapter)
     yield from _of_data(run)
     train = run.train
     if train.objective_kind not in _LEARNED:
@@ -50,6 +51,15 @@ def _of_layout(run: Any) -> Iterator[str]:
     for name, only in {**plain, "compile": False, "outer": None}.items():
         if getattr(layout, name) != only:
             yield f"parallel.{name}: hooks that tell rows apart are not tried with it; leave it out"
+
+
+def _of_adapter(adapter: Any) -> Iterator[str]:
+    if adapter is None:
+        return
+    if adapter.kind != "lora":
+        yield f'model.adapter.kind = "{adapter.kind}": single rows are not shown to be told apart; take "lora"'
+    elif adapter.dora:
+        yield "model.adapter.dora: Opacus clips the sizes of its outputs wrongly or not at all; set it to false"
 
 
 def _of_data(run: Any) -> Iterator[str]:
