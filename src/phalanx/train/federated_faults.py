@@ -20,6 +20,11 @@ def federated_fault(run: Any) -> str | None:
             f'federated.exchange = "{section.exchange}" is about the two factors of LoRA; give model.adapter the kind '
             '"lora", or leave it out'
         )
+    if section.exchange != "factors" and run.model.adapter.dora:
+        return (
+            f'federated.exchange = "{section.exchange}" averages what adapters add exactly, and the sizes that DoRA '
+            "learns beside its factors have no such mean; set model.adapter.dora = false, or leave exchange out"
+        )
     if own is not None and len(own.train) != len(section.sites):
         return (
             f"data.labelled.task names files of {len(own.train)} clients, and federated.sites has {len(section.sites)} "

@@ -1,0 +1,50 @@
+"""What a federated run refuses when its file is read: keys of other sections that its rounds could not keep to."""
+
+import pytest
+
+from phalanx.errors import ConfigError
+from phalanx.train import load_run
+from tiny_run_file import tiny_run_file
+
+SITES = '[federated]\nsites = ["a", "b"]\n'
+LORA = '[model.adapter]\nkind = "lora"\nrank = 4\nalpha = 8\n'
+
+
+@pytest.fixture
+def read(tmp_path):
+    def read(sections, *overrides):
+        path = tmp_path / "tiny.toml"
+        path.write_text(tiny_run_file(sections))
+        return load_run(path, overrides)
+
+    return read
+
+
+@pytest.mark.parametrize("exchange", ["product", "frozen_a"])
+def test_exact_means_are_taken_of_plain_adapters(read, exchange):
+    run = read(LORA + SITES + f'exchange = "{exchange}"\n')
+
+    assert run.federated.exchange == exchange
+
+
+def test_factors_of_dora_may_be_averaged_one_by_one(read):
+    assert read(LORA + "dora = true\n" + SITES).model.adapter.dora
+
+
+@pytest.mark.parametrize(
+    ("sections", "overrides", "words"),
+    [
+        (SITES + 'exchange = "product"\n', (), "is about the two factors of LoRA"),
+        (LORA + "dora = true\n" + SITES + 'exchange = "frozen_a"\n', (), "sizes that DoRA learns .* have no such mean"),
+        (SITES + 'algorithm = { kind = "scaffold" }\n', (), 'set optimizer.kind = "sgd"'),
+        (
+            SITES + 'algorithm = { kind = "scaffold" }\n',
+            ("optimizer.kind=sgd", "optimizer.momentum=0.9"),
+            "corrects plain gradients",
+        ),
+        (SITES + "[privacy]\nepsilon = 8.0\ndelta = 1e-4\nclip_norm = 0.5\n", (), "no budget of theirs would be kept"),
+    ],
+)
+def test_what_rounds_could_not_keep_to_is_refused_by_name(read, sections, overrides, words):
+    with pytest.raises(ConfigError, match=words):
+        read(sections, *overrides)
