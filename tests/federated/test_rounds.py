@@ -1,12 +1,15 @@
 """A round moves the model once, by updates of its own sites, though sites are late, gone, killed or lie."""
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
+from pydantic import ValidationError
 from rounds_scene import IDENTITIES, Parabola, Scene, parabolas
 
 from phalanx.errors import FailedRoundError
+from phalanx.federated.carriers import messages as m
 from phalanx.federated.carriers.messages import SUM_PHASES
 from phalanx.federated.rounds.fleet import SiteAnswer
 
@@ -105,19 +108,20 @@ def test_a_round_with_too_few_updates_changes_nothing_and_goes_on_with_what_it_h
     assert [one.num_trained for one in scene.trainers.values()] == [1, 1, 1, 1, 1]
 
 
-def test_a_killed_owner_goes_on_with_the_updates_that_it_had(tmp_path, monkeypatch):
+@pytest.mark.parametrize("num_admitted", [2, 5])
+def test_a_killed_owner_goes_on_with_the_updates_that_it_had(tmp_path, monkeypatch, num_admitted):
     scene = Scene(tmp_path, parabolas(*FIVE))
     scene.owner.round(1, 0.5)
     weights = scene.w.clone()
     take, taken = scene.owner._take, []
 
-    def killed_after_two(answer: SiteAnswer, record, held):
+    def killed_after_some(answer: SiteAnswer, record, held):
         take(answer, record, held)
         taken.append(answer.site)
-        if len(taken) == 2:
+        if len(taken) == num_admitted:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(scene.owner, "_take", killed_after_two)
+    monkeypatch.setattr(scene.owner, "_take", killed_after_some)
     with pytest.raises(KeyboardInterrupt):
         scene.owner.round(2, 0.5)
     scene.begin_owner(weights)
@@ -126,7 +130,9 @@ def test_a_killed_owner_goes_on_with_the_updates_that_it_had(tmp_path, monkeypat
 
     assert len(record.shares) == 5
     torch.testing.assert_close(scene.w, 0.75 * mean_of(0, 1, 2, 3, 4))
-    assert [scene.trainers[site].num_trained for site in taken] == [2, 2]
+    assert [scene.trainers[site].num_trained for site in taken] == [2] * num_admitted
+    # the journal does not keep what a site says of its loss
+    assert math.isnan(record.loss) == (num_admitted == 5)
 
 
 def test_a_round_whose_checkpoint_was_lost_is_done_again_and_nothing_counts_twice(tmp_path):
@@ -194,6 +200,35 @@ def test_sites_measure_on_their_own_rows(tmp_path):
         "site-3": 25.0,
         "site-4": 41.0,
     }
+
+
+@pytest.mark.parametrize(
+    ("num_targets", "classes"),
+    [
+        (5, ((0, 0, 0),)),
+        (5, ((5, 4, 4),)),
+        (5, ((4, 5, 4),)),
+        (5, ((5, 5, 6),)),
+        (4, ((2, 1, 1), (2, 3, 2), (1, 1, 0))),
+        (3, ((1, 2, 2), (2, 1, 1))),
+    ],
+)
+def test_counts_that_no_rows_have_are_not_taken(num_targets, classes):
+    with pytest.raises(ValidationError, match="classes"):
+        m.MeasuredReply(ticket=1, loss=1.0, num_targets=num_targets, classes=classes)
+
+
+def test_counts_of_rows_and_of_none_are_taken():
+    some = m.MeasuredReply(ticket=1, loss=1.0, num_targets=5, classes=((3, 2, 2), (2, 3, 2)))
+    none = m.MeasuredReply(ticket=1, loss=0.0, num_targets=0, classes=((0, 0, 0), (0, 0, 0)))
+
+    assert (some.classes[0], none.num_targets) == ((3, 2, 2), 0)
+
+
+@pytest.mark.parametrize("loss", [1e10, -1e10])
+def test_a_loss_that_no_training_has_is_not_taken(loss):
+    with pytest.raises(ValidationError, match="loss"):
+        m.TrainedReply(ticket=1, loss=loss, num_targets=1, samples=1, scaled=1.0, train_s=0.0)
 
 
 # --- secure sums

@@ -1,15 +1,15 @@
 """What the owner asks of a site and what a site replies, within bounds; tensors and secure sums follow as a payload."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from phalanx.transport import Body, by_kind
 
 Round = Annotated[int, Field(ge=1, lt=2**53)]
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
+Loss = Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]
 SumPhaseName = Literal["join", "share", "mask", "consent", "release"]
 SUM_PHASES: tuple[SumPhaseName, ...] = ("join", "share", "mask", "consent", "release")
 
@@ -86,8 +86,8 @@ class TrainedReply(SiteReply):
 
     kind: ClassVar[str] = "trained"
     header: Annotated[str, Field(max_length=4096)] = ""
-    loss: Finite
-    num_targets: Annotated[int, Field(ge=1, lt=2**53)]
+    loss: Loss
+    num_targets: Annotated[int, Field(ge=1, lt=2**31)]
     samples: Annotated[int, Field(ge=1, lt=2**31)]
     scaled: Annotated[float, Field(gt=0.0, le=1.0)]
     train_s: Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
@@ -105,12 +105,21 @@ class SumReply(SiteReply):
 
 
 class MeasuredReply(SiteReply):
-    """What a site's held-out rows say; as `SiteScores` has it."""
+    """What a site's held-out rows say; as `SiteScores` has it, in counts that rows can have."""
 
     kind: ClassVar[str] = "measured"
     loss: Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
     num_targets: Count
     classes: Annotated[tuple[tuple[Count, Count, Count], ...], Field(max_length=1000)] = ()
+
+    @model_validator(mode="after")
+    def _of_some_rows(self) -> Self:
+        true, taken = (sum(one[place] for one in self.classes) for place in (0, 1))
+        if self.classes and not true == taken == self.num_targets:
+            raise ValueError("classes: do not have as many texts as there are targets")
+        if any(right > min(of_it, taken_for_it) for of_it, taken_for_it, right in self.classes):
+            raise ValueError("classes: one has more right texts than texts")
+        return self
 
 
 class SiteFault(SiteReply):

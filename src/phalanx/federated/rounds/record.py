@@ -1,5 +1,6 @@
 """What a round came to, for the metrics: which sites took part, with what, and why others did not."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,8 +54,9 @@ class RoundRecord:
 
     @property
     def loss(self) -> float:
-        """Mean training loss over all targets."""
-        return sum(one.loss * one.num_targets for one in self.shares.values()) / self.num_targets
+        """Mean training loss over all targets; no number where all updates were let in before a crash."""
+        total = sum(one.loss * one.num_targets for one in self.shares.values())
+        return total / self.num_targets if self.num_targets else math.nan
 
     @property
     def num_targets(self) -> int:
