@@ -12,7 +12,7 @@ from phalanx.errors import DataError
 
 @pytest.fixture
 def recipe(tmp_path, monkeypatch):
-    """A recipe whose lines are in one file."""
+    """A recipe over one file that has all lines."""
     monkeypatch.setattr("phalanx.data.build.work.make_steps", fake_steps)
     recipe = read_recipe(tmp_path)
     parts = sorted((tmp_path / "texts").glob("part-*"))

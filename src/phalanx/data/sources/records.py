@@ -200,7 +200,7 @@ class RecordFiles(ABC):
 
 
 class StreamFiles(RecordFiles):
-    """A source whose files are streams of records, which can be cut between two of them."""
+    """A source of files that are streams of records, each of which can be cut between two records."""
 
     _UNIT: ClassVar[str]
     """What names call a record."""

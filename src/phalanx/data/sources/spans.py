@@ -18,7 +18,7 @@ class FileSpan:
         first: How many records of the file are before it, so that each keeps its number.
         count: Its records.
         digest: SHA-256 of its bytes, in hex; empty where nothing was hashed yet.
-        groups: Of a table, whose bytes are then those of all of the file: its first row group, and the one behind it.
+        groups: Of a table alone, its first row group, and the one behind its last; the bytes are then all of the file.
     """
 
     begin: int

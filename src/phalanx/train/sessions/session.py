@@ -19,7 +19,7 @@ from phalanx.train.records.check_record import CheckRecord
 from phalanx.train.records.ground_truth import GroundTruth
 from phalanx.train.records.history import read_history
 from phalanx.train.records.record import RunningTotals, RunRecorder
-from phalanx.train.records.run_directory import RunDirectory
+from phalanx.train.records.run_directory import RunDirectory, clear_tokens_note
 from phalanx.train.records.summary import Figures, summarise
 from phalanx.train.records.trust import say_trust
 from phalanx.train.saving.savepoint import ModelOrigin, RunProgress, Savepoint
@@ -129,6 +129,9 @@ class Session:
 
     def _run(self, context: SessionContext) -> None:
         run, home, figures, totals = context.run, context.home, context.figures, context.totals
+        note = clear_tokens_note(run, home.path)
+        if note is not None:
+            self._console.print(note, style="yellow", markup=False, highlight=False)
         with self._factory.prepare(context) as setup, contextlib.ExitStack() as stack:
             material = setup.material
             savepoint = Savepoint(
