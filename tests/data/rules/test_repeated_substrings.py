@@ -102,7 +102,9 @@ def test_a_run_that_is_shorter_than_the_border_passes_in_other_shards_too():
 
 
 def test_two_grams_with_one_hash_are_no_repetition(monkeypatch):
-    monkeypatch.setattr(gram_index.GramIndex, "find", lambda index, hashes: np.full(len(hashes), len(index._tables) - 1))
+    monkeypatch.setattr(
+        gram_index.GramIndex, "find", lambda index, hashes: np.full(len(hashes), len(index._tables) - 1)
+    )
     draw = random.Random(5)
 
     assert judge([noise(draw, 250) for _ in range(4)], shard_mib=SMALL) == {}
