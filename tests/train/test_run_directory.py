@@ -8,7 +8,7 @@ from phalanx.errors import CheckpointError, ConfigError
 from phalanx.security.audit import AuditLog
 from phalanx.security.crypto import create_authority, issue, load_identity
 from phalanx.train.records import run_directory
-from phalanx.train.records.run_directory import RunDirectory, clear_tokens_note, holds_run
+from phalanx.train.records.run_directory import RunDirectory, holds_run
 
 
 def test_a_new_run_gets_an_identity_for_everybody(make_run, tmp_path):
@@ -192,20 +192,3 @@ def test_a_damaged_summary_counts_as_none(make_run, tmp_path, content):
     (home.path / "summary.json").write_text(content)
 
     assert home.read_summary() is None
-
-
-DATASET = 'data={dataset={path="shards",key_file="seal.key"},sequence_length=8}'
-HELD_OUT = 'data.validation=[{name="own",sources=[{kind="text",path="held_out"}]}]'
-SEALED = ("checkpoint.encrypt=true", "checkpoint.key='file:ckpt.key'")
-
-
-@pytest.mark.parametrize(
-    ("changes", "is_told"),
-    [(SEALED, True), ((*SEALED, DATASET, HELD_OUT), True), ((*SEALED, DATASET), False), ((), False)],
-)
-def test_an_encrypted_run_says_where_its_tokens_lie_in_the_clear(make_run, tmp_path, monkeypatch, changes, is_told):
-    monkeypatch.setenv("PHALANX_CACHE", str(tmp_path / "cache"))
-
-    note = clear_tokens_note(make_run(*changes), tmp_path / "run")
-
-    assert (note is not None and f"{tmp_path / 'cache'} in the clear" in note) == is_told

@@ -34,17 +34,6 @@ def cache_beside(run_dir: Path) -> Path:
     return Path(os.environ.get("PHALANX_CACHE", run_dir.parent / ".cache"))
 
 
-def clear_tokens_note(run: RunConfig, run_dir: Path) -> str | None:
-    """Say that what an encrypted run reads stands in its cache in the clear; None where nothing does."""
-    if not run.checkpoint.encrypt or (run.data.dataset is not None and not run.data.validation):
-        return None
-    return (
-        "checkpoint.encrypt covers what the run writes; the tokens of its sources are in "
-        f"{cache_beside(run_dir)} in the clear, as the sources are: name an encrypted dataset (phalanx data build with "
-        "output.key) as data.dataset instead"
-    )
-
-
 def default_directory(run: RunConfig) -> Path:
     """The directory of a run where the user names none."""
     return Path("runs") / run.name
