@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from phalanx.planner.model.families import FAMILIES
+
 STEPS, BATCH, TOKENS, VOCAB, MICROBATCHES = 20, 8, 16, 64, 4
 
 _NO_DROPOUT = {
@@ -193,6 +195,7 @@ _QUICK = [
     sgd(dp=2, pp=2, schedule="zero-bubble"),
     sgd("llama", cp=2, context="ring"),
     sgd("qwen2", tp=2, sequence_parallel=True),
+    sgd("cohere2", cp=2),
     sgd("mistral", pp=2, schedule="interleaved"),
     Case({"tp": 2, "pp": 2, "sequence_parallel": True}, family="llama", attends="documents", noise=5.0),
     Case({"cp": 2, "activation_checkpointing": "full"}, attends="documents", noise=5.0),
@@ -321,12 +324,9 @@ RING = [
     Case({"cp": 2, "context": "ring", "activation_checkpointing": "selective"}, precision="fp16", allowed=2e-2),
 ]
 
-_WHOLE_HEADS = "cohere cohere2 exaone4 gemma gemma2 gemma3_text glm olmo2 olmo3 phi phi3 qwen3".split()
-"""Families that tensor parallel ranks cannot share."""
-
 PLANNED = [
-    *(sgd(family, tp=2) for family in _PLANNED if family not in _WHOLE_HEADS),
-    *(sgd(family, cp=2) for family in _PLANNED if family != "gemma2"),
+    *(sgd(family, tp=2) for family in _PLANNED if "tp" in FAMILIES[family].shared_axes),
+    *(sgd(family, cp=2) for family in _PLANNED if "cp" in FAMILIES[family].shared_axes),
     sgd("gpt_neox", tp=2, sequence_parallel=True),
     sgd("starcoder2", tp=2, pp=2, sequence_parallel=True),
     sgd("gemma2", pp=2, schedule="interleaved"),
