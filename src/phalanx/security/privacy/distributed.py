@@ -121,7 +121,7 @@ class NoisyRounds:
 
     Guarantees:
         `epsilon` bounds what any number of sums tells of one client that is in all of them. How cohorts are drawn
-        earns nothing: who took part is known.
+        earns nothing: it is known which clients take part.
     """
 
     fewest: int
