@@ -60,4 +60,4 @@ def terms_of(run: RunConfig, identity: Identity, owner_pem: bytes, certificates:
         name: peer_from_certificate(pem.encode("ascii"), identity.authority_pem) for name, pem in certificates.items()
     }
     owner = peer_from_certificate(owner_pem, identity.authority_pem)
-    return RunTerms(digest(run)[:32], digest(run), section_of(run), run.train.seed, owner, found)
+    return RunTerms(digest(run)[:32], digest(run), section_of(run), run.train.seed, owner, found, run.train.steps)
