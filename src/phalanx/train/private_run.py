@@ -5,7 +5,10 @@ from typing import Any
 
 _ENGINE = "[privacy] is carried by the ranks of [parallel] so far: {}; add [parallel], or remove [privacy]"
 _SOME_OF_IT = "a row's gradient is clipped by its norm over all layers, and parties of [{}] each see some of them"
-_SITES = "sites of [federated] train without it, and no budget of theirs would be kept"
+_SITES = (
+    "sites of [federated] train without it, and no budget of theirs would be kept; [federated.privacy] protects whole "
+    "sites"
+)
 _LEARNED = ("causal_lm", "weighted_causal_lm")
 
 
