@@ -98,7 +98,7 @@ class RemoteStore:
         self._has_kept = True
 
     def fetch_kept(self, signed: Mapping[str, str], kept: Path, *, wrapped: bool) -> None:
-        """Bring back what `upload_kept` copied; only the files whose digests a checkpoint has signed.
+        """Bring back what `upload_kept` copied; only the files of which a checkpoint has signed digests.
 
         Args:
             signed: Their SHA-256 in hex, by name.
