@@ -98,7 +98,7 @@ class RemoteStore:
         self._has_kept = True
 
     def fetch_kept(self, signed: Mapping[str, str], kept: Path, *, wrapped: bool) -> None:
-        """Bring back what `upload_kept` copied; only the files of which a checkpoint has signed digests.
+        """Bring back what `upload_kept` copied; only files that a checkpoint has signed the digests of.
 
         Args:
             signed: Their SHA-256 in hex, by name.
