@@ -247,15 +247,19 @@ def describe_stages(run: RunConfig, source: ModelSource) -> RenderableType:
 def stages_of(run: RunConfig, source: ModelSource) -> RenderableType:
     """The stages with their parties and their memory, and what the guard finds and costs."""
     table = Table(title=f"{run.pipeline.stages} stages, {run.train.microbatches} microbatches, {run.pipeline.schedule}")
-    for name in ("stage", "layers", "parameters", "trained", "size", "memory, expected", "holder", "shadow"):
-        table.add_column(name, justify="left" if name in ("holder", "shadow") else "right")
     rows = estimate_stages(run, source)
+    # a column that says nothing new would cut the others off on a terminal of 80 characters
+    some_are_frozen = any(row.trainable != row.parameters for row in rows)
+    trained = ("trained",) if some_are_frozen else ()
+    for name in ("stage", "layers", "parameters", *trained, "size", "memory, expected", "holder", "shadow"):
+        # numbers that do not fit go on in the next line: half of one is another number
+        table.add_column(name, justify="left" if name in ("holder", "shadow") else "right", overflow="fold")
     for row in rows:
         table.add_row(
             str(row.index),
             row.layers,
             f"{row.parameters:,}",
-            f"{row.trainable:,}",
+            *((f"{row.trainable:,}",) if some_are_frozen else ()),
             _mebibytes(row.size_bytes),
             _mebibytes(row.memory_bytes),
             row.holder,
