@@ -37,6 +37,8 @@ class QuantizedLinear(nn.Module):
     section 3, for the scale of an output. Products are not taken in int8.
     """
 
+    bias: nn.Parameter | None
+
     def __init__(self, layer: nn.Module, kind: Quantization, name: str) -> None:
         super().__init__()
         self._kind, self._name = kind, name
@@ -53,7 +55,8 @@ class QuantizedLinear(nn.Module):
             scales = self.outputs
         self.weight = nn.Parameter(packed, requires_grad=False)
         self.absmax = nn.Parameter(torch.empty(scales, device="meta"), requires_grad=False)
-        self.bias = layer.bias
+        bias = layer.bias
+        self.register_parameter("bias", bias if isinstance(bias, nn.Parameter) else None)
 
     @torch.no_grad()
     def take(self, values: Tensor) -> None:
@@ -106,7 +109,7 @@ class _Product(torch.autograd.Function):
         return linear(x, layer.widened(x.dtype))
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:  # type: ignore[override] # one output
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         return gradients[0] @ ctx.layer.widened(gradients[0].dtype), None
 
 
