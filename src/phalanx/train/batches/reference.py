@@ -65,7 +65,8 @@ class ReferenceModel:
     def identity(self, corpus: PairCorpus) -> str:
         """Digest of all that decides log-probabilities of a corpus, libraries and machines apart."""
         made_of = [self._source.files_digest(), self._source.hub_config_dict, self._attention, corpus.digest]
-        made_of += [] if self._quantized is None else [self._quantized.quantize]
+        if self._quantized is not None:
+            made_of.append(str(self._quantized.quantize))
         return hashlib.sha256(canonical_json(made_of)).hexdigest()
 
 
