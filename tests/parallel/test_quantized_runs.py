@@ -78,12 +78,3 @@ def test_without_the_package_a_run_is_refused_before_anything_starts(make_run, m
 
     with pytest.raises(ConfigError, match=r'= "(nf4|adamw8bit)": needs bitsandbytes, which is not installed'):
         require_extras(make_run(engine, *overrides))
-
-
-@pytest.mark.parametrize(
-    ("engine", "key"),
-    [("[split]\n", "split"), ("[parallel]\n[deepspeed]\n", "deepspeed")],
-)
-def test_engines_that_cannot_carry_few_bits_say_so(make_run, engine, key):
-    with pytest.raises(ConfigError, match=rf'\[{key}\] has no model\.adapter\.quantize = "nf4"'):
-        make_run(engine)
