@@ -61,6 +61,8 @@ def _of_adapter(adapter: Any) -> Iterator[str]:
         return
     if adapter.kind != "lora":
         yield f'model.adapter.kind = "{adapter.kind}": single rows are not shown to be told apart; take "lora"'
+    elif adapter.quantize is not None:
+        yield "model.adapter.quantize: hooks that tell rows apart are not tried with it; leave it out"
     elif adapter.dora:
         yield "model.adapter.dora: Opacus clips the sizes of its outputs wrongly or not at all; set it to false"
 
