@@ -18,7 +18,7 @@ from phalanx.federated.rounds.coordinator import RoundCoordinator
 from phalanx.federated.rounds.fleet import Fleet
 from phalanx.federated.rounds.journal import RoundJournal
 from phalanx.federated.site_trainer import SiteSchedule, SiteTrainer
-from phalanx.lab.bench.federated.plan import ArmSpec, RoundsReport, RoundsRequest, SiteLine
+from phalanx.lab.bench.federated.plan import FederatedSpec, RoundsReport, RoundsRequest, SiteLine
 from phalanx.models import open_model
 from phalanx.pipeline import keep_freed_memory
 from phalanx.train.batches.site_data import SharedTexts, section_of, whole_model
@@ -43,7 +43,7 @@ def main(path: Path, arm: str, orders: IO[str], answers: IO[str]) -> None:
     """
     die_with_parent()
     keep_freed_memory()
-    spec = ArmSpec.model_validate_json(path.read_text(encoding="utf-8"))
+    spec = FederatedSpec.model_validate_json(path.read_text(encoding="utf-8"))
     cache, loaded = Path(os.environ["PHALANX_CACHE"]), set[tuple[str, int]]()
     opened = training_alone(spec.run, cache) if arm == ALONE else rounds_of(spec.run, Path(spec.directory))
     with deterministic(1), opened as (run_round, loads):

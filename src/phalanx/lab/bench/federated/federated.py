@@ -16,8 +16,8 @@ from phalanx.errors import TrainingError
 from phalanx.lab.bench.alone.secure_sum import measure as measure_sum
 from phalanx.lab.bench.federated.arm import ALONE
 from phalanx.lab.bench.federated.plan import (
-    ArmSpec,
     FederatedPlan,
+    FederatedSpec,
     RoundsReport,
     RoundsRequest,
     SiteLine,
@@ -85,7 +85,7 @@ def measure(plan: FederatedPlan, python: str | None) -> dict[str, Any]:
 
 @dataclass
 class RoundsArm:
-    """A process whose rounds wait for orders, and what was measured of it.
+    """A process that runs rounds when it is told to, and what was measured of it.
 
     Attributes:
         name: In the rows.
@@ -132,7 +132,7 @@ class _RunningArm:
     """
 
     def __init__(
-        self, name: str, shared: ArmSpec, plan: FederatedPlan, python: str | None, stack: contextlib.ExitStack
+        self, name: str, shared: FederatedSpec, plan: FederatedPlan, python: str | None, stack: contextlib.ExitStack
     ) -> None:
         self._mark = f"PHALANX_BENCH_ARM={secrets.token_hex(8)}"
         directory = Path(shared.directory) / name.replace(",", "").replace(" ", "-")

@@ -56,7 +56,7 @@ class FederatedPlan(StrictModel):
         return self.rounds * (self.turns + 1)
 
 
-class ArmSpec(StrictModel):
+class FederatedSpec(StrictModel):
     """The order of one arm; programs of peers read the same file.
 
     Attributes:
@@ -122,7 +122,7 @@ def run_of(plan: FederatedPlan, *, secure: bool) -> RunConfig:
     )
 
 
-def write_spec(plan: FederatedPlan, cache: Path, directory: Path) -> ArmSpec:
+def write_spec(plan: FederatedPlan, cache: Path, directory: Path) -> FederatedSpec:
     """Write weights and rows for all arms, and return what they are told."""
     run = run_of(plan, secure=False)
     source = open_model(run.model, cache / "models", run.train.seed)
@@ -138,7 +138,7 @@ def write_spec(plan: FederatedPlan, cache: Path, directory: Path) -> ArmSpec:
     adapter = run.model.adapter
     if not isinstance(adapter, LoraConfig):
         raise TypeError("the bench trains LoRA")
-    return ArmSpec(
+    return FederatedSpec(
         model=str(source.directory),
         layers=plan.layers,
         start=str(directory / "start.safetensors"),

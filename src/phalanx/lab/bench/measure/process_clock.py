@@ -28,7 +28,7 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 def marked_cpu_seconds(mark: str) -> float:
     """CPU seconds of all processes with this in their environment (Linux), and of what they have started and seen end.
 
-    Frameworks start processes that are nobody's children and others that live for a second; 10 ms are told apart.
+    Frameworks start processes that leave their starter, and others that live for a second; 10 ms are told apart.
     """
     ticks = 0
     for place in Path("/proc").glob("[0-9]*"):

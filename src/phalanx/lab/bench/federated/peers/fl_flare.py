@@ -10,8 +10,8 @@ workflows: Any = importlib.import_module("nvflare.app_common.workflows.fedavg")
 models: Any = importlib.import_module("nvflare.app_common.abstract.fl_model")
 
 
-class OrderedFedAvg(workflows.FedAvg):  # type: ignore[misc]
-    """NVFlare's FedAvg, whose rounds wait for orders."""
+class FlareFedAvg(workflows.FedAvg):  # type: ignore[misc]
+    """NVFlare's FedAvg with rounds that wait for orders."""
 
     def load_model(self) -> Any:
         """Have the adapter that all start from."""
@@ -37,7 +37,7 @@ def main() -> None:
     api = importlib.import_module("nvflare.job_config.api")
     runner = importlib.import_module("nvflare.job_config.script_runner")
     job = api.FedJob(name="rounds", min_clients=len(spec["sites"]))
-    controller = OrderedFedAvg(num_clients=len(spec["sites"]), num_rounds=spec["rounds"])
+    controller = FlareFedAvg(num_clients=len(spec["sites"]), num_rounds=spec["rounds"])
     job.to_server(controller)
     job.to_clients(runner.ScriptRunner(script=str(Path(__file__).with_name("fl_flare_client.py"))))
     job.simulator_run(str(Path(spec["directory"]) / "flare"), clients=list(spec["sites"]), threads=len(spec["sites"]))

@@ -26,8 +26,8 @@ def train(message: Any, context: Any) -> Any:
     return app.Message(content=app.RecordDict(arrays), reply_to=message)
 
 
-class OrderedFedAvg(strategies.FedAvg):  # type: ignore[misc]
-    """Flower's FedAvg, whose rounds wait for orders."""
+class FlowerFedAvg(strategies.FedAvg):  # type: ignore[misc]
+    """Flower's FedAvg with rounds that wait for orders."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         sites = len(spec["sites"])
@@ -57,7 +57,7 @@ def serve(grid: Any, context: Any) -> None:
     del context
     spec = training.read_spec()
     arrays = app.ArrayRecord(training.start_weights(spec))
-    OrderedFedAvg(spec).start(grid=grid, initial_arrays=arrays, num_rounds=spec["rounds"])
+    FlowerFedAvg(spec).start(grid=grid, initial_arrays=arrays, num_rounds=spec["rounds"])
 
 
 def main() -> None:

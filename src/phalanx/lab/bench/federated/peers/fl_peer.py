@@ -1,6 +1,6 @@
 """A peer as an arm of the bench: ``PYTHON fl_peer.py SPEC.json ENGINE``, orders in, answers out.
 
-It starts the engine, whose server reads and writes two named pipes, and passes lines on.
+It starts the engine and passes lines on through two named pipes, which the server of the engine reads and writes.
 """
 
 import contextlib
