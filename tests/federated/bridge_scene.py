@@ -5,7 +5,7 @@ from pathlib import Path
 
 from loopback_scene import DeadSiteError
 
-from phalanx.federated.carriers.bridge import BridgeCarrier
+from phalanx.federated.carriers.bridge import BridgeCarrier, OwnerPost
 from phalanx.federated.carriers.bridge_site import BridgedSite, serve_bridge
 from phalanx.federated.carriers.carrier import SiteAnswers
 from phalanx.federated.carriers.shim import END, LineError, OwnerLine, ask_site
@@ -78,15 +78,8 @@ class BridgeScene:
         self.said: list[str] = []
         self.revoked: set[str] = set()
         self.threads: dict[str, threading.Thread] = {}
-        self.carrier = BridgeCarrier(
-            identities["owner"],
-            session,
-            terms.roster,
-            home / "owner" / "owner.sock",
-            LIMITS,
-            lambda: self.revoked,
-            say=self.said.append,
-        )
+        post = OwnerPost(home / "owner" / "owner.sock", session, LIMITS)
+        self.carrier = BridgeCarrier(identities["owner"], post, terms.roster, lambda: self.revoked, self.said.append)
         self.engine = ForwardingEngine(self.carrier.path, {name: self.socket(name) for name in terms.roster})
 
     def socket(self, name: str) -> Path:

@@ -1,4 +1,4 @@
-"""phalanx site: train in federated rounds on this machine's own texts."""
+"""phalanx site: train in federated rounds on this machine's own texts; nvflare-job: what carries them."""
 
 from pathlib import Path
 from typing import Annotated
@@ -24,3 +24,29 @@ def site(
 
     run_site(file, run, identity, typer.echo)
     return Answer({"status": "complete", "party": identity.name})
+
+
+def nvflare_job(
+    run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help='A run with federated.carrier = "bridge".')],
+    job: Annotated[Path, typer.Argument(metavar="DIR", help="New directory of the job.")],
+    run_dir: Annotated[Path | None, typer.Option(help="Of `phalanx train`; left out, runs/NAME.")] = None,
+    site_socket: Annotated[
+        str, typer.Option(help="Where sites listen; {site} stands for the name, ~ for the home directory.")
+    ] = "~/.phalanx/{site}/site.sock",
+) -> Answer:
+    """Write the NVFlare job that carries a run's frames, for `nvflare job submit`; its clients are named as sites are.
+
+    NVFlare's server runs on the owner's machine, as the owner's user; it gets signed frames and none of our keys.
+    """
+    from phalanx.errors import ConfigError
+    from phalanx.federated.carriers.nvflare_job import write_job
+    from phalanx.train import default_directory, load_run
+    from phalanx.train.sessions.site_carriers import OWNER_SOCKET
+
+    run = load_run(run_file)
+    if run.federated is None or run.federated.carrier != "bridge":
+        raise ConfigError(f'{run_file}: has no sites that an engine carries for; set federated.carrier = "bridge"')
+    owner = (run_dir or default_directory(run)).resolve() / OWNER_SOCKET
+    write_job(job, run.name, run.federated.sites, owner, site_socket)
+    typer.echo(f"{job}: a job for {', '.join(run.federated.sites)}; start `phalanx train {run_file}`, then submit it")
+    return Answer({"job": job, "owner_socket": owner, "site_socket": site_socket})

@@ -22,7 +22,7 @@ from phalanx.federated.carriers.shim import (
     ORDER,
     SITES,
     LineError,
-    Message,
+    ShimMessage,
     listen,
     read_message,
     write_message,
@@ -61,15 +61,28 @@ class _Contact:
     trouble: str = ""
 
 
+@dataclass(frozen=True)
+class OwnerPost:
+    """Where an owner waits for an engine.
+
+    Attributes:
+        path: Socket to listen at; its directory is this user's alone.
+        session: Name of the session; frames of another one are refused.
+        limits: Bounds of frames.
+    """
+
+    path: Path
+    session: str
+    limits: TransportConfig
+
+
 class BridgeCarrier:
     """A `Carrier` over an engine that is not trusted: it gets signed frames and hands in signed answers.
 
     Args:
         identity: The owner's.
-        session: Name of the session; frames of another one are refused.
+        post: Where to listen.
         roster: The sites of the run, as its authority has certified them.
-        path: Socket to listen at; its directory is this user's alone.
-        limits: Bounds of frames.
         revoked: Reads the certificates that were taken back, by name.
         say: Takes one line; called from the thread that listens as well.
 
@@ -77,7 +90,7 @@ class BridgeCarrier:
         TransportError: The socket cannot be listened at.
 
     Guarantees:
-        A reply is of the site whose key has signed it, and answers the very order that this site was sent last. An
+        A reply is signed by the key of its site, and answers the very order that this site was sent last. An
         engine that alters, repeats, swaps or makes up frames costs a site its round, and changes nothing else. It can
         read what it carries, if payloads are not masked by ``secure``.
     """
@@ -85,30 +98,28 @@ class BridgeCarrier:
     def __init__(
         self,
         identity: Identity,
-        session: str,
+        post: OwnerPost,
         roster: Mapping[str, Peer],
-        path: Path,
-        limits: TransportConfig,
         revoked: Callable[[], Collection[str]],
-        *,
         say: Say,
     ) -> None:
-        self._limits, self._revoked, self._say, self.path = limits, revoked, say, path
+        self._limits, self._revoked, self._say, self.path = post.limits, revoked, say, post.path
         self._contacts = {
-            name: _Contact(SiteAsked(Speaker(identity, peer, limits), session)) for name, peer in roster.items()
+            name: _Contact(SiteAsked(Speaker(identity, peer, post.limits), post.session))
+            for name, peer in roster.items()
         }
         self._open: dict[int, _Delivery] = {}
         self._last_number = 0
         self._ready: deque[CarriedReply | LostSite] = deque()
-        self._told: queue.Queue[tuple[int, Message | None]] = queue.Queue(_MOST_WAITING)
+        self._told: queue.Queue[tuple[int, ShimMessage | None]] = queue.Queue(_MOST_WAITING)
         self._engine: tuple[int, socket.socket] | None = None
         self._engines = self._heeded = 0
         self._lock = threading.Lock()
         self._closed = threading.Event()
         try:
-            self._server = listen(str(path))
+            self._server = listen(str(post.path))
         except LineError as exc:
-            raise TransportError(str(exc)).about(code="PHX-T002", found=str(path)) from exc
+            raise TransportError(str(exc)).about(code="PHX-T002", found=str(post.path)) from exc
         threading.Thread(target=self._await_engines, daemon=True).start()
 
     def present(self) -> frozenset[str]:
@@ -164,7 +175,7 @@ class BridgeCarrier:
             engine, self._engine = self._engine, None
         if engine is not None:
             with contextlib.suppress(LineError):
-                write_message(engine[1], Message(END))
+                write_message(engine[1], ShimMessage(END))
             _part(engine[1])
         _part(self._server)
         with contextlib.suppress(OSError):
@@ -199,7 +210,7 @@ class BridgeCarrier:
         with contextlib.suppress(queue.Empty):
             self._heed(*self._told.get(timeout=timeout_s))
 
-    def _heed(self, engine: int, message: Message | None) -> None:
+    def _heed(self, engine: int, message: ShimMessage | None) -> None:
         """Take one message of an engine; None that it is gone."""
         if engine < self._heeded:
             return
@@ -217,7 +228,7 @@ class BridgeCarrier:
         elif message.kind == ANSWER and (delivery := self._open.get(message.number)) is not None:
             self._answer(delivery, message)
 
-    def _answer(self, delivery: _Delivery, message: Message) -> None:
+    def _answer(self, delivery: _Delivery, message: ShimMessage) -> None:
         site, contact = delivery.site, self._contacts[delivery.site]
         try:
             frame = contact.conversation.hear(message.data, delivery.asked)
@@ -269,7 +280,7 @@ class BridgeCarrier:
             self._lose(site, "gone")
             return
         try:
-            write_message(engine[1], Message(ORDER, self._last_number, site, raw))
+            write_message(engine[1], ShimMessage(ORDER, self._last_number, site, raw))
         except LineError as exc:
             self._trouble(site, str(exc))
             self._lose(site, "gone")
@@ -307,7 +318,7 @@ class BridgeCarrier:
             _part(line)
             self._tell(number, None)
 
-    def _tell(self, number: int, message: Message | None) -> None:
+    def _tell(self, number: int, message: ShimMessage | None) -> None:
         """Hand over a message, as long as it is waited for at all."""
         while not self._closed.is_set():
             with contextlib.suppress(queue.Full):

@@ -11,7 +11,16 @@ from phalanx.errors import FrameError, TransportError, VerificationError
 from phalanx.federated.carriers import messages as m
 from phalanx.federated.carriers.carrier import SiteAnswers
 from phalanx.federated.carriers.conversation import OwnerHeard, SiteGreeting, SiteLeft, Speaker
-from phalanx.federated.carriers.shim import ANSWER, LOST, ORDER, LineError, Message, listen, read_message, write_message
+from phalanx.federated.carriers.shim import (
+    ANSWER,
+    LOST,
+    ORDER,
+    LineError,
+    ShimMessage,
+    listen,
+    read_message,
+    write_message,
+)
 from phalanx.federated.config import OWNER
 from phalanx.security.crypto import Identity, Peer
 from phalanx.transport import TransportConfig, parse_body
@@ -73,11 +82,11 @@ def _serve_one(line: socket.socket, heard: OwnerHeard, answer: SiteAnswers, say:
             return False
         try:
             raw, is_over = _answer(found.data, heard, answer, say)
-            reply = Message(ANSWER, found.number, data=raw)
+            reply = ShimMessage(ANSWER, found.number, data=raw)
         except (TransportError, VerificationError) as exc:
             said = printable(str(exc), _MOST_WORDS)
             say(f"a frame is refused: {said}")
-            reply = Message(LOST, found.number, data=f"refused: {said}".encode())
+            reply = ShimMessage(LOST, found.number, data=f"refused: {said}".encode())
         write_message(line, reply)
     except LineError as exc:
         # what was answered is kept, for the same frame when it is delivered again

@@ -38,7 +38,7 @@ class SiteRefusedError(LineError):
     """The site's process does not take a frame; the text says why."""
 
 
-class Message(NamedTuple):
+class ShimMessage(NamedTuple):
     """One message.
 
     Attributes:
@@ -54,7 +54,7 @@ class Message(NamedTuple):
     data: bytes = b""
 
 
-def write_message(line: socket.socket, message: Message) -> None:
+def write_message(line: socket.socket, message: ShimMessage) -> None:
     """Send one message.
 
     Raises:
@@ -69,7 +69,9 @@ def write_message(line: socket.socket, message: Message) -> None:
         raise LineError(f"socket: nothing can be sent ({exc})") from exc
 
 
-def read_message(line: socket.socket, most_bytes: int = MOST_BYTES, timeout_s: float | None = None) -> Message | None:
+def read_message(
+    line: socket.socket, most_bytes: int = MOST_BYTES, timeout_s: float | None = None
+) -> ShimMessage | None:
     """Return the next message; None where none has begun in time.
 
     Args:
@@ -87,7 +89,7 @@ def read_message(line: socket.socket, most_bytes: int = MOST_BYTES, timeout_s: f
         kind, number, name_size, data_size = _checked(_read(line, _HEAD.size), most_bytes)
         line.settimeout(_WHOLE_MESSAGE_S)
         name = _read(line, name_size).decode("utf-8")
-        return Message(kind, number, name, _read(line, data_size))
+        return ShimMessage(kind, number, name, _read(line, data_size))
     except UnicodeDecodeError as exc:
         raise LineError("socket: a name is no UTF-8") from exc
     except LineError:
@@ -147,7 +149,7 @@ def ask_site(path: str, frame: bytes) -> bytes:
         LineError: It is not there, or has ended.
     """
     with connect(path) as line:
-        write_message(line, Message(ORDER, data=frame))
+        write_message(line, ShimMessage(ORDER, data=frame))
         found = read_message(line)
     if found is None or found.kind not in (ANSWER, LOST):
         raise LineError(f"{path}: answered with something else than an answer")
@@ -172,9 +174,9 @@ class OwnerLine:
 
     def tell_sites(self, names: Iterable[str]) -> None:
         """Say which sites can be reached now; the owner asks no other, and takes those left out for gone."""
-        self._write(Message(SITES, data="\n".join(sorted(names)).encode("utf-8")))
+        self._write(ShimMessage(SITES, data="\n".join(sorted(names)).encode("utf-8")))
 
-    def next_frame(self, timeout_s: float) -> Message | None:
+    def next_frame(self, timeout_s: float) -> ShimMessage | None:
         """Return a frame (`data`) to deliver to the site `name`, or one of kind `END`; None where none came in time.
 
         Raises:
@@ -188,7 +190,7 @@ class OwnerLine:
         Raises:
             LineError: The owner is gone.
         """
-        self._write(Message(ANSWER, number, site, frame))
+        self._write(ShimMessage(ANSWER, number, site, frame))
 
     def lose(self, number: int, site: str, reason: str) -> None:
         """Say that no answer will come to the frame of this number.
@@ -196,13 +198,13 @@ class OwnerLine:
         Raises:
             LineError: The owner is gone.
         """
-        self._write(Message(LOST, number, site, reason.encode("utf-8")[:1000]))
+        self._write(ShimMessage(LOST, number, site, reason.encode("utf-8")[:1000]))
 
     def close(self) -> None:
         """Part from the owner."""
         self._line.close()
 
-    def _write(self, message: Message) -> None:
+    def _write(self, message: ShimMessage) -> None:
         with self._lock:
             write_message(self._line, message)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from phalanx.federated.carriers.bridge import BridgeCarrier
+from phalanx.federated.carriers.bridge import BridgeCarrier, OwnerPost
 from phalanx.federated.carriers.carrier import Carrier
 from phalanx.federated.carriers.loopback import LoopbackCarrier
 from phalanx.federated.rounds.terms import RunTerms
@@ -39,7 +39,8 @@ def open_carrier(context: SessionContext, terms: RunTerms) -> Iterator[OpenCarri
     with contextlib.ExitStack() as stack:
         if section.carrier == "bridge":
             path = home.path / OWNER_SOCKET
-            bridge = BridgeCarrier(home.owner, session, terms.roster, path, section.transport, revoked, say=context.say)
+            post = OwnerPost(path, session, section.transport)
+            bridge = BridgeCarrier(home.owner, post, terms.roster, revoked, context.say)
             stack.callback(bridge.close)
             context.say(f"waiting for an engine at {path}")
             yield bridge
