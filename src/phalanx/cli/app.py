@@ -29,6 +29,7 @@ from phalanx.cli.parties.join import join
 from phalanx.cli.parties.peers import peers
 from phalanx.cli.parties.pki import pki_app
 from phalanx.cli.parties.rollout_worker import rollout_worker
+from phalanx.cli.parties.site import nvflare_job, site
 from phalanx.cli.plan import plan
 from phalanx.cli.report import report
 from phalanx.cli.reproduce import reproduce
@@ -70,7 +71,8 @@ app.command(
     "Example: phalanx init shared.toml --kind remote --workers alice,bob"
 )(init)
 app.command(epilog="Example: phalanx train run.toml --set train.steps=100 --run-dir runs/first")(train)
-app.command(epilog="Example: phalanx client client.toml")(client)
+for one, words in ((client, "client.toml"), (site, "north.toml"), (nvflare_job, "run.toml job")):
+    app.command(epilog=f"Example: phalanx {one.__name__.replace('_', '-')} {words}")(one)
 app.command(epilog="Example: phalanx invite run.toml --name alice --host owner.example.org")(invite)
 app.command(epilog="Examples: phalanx join phx1-...; phalanx join phx1-... --train train.csv --test test.csv")(join)
 app.command(epilog="Examples: phalanx peers runs/first; phalanx peers runs/first --revoke alice --reason stolen")(peers)

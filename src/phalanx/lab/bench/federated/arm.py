@@ -74,7 +74,6 @@ def rounds_of(run: RunConfig, directory: Path) -> Iterator[tuple[RoundRunner, Lo
         (home.path / "config.toml").write_text(dump_toml(run), encoding="utf-8")
         source = open_model(run.model, home.cache / "models", run.train.seed)
         weights = whole_model(run, source, 0).weights()
-        certificates = {site: home.certificate(site) for site in section.sites}
         session, transport = new_session(session_prefix(run)), section.transport
         carrier = LoopbackCarrier(home.owner, session, section.sites, transport, dict, lambda line: None)
         stack.callback(carrier.close)
@@ -82,10 +81,9 @@ def rounds_of(run: RunConfig, directory: Path) -> Iterator[tuple[RoundRunner, Lo
             site: SiteFile(
                 run=str((home.path / "config.toml").resolve()),
                 identity=str((home.pki / site).resolve()),
+                certificates=str(home.pki.resolve()),
                 directory=str((home.path / "sites" / site).resolve()),
                 owner=carrier.address,
-                owner_certificate=home.owner.certificate_pem.decode("ascii"),
-                certificates=certificates,
                 cache=str(home.cache.resolve()),
             )
             for site in section.sites
@@ -95,7 +93,7 @@ def rounds_of(run: RunConfig, directory: Path) -> Iterator[tuple[RoundRunner, Lo
         carrier.keep(sites)
         sites.start()
         fleet = Fleet(carrier)
-        terms = terms_of(run, home.owner, home.owner.certificate_pem, certificates)
+        terms = terms_of(run, home.owner, home.pki)
         owner = RoundCoordinator(terms, home.owner, fleet, RoundJournal(home.path / "rounds"), weights)
         if len(carrier.await_sites(len(section.sites), _JOIN_S)) < len(section.sites):
             raise PeerLostError(f"bench: a site has not called; see {home.path / 'sites'}")
