@@ -71,8 +71,9 @@ app.command(
     "Example: phalanx init shared.toml --kind remote --workers alice,bob"
 )(init)
 app.command(epilog="Example: phalanx train run.toml --set train.steps=100 --run-dir runs/first")(train)
-for one, words in ((client, "client.toml"), (site, "north.toml"), (nvflare_job, "run.toml job")):
-    app.command(epilog=f"Example: phalanx {one.__name__.replace('_', '-')} {words}")(one)
+app.command(epilog="Example: phalanx client client.toml")(client)
+app.command(epilog="Example: phalanx site north.toml")(site)
+app.command(epilog="Example: phalanx nvflare-job run.toml job")(nvflare_job)
 app.command(epilog="Example: phalanx invite run.toml --name alice --host owner.example.org")(invite)
 app.command(epilog="Examples: phalanx join phx1-...; phalanx join phx1-... --train train.csv --test test.csv")(join)
 app.command(epilog="Examples: phalanx peers runs/first; phalanx peers runs/first --revoke alice --reason stolen")(peers)
