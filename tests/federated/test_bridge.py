@@ -39,7 +39,7 @@ def scene(home, monkeypatch):
     monkeypatch.setattr(bridge, "_END_S", 0.5)
     identities = {name: Identity.without_certificate(name) for name in ("owner", *SITES)}
     roster = {name: identities[name].public for name in SITES}
-    terms = RunTerms("run-1", RUN, FederatedConfig(sites=SITES), 0, identities["owner"].public, roster)
+    terms = RunTerms("run-1", RUN, FederatedConfig(sites=SITES), 0, identities["owner"].public, roster, 10)
     made = BridgeScene(home, terms, identities, SESSION)
     yield made
     made.close()
