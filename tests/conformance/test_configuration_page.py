@@ -51,6 +51,7 @@ from phalanx.telemetry.sinks import MlflowConfig, OwnSinkConfig, TrackioConfig, 
 from phalanx.train import RunConfig, TrainConfig
 from phalanx.train.exclusions import EXCLUSIONS, value_exclusions
 from phalanx.train.parties.client_file import ClientFile
+from phalanx.train.sessions.site_file import SiteFile
 from phalanx.train.train_section import EarlyStoppingConfig, HistogramsConfig, SamplesConfig
 from phalanx.transport import TransportConfig
 
@@ -120,6 +121,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "tracking.module:object": OwnSinkConfig,
     "worker": WorkerConfig,
     "client": ClientFile,
+    "site": SiteFile,
     "worker.parallel": PartyLayout,
     "masked": MaskedConfig,
     "masked worker": MaskedWorkerConfig,

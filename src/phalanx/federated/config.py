@@ -113,7 +113,9 @@ class FederatedConfig(StrictModel):
         max_norm: Bound of the Euclidean norm of an update; sites scale theirs down to it, and a larger one is refused.
         deadline_s: How long sites may take for an answer; the round goes on without those that are late.
         respawns: How often the process of a site is started again after its end.
-        carrier: What brings orders to sites.
+        carrier: What brings orders to sites: "loopback", to processes of this machine that the run starts; or "bridge",
+            an engine that forwards frames to sites of others (`phalanx site`), such as NVFlare.
+        pki: Directory with the authority's certificate, the owner's keys and the sites' certificates, for "bridge".
     """
 
     sites: Annotated[tuple[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")], ...], Field(min_length=2)]
@@ -144,7 +146,8 @@ class FederatedConfig(StrictModel):
     max_norm: Annotated[float, Field(gt=0.0, lt=1e30)] = 10.0
     deadline_s: Annotated[float, Field(gt=0.0, le=86400.0)] = 600.0
     respawns: Annotated[int, Field(ge=0)] = 2
-    carrier: Literal["loopback"] = "loopback"
+    carrier: Literal["loopback", "bridge"] = "loopback"
+    pki: str | None = None
     transport: TransportConfig = TransportConfig()
 
     @model_validator(mode="after")
@@ -155,6 +158,11 @@ class FederatedConfig(StrictModel):
             raise ValueError(
                 f"min_cohort = {self.min_cohort}: a round asks {self.num_asked} of {len(self.sites)} sites; lower it, "
                 "or raise fraction"
+            )
+        if (self.carrier == "bridge") != (self.pki is not None):
+            raise ValueError(
+                f'carrier = "{self.carrier}": pki = DIR, which `phalanx pki` makes, goes with "bridge" and nothing '
+                "else; sites of this machine get keys of the run's own"
             )
         self._check_rule()
         self._check_sums()
@@ -232,7 +240,8 @@ class FederatedConfig(StrictModel):
     @model_serializer(mode="wrap")
     def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out what is not asked for, so that an older run file keeps its digest."""
-        return {name: value for name, value in write(self).items() if name not in ("privacy", "personal") or value}
+        optional = ("pki", "privacy", "personal")
+        return {name: value for name, value in write(self).items() if name not in optional or value}
 
     @property
     def cohort_sizes(self) -> range:

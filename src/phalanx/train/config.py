@@ -285,13 +285,16 @@ class RunConfig(StrictModel):
     @property
     def pki(self) -> str | None:
         """Directory of the authority that parties of other machines are certified by; None where the run makes one."""
-        return self.pipeline.pki if self.split is None else self.split.pki
+        section = self.split or self.federated or self.pipeline
+        return section.pki
 
     @property
     def certified_elsewhere(self) -> tuple[str, ...]:
         """Parties of other machines of which a certificate must be there before the run begins."""
         if self.split is not None:
             return (ENCLAVE,) if self.split.remote_enclave else ()
+        if self.federated is not None:
+            return self.federated.sites if self.federated.pki else ()
         return (*self.pipeline.remote_workers, *self.pipeline.may_join)
 
     @property

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from phalanx.data import Batch, BatchLoader, Corpus, prepare
 from phalanx.data.loader import HeldOut
+from phalanx.data.sources import SourceConfig
 from phalanx.errors import ConfigError
 from phalanx.federated.config import FederatedConfig
 from phalanx.federated.site_trainer import SiteData, WholeModel
@@ -50,6 +51,7 @@ class SharedTexts:
         source: The model.
         cache: Where prepared text is kept.
         say: Told of phase and documents while text is prepared.
+        own: Sources of one site's own, in place of a share of the run's.
 
     Attributes:
         labelled: Of a classification; None of anything else.
@@ -57,8 +59,16 @@ class SharedTexts:
         vocabulary: Digest of it.
     """
 
-    def __init__(self, run: RunConfig, source: ModelSource, cache: Path, say: Callable[[str, int], None]) -> None:
-        self._run, self._sites = run, section_of(run).sites
+    def __init__(
+        self,
+        run: RunConfig,
+        source: ModelSource,
+        cache: Path,
+        say: Callable[[str, int], None],
+        *,
+        own: tuple[SourceConfig, ...] = (),
+    ) -> None:
+        self._run, self._sites, self._is_own = run, section_of(run).sites, bool(own)
         self.labelled: LabelledTexts | None = None
         self.corpus: Corpus | None = None
         seed = run.train.seed
@@ -66,7 +76,8 @@ class SharedTexts:
             self.labelled = prepare_labelled(run.data, self._sites, seed, source.tokenizer_path)
             check_vocabulary(self.labelled.vocab_size, source.vocab_size)
         else:
-            self.corpus = prepare(run.data, cache, seed, source.tokenizer_path, say)
+            data = run.data.model_copy(update={"sources": own}) if own else run.data
+            self.corpus = prepare(data, cache, seed, source.tokenizer_path, say)
             check_vocabulary(self.corpus.vocab_size, source.vocab_size)
 
     @property
@@ -88,21 +99,21 @@ class SharedTexts:
         Raises:
             ConfigError: It would have no text.
         """
-        number, size, seed = self._sites.index(site), self._run.train.batch_size, self._run.train.seed
-        rows = [row for row in range(self.held_out.num_validation_sequences) if self._is_of(row, site, number)]
+        size, seed = self._run.train.batch_size, self._run.train.seed
+        number, of = (0, 1) if self._is_own else (self._sites.index(site), len(self._sites))
+        rows = [row for row in range(self.held_out.num_validation_sequences) if self._is_of(row, site, (number, of))]
         held_out = _OwnRows(self.held_out, rows)
         if self.labelled is not None:
             own = self.labelled.clients[site]
             return SiteData(site, BatchLoader(own, size, seed), own.num_train_sequences, held_out)
         if self.corpus is None:
             raise ConfigError("data: there is no text")
-        share = (number, len(self._sites))
-        loader = BatchLoader(self.corpus, size, seed, share)
-        return SiteData(site, loader, len(range(number, self.corpus.num_train_sequences, len(self._sites))), held_out)
+        loader = BatchLoader(self.corpus, size, seed, (number, of))
+        return SiteData(site, loader, len(range(number, self.corpus.num_train_sequences, of)), held_out)
 
-    def _is_of(self, row: int, site: str, number: int) -> bool:
+    def _is_of(self, row: int, site: str, share: tuple[int, int]) -> bool:
         holders = () if self.labelled is None else self.labelled.holders
-        return holders[row] == site if holders else row % len(self._sites) == number
+        return holders[row] == site if holders else row % share[1] == share[0]
 
 
 class _OwnRows:

@@ -2,48 +2,59 @@
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from phalanx.child import PARENT, die_with_parent
-from phalanx.config import load_config
 from phalanx.errors import PhalanxError
+from phalanx.federated.carriers.bridge_site import BridgedSite, serve_bridge
 from phalanx.federated.carriers.loopback_site import OwnerCall, serve_owner
 from phalanx.federated.rounds.site import Site
+from phalanx.federated.rounds.terms import RunTerms
 from phalanx.federated.site_trainer import SiteSchedule, SiteTrainer
 from phalanx.models import open_model
 from phalanx.pipeline import keep_freed_memory
 from phalanx.security.aggregate import RoundFile
-from phalanx.security.crypto import Identity, load_identity, make_private_directory, peer_from_certificate
+from phalanx.security.crypto import Identity, make_private_directory
 from phalanx.train.batches.site_data import SharedTexts, whole_model
-from phalanx.train.config import RunConfig, load_run
-from phalanx.train.sessions.site_file import SiteFile, session_prefix, terms_of
+from phalanx.train.config import RunConfig
+from phalanx.train.sessions.site_file import SiteFile, read_site, session_prefix, terms_of
 from phalanx.train.setup.preflight import load_own_code
-from phalanx.train.setup.process import deterministic
+from phalanx.train.setup.process import deterministic, interruptible
+
+Say = Callable[[str], None]
 
 
-def run_site(file: SiteFile) -> None:
+def run_site(file: SiteFile, run: RunConfig, identity: Identity, say: Say) -> None:
     """Be a site until the owner ends the run.
+
+    Args:
+        file: As `read_site` has looked at it.
+        run: The run that it agrees to.
+        identity: The site's.
+        say: Takes one line for people.
 
     Raises:
         PhalanxError: Keys, texts or model are unusable, or the owner is not what it should be.
     """
-    run = load_run(file.run)
-    identity = load_identity(Path(file.identity))
     load_own_code(run)
     keep_freed_memory()
     make_private_directory(file.own)
-    with deterministic(run.train.threads):
-        site = _site(file, run, identity)
-        owner = peer_from_certificate(file.owner_certificate.encode("ascii"), identity.authority_pem)
-        call = OwnerCall(identity, owner, file.owner, session_prefix(run), file.transport, file.join_timeout_s)
-        serve_owner(call, site.answer, lambda line: print(line, flush=True))  # noqa: T201 - its log
+    with deterministic(run.train.threads), interruptible():
+        terms = terms_of(run, identity, Path(file.certificates))
+        site, session = _site(file, run, identity, terms), session_prefix(run)
+        if file.socket is not None:
+            serve_bridge(
+                BridgedSite(identity, terms.owner, Path(file.socket), session, file.transport), site.answer, say
+            )
+        elif file.owner is not None:
+            call = OwnerCall(identity, terms.owner, file.owner, session, file.transport, file.join_timeout_s)
+            serve_owner(call, site.answer, say)
 
 
-def _site(file: SiteFile, run: RunConfig, identity: Identity) -> Site:
-    terms = terms_of(run, identity, file.owner_certificate.encode("ascii"), file.certificates)
-    cache = Path(file.cache)
-    source = open_model(run.model, cache / "models", run.train.seed)
-    texts = SharedTexts(run, source, cache / "data", lambda phase, count: None)
+def _site(file: SiteFile, run: RunConfig, identity: Identity, terms: RunTerms) -> Site:
+    source = open_model(run.model, file.kept / "models", run.train.seed)
+    texts = SharedTexts(run, source, file.kept / "data", lambda phase, count: None, own=file.sources)
     trainer = SiteTrainer(
         whole_model(run, source, texts.num_classes),
         texts.of(identity.name),
@@ -60,7 +71,7 @@ def main(path: str) -> int:
     if PARENT in os.environ:
         die_with_parent()
     try:
-        run_site(load_config(Path(path), SiteFile))
+        run_site(*read_site(Path(path)), lambda line: print(line, flush=True))  # noqa: T201 - its log
     except PhalanxError as exc:
         sys.stderr.write(f"site: {exc}\n")
         return exc.exit_code

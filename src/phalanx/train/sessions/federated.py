@@ -10,7 +10,6 @@ from rich.table import Table
 from phalanx.checkpoint.export import RunTokenizer
 from phalanx.config import dump_toml
 from phalanx.errors import PeerLostError, TrainingError
-from phalanx.federated.carriers.loopback import LoopbackCarrier
 from phalanx.federated.rounds.coordinator import RoundCoordinator
 from phalanx.federated.rounds.fleet import Fleet
 from phalanx.federated.rounds.journal import RoundJournal
@@ -18,7 +17,6 @@ from phalanx.federated.site_trainer import WholeModel
 from phalanx.federated.vectors import num_values, shapes_of
 from phalanx.models import ModelSource, StageSpec, open_model, stage_table, weights_digest
 from phalanx.optimizers import learning_rate
-from phalanx.security.crypto import RevokedParties
 from phalanx.telemetry import MetricsFile
 from phalanx.train.batches.private import round_budget
 from phalanx.train.batches.remote_turns import RemoteTurns
@@ -30,8 +28,8 @@ from phalanx.train.saving.savepoint import Savepoint
 from phalanx.train.saving.saver import PlainSaver
 from phalanx.train.sessions.context import SessionContext
 from phalanx.train.sessions.factory import EngineStart, RunMaterial
-from phalanx.train.sessions.site_file import SiteFile, session_prefix, terms_of
-from phalanx.train.sessions.site_processes import LocalSites, new_session
+from phalanx.train.sessions.site_carriers import open_carrier, where_to_look
+from phalanx.train.sessions.site_file import terms_of
 
 _JOIN_S = 600.0
 """How long the processes of sites may take to load their model."""
@@ -108,27 +106,9 @@ class FederatedSetup:
         context, recorder, section = self._context, opening.recorder, section_of(self._context.run)
         run, home = context.run, context.home
         context.opening(recorder, opening.start, self.material.loader, {"sites": list(section.sites)})
-        certificates = {site: home.certificate(site) for site in section.sites}
-        terms = terms_of(run, home.owner, home.owner.certificate_pem, certificates)
+        terms = terms_of(run, home.owner, home.pki)
         with contextlib.ExitStack() as stack:
-            carrier = LoopbackCarrier(
-                home.owner,
-                new_session(session_prefix(run)),
-                section.sites,
-                section.transport,
-                RevokedParties(home.pki).read,
-                context.say,
-            )
-            stack.callback(carrier.close)
-            sites = LocalSites(
-                home.path / "sites",
-                _files(run, context, carrier.address, certificates),
-                run.train.threads,
-                section.respawns,
-            )
-            stack.callback(sites.kill)
-            carrier.keep(sites)
-            sites.start()
+            carrier = stack.enter_context(open_carrier(context, terms))
             fleet = Fleet(carrier)
             journal = RoundJournal(home.path / "rounds")
             weights, length = self._model.weights(), num_values(shapes_of(self._model.trained))
@@ -153,9 +133,7 @@ class FederatedSetup:
             there = carrier.await_sites(len(section.sites), _JOIN_S)
             if len(there) < section.min_cohort:
                 missing = ", ".join(sorted(set(section.sites) - there))
-                raise PeerLostError(
-                    f"{missing}: no call within {_JOIN_S:g} s; see {home.path / 'sites'}/NAME.log, then --resume"
-                )
+                raise PeerLostError(f"{missing}: no call within {_JOIN_S:g} s; {where_to_look(context)}, then --resume")
             saver = PlainSaver(engine.shards, opening.savepoint, context.observer(recorder))
             yield RunningRounds(engine, saver, context, opening)
             fleet.end()
@@ -186,20 +164,3 @@ class RunningRounds:
         found = weights_digest(self.engine.weights().items())
         self._context.figures.final_weights_digest = found
         self._recorder.observe("run_completed", {"final_weights_digest": found})
-
-
-def _files(run: RunConfig, context: SessionContext, address: str, certificates: dict[str, str]) -> dict[str, SiteFile]:
-    home = context.home
-    return {
-        site: SiteFile(
-            run=str((home.path / "config.toml").resolve()),
-            identity=str((home.pki / site).resolve()),
-            directory=str((home.path / "sites" / site).resolve()),
-            owner=address,
-            owner_certificate=home.owner.certificate_pem.decode("ascii"),
-            certificates=certificates,
-            cache=str(home.cache.resolve()),
-            transport=section_of(run).transport,
-        )
-        for site in section_of(run).sites
-    }

@@ -1,47 +1,89 @@
 """The file of a site of federated rounds: the run that it agrees to, its own keys, and where the owner is."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from phalanx.config import StrictModel, digest
+from phalanx.config import StrictModel, digest, load_config
+from phalanx.data.config import BpeConfig
+from phalanx.data.sources import SourceConfig
+from phalanx.errors import CertificateError, ConfigError
+from phalanx.federated.config import OWNER
 from phalanx.federated.rounds.terms import RunTerms
-from phalanx.security.crypto import Identity, peer_from_certificate
+from phalanx.security.crypto import Identity, Peer, load_identity, peer_from_certificate
 from phalanx.train.batches.site_data import section_of
-from phalanx.train.config import RunConfig
+from phalanx.train.config import RunConfig, load_run
 from phalanx.transport import TransportConfig
 
 
 class SiteFile(StrictModel):
-    """The config of one site's process.
-
-    Attributes:
-        run: The run file: the site trains under these terms and no others.
-        identity: Directory with its keys and certificate.
-        directory: Its own: the book of sums that it has entered, control variates.
-        owner: ``host:port`` of the owner.
-        owner_certificate: PEM.
-        certificates: PEM of all sites by name, which secure sums are checked against.
-        cache: Where prepared text and converted models are kept.
-        join_timeout_s: How long to look for an owner that does not answer.
-        transport: Where the site listens, deadlines and bounds.
-    """
+    """The config of one site's process; relative paths count from where it is started."""
 
     run: str
+    """The run file, as the owner has given it: the site trains under these terms and no others."""
     identity: str
-    directory: str
-    owner: str
-    owner_certificate: str
-    certificates: dict[str, str]
-    cache: str
+    """Directory with its keys and certificate, as `phalanx pki request` makes it."""
+    certificates: str
+    """Directory with NAME/certificate.pem of the owner and of every site, as the owner's pki directory has them."""
+    owner: str | None = None
+    """`host:port` of an owner that the site calls: only in files that an owner writes for its own processes."""
+    socket: str | None = None
+    """Path where an engine's client delivers frames, in a directory of this user's alone; carrier = "bridge"."""
+    sources: tuple[SourceConfig, ...] = ()
+    """The site's own text, as `data.sources` of a run file has it; left out, its share of the run's text."""
+    directory: str | None = None
+    """Its own: the book of sums that it has entered, control variates; left out, `state` beside its keys."""
+    cache: str | None = None
+    """Where prepared text and converted models are kept; left out, `.cache` in `directory`."""
     join_timeout_s: Annotated[float, Field(gt=0.0, le=86400.0)] = 120.0
+    """How long to look for an owner that does not answer, seconds."""
     transport: TransportConfig = TransportConfig()
+    """Bounds of frames; with `owner` where the site listens, and deadlines."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.owner is None) == (self.socket is None):
+            raise ValueError("socket: missing; it is the path where the engine's client delivers frames")
+        return self
 
     @property
     def own(self) -> Path:
         """The site's directory."""
-        return Path(self.directory)
+        return Path(self.identity) / "state" if self.directory is None else Path(self.directory)
+
+    @property
+    def kept(self) -> Path:
+        """Where prepared text and converted models are."""
+        return self.own / ".cache" if self.cache is None else Path(self.cache)
+
+
+def read_site(path: Path) -> tuple[SiteFile, RunConfig, Identity]:
+    """Read a site's file, its run file and its keys.
+
+    Raises:
+        ConfigError: A file is wrong, or the run does not name this site.
+        CertificateError: The identity is unusable.
+    """
+    file = load_config(path, SiteFile)
+    run, identity = load_run(file.run), load_identity(Path(file.identity))
+    section = section_of(run)
+    if identity.name not in section.sites:
+        raise ConfigError(
+            f"{file.identity}: is of {identity.name!r}, which {file.run} does not name; its sites are "
+            f"{', '.join(section.sites)}"
+        )
+    if file.socket is not None and section.carrier != "bridge":
+        raise ConfigError(
+            f'{file.run}: federated.carrier = "{section.carrier}" has no sites of others; ask its owner for a file '
+            'with "bridge"'
+        )
+    if file.sources and (isinstance(run.data.tokenizer, BpeConfig) or not run.data.sources):
+        raise ConfigError(
+            f"{path}: sources go with a run that has data.sources, and a tokenizer that all sites have; "
+            f'{file.run} has data.tokenizer.kind = "{run.data.tokenizer.kind}"'
+        )
+    return file, run, identity
 
 
 def session_prefix(run: RunConfig) -> str:
@@ -49,15 +91,29 @@ def session_prefix(run: RunConfig) -> str:
     return f"{digest(run)[:32]}-"
 
 
-def terms_of(run: RunConfig, identity: Identity, owner_pem: bytes, certificates: dict[str, str]) -> RunTerms:
+def terms_of(run: RunConfig, identity: Identity, certificates: Path) -> RunTerms:
     """Return the facts of a run, with parties that its authority has certified.
 
+    Args:
+        run: With ``[federated]``.
+        identity: Has the authority's certificate.
+        certificates: Directory with those of all parties, as `SiteFile` says.
+
     Raises:
-        ConfigError: The run has no rounds.
-        CertificateError: A certificate is not of the authority.
+        ConfigError: The run has no rounds, or a certificate is missing.
+        CertificateError: A certificate is not of the authority, or of another party than its directory says.
     """
-    found = {
-        name: peer_from_certificate(pem.encode("ascii"), identity.authority_pem) for name, pem in certificates.items()
-    }
-    owner = peer_from_certificate(owner_pem, identity.authority_pem)
-    return RunTerms(digest(run)[:32], digest(run), section_of(run), run.train.seed, owner, found, run.train.steps)
+    section = section_of(run)
+    found = {name: _certified(name, certificates, identity) for name in (OWNER, *section.sites)}
+    owner = found.pop(OWNER)
+    return RunTerms(digest(run)[:32], digest(run), section, run.train.seed, owner, found, run.train.steps)
+
+
+def _certified(name: str, certificates: Path, identity: Identity) -> Peer:
+    path = certificates / name / "certificate.pem"
+    if not path.exists():
+        raise ConfigError(f"{path}: missing; the owner gives each site the certificates of all, and of itself")
+    peer = peer_from_certificate(path.read_bytes(), identity.authority_pem, where=str(path))
+    if peer.name != name:
+        raise CertificateError(f"{path}: is the certificate of {peer.name!r}, expected that of {name!r}")
+    return peer

@@ -1,0 +1,115 @@
+"""A site's end of the bridge: a local socket, where an engine's client delivers frames and takes answers."""
+
+import contextlib
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from phalanx.config import printable
+from phalanx.errors import FrameError, TransportError, VerificationError
+from phalanx.federated.carriers import messages as m
+from phalanx.federated.carriers.carrier import SiteAnswers
+from phalanx.federated.carriers.conversation import OwnerHeard, SiteGreeting, SiteLeft, Speaker
+from phalanx.federated.carriers.shim import (
+    ANSWER,
+    LOST,
+    ORDER,
+    LineError,
+    ShimMessage,
+    listen,
+    read_message,
+    write_message,
+)
+from phalanx.federated.config import OWNER
+from phalanx.security.crypto import Identity, Peer
+from phalanx.transport import TransportConfig, parse_body
+
+_BEGIN_S = 10.0
+"""How long a client that has connected may take to begin."""
+_MOST_WORDS = 300
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class BridgedSite:
+    """A site, and where an engine's client finds it.
+
+    Attributes:
+        identity: The site's.
+        owner: The owner, as the run's authority has certified it.
+        socket: Path to listen at.
+        session: What names of the owner's sessions begin with: the run's.
+        limits: Bounds of frames.
+    """
+
+    identity: Identity
+    owner: Peer
+    socket: Path
+    session: str
+    limits: TransportConfig
+
+
+def serve_bridge(site: BridgedSite, answer: SiteAnswers, say: Say) -> None:
+    """Answer frames, one at a time, until the owner says that the run is over.
+
+    Raises:
+        TransportError: The socket cannot be listened at.
+    """
+    try:
+        server = listen(str(site.socket))
+    except LineError as exc:
+        raise TransportError(str(exc)).about(code="PHX-T002", found=str(site.socket)) from exc
+    heard = OwnerHeard(Speaker(site.identity, site.owner, site.limits), site.session)
+    with contextlib.closing(server):
+        say(f"{site.identity.name}: listens at {site.socket}")
+        is_over = False
+        while not is_over:
+            line, _ = server.accept()
+            with contextlib.closing(line):
+                is_over = _serve_one(line, heard, answer, say)
+    with contextlib.suppress(OSError):
+        site.socket.unlink()
+
+
+def _serve_one(line: socket.socket, heard: OwnerHeard, answer: SiteAnswers, say: Say) -> bool:
+    """Take one frame and answer it; return whether the run is over."""
+    is_over = False
+    try:
+        found = read_message(line, heard.most_bytes, _BEGIN_S)
+        if found is None or found.kind != ORDER:
+            say("an engine's client has connected and delivers no frame")
+            return False
+        try:
+            raw, is_over = _answer(found.data, heard, answer, say)
+            reply = ShimMessage(ANSWER, found.number, data=raw)
+        except (TransportError, VerificationError) as exc:
+            said = printable(str(exc), _MOST_WORDS)
+            say(f"a frame is refused: {said}")
+            reply = ShimMessage(LOST, found.number, data=f"refused: {said}".encode())
+        write_message(line, reply)
+    except LineError as exc:
+        # what was answered is kept, for the same frame when it is delivered again
+        say(f"an engine's client is gone: {exc}")
+    return is_over
+
+
+def _answer(raw: bytes, heard: OwnerHeard, answer: SiteAnswers, say: Say) -> tuple[bytes, bool]:
+    """Return the frame that answers this one, and whether the run is over."""
+    before = heard.answered(raw)
+    if before is not None:
+        return before, False
+    frame = heard.hear(raw)
+    fields = frame.header.fields
+    if fields.kind == SiteGreeting.kind:
+        say(f"{OWNER} has greeted, in session {fields.run[-16:]}")
+        return heard.welcome(frame), False
+    order = parse_body(m.ORDERS, fields.kind, fields.body)
+    if isinstance(order, m.EndOrder):
+        return heard.reply(frame, SiteLeft.kind, SiteLeft()), True
+    reply, payload = answer(order, frame.payload)
+    try:
+        return heard.reply(frame, reply.kind, reply, payload), False
+    except FrameError:
+        fault = m.SiteFault(ticket=order.ticket, reason="failed")
+        return heard.reply(frame, fault.kind, fault), False

@@ -1,0 +1,237 @@
+"""A conversation between owner and site that an engine carries: frames signed at both ends, each bound to one before.
+
+    owner > site   greet    number 0, after the link's genesis
+    site > owner   here     number 0, after the greeting; holds a random word
+    owner > site   orders   number 1, 2, ..., the first one after ``here``, each later one after the order before
+    site > owner   replies  the number of their order, after that order
+
+The engine can read frames, keep them back or end a conversation, and nothing else: what it alters, repeats, reorders or
+brings from another run, session, site or life of a process names another frame before it than the one that is due.
+"""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from phalanx.errors import FrameError, OrderError, PeerRefusedError
+from phalanx.federated.carriers.carrier import Payload
+from phalanx.federated.config import OWNER
+from phalanx.security.crypto import Identity, Peer, digest_hex
+from phalanx.transport import (
+    Body,
+    Frame,
+    HeaderFields,
+    SignedHeader,
+    TransportConfig,
+    check_payload,
+    encode_frame,
+    parse_body,
+    parse_frame,
+    sign_header,
+)
+from phalanx.transport.frame import frame_size, genesis
+
+
+class SiteGreeting(Body):
+    """The owner asks whether a site is there."""
+
+    kind: ClassVar[str] = "greet"
+
+
+class SiteHere(Body):
+    """A site is there, and this word was never said before: what follows on it is no replay."""
+
+    kind: ClassVar[str] = "here"
+    word: Annotated[str, Field(pattern=r"^[0-9a-f]{32}\z")]
+
+
+class SiteLeft(Body):
+    """A site has heard that the run is over."""
+
+    kind: ClassVar[str] = "left"
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """One end of a conversation.
+
+    Attributes:
+        identity: Signs.
+        peer: The other end.
+        limits: Bounds of frames.
+    """
+
+    identity: Identity
+    peer: Peer
+    limits: TransportConfig
+
+    def say(
+        self, place: tuple[str, int, str], kind: str, body: Body, payload: Payload = b""
+    ) -> tuple[SignedHeader, bytes]:
+        """Sign one frame.
+
+        Args:
+            place: Run, number, and digest of the header before it.
+            kind: What it means.
+            body: Of that kind.
+            payload: Bytes that belong to it.
+
+        Raises:
+            FrameError: It is larger than the other end takes.
+        """
+        parts: Sequence[bytes | memoryview] = (memoryview(payload).cast("B"),)
+        run, sequence, previous = place
+        size, digest = memoryview(payload).nbytes, digest_hex(*parts)
+        fields = HeaderFields(
+            run,
+            kind,
+            self.identity.name,
+            self.peer.name,
+            sequence,
+            previous,
+            size,
+            digest,
+            body.model_dump(mode="json"),
+        )
+        header = sign_header(self.identity, fields)
+        if frame_size(header) > self.limits.max_frame_bytes:
+            raise FrameError(
+                f"frame for {self.peer.name}: has {frame_size(header)} bytes, at most "
+                f"{self.limits.max_frame_bytes} are allowed; raise federated.transport.max_frame_bytes"
+            )
+        return header, encode_frame(header, parts)
+
+    def hear(self, raw: bytes, place: tuple[str, int, str]) -> Frame:
+        """Check one frame of the other end.
+
+        Raises:
+            FrameError: It is malformed, or its payload is not the signed one.
+            PeerRefusedError: It is of another party, for another one, or of another run.
+            OrderError: It does not follow on what was said last.
+            SignatureError: The other end has not signed it.
+        """
+        frame = parse_frame(raw, self.limits)
+        said = frame.header.fields
+        if (said.sender, said.receiver, said.run) != (self.peer.name, self.identity.name, place[0]):
+            raise PeerRefusedError(f"{self.peer.name}: its frame is of or for another party, or of another session")
+        if (said.sequence, said.previous) != place[1:]:
+            raise OrderError(f"{self.peer.name}: frame {said.sequence} does not follow on what was said before")
+        frame.header.verify(self.peer)
+        check_payload(frame)
+        return frame
+
+
+class SiteAsked:
+    """The owner's end of a conversation with one site.
+
+    Args:
+        speaker: The owner, and the site.
+        run: Name of the owner's session.
+    """
+
+    def __init__(self, speaker: Speaker, run: str) -> None:
+        self._speaker, self._run = speaker, run
+        self._last: tuple[int, str] | None = None
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the site has said that it is there."""
+        return self._last is not None
+
+    def end(self) -> None:
+        """Say nothing more in it; only a greeting begins anew."""
+        self._last = None
+
+    def greet(self) -> tuple[SignedHeader, bytes]:
+        """Begin the conversation anew."""
+        self.end()
+        start = genesis(self._run, self._speaker.identity.name, self._speaker.peer.name)
+        return self._speaker.say((self._run, 0, start), SiteGreeting.kind, SiteGreeting())
+
+    def order(self, kind: str, body: Body, payload: Payload) -> tuple[SignedHeader, bytes]:
+        """Sign the next order.
+
+        Raises:
+            PeerRefusedError: The site has not said that it is there.
+            FrameError: It is too large.
+        """
+        if self._last is None:
+            raise PeerRefusedError(f"{self._speaker.peer.name}: has not answered the greeting")
+        number, previous = self._last
+        header, raw = self._speaker.say((self._run, number + 1, previous), kind, body, payload)
+        self._last = number + 1, header.digest
+        return header, raw
+
+    def hear(self, raw: bytes, asked: SignedHeader) -> Frame:
+        """Return a site's answer to what it was asked.
+
+        Raises:
+            TransportError, VerificationError: It is none.
+        """
+        frame = self._speaker.hear(raw, (self._run, asked.fields.sequence, asked.digest))
+        if asked.fields.kind == SiteGreeting.kind:
+            parse_body({SiteHere.kind: SiteHere}, frame.header.fields.kind, frame.header.fields.body)
+            self._last = 0, frame.header.digest
+        return frame
+
+
+class OwnerHeard:
+    """A site's end of its conversation with the owner.
+
+    Args:
+        speaker: The site, and the owner.
+        session: What names of sessions of its run begin with.
+    """
+
+    def __init__(self, speaker: Speaker, session: str) -> None:
+        self._speaker, self._session = speaker, session
+        self._due: tuple[str, int, str] | None = None
+        self._answered: tuple[str, bytes] | None = None
+
+    @property
+    def most_bytes(self) -> int:
+        """Of a frame."""
+        return self._speaker.limits.max_frame_bytes
+
+    def answered(self, raw: bytes) -> bytes | None:
+        """Return what was answered to this very frame, where it is the last one over again; nothing is done twice.
+
+        Raises:
+            FrameError: It is malformed.
+        """
+        digest = parse_frame(raw, self._speaker.limits).header.digest
+        return self._answered[1] if self._answered is not None and self._answered[0] == digest else None
+
+    def hear(self, raw: bytes) -> Frame:
+        """Return the owner's next order, or a greeting that begins anew.
+
+        Raises:
+            TransportError, VerificationError: It is neither.
+        """
+        said = parse_frame(raw, self._speaker.limits).header.fields
+        if said.kind == SiteGreeting.kind:
+            if not said.run.startswith(self._session):
+                raise PeerRefusedError(
+                    f"{OWNER}: greets for run {said.run[:20]}, this site agrees to {self._session[:20]}"
+                )
+            start = genesis(said.run, self._speaker.peer.name, self._speaker.identity.name)
+            return self._speaker.hear(raw, (said.run, 0, start))
+        if self._due is None:
+            raise OrderError(f"{OWNER}: has not greeted this process")
+        return self._speaker.hear(raw, self._due)
+
+    def reply(self, heard: Frame, kind: str, body: Body, payload: Payload = b"") -> bytes:
+        """Sign the answer to what was heard; the next order is to follow on both."""
+        said = heard.header.fields
+        header, raw = self._speaker.say((said.run, said.sequence, heard.header.digest), kind, body, payload)
+        is_greeting = said.kind == SiteGreeting.kind
+        self._due = said.run, said.sequence + 1, header.digest if is_greeting else heard.header.digest
+        self._answered = heard.header.digest, raw
+        return raw
+
+    def welcome(self, heard: Frame) -> bytes:
+        """Answer a greeting."""
+        return self.reply(heard, SiteHere.kind, SiteHere(word=secrets.token_hex(16)))

@@ -1,0 +1,232 @@
+"""The engine's side of the bridge: frames between a local socket and whatever carries them; standard library alone.
+
+An engine such as NVFlare or Flower may live in an environment of its own, without phalanx: this file is copied there.
+Its server has an `OwnerLine`, and each of its clients calls `ask_site`. Nothing here reads a frame or can make one:
+they are signed by keys that only the owner and the sites have.
+
+A message on either socket is a head and two runs of bytes (numbers are big-endian):
+
+    "PHXB" | u8 kind | u32 number | u16 bytes of the name | u64 bytes of the data | name | data
+"""
+
+import contextlib
+import os
+import select
+import socket
+import stat
+import struct
+import threading
+from collections.abc import Iterable
+from typing import NamedTuple
+
+ORDER, ANSWER, LOST, SITES, END = 1, 2, 3, 4, 5
+"""Kinds: a frame for a site, its answer, word that none will come, the names that can be reached now, the run's end."""
+MOST_BYTES = 2**30 + 2**21
+"""Of a message's data: the largest frame that any run may have."""
+_HEAD = struct.Struct(">4sBIHQ")
+_MAGIC = b"PHXB"
+_MOST_NAME_BYTES = 255
+_MOST_PATH_BYTES = 107
+_WHOLE_MESSAGE_S = 300.0
+
+
+class LineError(ConnectionError):
+    """The other end of a socket is gone, or what it says is no message."""
+
+
+class SiteRefusedError(LineError):
+    """The site's process does not take a frame; the text says why."""
+
+
+class ShimMessage(NamedTuple):
+    """One message.
+
+    Attributes:
+        kind: One of the five.
+        number: Of the delivery that it belongs to.
+        name: The site; empty where it is about none.
+        data: A frame, a reason, or names.
+    """
+
+    kind: int
+    number: int = 0
+    name: str = ""
+    data: bytes = b""
+
+
+def write_message(line: socket.socket, message: ShimMessage) -> None:
+    """Send one message.
+
+    Raises:
+        LineError: The other end is gone, or does not take it in time.
+    """
+    name = message.name.encode("utf-8")
+    try:
+        line.settimeout(_WHOLE_MESSAGE_S)
+        line.sendall(_HEAD.pack(_MAGIC, message.kind, message.number, len(name), len(message.data)) + name)
+        line.sendall(message.data)
+    except OSError as exc:
+        raise LineError(f"socket: nothing can be sent ({exc})") from exc
+
+
+def read_message(
+    line: socket.socket, most_bytes: int = MOST_BYTES, timeout_s: float | None = None
+) -> ShimMessage | None:
+    """Return the next message; None where none has begun in time.
+
+    Args:
+        line: Connected.
+        most_bytes: Of its data.
+        timeout_s: How long to wait for its beginning; without end when left out.
+
+    Raises:
+        LineError: The other end is gone or stops in the middle, or that is no message within the bounds.
+    """
+    try:
+        if timeout_s is not None and not select.select([line], [], [], timeout_s)[0]:
+            return None
+        line.settimeout(None if timeout_s is None else _WHOLE_MESSAGE_S)
+        kind, number, name_size, data_size = _checked(_read(line, _HEAD.size), most_bytes)
+        line.settimeout(_WHOLE_MESSAGE_S)
+        name = _read(line, name_size).decode("utf-8")
+        return ShimMessage(kind, number, name, _read(line, data_size))
+    except UnicodeDecodeError as exc:
+        raise LineError("socket: a name is no UTF-8") from exc
+    except LineError:
+        raise
+    except (OSError, ValueError) as exc:
+        raise LineError(f"socket: is closed ({exc})") from exc
+
+
+def listen(path: str) -> socket.socket:
+    """Listen at a path in a directory that only this user can enter; what a dead process left there is replaced.
+
+    Raises:
+        LineError: The directory is open to others, the path is too long, or another process listens there.
+    """
+    folder = os.path.dirname(os.path.abspath(path))
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    if stat.S_IMODE(os.stat(folder).st_mode) & 0o077:
+        raise LineError(f"{folder}: others can enter this directory; run chmod 700 on it, or choose another")
+    if len(os.fsencode(path)) > _MOST_PATH_BYTES:
+        raise LineError(f"{path}: a socket's path has at most {_MOST_PATH_BYTES} bytes; choose a shorter one")
+    with socket.socket(socket.AF_UNIX) as probe:
+        if probe.connect_ex(path) == 0:
+            raise LineError(f"{path}: another process listens there; end it, or choose another path")
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    server = socket.socket(socket.AF_UNIX)
+    try:
+        server.bind(path)
+        os.chmod(path, 0o600)
+        server.listen(8)
+    except OSError as exc:
+        server.close()
+        raise LineError(f"{path}: cannot be listened at ({exc})") from exc
+    return server
+
+
+def connect(path: str) -> socket.socket:
+    """Connect to a process that listens at a path.
+
+    Raises:
+        LineError: None does.
+    """
+    line = socket.socket(socket.AF_UNIX)
+    try:
+        line.connect(path)
+    except OSError as exc:
+        line.close()
+        raise LineError(f"{path}: no process listens there ({exc.strerror or exc})") from exc
+    return line
+
+
+def ask_site(path: str, frame: bytes) -> bytes:
+    """Deliver one frame to the site's process, and return its answer, however long that takes.
+
+    Raises:
+        SiteRefusedError: It does not take the frame.
+        LineError: It is not there, or has ended.
+    """
+    with connect(path) as line:
+        write_message(line, ShimMessage(ORDER, data=frame))
+        found = read_message(line)
+    if found is None or found.kind not in (ANSWER, LOST):
+        raise LineError(f"{path}: answered with something else than an answer")
+    if found.kind == LOST:
+        raise SiteRefusedError(found.data.decode("utf-8", "replace"))
+    return found.data
+
+
+class OwnerLine:
+    """The line from an engine's server to the owner of a run; several threads may answer at a time.
+
+    Args:
+        path: Socket of the owner.
+
+    Raises:
+        LineError: No owner listens there.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._line = connect(path)
+        self._lock = threading.Lock()
+
+    def tell_sites(self, names: Iterable[str]) -> None:
+        """Say which sites can be reached now; the owner asks no other, and takes those left out for gone."""
+        self._write(ShimMessage(SITES, data="\n".join(sorted(names)).encode("utf-8")))
+
+    def next_frame(self, timeout_s: float) -> ShimMessage | None:
+        """Return a frame (`data`) to deliver to the site `name`, or one of kind `END`; None where none came in time.
+
+        Raises:
+            LineError: The owner is gone.
+        """
+        return read_message(self._line, timeout_s=timeout_s)
+
+    def answer(self, number: int, site: str, frame: bytes) -> None:
+        """Hand in what a site has answered to the frame of this number.
+
+        Raises:
+            LineError: The owner is gone.
+        """
+        self._write(ShimMessage(ANSWER, number, site, frame))
+
+    def lose(self, number: int, site: str, reason: str) -> None:
+        """Say that no answer will come to the frame of this number.
+
+        Raises:
+            LineError: The owner is gone.
+        """
+        self._write(ShimMessage(LOST, number, site, reason.encode("utf-8")[:1000]))
+
+    def close(self) -> None:
+        """Part from the owner."""
+        self._line.close()
+
+    def _write(self, message: ShimMessage) -> None:
+        with self._lock:
+            write_message(self._line, message)
+
+
+def _checked(head: bytes, most_bytes: int) -> tuple[int, int, int, int]:
+    magic, kind, number, name_size, data_size = _HEAD.unpack(head)
+    if magic != _MAGIC or kind not in (ORDER, ANSWER, LOST, SITES, END):
+        raise LineError("socket: what came is no message; both ends must be of the same release")
+    if name_size > _MOST_NAME_BYTES or data_size > most_bytes:
+        raise LineError(
+            f"socket: a message has {data_size} bytes and a name of {name_size}, which is more than allowed"
+        )
+    return kind, number, name_size, data_size
+
+
+def _read(line: socket.socket, size: int) -> bytes:
+    """Read so many bytes: what was announced is not believed before it has come, so nothing is reserved at once."""
+    parts, left = [], size
+    while left:
+        part = line.recv(min(left, 2**20))
+        if not part:
+            raise LineError("socket: the other end is gone")
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)

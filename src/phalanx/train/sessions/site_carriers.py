@@ -1,0 +1,78 @@
+"""The carrier that a run file names, open: with processes of this machine, or a socket for an engine."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from phalanx.federated.carriers.bridge import BridgeCarrier, OwnerPost
+from phalanx.federated.carriers.carrier import Carrier
+from phalanx.federated.carriers.loopback import LoopbackCarrier
+from phalanx.federated.rounds.terms import RunTerms
+from phalanx.security.crypto import RevokedParties
+from phalanx.train.batches.site_data import section_of
+from phalanx.train.sessions.context import SessionContext
+from phalanx.train.sessions.site_file import SiteFile, session_prefix
+from phalanx.train.sessions.site_processes import LocalSites, new_session
+
+OWNER_SOCKET = Path("bridge") / "owner.sock"
+"""In the run directory: where an engine's server takes frames."""
+
+
+class OpenCarrier(Carrier, Protocol):
+    """A carrier that sites come to."""
+
+    def await_sites(self, least: int, timeout_s: float) -> frozenset[str]:
+        """Wait until so many sites are there, or all that will be in time; return those that are."""
+        ...
+
+
+@contextlib.contextmanager
+def open_carrier(context: SessionContext, terms: RunTerms) -> Iterator[OpenCarrier]:
+    """Open the carrier of a run, and close it.
+
+    Raises:
+        TransportError: It cannot listen.
+    """
+    home, section = context.home, section_of(context.run)
+    session, revoked = new_session(session_prefix(context.run)), RevokedParties(home.pki).read
+    with contextlib.ExitStack() as stack:
+        if section.carrier == "bridge":
+            path = home.path / OWNER_SOCKET
+            post = OwnerPost(path, session, section.transport)
+            bridge = BridgeCarrier(home.owner, post, terms.roster, revoked, context.say)
+            stack.callback(bridge.close)
+            context.say(f"waiting for an engine at {path}")
+            yield bridge
+            return
+        loopback = LoopbackCarrier(home.owner, session, section.sites, section.transport, revoked, context.say)
+        stack.callback(loopback.close)
+        files = _files(context, loopback.address)
+        sites = LocalSites(home.path / "sites", files, context.run.train.threads, section.respawns)
+        stack.callback(sites.kill)
+        loopback.keep(sites)
+        sites.start()
+        yield loopback
+
+
+def where_to_look(context: SessionContext) -> str:
+    """Say where a person finds why a site is not there."""
+    if section_of(context.run).carrier == "bridge":
+        return "see that the engine's job runs, and `phalanx site` at each of them"
+    return f"see {context.home.path / 'sites'}/NAME.log"
+
+
+def _files(context: SessionContext, address: str) -> dict[str, SiteFile]:
+    home = context.home
+    return {
+        site: SiteFile(
+            run=str((home.path / "config.toml").resolve()),
+            identity=str((home.pki / site).resolve()),
+            certificates=str(home.pki.resolve()),
+            directory=str((home.path / "sites" / site).resolve()),
+            owner=address,
+            cache=str(home.cache.resolve()),
+            transport=section_of(context.run).transport,
+        )
+        for site in section_of(context.run).sites
+    }
