@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 from phalanx.errors import CheckpointError, DataError
 from phalanx.objectives import OBJECTIVES
 from phalanx.train import load_run
+from phalanx.train.batches import reference
 from phalanx.train.sessions import hooks
 
 PREFERENCES = [name for name, one in OBJECTIVES.items() if one.target == "pair"]
@@ -103,6 +104,28 @@ def test_an_interrupted_run_reads_its_reference_and_ends_with_the_same_bits(make
     assert resumed["final_weights_digest"] == whole["final_weights_digest"]
     assert (tmp_path / "run/reference.safetensors").read_bytes() == kept
     assert "computing the reference" not in resumed["shown"]
+
+
+def test_a_run_that_is_ended_while_it_computes_its_reference_goes_on_there(make, quietly, monkeypatch, tmp_path):
+    run, compute = make(), reference._log_probs
+    whole = quietly(run, tmp_path / "whole")
+    # eight rows of forty tokens a part
+    monkeypatch.setattr(reference, "_HIDDEN_BYTES", 8 * 4 * 32 * 40)
+
+    def stop(model, rows, first, end):
+        if first == 16:
+            raise KeyboardInterrupt
+        return compute(model, rows, first, end)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reference, "_log_probs", stop)
+        assert quietly(run, tmp_path / "run")["status"] == "interrupted"
+    assert len(list((tmp_path / "run/reference.parts").iterdir())) == 2
+    resumed = quietly(run, tmp_path / "run", resume=True)
+
+    assert "once, from where an earlier session ended" in resumed["shown"]
+    assert resumed["final_weights_digest"] == whole["final_weights_digest"]
+    assert not (tmp_path / "run/reference.parts").exists()
 
 
 def altered(path):
