@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from phalanx.errors import CheckpointError, DataError
@@ -135,15 +136,24 @@ def altered(path):
     path.write_bytes(bytes(content))
 
 
+def forged(path):
+    """One number is another one, and the file says nothing of its numbers, as one of an older release."""
+    found = load_file(path)
+    found["train"][0] += 1.0
+    with safe_open(path, framework="pt") as file:
+        save_file(found, path, {"made_of": file.metadata()["made_of"]})
+
+
 @pytest.mark.parametrize(
     ("harm", "told"),
     [
         (lambda path: path.unlink(), "is missing, and a run that goes on does not compute its reference again"),
         (lambda path: path.write_bytes(b"junk"), "cannot be read as what this run has stored"),
         (lambda path: save_file(load_file(path), path, {"made_of": "0" * 64}), "is of another model or of other pairs"),
-        (altered, "loader state: is of the corpus"),
+        (altered, "holds other numbers than were written"),
+        (forged, "loader state: is of the corpus"),
     ],
-    ids=["missing", "junk", "foreign", "altered"],
+    ids=["missing", "junk", "foreign", "altered", "forged"],
 )
 def test_a_reference_that_is_not_the_runs_own_is_refused(make, quietly, monkeypatch, tmp_path, harm, told):
     run = make(overrides=("checkpoint.every=2",))
