@@ -376,9 +376,9 @@ def attention_mask(
     if not before:
         return pattern.mask(hub_config, hidden, windowed=windowed)
     seq, window = hidden.shape[1], int(hub_config.sliding_window) if windowed else None
-    if seq == 1:
-        # it sees everything that is kept
-        return None
     kept = before if window is None else min(before, window - 1)
+    if seq == 1 and (window is None or kept + 1 < window):
+        # it sees everything; where a window is full, transformers writes that out, and its kernel rounds otherwise
+        return None
     seen = torch.ones(seq, kept + seq, dtype=torch.bool, device=hidden.device).tril(kept)
     return written_mask(hub_config, hidden, (seen if window is None else seen.triu(kept - window + 1))[None, None])

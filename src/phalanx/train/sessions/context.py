@@ -152,7 +152,7 @@ class SessionContext:
     def _pairs(self, source: ModelSource) -> PairCorpus:
         self.console.print("preparing pairs")
         with row_bar("reference", self.console) as told:
-            store = ReferenceStore(self.home.path / REFERENCE_FILE, self.history.head is not None, told)
+            store = ReferenceStore(self.home.path / REFERENCE_FILE, self.history.opened, told)
             pairs = prepare_pairs(self.run, self.home.cache / "data", source, store, self.say)
         check_vocabulary(pairs.vocab_size, source.vocab_size)
         held = pairs.num_validation_sequences
