@@ -166,7 +166,7 @@ def generate(
 
     Args:
         where: A run or its directory, a checkpoint in one, a directory in the hub's layout; or a `TextModel` that
-            `phalanx.serve.open_text_model` has opened, which is then loaded once for many calls.
+            `phalanx.serve.open_text_model` has opened, on a device and in stages of its own, for many calls.
         prompt: A text; or the messages of a chat, each with ``role`` and ``content``.
         sampling: Fields of `phalanx.serve.SamplingRule`, for example ``{"max_new_tokens": 40, "temperature": 0.0}``.
         own_code: Code of the user's own that the run directory keeps may be run.
