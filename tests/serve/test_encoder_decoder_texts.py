@@ -20,7 +20,7 @@ T5 = {
     "d_ff": 24,
     "num_heads": 2,
     "num_layers": 2,
-    "num_decoder_layers": 3,
+    "num_decoder_layers": 2,
     "relative_attention_num_buckets": 8,
     "relative_attention_max_distance": 12,
     "decoder_start_token_id": 0,
@@ -49,20 +49,33 @@ def test_the_likeliest_tokens_are_those_of_transformers_generate_and_of_no_cache
     found = model.complete(ids, GREEDY)
 
     generated = plain.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=GREEDY.max_new_tokens)[0, 1:]
-    row = [0]
-    while len(row) <= GREEDY.max_new_tokens and row[-1] != 1:
-        logits = plain(input_ids=torch.tensor([ids]), decoder_input_ids=torch.tensor([row]), use_cache=False).logits
-        row.append(int(logits[0, -1].argmax()))
+    row = likeliest(plain, ids)
     assert generated.tolist() == row[1:]
     assert found.text == model._tokenizer.decode(row[1:], skip_special_tokens=True)
     assert (found.prompt_tokens, found.tokens) == (len(ids), len(row) - 1)
     assert found.finish == ("stop" if row[-1] == 1 else "length")
-    assert found == phalanx_completion(model, ids)
+    # in a batch, behind a longer one
+    assert found == model.complete_batch([[*ids, 2, 3], ids], GREEDY)[1]
 
 
-def phalanx_completion(model, ids):
-    """The same prompt in a batch, behind a longer one."""
-    return model.complete_batch([[*ids, 2, 3], ids], GREEDY)[1]
+def likeliest(plain, ids):
+    """The decoder's row by the whole model alone, without a cache."""
+    row = [0]
+    while len(row) <= GREEDY.max_new_tokens and row[-1] != 1:
+        logits = plain(input_ids=torch.tensor([ids]), decoder_input_ids=torch.tensor([row]), use_cache=False).logits
+        row.append(int(logits[0, -1].argmax()))
+    return row
+
+
+# of these transformers makes a cache that is too short
+def test_a_decoder_of_more_layers_than_its_encoder_writes_too(decoder, tmp_path):  # noqa: F811
+    directory = with_words(T5 | {"num_decoder_layers": 3}, decoder, tmp_path)
+    model, plain = TextModel(directory), AutoModelForSeq2SeqLM.from_pretrained(directory).eval()
+    ids = model.prompt("the owner holds")
+
+    row = likeliest(plain, ids)
+
+    assert model.complete(ids, GREEDY).text == model._tokenizer.decode(row[1:], skip_special_tokens=True)
 
 
 def test_pieces_of_a_drawn_text_are_the_text_and_hold_nothing_of_the_prompt(directory):

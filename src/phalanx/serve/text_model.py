@@ -135,6 +135,9 @@ class TextModel:
         for parameter in model.parameters():
             # a file's bytes lie at any address, and products of a single token round by it
             parameter.data = parameter.data.clone()
+        if model.config.is_encoder_decoder and model.config.num_decoder_layers > model.config.num_hidden_layers:
+            # transformers makes a cache of as many layers as the encoder has
+            model.generation_config.use_cache = False
         return model.to(device).eval()
 
     def _start(self, directory: Path, device: str, stages: int) -> Any:
