@@ -1,5 +1,7 @@
 """Copies in an object store: whole or not there, found again, and believed no more than a stranger's disk."""
 
+import hashlib
+
 import pytest
 from made_shards import STATE, make_shard
 
@@ -73,6 +75,22 @@ def test_an_encrypted_one_comes_back_with_its_wrapped_key(owner, store, tmp_path
     path = store.fetch(7, tmp_path / "elsewhere", owner.public)
 
     assert opened(path, owner, key).state == STATE
+
+
+def test_what_a_run_keeps_of_an_encrypted_model_comes_back_with_its_wrapped_key(store, tmp_path):
+    kept, back = tmp_path / "kept_model", tmp_path / "back" / "kept_model"
+    kept.mkdir()
+    back.parent.mkdir()
+    (kept / "model.sealed").write_bytes(b"sealed")
+    (kept / "key.json").write_bytes(b"{}")
+    store.upload_kept(kept)
+
+    store.fetch_kept({"model.sealed": hashlib.sha256(b"sealed").hexdigest()}, back, wrapped=True)
+
+    assert {path.name: path.read_bytes() for path in back.iterdir()} == {"model.sealed": b"sealed", "key.json": b"{}"}
+    assert store.steps() == set()
+    with pytest.raises(CheckpointError, match="is no plain name"):
+        store.fetch_kept({"../owner/signing.key": "0"}, tmp_path / "back" / "other", wrapped=False)
 
 
 def test_what_is_no_longer_kept_is_removed_there_too(save, store):

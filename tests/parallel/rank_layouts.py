@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from phalanx.planner.model.families import FAMILIES
+
 STEPS, BATCH, TOKENS, VOCAB, MICROBATCHES = 20, 8, 16, 64, 4
 
 _NO_DROPOUT = {
@@ -38,15 +40,25 @@ _SIZES: dict[str, dict[str, Any]] = {
 }
 _PLANNED: dict[str, dict[str, Any]] = {
     "arcee": {},
+    "cohere": {"use_qk_norm": True, "logit_scale": 1.0},
     "cohere2": {"sliding_window": 5, "logit_scale": 1.0},
     "ernie4_5": {"use_bias": True, "head_dim": 8},
+    "exaone4": {"sliding_window": 5},
+    "gemma": {"head_dim": 8},
     "gemma2": {"sliding_window": 5, "head_dim": 8},
+    "gemma3_text": {"sliding_window": 5, "head_dim": 8},
+    "glm": {"head_dim": 8},
     "gpt_neox": {},
     "granite": {"embedding_multiplier": 3.0, "logits_scaling": 2.0},
     "helium": {"head_dim": 8},
     "mistral": {"sliding_window": 5},
     "olmo": {},
+    "olmo2": {},
+    "olmo3": {"sliding_window": 5},
+    "phi": {"qk_layernorm": True},
+    "phi3": {"sliding_window": 5},
     "qwen2": {},
+    "qwen3": {"head_dim": 8},
     "seed_oss": {"head_dim": 8, "residual_dropout": 0.0},
     "smollm3": {},
     "starcoder2": {"sliding_window": 5},
@@ -183,6 +195,7 @@ _QUICK = [
     sgd(dp=2, pp=2, schedule="zero-bubble"),
     sgd("llama", cp=2, context="ring"),
     sgd("qwen2", tp=2, sequence_parallel=True),
+    sgd("cohere2", cp=2),
     sgd("mistral", pp=2, schedule="interleaved"),
     Case({"tp": 2, "pp": 2, "sequence_parallel": True}, family="llama", attends="documents", noise=5.0),
     Case({"cp": 2, "activation_checkpointing": "full"}, attends="documents", noise=5.0),
@@ -305,12 +318,15 @@ RING = [
     sgd(pp=2, cp=2, context="ring", schedule="zero-bubble", activation_checkpointing="full"),
     adapter("llama", cp=2, context="ring"),
     Case({"dp": 2, "cp": 2, "context": "ring", "outer": _JOINED}),
+    sgd("qwen3", cp=2, context="ring"),
+    sgd("gpt_neox", cp=2, context="ring", activation_checkpointing="selective"),
     Case({"cp": 2, "context": "ring"}, family="llama", precision="bf16", allowed=2e-2),
     Case({"cp": 2, "context": "ring", "activation_checkpointing": "selective"}, precision="fp16", allowed=2e-2),
 ]
 
 PLANNED = [
-    *(sgd(family, tp=2) for family in _PLANNED if family not in ("cohere2", "gemma2")),
+    *(sgd(family, tp=2) for family in _PLANNED if "tp" in FAMILIES[family].shared_axes),
+    *(sgd(family, cp=2) for family in _PLANNED if "cp" in FAMILIES[family].shared_axes),
     sgd("gpt_neox", tp=2, sequence_parallel=True),
     sgd("starcoder2", tp=2, pp=2, sequence_parallel=True),
     sgd("gemma2", pp=2, schedule="interleaved"),

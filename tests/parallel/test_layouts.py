@@ -125,10 +125,11 @@ def test_a_family_cut_by_its_plan_gives_the_curve_of_one_process(planned, case):
     check(planned, PLANNED, case)
 
 
-def test_every_family_whose_blocks_ranks_share_is_compared_with_one_rank():
-    compared = {case.family for case in [*FAST, *SLOW, *PLANNED] if case.parallel.get("tp", 1) > 1}
+@pytest.mark.parametrize("axis", ["tp", "cp"])
+def test_every_family_whose_blocks_ranks_share_is_compared_with_one_rank(axis):
+    compared = {case.family for case in [*FAST, *SLOW, *RING, *PLANNED] if case.parallel.get(axis, 1) > 1}
 
-    assert compared >= {name for name, facts in FAMILIES.items() if "tp" in facts.shared_axes}
+    assert compared >= {name for name, facts in FAMILIES.items() if axis in facts.shared_axes}
 
 
 @pytest.mark.slow

@@ -164,6 +164,35 @@ def test_the_nearest_layout_is_the_one_that_a_person_would_take(asked: Layout, f
     assert nearest(asked, shape_of(TINY), WORKING) == found
 
 
+@pytest.mark.parametrize(
+    ("changes", "is_refused"),
+    [
+        ({"model_type": "mistral", "sliding_window": 8}, True),
+        # transformers' own default is a window
+        ({"model_type": "mistral"}, True),
+        ({"model_type": "mistral", "sliding_window": None}, False),
+        ({"model_type": "qwen3", "layer_types": ["full_attention", "sliding_attention"]}, True),
+        ({"model_type": "qwen3"}, True),
+        ({"model_type": "qwen3", "layer_types": ["full_attention"] * 2}, False),
+        ({"model_type": "olmo2"}, False),
+    ],
+)
+def test_windows_go_by_ulysses_and_not_by_ring(changes: dict[str, object], is_refused: bool) -> None:
+    shape = shape_of({**GROUPED, **changes})
+
+    found = why_not(Layout(cp=2, context="ring"), shape, WORKING)
+
+    assert ("may have sliding windows" in str(found)) is is_refused
+    assert (found is None) is not is_refused
+    assert why_not(Layout(cp=2), shape, WORKING) is None
+
+
+def test_a_family_whose_attention_is_its_own_code_is_shared_along_no_sequence() -> None:
+    shape = shape_of({**GROUPED, "model_type": "gemma2"})
+
+    assert "cp=2: ranks cannot share a block of gemma2 yet" in str(why_not(Layout(cp=2), shape, WORKING))
+
+
 def test_heads_that_ulysses_cannot_deal_out_go_by_ring() -> None:
     assert nearest(Layout(tp=4, cp=4), shape_of(STEADY), WORKING) == Layout(tp=4, cp=4, context="ring")
 

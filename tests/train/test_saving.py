@@ -14,6 +14,7 @@ import pytest
 
 from object_store import ACCESS, object_store
 from phalanx.checkpoint import latest_checkpoint, open_checkpoint, open_key, write_new_key
+from phalanx.checkpoint.kept_model import kept_files
 from phalanx.errors import CheckpointError, ConfigError
 from phalanx.security.crypto import load_identity
 from phalanx.train.saving import savepoint
@@ -289,14 +290,38 @@ def interrupted_without_its_disk(make_run, quietly, tmp_path, monkeypatch):
 
 
 def test_a_run_whose_disk_is_gone_goes_on_from_the_remote_store(interrupted_without_its_disk, quietly, clean, tmp_path):
-    run = interrupted_without_its_disk
+    run, kept = interrupted_without_its_disk, tmp_path / "run" / "kept_model"
+    before = kept_files(tmp_path / "run")
+    shutil.rmtree(kept)
 
     resumed = quietly(run, tmp_path / "run", resume=True)
 
     assert resumed["resumed_from"] == 4
     assert resumed["final_weights_digest"] == clean["final_weights_digest"]
+    assert kept_files(tmp_path / "run") == before != {}
     (folder,) = (tmp_path / "far").iterdir()
-    assert sorted(path.name for path in folder.iterdir()) == ["step-00000004", "step-00000006"]
+    assert sorted(path.name for path in folder.iterdir()) == ["kept_model", "step-00000004", "step-00000006"]
+
+
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [
+        (lambda file: file.write_bytes(file.read_bytes() + b" "), r"kept_model/config\.json: altered: found SHA-256"),
+        (lambda file: file.unlink(), r"cannot bring kept_model/config\.json: it is not there"),
+    ],
+    ids=["altered", "missing"],
+)
+def test_a_kept_model_of_the_remote_store_that_no_checkpoint_signed_is_not_brought(
+    interrupted_without_its_disk, quietly, tmp_path, harm, reason
+):
+    shutil.rmtree(tmp_path / "run" / "kept_model")
+    (folder,) = (tmp_path / "far").iterdir()
+    harm(folder / "kept_model" / "config.json")
+
+    with pytest.raises(CheckpointError, match=reason):
+        quietly(interrupted_without_its_disk, tmp_path / "run", resume=True)
+
+    assert not (tmp_path / "run" / "kept_model").exists()
 
 
 def test_a_remote_store_that_went_back_in_time_is_found_out(interrupted_without_its_disk, quietly, tmp_path):

@@ -11,7 +11,7 @@ from rich.console import Console
 from phalanx.errors import NoHolderError, TrainingError
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.records.samples import StepSamples, samples_digest
-from phalanx.train.sessions.session import Session
+from phalanx.train.sessions.session import Session, clear_tokens_note
 
 
 @pytest.fixture
@@ -97,3 +97,20 @@ def test_a_failed_step_leaves_a_summary_and_a_state_that_the_next_session_goes_o
     assert engine.seen[0] == (2, 3)
     assert engine.asked[:2] == ["recover", "open at 2"]
     assert (summary["status"], summary["resumed_from"], summary["steps"]) == ("completed", 2, 6)
+
+
+DATASET = 'data={dataset={path="shards",key_file="seal.key"},sequence_length=8}'
+HELD_OUT = 'data.validation=[{name="own",sources=[{kind="text",path="held_out"}]}]'
+SEALED = ("checkpoint.encrypt=true", "checkpoint.key='file:ckpt.key'")
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_told"),
+    [(SEALED, True), ((*SEALED, DATASET, HELD_OUT), True), ((*SEALED, DATASET), False), ((), False)],
+)
+def test_an_encrypted_run_says_where_its_tokens_lie_in_the_clear(make_run, tmp_path, monkeypatch, changes, is_told):
+    monkeypatch.setenv("PHALANX_CACHE", str(tmp_path / "cache"))
+
+    note = clear_tokens_note(make_run(*changes), tmp_path / "run")
+
+    assert (note is not None and f"{tmp_path / 'cache'} in the clear" in note) == is_told

@@ -1,10 +1,11 @@
 """Copies of checkpoints in an object store, through fsspec; what comes back is judged like a stranger's disk."""
 
 import contextlib
+import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -17,6 +18,7 @@ from phalanx.security.crypto import Peer
 
 _MAX_MANIFEST_BYTES = 64 * 1024 * 1024
 _MAX_KEY_BYTES = 256 * 1024
+_MAX_KEPT_BYTES = 1024 * 1024 * 1024
 _PIECE_BYTES = 2**20
 _BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"})
 """Stores without folders: there, making one would make a bucket."""
@@ -47,6 +49,7 @@ class RemoteStore:
             ).about(code="PHX-I055", key="checkpoint.remote") from exc
         protocols = self._files.protocol
         self._has_folders = _BUCKETS.isdisjoint({protocols} if isinstance(protocols, str) else protocols)
+        self._has_kept = False
 
     def steps(self) -> set[int]:
         """Return the steps of the whole checkpoints that are there.
@@ -77,6 +80,52 @@ class RemoteStore:
                 self._files.rm_file(f"{folder}/{MANIFEST_FILE}")
             for name in (*names, MANIFEST_FILE):
                 self._files.put_file(str(checkpoint / name), f"{folder}/{name}")
+
+    def upload_kept(self, kept: Path) -> None:
+        """Copy what the run directory keeps of its model beside the checkpoints, once in a session: it does not change.
+
+        Raises:
+            CheckpointError: The store does not take it.
+        """
+        if self._has_kept or not kept.is_dir():
+            return
+        folder = f"{self._root}/{kept.name}"
+        with self._explained(f"take {kept.name}"):
+            if self._has_folders:
+                self._files.makedirs(folder, exist_ok=True)
+            for path in sorted(kept.iterdir()):
+                self._files.put_file(str(path), f"{folder}/{path.name}")
+        self._has_kept = True
+
+    def fetch_kept(self, signed: Mapping[str, str], kept: Path, *, wrapped: bool) -> None:
+        """Bring back what `upload_kept` copied; only files that a checkpoint has signed the digests of.
+
+        Args:
+            signed: Their SHA-256 in hex, by name.
+            kept: New directory.
+            wrapped: They are encrypted, and the wrapped key, which no checkpoint signs, belongs to them.
+
+        Raises:
+            CheckpointError: A file is missing, altered or named outside of the directory, or the disk is full.
+        """
+        with self._explained(f"bring {kept.name}"):
+            scratch = Path(tempfile.mkdtemp(prefix=f".{kept.name}-", dir=kept.parent))
+        try:
+            for name in (*signed, *((KEY_FILE,) if wrapped else ())):
+                if Path(name).name != name:
+                    raise CheckpointError(f"{self._address}/{kept.name}/{name}: is no plain name; not used")
+                self._copy(f"{kept.name}/{name}", scratch / name, _MAX_KEPT_BYTES)
+                found = hashlib.sha256((scratch / name).read_bytes()).hexdigest()
+                if name in signed and found != signed[name]:
+                    raise CheckpointError(
+                        f"{self._address}/{kept.name}/{name}: altered: found SHA-256 {found:.16}, the checkpoint has "
+                        f"signed {signed[name]:.16}; not used"
+                    ).about(code="PHX-I058", file=name, found=found, expected=signed[name])
+            with self._explained(f"bring {kept.name}"):
+                sync_directory(scratch)
+                publish(scratch, kept)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
 
     def prune(self, kept: Collection[int]) -> None:
         """Remove the checkpoints of all other steps; each one's manifest goes first.

@@ -178,6 +178,11 @@ def _wrong_ring(layout: Layout, shape: ModelShape, sequence_length: int) -> Iter
         yield (
             f"context=ring: {shape.family} adds a bias to its scores, which a ring does not carry; take context=ulysses"
         )
+    if shape.windows:
+        yield (
+            f"context=ring: layers of {shape.family} may have sliding windows, which kernels of a ring do not know; "
+            "take context=ulysses, or a model whose config says that it has none"
+        )
     if shape.attention_dropout > 0:
         yield (
             f"context=ring drops nothing in attention, and the model's config asks for {shape.attention_dropout:g}; "

@@ -10,6 +10,7 @@ from made_pages import TextsInMemory, decide, page_of
 
 from phalanx.data.rules import Drop, NearDuplicatesConfig, RuleReason, make_rule
 from phalanx.data.rules.duplicates.near_duplicates import jaccard
+from phalanx.data.sources import Document, MailConfig, WarcConfig, open_source
 
 pytest.importorskip("rensa")
 
@@ -122,3 +123,31 @@ def test_groups_do_not_depend_on_the_order_of_documents(order):
     dropped = {order[at] for at in found}
     stays = {order[0], next(number for number in order if number % 2 != order[0] % 2)}
     assert dropped == set(range(8)) - stays
+
+
+def archived(number, text):
+    body = text.encode()
+    head = f"WARC-Type: conversion\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\n"
+    return f"WARC/1.0\r\nWARC-Target-URI: http://e.org/{number}\r\n{head}\r\n".encode() + body + b"\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("share", "keys", "least"),
+    [(0.01, {}, 40), (0.03, {}, 36), (0.1, {"similarity": 0.3, "shingle": 2, "rows": 3}, 39)],
+)
+def test_a_mail_and_its_edited_copy_in_a_web_archive_come_down_to_one(tmp_path, share, keys, least):
+    pytest.importorskip("fastwarc")
+    texts = [text_of(seed, 300) for seed in range(40)]
+    mails = (f"From me\nSubject: note {number}\n\n{text}\n\n" for number, text in enumerate(texts))
+    (tmp_path / "a.mbox").write_text("".join(mails))
+    copies = (edited(text, round(300 * share), seed) for seed, text in enumerate(texts))
+    (tmp_path / "a.warc").write_bytes(b"".join(archived(number, text) for number, text in enumerate(copies)))
+    sources = [open_source(MailConfig(path=tmp_path / "a.mbox")), open_source(WarcConfig(path=tmp_path / "a.warc"))]
+    documents = [one for source in sources for one in source.documents() if isinstance(one, Document)]
+
+    found = judge([one.text for one in documents], **keys)
+
+    assert len(documents) == 80
+    # of each pair the mail, which comes first, stays; nothing else is dropped
+    assert all(number >= 40 and drop.reason.value == f"document {number - 40}" for number, drop in found.items())
+    assert len(found) >= least

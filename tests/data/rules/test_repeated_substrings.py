@@ -2,12 +2,14 @@
 
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_pages import HONEST, decide
 
 from phalanx.data.rules import Drop, Edit, RepeatedSubstringsConfig, RuleReason, make_rule
+from phalanx.data.rules.duplicates import gram_index
 
 pytest.importorskip("pydivsufsort")
 
@@ -60,12 +62,77 @@ def test_characters_are_cut_whole():
     assert found == {1: Edit("z\u4e03", 1, RuleReason("repeated_bytes", 60))}
 
 
-def test_a_repetition_in_another_shard_is_not_found_and_a_larger_document_passes():
-    small = 300 / 2**20
+SMALL = 300 / 2**20
+"""Room for one document or two."""
 
-    assert judge([RUN * 2, "x" * 100, RUN * 2], shard_mib=small, least_bytes=100).keys() <= {0, 1, 2}
-    assert judge([RUN, HONEST[:250], RUN], shard_mib=small) == {}
-    assert judge([RUN * 10, RUN * 10], shard_mib=small) == {}
+
+def noise(draw, size):
+    return "".join(draw.choices("abcdefghijklmnopqrstuvwxyz ", k=size))
+
+
+def test_a_run_of_another_shard_is_cut_where_it_is_half_as_long_again():
+    draw = random.Random(2)
+    run = noise(draw, 75)
+    texts = [noise(draw, 90) + run, *(noise(draw, 200) for _ in range(6)), noise(draw, 40) + run + noise(draw, 60)]
+
+    found = judge(texts, shard_mib=SMALL)
+
+    assert found == {7: Edit(texts[7].replace(run, ""), 1, RuleReason("repeated_bytes", 75))}
+
+
+def test_a_copy_in_another_shard_is_dropped_and_every_later_one_too():
+    draw = random.Random(3)
+    copied = noise(draw, 280)
+
+    found = judge([copied, noise(draw, 250), copied, noise(draw, 250), copied], shard_mib=SMALL)
+
+    assert found == dict.fromkeys((2, 4), Drop(RuleReason("repeated_bytes", 280)))
+
+
+def test_a_larger_document_passes():
+    assert judge([RUN * 10, RUN * 10], shard_mib=SMALL) == {}
+
+
+def test_a_run_that_is_shorter_than_the_border_passes_in_other_shards_too():
+    draw = random.Random(4)
+    run = noise(draw, 49)
+    texts = [text for _ in range(5) for text in (f"a{noise(draw, 90)}1{run}2", f"b{noise(draw, 200)}")]
+
+    assert judge(texts, shard_mib=SMALL) == {}
+
+
+def test_two_grams_with_one_hash_are_no_repetition(monkeypatch):
+    monkeypatch.setattr(
+        gram_index.GramIndex, "find", lambda index, hashes: np.full(len(hashes), len(index._tables) - 1)
+    )
+    draw = random.Random(5)
+
+    assert judge([noise(draw, 250) for _ in range(4)], shard_mib=SMALL) == {}
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 2**32), st.integers(30, 60), st.integers(1, 40))
+def test_a_sample_holds_a_gram_of_each_long_enough_run_wherever_it_stands(seed, length, window):
+    draw = random.Random(seed)
+    run = noise(draw, length + window - 1)
+    one, other = (np.frombuffer((noise(draw, size) + run + noise(draw, 9)).encode(), np.uint8) for size in (5, 37))
+
+    samples = [gram_index.sampled_grams(text, length, window)[1] for text in (one, other)]
+
+    assert len(np.intersect1d(*samples))
+
+
+@settings(max_examples=20)
+@given(st.lists(st.lists(st.integers(0, 50), max_size=20), max_size=12))
+def test_an_index_gives_the_first_place_of_each_gram(batches):
+    index, first, place = gram_index.GramIndex(), {}, 0
+    for batch in batches:
+        hashes = np.array(batch, np.uint64)
+        assert index.find(hashes).tolist() == [first.get(one, -1) for one in batch]
+        index.add(hashes, np.arange(place, place + len(batch)))
+        for one in batch:
+            first.setdefault(one, place)
+            place += 1
 
 
 @settings(max_examples=30)

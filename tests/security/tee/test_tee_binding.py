@@ -10,8 +10,10 @@ from nvidia import Nvidia
 from refusals import refusal
 from tcg import Tpm
 
+from phalanx.errors import RefusedEvidenceError
 from phalanx.security.crypto import Identity
 from phalanx.security.tee import Binding, Evidence, Policy, appraise, appraise_together, make_sim_evidence
+from phalanx.security.tee.backends import inspect_evidence
 from phalanx.security.tee.sim import SimReference
 
 CODE = b"\x0d" * 32
@@ -137,6 +139,14 @@ def test_an_unknown_kind_is_refused(binding):
     now = Amd().case(binding).now
 
     assert refusal(lambda: appraise(Evidence("cca", b""), Policy({}), binding, now)) == "unknown_kind"
+
+
+@pytest.mark.parametrize("kind", ["az-snp-vtpm", "az-tdx-vtpm"])
+def test_evidence_of_a_confidential_vm_of_azure_is_refused_by_name_with_the_reason(kind):
+    with pytest.raises(RefusedEvidenceError, match="Azure, whose hardware report holds the hash of its vTPM") as said:
+        inspect_evidence(Evidence(kind, b""))
+
+    assert said.value.reason == "unknown_kind"
 
 
 def test_a_clock_without_a_time_zone_is_our_own_mistake(binding):

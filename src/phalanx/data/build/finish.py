@@ -105,7 +105,7 @@ class BuildEnding:
         files: list[list[str]] = [[] for _ in self.recipe.sources]
         counts = [ByteTally() for _ in self.recipe.sources]
         for source, summaries in self.pieces:
-            files[source] += summaries[0]["files"]
+            files[source] += [digest for _, digest in summaries[0]["files"]]
             for summary in summaries:
                 counts[source].merge(ByteTally.from_json(summary["tally"]))
         ends = []

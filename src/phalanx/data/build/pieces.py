@@ -1,13 +1,14 @@
-"""Pieces of work: files that are read together as one piece of work, and the digest of their content."""
+"""Pieces of work: files that are read together, or a span of a large one, and the digest of their content."""
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
 
 from phalanx.data.build.recipe import DataRecipe
 from phalanx.data.sources import BrokenRecord, Document, FileSource, Source
 from phalanx.data.sources.files import SourceFile, unreadable
+from phalanx.data.sources.spans import FileSpan
 from phalanx.errors import DataError
 from phalanx.object_stores import client_errors
 
@@ -18,7 +19,7 @@ _BLOCK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class SourcePiece:
-    """Consecutive files of one source: small ones go together, a large one goes alone.
+    """Consecutive files of one source: small ones go together, a large one goes alone, or span by span.
 
     Attributes:
         source: Number of the source in the recipe.
@@ -26,6 +27,9 @@ class SourcePiece:
         names: Of the files; empty of a source that has none.
         size_bytes: Of the files as they lie on disk; 0 where that is not known.
         limit: Records of each file that are read at most; None of a whole build.
+        span: The part of the one file that is meant; None of all of it.
+        part: Which one of the file's, from 0.
+        digest: SHA-256 of the whole file, in hex, where a part is meant.
     """
 
     source: int
@@ -33,6 +37,9 @@ class SourcePiece:
     names: tuple[str, ...] = ()
     size_bytes: int = 0
     limit: int | None = None
+    span: FileSpan | None = None
+    part: int = 0
+    digest: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain data."""
@@ -41,7 +48,16 @@ class SourcePiece:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "SourcePiece":
         """Read what `to_json` returned."""
-        return cls(**{**value, "names": tuple(value["names"])})
+        span = None if value["span"] is None else FileSpan(**value["span"])
+        if span is not None and span.groups is not None:
+            span = replace(span, groups=(span.groups[0], span.groups[1]))
+        return cls(**{**value, "names": tuple(value["names"]), "span": span})
+
+    def of_files(self, digests: list[str]) -> list[tuple[str, str]]:
+        """Return name and digest of each file that begins in this piece; `digests` are those of what it reads."""
+        if self.span is None:
+            return list(zip(self.names or ("",), digests, strict=True))
+        return [] if self.part else [(self.names[0], self.digest)]
 
 
 def list_pieces(recipe: DataRecipe, opened: Callable[[int], Source]) -> list[SourcePiece]:
@@ -54,7 +70,12 @@ def list_pieces(recipe: DataRecipe, opened: Callable[[int], Source]) -> list[Sou
     Raises:
         DataError: A source is not there, or has nothing of its kind.
     """
-    return [piece for number in range(len(recipe.sources)) for piece in _pieces(number, opened(number))]
+    return [
+        part
+        for number in range(len(recipe.sources))
+        for piece in _pieces(number, opened(number))
+        for part in _spans(piece, opened(number))
+    ]
 
 
 def _pieces(number: int, source: Source) -> Iterator[SourcePiece]:
@@ -70,6 +91,23 @@ def _pieces(number: int, source: Source) -> Iterator[SourcePiece]:
             first, size = at, 0
         size += own
     yield SourcePiece(number, first, tuple(one.name for one in files[first:]), size)
+
+
+def _spans(piece: SourcePiece, source: Source) -> Iterator[SourcePiece]:
+    """Yield a piece of one large file span by span, where its kind can be cut; any other piece as it is."""
+    cut = getattr(source, "spans", None)
+    if cut is None or len(piece.names) != 1 or piece.size_bytes < 2 * _PIECE_BYTES:
+        yield piece
+        return
+    file = cast("FileSource", source).files[piece.first]
+    spans: list[FileSpan] = cut(file, _PIECE_BYTES)
+    digest = _digest(file) if spans else ""
+    for part, span in enumerate(spans):
+        own = digest if span.groups is not None else _digest(replace(file, span=span))
+        size = piece.size_bytes // len(spans)
+        yield replace(piece, size_bytes=size, span=replace(span, digest=own), part=part, digest=digest)
+    if not spans:
+        yield piece
 
 
 def files_of(source: Source) -> list[SourceFile] | None:
@@ -106,11 +144,20 @@ class PieceReader:
                     f"files of a source changed while it was read: expected {piece.names[0]!r} as file {piece.first}; "
                     "run the build again"
                 )
-            self._files = found
+            self._files = [replace(file, span=piece.span) for file in found] if piece.span else found
 
     def digests(self) -> list[str]:
-        """Return the SHA-256 of each file, in hex, or the fingerprint of a source that has none."""
-        return [_digest(file) for file in self._files] if self._files else [self._source.fingerprint()]
+        """Return the SHA-256 of each file, or of the span, in hex, or the fingerprint of a source that has no files.
+
+        Raises:
+            DataError: A span is another than when the file was cut.
+        """
+        if not self._files:
+            return [self._source.fingerprint()]
+        found = [_digest(file) for file in self._files]
+        if self._piece.span is not None and found != [self._piece.span.digest]:
+            raise _changed(self._files[0])
+        return found
 
     def records(self) -> Iterator[Document | BrokenRecord]:
         """Yield every record, in order."""
@@ -129,7 +176,11 @@ class PieceReader:
         """
         for file, before in zip(self._files, digests, strict=False):
             if _digest(file) != before:
-                raise DataError(f"{file.path}: changed while it was read; run the build again")
+                raise _changed(file)
+
+
+def _changed(file: SourceFile) -> DataError:
+    return DataError(f"{file.path}: changed while it was read; run the build again")
 
 
 def _first(records: Iterator[Any], limit: int | None) -> Iterator[Any]:

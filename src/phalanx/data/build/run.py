@@ -29,6 +29,7 @@ from phalanx.data.shards import DATASET_FILE, SealKey, open_dataset
 from phalanx.data.tokenizers import TextTokenizer, load_tokenizer, train_tokenizer
 from phalanx.errors import DataError, InputError
 
+FileDigests = list[tuple[str, str]]
 WORK = ".work"
 """Finished pieces of a build that goes on, inside of the dataset's directory."""
 
@@ -99,6 +100,7 @@ class _Build:
         worker = BuildWorker(self.recipe, home, self.options.code_home)
         # an extra that is missing is told before anything is read
         worker.rules  # noqa: B018
+        self.options.progress.begin("list", 1, 0)
         pieces = list_pieces(self.recipe, worker.source)
         if (self.directory / DATASET_FILE).exists():
             return self._found(self._inputs(pieces, self._digests(worker, pieces)), home)
@@ -168,15 +170,13 @@ class _Build:
         documents = (read_document(record) for key in last for record in RecordFile(store.path(key) / DOCUMENTS))
         return train_tokenizer(training_texts(documents, self.recipe.output), config)
 
-    def _digests(self, worker: BuildWorker, pieces: Sequence[SourcePiece]) -> list[list[str]]:
-        return [PieceReader(worker.source(piece.source), piece).digests() for piece in pieces]
+    def _digests(self, worker: BuildWorker, pieces: Sequence[SourcePiece]) -> list[FileDigests]:
+        return [piece.of_files(PieceReader(worker.source(piece.source), piece).digests()) for piece in pieces]
 
-    def _inputs(self, pieces: Sequence[SourcePiece], digests: list[list[str]]) -> str:
+    def _inputs(self, pieces: Sequence[SourcePiece], digests: Sequence[FileDigests]) -> str:
         """Return the digest of everything that decides the dataset, however its files were put together."""
         files = [
-            [piece.source, name, digest]
-            for piece, found in zip(pieces, digests, strict=True)
-            for name, digest in zip(piece.names or [""], found, strict=True)
+            [piece.source, name, digest] for piece, found in zip(pieces, digests, strict=True) for name, digest in found
         ]
         settings = self.recipe.model_dump(mode="json", exclude={"output": {"signer"}})
         steps = [step_settings(step) for step in self.recipe.steps]

@@ -3,7 +3,7 @@
 import itertools
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -125,6 +125,7 @@ class BuildWorker:
                 **settings,
                 "config": config,
                 "limit": piece.limit,
+                "span": None if piece.span is None else asdict(piece.span),
                 "files": [*zip(piece.names or [""], digests, strict=True)],
             }
         )
@@ -133,7 +134,7 @@ class BuildWorker:
             records = reader.records()
             summary = self._filled(directory, one, settings["source"], records, iter(()))
             reader.check_unchanged(digests)
-            return {**summary, "files": digests}
+            return {**summary, "files": piece.of_files(digests)}
 
         return {"key": key, **(self.store.find(key) or self.store.put(key, work))}
 

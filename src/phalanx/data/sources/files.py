@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, cast
 
 from pydantic import PlainSerializer, WrapValidator
 
+from phalanx.data.sources.spans import FileSpan
 from phalanx.errors import DataError
 from phalanx.object_stores import client_errors, open_store, reason_of
 
@@ -40,10 +41,12 @@ class SourceFile:
     Attributes:
         name: Of the file, below what the config names.
         path: On this machine; or its address, where it is an object in a store.
+        span: The part of the file that is meant; None of all of it.
     """
 
     name: str
     path: Path | str
+    span: FileSpan | None = None
 
     def open(self) -> BinaryIO:
         """Open its bytes as they lie there, packed or not; what is opened must be closed.
@@ -53,9 +56,10 @@ class SourceFile:
         """
         if isinstance(self.path, Path):
             try:
-                return self.path.open("rb")
+                stream = self.path.open("rb")
             except OSError as exc:
                 raise unreadable(self.path, exc) from exc
+            return stream if self.span is None else self.span.open(stream)
         files, root = _store(self.path)
         try:
             return cast("BinaryIO", files.open(root, "rb"))

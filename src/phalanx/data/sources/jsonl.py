@@ -3,21 +3,18 @@
 import json
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, BinaryIO, ClassVar, Literal
 
 from pydantic import Field
 
 from phalanx.data.sources.columns import ColumnSettings, said_in
-from phalanx.data.sources.files import SourceFile, decode
-from phalanx.data.sources.packed import Damage
+from phalanx.data.sources.files import decode
 from phalanx.data.sources.records import (
     RawRecord,
-    RecordFiles,
+    StreamFiles,
     broken,
     document_of,
     line_of,
-    lost,
-    too_long,
 )
 from phalanx.data.sources.source import BrokenRecord, Document
 from phalanx.errors import DataError
@@ -33,19 +30,14 @@ class JsonlConfig(ColumnSettings):
     field: str = Field(default="text", min_length=1)
 
 
-class JsonLines(RecordFiles):
+class JsonLines(StreamFiles):
     """One record per line, its end included; a blank line holds no text."""
 
-    def _records(self, file: SourceFile, name: str) -> Iterator[RawRecord | BrokenRecord]:
-        number, limit = 0, self._limits.max_record_bytes
-        for run in self._runs(file):
-            if isinstance(run, Damage):
-                yield lost(name, run)
-                continue
-            while line := line_of(run, limit):
-                number += 1
-                where = f"{name}, line {number}"
-                yield too_long(where, line, limit) if isinstance(line, int) else RawRecord(where, line)
+    _UNIT: ClassVar = "line"
+
+    def _cut_stream(self, stream: BinaryIO, limit: int) -> Iterator[bytes | int]:
+        while line := line_of(stream, limit):
+            yield line
 
     def _document(self, record: RawRecord) -> Document | BrokenRecord:
         if not record.content.strip():

@@ -6,23 +6,19 @@ import email.errors
 import email.header
 import email.message
 from collections.abc import Iterator
-from typing import BinaryIO, Literal
+from typing import BinaryIO, ClassVar, Literal
 
 from pydantic import Field
 
 from phalanx.data.sources.extraction import PageSettings, TextExtractor
-from phalanx.data.sources.files import SourceFile
-from phalanx.data.sources.packed import Damage
 from phalanx.data.sources.records import (
     FileSettings,
     RawRecord,
     RecordClaims,
-    RecordFiles,
+    StreamFiles,
     broken,
     document_of,
     line_of,
-    lost,
-    too_long,
 )
 from phalanx.data.sources.source import BrokenRecord, Document
 from phalanx.errors import DataError
@@ -46,8 +42,10 @@ class MailConfig(FileSettings, PageSettings):
     suffixes: tuple[str, ...] = Field(default=(".eml", ".mbox"), min_length=1)
 
 
-class MailFiles(RecordFiles):
+class MailFiles(StreamFiles):
     """One record per message; in a mailbox, from its line ``From `` to the next one behind a blank line."""
+
+    _UNIT: ClassVar = "message"
 
     def __init__(self, config: MailConfig) -> None:
         self._extractor = TextExtractor("mail", config)
@@ -57,16 +55,8 @@ class MailFiles(RecordFiles):
     def _versions(self) -> list[str]:
         return self._extractor.versions()
 
-    def _records(self, file: SourceFile, name: str) -> Iterator[RawRecord | BrokenRecord]:
-        number, limit = 0, self._limits.max_record_bytes
-        for run in self._runs(file):
-            if isinstance(run, Damage):
-                yield lost(name, run)
-                continue
-            for message in _messages(run, limit):
-                number += 1
-                where = f"{name}, message {number}"
-                yield too_long(where, message, limit) if isinstance(message, int) else RawRecord(where, message)
+    def _cut_stream(self, stream: BinaryIO, limit: int) -> Iterator[bytes | int]:
+        return _messages(stream, limit)
 
     def _document(self, record: RawRecord) -> Document | BrokenRecord:
         content = record.content

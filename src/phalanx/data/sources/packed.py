@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from phalanx.data.sources.files import SourceFile, unreadable
+from phalanx.data.sources.spans import MemberBorders
 from phalanx.errors import DataError
 from phalanx.object_stores import client_errors
 
@@ -81,12 +82,13 @@ def is_packed(file: SourceFile) -> bool:
     return file.name.lower().endswith(tuple(_BY_SUFFIX))
 
 
-def open_runs(file: SourceFile, max_ratio: int) -> Iterator[BinaryIO | Damage]:
+def open_runs(file: SourceFile, max_ratio: int, borders: MemberBorders | None = None) -> Iterator[BinaryIO | Damage]:
     """Unpack a file, as its name says it is packed.
 
     Args:
         file: The file.
         max_ratio: More unpacked bytes than so many times the packed ones are not given out, once there are 16 MiB.
+        borders: Is told where members end, before a byte behind them is given out.
 
     Yields:
         Streams of unpacked bytes, each to be read to its end before the next; and what could not be unpacked.
@@ -103,7 +105,7 @@ def open_runs(file: SourceFile, max_ratio: int) -> Iterator[BinaryIO | Damage]:
                 # a store's own files read lines slowly
                 yield stream if isinstance(stream, io.BufferedReader) else _buffered(stream)
             else:
-                yield from _Unpacker(stream, packing(), max_ratio).runs()
+                yield from _Unpacker(stream, packing(), max_ratio, borders).runs()
         except client_errors() as exc:
             raise unreadable(file.path, exc) from exc
 
@@ -147,8 +149,9 @@ def _unpack_member(content: bytes, codec: _Codec, limit: int) -> bytes | None:
 class _Unpacker:
     """Pieces of unpacked bytes, with an account of all packed ones."""
 
-    def __init__(self, stream: BinaryIO, codec: _Codec, max_ratio: int) -> None:
+    def __init__(self, stream: BinaryIO, codec: _Codec, max_ratio: int, borders: MemberBorders | None) -> None:
         self._stream, self._codec, self._max_ratio = stream, codec, max_ratio
+        self._borders = borders
         self._block, self._at = b"", 0
         self._decoder: Any = None
         self._packed = self._unpacked = 0
@@ -195,11 +198,14 @@ class _Unpacker:
             self._damage = Damage(self._seek_member(), f"cannot be read ({_plain(exc)}); fetch it again")
             return b""
         self._at = start + len(fed)
-        if self._decoder.eof:
+        is_over = self._decoder.eof
+        if is_over:
             self._at -= len(self._decoder.unused_data)
             self._decoder = None
         self._packed += self._at - start
         self._unpacked += len(found)
+        if is_over and self._borders is not None:
+            self._borders.note(self._unpacked, self._stream.tell() - len(self._block) + self._at)
         if self._unpacked > max(_FREE_BYTES, self._max_ratio * self._packed):
             self._refuse_ratio()
         return found

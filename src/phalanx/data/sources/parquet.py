@@ -14,9 +14,12 @@ from phalanx.data.sources.packed import is_packed
 from phalanx.data.sources.parquet_decoder import ParquetTable, open_table
 from phalanx.data.sources.records import RawRecord, RecordFiles, document_of, too_long
 from phalanx.data.sources.source import BrokenRecord, Document
+from phalanx.data.sources.spans import FileSpan
 from phalanx.errors import DataError
 
 _FREE_BYTES = 16 << 20
+_MOST_SPANS = 32
+"""Of one file: each piece hashes all of it."""
 
 
 class ParquetConfig(ColumnSettings):
@@ -46,7 +49,7 @@ class ParquetFiles(RecordFiles):
         if not is_packed(file):
             with file.open() as stream:
                 size = stream.seek(0, 2)
-            yield from self._tables(str(file.path), name, size)
+            yield from self._tables(str(file.path), name, size, file.span)
             return
         whole = self._whole(file, name)
         if isinstance(whole, BrokenRecord):
@@ -57,22 +60,52 @@ class ParquetFiles(RecordFiles):
             unpacked.flush()
             yield from self._tables(unpacked.name, name, len(whole.content))
 
-    def _tables(self, path: str, name: str, size: int) -> Iterator[RawRecord | BrokenRecord]:
+    def spans(self, file: SourceFile, least_bytes: int) -> list[FileSpan]:
+        """Cut a table into runs of row groups, by the sizes and rows that it claims; none where it stays one."""
+        if is_packed(file):
+            return []
+        with file.open() as stream, open_table(str(file.path), self._config.column) as table:
+            size = stream.seek(0, 2)
+            try:
+                claims = [table.claims(group) for group in range(table.num_groups())]
+            except DataError:
+                # its reader tells of it
+                return []
+        least = sum(unpacked for unpacked, _ in claims) * max(least_bytes / size, 1 / _MOST_SPANS)
+        found: list[FileSpan] = []
+        begin = first = filled = rows = 0
+        for group, (unpacked, count) in enumerate(claims, 1):
+            filled, rows = filled + unpacked, rows + count
+            if filled >= least or group == len(claims):
+                found.append(FileSpan(0, size, first, rows - first, groups=(begin, group)))
+                begin, first, filled = group, rows, 0
+        return found if len(found) > 1 else []
+
+    def _tables(
+        self, path: str, name: str, size: int, span: FileSpan | None = None
+    ) -> Iterator[RawRecord | BrokenRecord]:
         with open_table(path, self._config.column) as table:
             try:
                 groups = table.num_groups()
             except DataError as exc:
                 yield BrokenRecord(name, size, str(exc))
                 return
-            yield from self._groups(table, groups, name, size)
+            if span is None or span.groups is None:
+                yield from self._groups(table, range(groups), 0, name, size)
+            else:
+                yield from self._groups(table, range(*span.groups), span.first, name, size)
 
-    def _groups(self, table: ParquetTable, groups: int, name: str, size: int) -> Iterator[RawRecord | BrokenRecord]:
-        number, free = 0, max(_FREE_BYTES, self._limits.max_ratio * size)
+    def _groups(
+        self, table: ParquetTable, groups: range, first: int, name: str, size: int
+    ) -> Iterator[RawRecord | BrokenRecord]:
+        before, free = first, max(_FREE_BYTES, self._limits.max_ratio * size)
         beside = [*self._config.beside]
-        for group in range(groups):
+        for group in groups:
             where, claimed = f"{name}, row group {group + 1}", 0
             try:
-                claimed = self._claimed_size(table, group, size)
+                unpacked, rows = table.claims(group)
+                number, before = before, before + rows
+                claimed = self._checked_size(unpacked, size)
                 for content, said in table.rows(group, beside):
                     number += 1
                     free -= max(1, len(content))
@@ -83,13 +116,12 @@ class ParquetFiles(RecordFiles):
             except DataError as exc:
                 yield BrokenRecord(where, claimed, str(exc))
 
-    def _claimed_size(self, table: ParquetTable, group: int, size: int) -> int:
+    def _checked_size(self, unpacked: int, size: int) -> int:
         """The bytes of a row group as the file says; no more than the whole file has.
 
         Raises:
             DataError: The file says that it unpacks to more than the config allows.
         """
-        unpacked = table.claimed_size(group)
         if unpacked > max(_FREE_BYTES, self._limits.max_ratio * size):
             raise DataError(f"unpacks to more than {self._limits.max_ratio} times its size")
         return max(0, min(unpacked, size))

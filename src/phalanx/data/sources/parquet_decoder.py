@@ -120,13 +120,14 @@ class ParquetTable:
         """
         return int(self._asked(act="open", **self._about)["groups"])
 
-    def claimed_size(self, group: int) -> int:
-        """The bytes of a row group, unpacked, as the file says.
+    def claims(self, group: int) -> tuple[int, int]:
+        """The bytes of a row group, unpacked, and its rows, as the file says.
 
         Raises:
             DataError: They cannot be read.
         """
-        return int(self._asked(act="size", group=group)["size"])
+        answer = self._asked(act="claims", group=group)
+        return int(answer["size"]), int(answer["rows"])
 
     def rows(self, group: int, beside: list[str]) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
         """The rows of a group: bytes of the text, and what lies beside it; None where there is no text.

@@ -65,8 +65,8 @@ class Decoder:
             raise DataError(f"no column {column[:40]!r} of text; those of text are: {names}; set `column`")
         return groups
 
-    def claimed_size(self, group: int) -> int:
-        """The bytes of a row group, unpacked, as the file says.
+    def claims(self, group: int) -> tuple[int, int]:
+        """The bytes of a row group, unpacked, and its rows, as the file says.
 
         Sizes of single columns are not asked for: pyarrow ends the process where these are malformed.
 
@@ -74,7 +74,8 @@ class Decoder:
             DataError: They cannot be read.
         """
         try:
-            return int(self._table.metadata.row_group(group).total_byte_size)
+            found = self._table.metadata.row_group(group)
+            return max(0, int(found.total_byte_size)), max(0, int(found.num_rows))
         except Exception as exc:
             raise DataError(f"cannot be decoded ({_plain(exc)})") from exc
 
@@ -128,8 +129,9 @@ def _answers(decoder: Decoder, order: dict[str, Any]) -> Iterator[tuple[dict[str
     match order["act"]:
         case "open":
             yield {"groups": decoder.open(order["path"], order["column"]), "end": True}, b""
-        case "size":
-            yield {"size": decoder.claimed_size(order["group"]), "end": True}, b""
+        case "claims":
+            size, rows = decoder.claims(order["group"])
+            yield {"size": size, "rows": rows, "end": True}, b""
         case _:
             for content, beside in decoder.rows(order["group"], order["column"], order["beside"]):
                 yield {"beside": None if content is None else beside, "end": False}, content or b""

@@ -8,14 +8,15 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 from pydantic import Field, model_serializer
 
 from phalanx.config import canonical_json
 from phalanx.data.sources.files import Location, SourceFile, fingerprint_files, list_files, unreadable
-from phalanx.data.sources.packed import Damage, open_runs
+from phalanx.data.sources.packed import Damage, is_packed, open_runs
 from phalanx.data.sources.source import BrokenRecord, Document, Origin, SourceSettings
+from phalanx.data.sources.spans import FileSpan, MemberBorders
 from phalanx.errors import DataError
 from phalanx.object_stores import client_errors
 
@@ -62,6 +63,14 @@ class RawRecord:
     name: str
     content: bytes
     value: Any = None
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Bytes of a stream that are no whole record."""
+
+    size: int
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -188,6 +197,65 @@ class RecordFiles(ABC):
     @abstractmethod
     def _document(self, record: RawRecord) -> Document | BrokenRecord:
         """Make a document of a record, or say why there is none, by a `DataError` where it is broken."""
+
+
+class StreamFiles(RecordFiles):
+    """A source of files that are streams of records, each of which can be cut between two records."""
+
+    _UNIT: ClassVar[str]
+    """What names call a record."""
+
+    @abstractmethod
+    def _cut_stream(self, stream: BinaryIO, limit: int) -> Iterator[bytes | int | Gap]:
+        """Cut a stream into records; of one that is longer than `limit` the size alone."""
+
+    def _records(self, file: SourceFile, name: str) -> Iterator[RawRecord | BrokenRecord]:
+        number, limit = 0 if file.span is None else file.span.first, self._limits.max_record_bytes
+        last = None if file.span is None else file.span.first + file.span.count
+        for run in self._runs(file):
+            if isinstance(run, Damage):
+                yield lost(name, run)
+                continue
+            for found in self._cut_stream(run, limit):
+                if number == last:
+                    # nothing at all behind the last delimiter is a part of a file, not of a span
+                    return
+                number += 1
+                where = f"{name}, {self._UNIT} {number}"
+                if isinstance(found, int):
+                    yield too_long(where, found, limit)
+                elif isinstance(found, Gap):
+                    yield BrokenRecord(where, found.size, found.reason)
+                else:
+                    yield RawRecord(where, found)
+
+    def spans(self, file: SourceFile, least_bytes: int) -> list[FileSpan]:
+        """Cut a file into spans of at least so many bytes on the disk; none where it stays one, as a damaged one does.
+
+        A span begins behind a whole record; of a packed file, where a member ends behind one.
+
+        Raises:
+            DataError: The file cannot be opened or read.
+        """
+        borders = MemberBorders() if is_packed(file) else None
+        found: list[FileSpan] = []
+        begin = first = number = at = 0
+        is_whole = False
+        for run in open_runs(file, self._limits.max_ratio, borders):
+            if isinstance(run, Damage):
+                return []
+            for record in self._cut_stream(run, self._limits.max_record_bytes):
+                place = at if borders is None else borders.packed_at(at)
+                if is_whole and place is not None and place - begin >= least_bytes:
+                    found.append(FileSpan(begin, place, first, number - first))
+                    begin, first = place, number
+                is_whole = isinstance(record, bytes)
+                at += record if isinstance(record, int) else len(record) if isinstance(record, bytes) else record.size
+                number += 1
+        if not found:
+            return []
+        with file.open() as stream:
+            return [*found, FileSpan(begin, stream.seek(0, 2), first, number - first)]
 
 
 def broken(record: RawRecord, reason: str, *, is_unsupported: bool = False) -> BrokenRecord:

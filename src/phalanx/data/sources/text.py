@@ -1,22 +1,20 @@
 """Plain text files."""
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import BinaryIO, ClassVar, Literal
 
 from pydantic import Field
 
 from phalanx.data.sources.files import SourceFile, decode
-from phalanx.data.sources.packed import Damage
 from phalanx.data.sources.records import (
     FileSettings,
     RawRecord,
-    RecordFiles,
+    StreamFiles,
     document_of,
-    lost,
     parts_of,
-    too_long,
 )
 from phalanx.data.sources.source import BrokenRecord, Document
+from phalanx.data.sources.spans import FileSpan
 
 _SUFFIXES = (".txt", ".md")
 
@@ -32,8 +30,10 @@ class TextConfig(FileSettings):
     max_record_bytes: int = Field(default=1 << 30, ge=1)
 
 
-class TextFiles(RecordFiles):
+class TextFiles(StreamFiles):
     """One record per file, or per part with the delimiter behind it; one record is in memory at a time."""
+
+    _UNIT: ClassVar = "part"
 
     def __init__(self, config: TextConfig) -> None:
         super().__init__(config, _SUFFIXES)
@@ -45,16 +45,15 @@ class TextFiles(RecordFiles):
     def _records(self, file: SourceFile, name: str) -> Iterator[RawRecord | BrokenRecord]:
         if self._delimiter is None:
             yield self._whole(file, name)
-            return
-        number, limit = 0, self._limits.max_record_bytes
-        for run in self._runs(file):
-            if isinstance(run, Damage):
-                yield lost(name, run)
-                continue
-            for part in parts_of(run, self._delimiter.encode(), limit):
-                number += 1
-                where = f"{name}, part {number}"
-                yield too_long(where, part, limit) if isinstance(part, int) else RawRecord(where, part)
+        else:
+            yield from super()._records(file, name)
+
+    def _cut_stream(self, stream: BinaryIO, limit: int) -> Iterator[bytes | int]:
+        return parts_of(stream, (self._delimiter or "").encode(), limit)
+
+    def spans(self, file: SourceFile, least_bytes: int) -> list[FileSpan]:
+        """Cut a file between its parts; without a delimiter it has none."""
+        return [] if self._delimiter is None else super().spans(file, least_bytes)
 
     def _document(self, record: RawRecord) -> Document:
         return document_of(record, decode(record.content, record.name).removesuffix(self._delimiter or ""))

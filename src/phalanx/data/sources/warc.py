@@ -12,22 +12,19 @@ import importlib.metadata
 import io
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, ClassVar, Literal
 
 from phalanx.data.sources.extraction import PageSettings, TextExtractor
-from phalanx.data.sources.files import SourceFile
-from phalanx.data.sources.packed import Damage, unpack_bytes
+from phalanx.data.sources.packed import unpack_bytes
 from phalanx.data.sources.records import (
     FileSettings,
+    Gap,
     RawRecord,
     RecordClaims,
-    RecordFiles,
+    StreamFiles,
     broken,
     document_of,
-    lost,
     recorded_text,
-    too_long,
 )
 from phalanx.data.sources.source import BrokenRecord, Document
 from phalanx.errors import DataError
@@ -52,16 +49,10 @@ class WarcConfig(FileSettings, PageSettings):
     kind: Literal["warc"] = "warc"
 
 
-@dataclass(frozen=True)
-class _Gap:
-    """Bytes that are no whole record."""
-
-    size: int
-    reason: str
-
-
-class WarcFiles(RecordFiles):
+class WarcFiles(StreamFiles):
     """One record per record of the archive: its header, its block and the two line ends behind it."""
+
+    _UNIT: ClassVar = "record"
 
     def __init__(self, config: WarcConfig) -> None:
         self._extractor = TextExtractor("warc", config)
@@ -74,21 +65,8 @@ class WarcFiles(RecordFiles):
     def _versions(self) -> list[str]:
         return [*self._extractor.versions(), f"fastwarc {importlib.metadata.version('fastwarc')}"]
 
-    def _records(self, file: SourceFile, name: str) -> Iterator[RawRecord | BrokenRecord]:
-        number, limit = 0, self._limits.max_record_bytes
-        for run in self._runs(file):
-            if isinstance(run, Damage):
-                yield lost(name, run)
-                continue
-            for found in _cut_archive(run, limit):
-                number += 1
-                where = f"{name}, record {number}"
-                if isinstance(found, int):
-                    yield too_long(where, found, limit)
-                elif isinstance(found, _Gap):
-                    yield BrokenRecord(where, found.size, found.reason)
-                else:
-                    yield RawRecord(where, found)
+    def _cut_stream(self, stream: BinaryIO, limit: int) -> Iterator[bytes | int | Gap]:
+        return _cut_archive(stream, limit)
 
     def _document(self, record: RawRecord) -> Document | BrokenRecord:
         parsed, body = self._parsed(record, decode="none")
@@ -133,30 +111,30 @@ class WarcFiles(RecordFiles):
             raise DataError(f"{record.name}: {exc}") from exc
 
 
-def _cut_archive(stream: BinaryIO, limit: int) -> Iterator[bytes | int | _Gap]:
+def _cut_archive(stream: BinaryIO, limit: int) -> Iterator[bytes | int | Gap]:
     """Cut a stream into records; of one that is longer than `limit` the size alone."""
     line = stream.readline(_HEAD_BYTES)
     while line:
         if not _VERSION.fullmatch(line):
             size, line = _pass_over(stream, line)
-            yield _Gap(size, "is not where a WARC record begins")
+            yield Gap(size, "is not where a WARC record begins")
             continue
         head, line = _head_of(stream, line)
         found = _LENGTH.findall(head)
         if line or len(found) != 1:
             size, line = _pass_over(stream, line or stream.readline(_HEAD_BYTES))
-            yield _Gap(len(head) + size, "has no header that ends, with one Content-Length")
+            yield Gap(len(head) + size, "has no header that ends, with one Content-Length")
             continue
         length = int(found[0])
         block, size = _block_of(stream, length, limit - len(head))
         if size < length:
-            yield _Gap(len(head) + size, f"ends too early: its length is {length}, found {size} bytes")
+            yield Gap(len(head) + size, f"ends too early: its length is {length}, found {size} bytes")
             return
         end, passed, line = _end_of(stream)
         whole = len(head) + length + len(end) + passed
         if line and end not in _ENDS:
             size, line = _pass_over(stream, line)
-            yield _Gap(whole + size, "its length is not that of its content")
+            yield Gap(whole + size, "its length is not that of its content")
         elif block is None:
             yield whole
         else:

@@ -21,6 +21,7 @@ from phalanx.parallel.tensor.tensor_parallel import TensorCut, cut_stage
 from phalanx.parallel.tensor.vocabulary import shared_causal_lm
 
 _SEQUENCE = 1
+_FULL = "full_attention"
 _ALIBI, _COSINES, _POSITIONS, _MASK = "alibi", "position_embeddings", "position_ids", "attention_mask"
 
 
@@ -132,8 +133,7 @@ class StagePart(nn.Module):
         context = stage.family.context(stage.trunk, self._tables_by, whole, stage.num_virtual_tokens, pattern)
         if config.cp > 1:
             if pattern is CAUSAL:
-                # kernels know it by themselves; others see whole rows, as the mask does
-                context[_MASK] = None
+                context[_MASK] = _unwritten(context[_MASK])
             for key in (_COSINES, _POSITIONS):
                 if key in context:
                     context[key] = self._own_table(context[key])
@@ -142,6 +142,9 @@ class StagePart(nn.Module):
         return context
 
     def _own_table(self, table: Any) -> Any:
+        if isinstance(table, dict):
+            # one for each type of layer
+            return {kind: self._own_table(one) for kind, one in table.items()}
         if isinstance(table, tuple):
             return tuple(self._own_positions(one) for one in table)
         return self._own_positions(table)
@@ -158,6 +161,13 @@ class StagePart(nn.Module):
         if self._narrow is None or not torch.is_grad_enabled():
             return contextlib.nullcontext()
         return torch.autocast(self._domain.device.type, dtype=self._narrow)
+
+
+def _unwritten(mask: Any) -> Any:
+    """Leave a causal mask to the kernel, which knows it; a window stays written, of whole rows as all that is seen."""
+    if not isinstance(mask, dict):
+        return None
+    return {kind: None if kind == _FULL else one for kind, one in mask.items()}
 
 
 def _run_block(family: Family, block: nn.Module, hidden: Tensor, context: dict[str, Any]) -> Tensor:

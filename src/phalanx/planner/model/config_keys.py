@@ -67,6 +67,15 @@ class ConfigKeys:
         """Return a text, or the default where it is missing or empty."""
         return str(self._config.get(name) or default)
 
+    def may_be_set(self, name: str) -> bool:
+        """Return whether a value may be other than null: a key that is missing has transformers' default."""
+        return self._config.get(name, ...) is not None
+
+    def may_hold(self, name: str, word: str) -> bool:
+        """Return whether a list may hold a word: transformers itself makes one that is missing."""
+        found = self._config.get(name)
+        return not isinstance(found, list | tuple) or word in found
+
     def saved(self, name: str, default: str) -> int:
         """Return how many inner tensors the activation function named there keeps; the most for an unknown one."""
         return saved_by(self.word(name, default))

@@ -49,4 +49,5 @@ def shape_of(config: Mapping[str, Any], where: str = "config.json") -> ModelShap
         raise ModelError(f"{where}: model_type: found {family!r}; expected one of {', '.join(sorted(FAMILIES))}")
     keys, facts = ConfigKeys(config, where), FAMILIES[family]
     shape = with_head(facts.shape(keys), head_kind(config))
-    return replace(shape, family=family, attention_dropout=keys.share(*facts.dropout))
+    windows = facts.slicing is not None and facts.slicing.may_have_windows(keys)
+    return replace(shape, family=family, attention_dropout=keys.share(*facts.dropout), windows=windows)

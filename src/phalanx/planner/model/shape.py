@@ -31,6 +31,7 @@ class ModelShape:
         head_matrix: Parameters that the head multiplies with, tied or not.
         attention_dropout: Share of attention's weights that training drops.
         head_norms: Queries and keys have norms.
+        windows: A layer may have a sliding window.
     """
 
     family: str
@@ -56,6 +57,7 @@ class ModelShape:
     head_matrix: int
     attention_dropout: float = 0.0
     head_norms: bool = False
+    windows: bool = False
 
     def inputs(self, feed: str) -> int:
         """Width of what a matrix of a block multiplies, by `families.facts.Feed`."""

@@ -24,6 +24,14 @@ BACKENDS: Mapping[str, Backend] = {
     "sim": SIM,
 }
 
+_OF_AZURE = (
+    "is of a confidential VM of Azure, whose hardware report holds the hash of its vTPM's keys and no nonce of ours; "
+    "no kind joins the two yet, and either half alone proves nothing of this session: take a machine whose report "
+    "takes user data"
+)
+_UNSUPPORTED = {"az-snp-vtpm": _OF_AZURE, "az-tdx-vtpm": _OF_AZURE}
+"""Kinds that others appraise, with the reason why nothing here does."""
+
 
 def backend_of(kind: str) -> Backend:
     """Return what knows a kind of evidence.
@@ -33,7 +41,10 @@ def backend_of(kind: str) -> Backend:
     """
     found = BACKENDS.get(kind)
     if found is None:
-        raise RefusedEvidenceError(Reason.UNKNOWN_KIND, f"kind {kind[:40]!r}; known: {', '.join(BACKENDS)}")
+        known = f"known: {', '.join(BACKENDS)}"
+        reason = _UNSUPPORTED.get(kind)
+        detail = f"kind {kind[:40]!r}; {known}" if reason is None else f"kind {kind!r} {reason}; {known}"
+        raise RefusedEvidenceError(Reason.UNKNOWN_KIND, detail)
     return found
 
 

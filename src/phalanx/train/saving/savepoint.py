@@ -25,7 +25,7 @@ from phalanx.checkpoint import (
     step_of,
 )
 from phalanx.checkpoint.export import RunTokenizer
-from phalanx.checkpoint.kept_model import check_kept, keep_model, kept_files
+from phalanx.checkpoint.kept_model import KEPT_MODEL, check_kept, keep_model, kept_files
 from phalanx.config import digest
 from phalanx.errors import AuditLogError, CheckpointError, DiskError
 from phalanx.models import ModelSource
@@ -274,10 +274,17 @@ class Savepoint:
             )
         if self._base is not None:
             checkpoint.check_base(self._base)
+        self._bring_kept(checkpoint)
         check_kept(self._home.path, checkpoint.state)
         if self._vocabulary is not None:
             checkpoint.check_vocabulary(self._vocabulary)
         return checkpoint
+
+    def _bring_kept(self, checkpoint: Checkpoint) -> None:
+        """Ask the remote store for what this disk has lost of the model beside its weights."""
+        signed, kept = checkpoint.state.get("kept"), self._home.path / KEPT_MODEL
+        if self._remote is not None and signed and not kept.exists():
+            self._remote.fetch_kept(signed, kept, wrapped=self._key is not None)
 
     def _durable_log_head(self) -> LogHead | None:
         """Where the audit log ends on the disk: a crash of the machine must not take lines that a checkpoint knows."""
@@ -290,6 +297,8 @@ class Savepoint:
         if self._remote is None:
             return None
         try:
+            # first: a checkpoint that is there is one that a run can go on from
+            self._remote.upload_kept(self._home.path / KEPT_MODEL)
             self._remote.upload(path)
             self._remote.prune(set(kept))
         except CheckpointError as exc:

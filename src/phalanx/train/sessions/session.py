@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, final
 
 from rich.console import Console
@@ -19,7 +20,7 @@ from phalanx.train.records.check_record import CheckRecord
 from phalanx.train.records.ground_truth import GroundTruth
 from phalanx.train.records.history import read_history
 from phalanx.train.records.record import RunningTotals, RunRecorder
-from phalanx.train.records.run_directory import RunDirectory
+from phalanx.train.records.run_directory import RunDirectory, cache_beside
 from phalanx.train.records.summary import Figures, summarise
 from phalanx.train.records.trust import say_trust
 from phalanx.train.saving.savepoint import ModelOrigin, RunProgress, Savepoint
@@ -129,6 +130,9 @@ class Session:
 
     def _run(self, context: SessionContext) -> None:
         run, home, figures, totals = context.run, context.home, context.figures, context.totals
+        note = clear_tokens_note(run, home.path)
+        if note is not None:
+            self._console.print(note, style="yellow", markup=False, highlight=False)
         with self._factory.prepare(context) as setup, contextlib.ExitStack() as stack:
             material = setup.material
             savepoint = Savepoint(
@@ -186,3 +190,14 @@ def _tracked(context: SessionContext) -> CurveWriter:
 def rate_of(optimizer: OptimizerConfig, total_steps: int) -> Callable[[int], float]:
     """Return the learning rate as a function of the step."""
     return lambda step: learning_rate(optimizer, step, total_steps)
+
+
+def clear_tokens_note(run: RunConfig, run_dir: Path) -> str | None:
+    """Say that what an encrypted run reads stands in its cache in the clear; None where nothing does."""
+    if not run.checkpoint.encrypt or (run.data.dataset is not None and not run.data.validation):
+        return None
+    return (
+        "checkpoint.encrypt covers what the run writes; the tokens of its sources are in "
+        f"{cache_beside(run_dir)} in the clear, as the sources are: name an encrypted dataset (phalanx data build with "
+        "output.key) as data.dataset instead"
+    )

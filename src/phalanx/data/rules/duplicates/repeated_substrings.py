@@ -1,12 +1,14 @@
 """Long runs of characters that occur twice, wherever they begin."""
 
 from collections.abc import Iterable, Iterator
+from itertools import chain, pairwise
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from phalanx.data.rules.duplicates.gram_index import EarlierTexts
 from phalanx.data.rules.libraries import library
 from phalanx.data.rules.page import Page
 from phalanx.data.rules.rule import Drop, Edit, Outcome, RuleReason, RuleSettings, Texts
@@ -16,7 +18,10 @@ _SEPARATOR = b"\xff"
 
 
 class RepeatedSubstringsConfig(RuleSettings):
-    """How long a repetition must be, and how much text is compared at once: memory is some 40 times `shard_mib`."""
+    """How long a repetition must be, and how much text is compared at once.
+
+    Memory is some 40 times `shard_mib`, and a third of all texts where they are more than one shard.
+    """
 
     kind: Literal["repeated_substrings"] = "repeated_substrings"
     least_bytes: int = Field(default=200, ge=20)
@@ -24,11 +29,12 @@ class RepeatedSubstringsConfig(RuleSettings):
 
 
 class RepeatedSubstrings:
-    """Cuts every run of at least `least_bytes` bytes that occurred before in its shard; the first occurrence stays.
+    """Cuts every run of at least `least_bytes` bytes that occurred before; the first occurrence stays.
 
-    A suffix array finds repetitions at any place, also inside of a document. Shards are filled in the order of
-    documents and compared within themselves only: a repetition in another shard is not found, nor one in a document
-    larger than a shard, which is left as it is. Characters are cut whole.
+    Shards are filled in the order of documents. Within one a suffix array finds repetitions at any place, also inside
+    of a document. What stood in an earlier shard is found by a sample of grams and then compared byte by byte: each
+    run of one and a half times `least_bytes` is found, a shorter one by chance. A document larger than a shard is
+    left as it is. Characters are cut whole.
 
     Source: Lee et al. 2022, section 4.1 (ExactSubstr; 50 tokens there, about 200 bytes of English).
     """
@@ -45,8 +51,9 @@ class RepeatedSubstrings:
 
     def decide(self, marks: Iterable[bytes], texts: Texts) -> Iterator[tuple[int, Outcome]]:
         """Cut repetitions shard by shard."""
-        for numbers in self._shards(marks):
-            yield from self._cut_shard(numbers, texts)
+        earlier = EarlierTexts(texts, self._config.least_bytes)
+        for numbers, following in pairwise(chain(self._shards(marks), ([],))):
+            yield from self._cut_shard(numbers, texts, earlier, is_last=not following)
 
     def _shards(self, marks: Iterable[bytes]) -> Iterator[list[int]]:
         limit = int(self._config.shard_mib * 2**20)
@@ -64,15 +71,20 @@ class RepeatedSubstrings:
         if shard:
             yield shard
 
-    def _cut_shard(self, numbers: list[int], texts: Texts) -> Iterator[tuple[int, Outcome]]:
+    def _cut_shard(
+        self, numbers: list[int], texts: Texts, earlier: EarlierTexts, *, is_last: bool
+    ) -> Iterator[tuple[int, Outcome]]:
         joined = bytearray()
         begins: list[int] = []
         for number in numbers:
             begins.append(len(joined))
             joined += _encode(texts.page(number).text) + _SEPARATOR
-        if len(joined) < 2 * self._config.least_bytes:
-            return
-        repeated = self._repeated(np.frombuffer(joined, np.uint8))
+        text = np.frombuffer(joined, np.uint8)
+        is_short = len(text) < 2 * self._config.least_bytes
+        repeated = np.zeros(len(text), bool) if is_short else self._repeated(text)
+        if not is_last or not earlier.is_empty:
+            ends = np.array([*begins[1:], len(text)], np.int64) - len(_SEPARATOR)
+            earlier.take(text, ends, numbers, repeated)
         for number, begin, end in zip(numbers, begins, [*begins[1:], len(joined)], strict=True):
             here = slice(begin, end - len(_SEPARATOR))
             if repeated[here].any():

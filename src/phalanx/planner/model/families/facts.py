@@ -53,6 +53,16 @@ class SlicingRule:
     stored_names: tuple[tuple[str, str], ...] = ()
     refused: tuple[tuple[str, object], ...] = ()
 
+    def may_have_windows(self, keys: ConfigKeys) -> bool:
+        """Return whether a layer of the model may have a sliding window, as far as its config says."""
+        match self.windows:
+            case "layers":
+                return keys.may_hold("layer_types", "sliding_attention")
+            case "config":
+                return keys.may_be_set("sliding_window")
+            case "none":
+                return False
+
 
 @dataclass(frozen=True)
 class FamilyFacts:

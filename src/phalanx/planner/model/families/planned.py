@@ -28,7 +28,8 @@ _FUSED_GATE: Matrices = (("mlp.gate_up_proj", "second", "both"), ("mlp.down_proj
 _COLUMNS: tuple[Feed, ...] = ("first", "second")
 _ATTENTION_BIAS = ("attention_bias", False)
 _MLP_BIAS = ("mlp_bias", False)
-_TP: frozenset[SharedAxis] = frozenset({"tp"})
+_CP: frozenset[SharedAxis] = frozenset({"cp"})
+_BOTH: frozenset[SharedAxis] = frozenset({"tp", "cp"})
 
 
 @dataclass(frozen=True)
@@ -165,6 +166,7 @@ _GEMMA = PlannedFamily(
     biased=_attention(_ATTENTION_BIAS),
     activation=("hidden_act", "gelu_pytorch_tanh"),
     tied=True,
+    shared_axes=_CP,
     defaults={"num_key_value_heads": 16, "head_dim": 256},
 )
 _LATER_GEMMA = replace(
@@ -179,14 +181,15 @@ _COHERE = PlannedFamily(
     norms=1,
     head_norm=(("use_qk_norm", False), "all"),
     tied=True,
+    shared_axes=_CP,
 )
-_OLMO = PlannedFamily(biased=_attention(_ATTENTION_BIAS))
+_OLMO = PlannedFamily(biased=_attention(_ATTENTION_BIAS), shared_axes=_CP)
 _QK_NORMED = replace(_OLMO, head_norm=(True, "all"))
 _CAPPED: tuple[Literal["capped"], str] = ("capped", "final_logit_softcapping")
 
 PLANNED: dict[str, PlannedFamily] = {
     "arcee": PlannedFamily(
-        matrices=(*_QKVO, *_GATED[1:]), biased=_LLAMA_BIAS, activation=("hidden_act", "relu2"), shared_axes=_TP
+        matrices=(*_QKVO, *_GATED[1:]), biased=_LLAMA_BIAS, activation=("hidden_act", "relu2"), shared_axes=_BOTH
     ),
     "cohere": _COHERE,
     "cohere2": replace(
@@ -195,16 +198,20 @@ PLANNED: dict[str, PlannedFamily] = {
     "ernie4_5": PlannedFamily(
         biased=_everywhere(("use_bias", False)),
         tied=True,
-        shared_axes=_TP,
+        shared_axes=_BOTH,
         defaults={"num_key_value_heads": 2, "head_dim": 128},
     ),
     "exaone4": PlannedFamily(
-        SlicingRule(windows="layers"), head_norm=(True, "head"), defaults={"num_key_value_heads": 32}
+        SlicingRule(windows="layers"),
+        head_norm=(True, "head"),
+        shared_axes=_CP,
+        defaults={"num_key_value_heads": 32},
     ),
     "gemma": _GEMMA,
     "gemma2": replace(
         _LATER_GEMMA,
         slicing=SlicingRule(windows="layers", scaled_embedding=True, logits=_CAPPED, plain_attention=True),
+        shared_axes=frozenset(),
     ),
     "gemma3_text": replace(
         _LATER_GEMMA,
@@ -220,6 +227,7 @@ PLANNED: dict[str, PlannedFamily] = {
     "glm": PlannedFamily(
         matrices=_QKVO + _FUSED_GATE,
         biased={"first": ("attention_bias", True)},
+        shared_axes=_CP,
         defaults={"num_key_value_heads": 2, "head_dim": 128},
     ),
     "gpt_neox": PlannedFamily(
@@ -236,20 +244,20 @@ PLANNED: dict[str, PlannedFamily] = {
         activation=("hidden_act", "gelu"),
         rms=False,
         heads_first=True,
-        shared_axes=_TP,
+        shared_axes=_BOTH,
     ),
     "granite": PlannedFamily(
         SlicingRule(embedding_factor="embedding_multiplier", logits=("divided", "logits_scaling")),
         biased=_LLAMA_BIAS,
-        shared_axes=_TP,
+        shared_axes=_BOTH,
     ),
     "helium": PlannedFamily(
         biased={"first": _ATTENTION_BIAS, "second": _MLP_BIAS, "inner": _MLP_BIAS},
-        shared_axes=_TP,
+        shared_axes=_BOTH,
         defaults={"num_key_value_heads": 20, "head_dim": 128},
     ),
-    "mistral": PlannedFamily(SlicingRule(windows="config"), shared_axes=_TP, defaults={"num_key_value_heads": 8}),
-    "olmo": replace(_OLMO, norm_weights=0, shared_axes=_TP),
+    "mistral": PlannedFamily(SlicingRule(windows="config"), shared_axes=_BOTH, defaults={"num_key_value_heads": 8}),
+    "olmo": replace(_OLMO, norm_weights=0, shared_axes=_BOTH),
     "olmo2": _QK_NORMED,
     "olmo3": replace(_QK_NORMED, slicing=SlicingRule(windows="layers", rotary_by_type=True)),
     "phi": PlannedFamily(
@@ -266,19 +274,22 @@ PLANNED: dict[str, PlannedFamily] = {
         activation=("hidden_act", "gelu_new"),
         head_bias=True,
         rms=False,
+        shared_axes=_CP,
     ),
     "phi3": PlannedFamily(
         SlicingRule(windows="config"),
         matrices=(("self_attn.o_proj", "mixed", "stream"), ("self_attn.qkv_proj", "first", "all"), *_FUSED_GATE),
         adapter_targets=("qkv_proj",),
+        shared_axes=_CP,
     ),
     "qwen2": PlannedFamily(
-        SlicingRule(windows="layers"), biased={"first": True}, shared_axes=_TP, defaults={"num_key_value_heads": 32}
+        SlicingRule(windows="layers"), biased={"first": True}, shared_axes=_BOTH, defaults={"num_key_value_heads": 32}
     ),
     "qwen3": PlannedFamily(
         SlicingRule(windows="layers"),
         biased=_attention(_ATTENTION_BIAS),
         head_norm=(True, "head"),
+        shared_axes=_CP,
         defaults={"num_key_value_heads": 32, "head_dim": 128},
     ),
     "seed_oss": PlannedFamily(
@@ -288,14 +299,14 @@ PLANNED: dict[str, PlannedFamily] = {
             "second": _MLP_BIAS,
             "inner": _MLP_BIAS,
         },
-        shared_axes=_TP,
+        shared_axes=_BOTH,
         defaults={"num_key_value_heads": 8, "head_dim": 128},
     ),
     "smollm3": PlannedFamily(
         SlicingRule(windows="layers"),
         biased=_LLAMA_BIAS,
         tied=True,
-        shared_axes=_TP,
+        shared_axes=_BOTH,
         defaults={"num_key_value_heads": 4},
     ),
     "starcoder2": PlannedFamily(
@@ -306,7 +317,7 @@ PLANNED: dict[str, PlannedFamily] = {
         activation=("hidden_act", "gelu_pytorch_tanh"),
         tied=True,
         rms=False,
-        shared_axes=_TP,
+        shared_axes=_BOTH,
         defaults={"num_key_value_heads": 2},
     ),
 }

@@ -31,5 +31,6 @@ QWEN3_MOE = replace(
     shape=_shape,
     matrices=_DENSE.matrices[:4],
     slicing=SlicingRule(refused=(("use_sliding_window", False),)),
+    shared_axes=frozenset(),
     routed=True,
 )

@@ -1,0 +1,171 @@
+"""Where runs of bytes stood first: a sample of all grams of a corpus, small enough to be kept in memory."""
+
+import bisect
+from array import array
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phalanx.data.rules.rule import Texts
+
+_BASE = np.uint64(0x9E3779B97F4A7C15)
+_MIX = np.uint64(0xD6E8FEB86659FD93)
+_HALF = np.uint64(32)
+
+
+def sampled_grams(text: NDArray[np.uint8], length: int, window: int) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    """Return places and hashes of some grams of a text: of `window` neighbours at least one, by content alone.
+
+    Two equal runs of ``length + window - 1`` bytes therefore have a gram in common that is in both samples.
+
+    Source: Schleimer, Wilkerson, Aiken 2003 (winnowing), without its rule for ties: all of the smallest are taken.
+    """
+    count = len(text) - length + 1
+    if count < 1:
+        return np.empty(0, np.int64), np.empty(0, np.uint64)
+    powers, inverse = _powers(len(text) + 1)
+    sums = np.zeros(len(text) + 1, np.uint64)
+    np.cumsum(text * inverse[: len(text)], out=sums[1:])
+    hashes = (sums[length:] - sums[:count]) * powers[:count]
+    # high bits depend on all bytes of a gram, low ones on their sums alone
+    hashes ^= hashes >> _HALF
+    hashes *= _MIX
+    ranks = (hashes >> _HALF).astype(np.uint32)
+    places = np.flatnonzero(ranks == _smallest_around(ranks, window))
+    return places, hashes[places]
+
+
+def _smallest_around(ranks: NDArray[np.uint32], window: int) -> NDArray[np.uint32]:
+    """Return for each place the largest of the minima of its windows: a place with that value is the minimum of one."""
+    window = min(window, len(ranks))
+    edge = np.zeros(window - 1, np.uint32)
+    return _sliding(np.concatenate((edge, _sliding(ranks, window, np.minimum), edge)), window, np.maximum)
+
+
+def _sliding(values: NDArray[np.uint32], window: int, best: np.ufunc) -> NDArray[np.uint32]:
+    """Return the best of each `window` neighbours, by doubling."""
+    reach = 1
+    while reach < window:
+        step = min(reach, window - reach)
+        values = best(values[:-step], values[step:])
+        reach += step
+    return values
+
+
+@lru_cache(maxsize=1)
+def _powers(count: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Return the first powers of an odd number and of its inverse, modulo 2^64."""
+    inverse = np.uint64(pow(int(_BASE), -1, 1 << 64))
+    powers, inverses = (np.full(count, base, np.uint64) for base in (_BASE, inverse))
+    powers[0] = inverses[0] = 1
+    return np.cumprod(powers), np.cumprod(inverses)
+
+
+class GramIndex:
+    """The first place of each sampled gram of all texts so far: 16 bytes each, in sorted tables of doubling size."""
+
+    def __init__(self) -> None:
+        self._tables: list[tuple[NDArray[np.uint64], NDArray[np.int64]]] = []
+
+    def add(self, hashes: NDArray[np.uint64], places: NDArray[np.int64]) -> None:
+        """Take up the grams of a text that is behind all others; of equal ones the first place counts."""
+        if not len(hashes):
+            return
+        table = _firsts(hashes, places)
+        while self._tables and len(self._tables[-1][0]) <= 2 * len(table[0]):
+            before = self._tables.pop()
+            table = _firsts(np.concatenate((before[0], table[0])), np.concatenate((before[1], table[1])))
+        self._tables.append(table)
+
+    def find(self, hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Return the first place of each gram; -1 of one that is not there."""
+        found = np.full(len(hashes), -1, np.int64)
+        # earlier texts are in earlier tables, and are looked up last
+        for known, places in reversed(self._tables):
+            at = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
+            is_there = known[at] == hashes
+            found[is_there] = places[at[is_there]]
+        return found
+
+
+def _firsts(hashes: NDArray[np.uint64], places: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    """Sort by hash, and keep the first of equal ones; `places` rise."""
+    known, first = np.unique(hashes, return_index=True)
+    return known, places[first]
+
+
+class EarlierTexts:
+    """Finds runs of bytes that stood in an earlier shard of documents, and compares each with the text it stood in."""
+
+    def __init__(self, texts: Texts, least: int) -> None:
+        """Begin with no text.
+
+        Args:
+            texts: Of all documents.
+            least: Bytes of a run; one of half as many again is found, a shorter one where its gram is in the sample.
+        """
+        self._least, self._window = least, max(1, least // 2)
+        self._index = GramIndex()
+        self._numbers, self._starts, self._size = array("q"), array("q"), 0
+        self._read = lru_cache(maxsize=8)(
+            lambda number: np.frombuffer(texts.page(number).text.encode("utf-8", "replace"), np.uint8)
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no earlier text."""
+        return not self._size
+
+    def take(
+        self, text: NDArray[np.uint8], ends: NDArray[np.int64], numbers: Sequence[int], repeated: NDArray[np.bool_]
+    ) -> None:
+        """Mark what stood before in a shard's text, and take the text up.
+
+        Args:
+            text: Each document with a byte behind it that is in none.
+            ends: Where each document ends.
+            numbers: Of the documents.
+            repeated: Is set for each byte of a run that stood before.
+        """
+        begins = np.concatenate((np.zeros(1, np.int64), ends[:-1] + 1))
+        places, hashes = sampled_grams(text, self._least, self._window)
+        of = np.searchsorted(ends, places)
+        is_inside = places + self._least <= ends[of]
+        places, hashes, of = places[is_inside], hashes[is_inside], of[is_inside]
+        found = self._index.find(hashes)
+        covered = 0
+        for at in np.flatnonzero(found >= 0).tolist():
+            place = int(places[at])
+            if place + self._least > covered:
+                begin, end = int(begins[of[at]]), int(ends[of[at]])
+                first, stop = self._run(text[begin:end], place - begin, int(found[at]))
+                repeated[begin + first : begin + stop] = True
+                covered = max(covered, begin + stop)
+        self._index.add(hashes, places + self._size)
+        self._numbers.extend(numbers)
+        self._starts.extend((begins + self._size).tolist())
+        self._size += len(text)
+
+    def _run(self, text: NDArray[np.uint8], place: int, before: int) -> tuple[int, int]:
+        """Return the run around a place that is equal to the one around an earlier place; empty where there is none."""
+        document = bisect.bisect_right(self._starts, before) - 1
+        earlier, at = self._read(self._numbers[document]), before - self._starts[document]
+        behind = _common(text[place:], earlier[at:])
+        if behind < self._least:
+            # two grams with one hash
+            return place, place
+        return place - _common(text[:place][::-1], earlier[:at][::-1]), place + behind
+
+
+def _common(one: NDArray[np.uint8], other: NDArray[np.uint8]) -> int:
+    """Return how many bytes two texts have in common from their beginning on."""
+    size, done, step = min(len(one), len(other)), 0, 256
+    while done < size:
+        stop = min(size, done + step)
+        differs = one[done:stop] != other[done:stop]
+        if differs.any():
+            return done + int(differs.argmax())
+        done, step = stop, 2 * step
+    return size
