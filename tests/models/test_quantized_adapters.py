@@ -14,7 +14,7 @@ from phalanx.config.extras import has_bitsandbytes
 from phalanx.data.preferences import PairCorpus, PairRows
 from phalanx.errors import ConfigError, ModelError
 from phalanx.models import LoraConfig, ModelConfig, StageSpec, build_empty_stage, stage_table
-from phalanx.models.quantized import QuantizedLinear, quantized_layers
+from phalanx.models.adapters.quantized import QuantizedLinear, quantized_layers
 from phalanx.train.batches.reference import ReferenceModel
 
 NEEDS_QUANT = pytest.mark.skipif(not has_bitsandbytes(), reason="needs the extra `quant`")
