@@ -132,6 +132,13 @@ def met_by(preset: str) -> Callable[[Result], Sequence[object]]:
     return figures
 
 
+def preferred(result: Result) -> Sequence[object]:
+    interval, (first, middle, last) = result["interval"], result["held_out"]
+    assert interval["share"] == last["accuracy"] and last["step"] == result["steps"]
+    shares = interval["share"], percent(0.95), interval["low"], interval["high"], middle["accuracy"]
+    return [interval["of"], interval["count"], last["step"], *shares, middle["step"], first["accuracy"], last["kl"]]
+
+
 def strictly_undone(result: Result) -> Sequence[object]:
     rows = [row for row in result["rows"] if row["guard"] == "strict"]
     attacked = [row for row in rows if row["attacked_steps"]]
@@ -228,6 +235,13 @@ def secure_sum(result: Result) -> Sequence[object]:
 
 
 FIGURES = (
+    Figures(
+        "docs/preferences.md",
+        "dpo-harmless-cpu-2cores-busy.json",
+        "of {} held-out pairs it prefers {} the right way round after {} steps, {:.2f} ({:.0f} % interval {:.2f} to "
+        "{:.2f}), after {:.2f} at step {} and {:.2f} before, at a divergence of {:.2f} from the untouched model",
+        preferred,
+    ),
     Figures("docs/benchmarks.md", STRICT, "`strict` met {} of {} in the first step with a lie", met_by("strict")),
     Figures("docs/benchmarks.md", STRICT, "`light` met {} of {} at once", met_by("light")),
     Figures(

@@ -31,3 +31,19 @@ def test_no_proof_is_above_what_is_quoted_and_the_undefended_run_is_found_out():
 
     assert all(row["proved_epsilon"] <= row["epsilon"] for row in audits if row["epsilon"] is not None)
     assert min(row["proved_epsilon"] for row in audits if row["epsilon"] is None) > 3.0
+
+
+def test_what_a_sum_tells_is_said_where_sums_are_described_and_compared_with_what_it_must_tell():
+    sums = (ROOT / "docs" / "secure_aggregation.md").read_text(encoding="utf-8")
+    plain = [row for row in ROWS if row["attack"] == "inversion" and "noise" not in row["defence"]]
+    said = {row["clients"]: f"{100 * row['recall']:.1f} %" for row in plain}
+    chance = plain[0]["chance"]
+    # share of the vocabulary that so many independent clients have together
+    covered = 1 - (1 - chance) ** 30
+
+    for part in (
+        f"{said[3]} of a client's tokens in a LoRA update of 3 clients, {said[10]} of 10 and {said[30]} of 30",
+        f"chance is {100 * chance:.1f} % and one client alone gives {said[1]}",
+    ):
+        assert part in " ".join(sums.split())
+    assert f"{1 / covered:.2f} times that, for 30 clients have {100 * covered:.0f} %" in PAGE

@@ -45,7 +45,7 @@ class LoopbackScene:
         self.config = FederatedConfig(sites=SITES, max_norm=100.0, deadline_s=30.0, **section)
         roster = {name: self.identities[name].public for name in SITES}
         owner = self.identities["owner"]
-        self.terms = RunTerms("run-1", RUN, self.config, 0, owner.public, roster)
+        self.terms = RunTerms("run-1", RUN, self.config, 0, owner.public, roster, 10)
         self.trainers = {name: Parabola(torch.tensor([float(n), 1.0])) for n, name in enumerate(SITES)}
         self.said: list[str] = []
         self.ended: dict[str, BaseException | None] = {}

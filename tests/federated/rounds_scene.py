@@ -19,6 +19,7 @@ from phalanx.federated.rounds.site import Site
 from phalanx.federated.rounds.terms import RunTerms
 from phalanx.security.aggregate import SumRefusal
 from phalanx.security.crypto import Identity
+from phalanx.security.privacy import BudgetLedger
 
 OWNER = Identity.without_certificate("owner")
 IDENTITIES = {name: Identity.without_certificate(name) for name in [f"site-{number}" for number in range(12)]}
@@ -108,7 +109,7 @@ class Scene:
         names = tuple(self.trainers)
         self.config = FederatedConfig.model_validate_json(json.dumps({"sites": names, "max_norm": 1e6, **section}))
         roster = {name: one.public for name, one in IDENTITIES.items() if name in self.trainers}
-        self.terms = RunTerms("run-1", RUN, self.config, 0, OWNER.public, roster)
+        self.terms = RunTerms("run-1", RUN, self.config, 0, OWNER.public, roster, 10)
         self.books = {name: BookInMemory() for name in names}
         self.carrier = SlowCarrier({})
         for name in names:
@@ -140,7 +141,11 @@ class Scene:
         first = getattr(self, "first", None) or {name: torch.zeros(shape) for name, shape in shapes.items()}
         first = first if weights is None else {"w": weights.clone()}
         self.journal = RoundJournal(self.home / "journal")
-        self.owner = RoundCoordinator(self.terms, OWNER, self.fleet, self.journal, dict(first))
+        self.owner = RoundCoordinator(self.terms, OWNER, self.fleet, self.journal, dict(first), self.budget())
+
+    def budget(self) -> BudgetLedger | None:
+        """What sums are charged to."""
+        return None
 
     @property
     def w(self) -> Tensor:

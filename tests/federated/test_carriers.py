@@ -99,7 +99,7 @@ class OverBridge:
         identities = {name: Identity.without_certificate(name) for name in names}
         roster = {name: identities[name].public for name in SITES}
         config = FederatedConfig(sites=SITES, max_norm=100.0, deadline_s=LONG_S)
-        terms = RunTerms("run-1", RUN, config, 0, identities["owner"].public, roster)
+        terms = RunTerms("run-1", RUN, config, 0, identities["owner"].public, roster, 10)
         self.scene = BridgeScene(home, terms, identities, f"{RUN[:16]}-1")
         self.carrier = self.scene.carrier
         self.killed = threading.Event()
@@ -246,7 +246,7 @@ def rounds(home, carrier, identities, trainers):
     """Two rounds of secure sums over a carrier; returns weights."""
     config = FederatedConfig(sites=SITES, max_norm=100.0, deadline_s=LONG_S, secure=True, min_cohort=3)
     roster = {name: identities[name].public for name in SITES}
-    terms = RunTerms("run-1", RUN, config, 0, identities["owner"].public, roster)
+    terms = RunTerms("run-1", RUN, config, 0, identities["owner"].public, roster, 10)
     sites = {}
     for name in SITES:
         (home / f"{name}-own").mkdir(exist_ok=True)

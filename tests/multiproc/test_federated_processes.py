@@ -6,6 +6,7 @@ import signal
 
 import pytest
 from real_runs import Place, children_of, descendant
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from tiny_run_file import tiny_run_file
 
@@ -81,3 +82,33 @@ def test_sites_that_are_killed_and_hung_are_left_out_of_secure_sums_and_come_bac
     assert all(sum("loss" in one for one in row["sites"].values()) >= 3 for row in rows)
     sums = [number for row in rows for number in row["sums"]]
     assert sums == sorted(set(sums))
+
+
+@pytest.mark.slow
+def test_a_private_run_that_is_killed_pays_for_the_sums_that_it_asks_for_again_and_ends_with_its_budget(tmp_path):
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({one: n for n, one in enumerate(["<|endoftext|>", *letters])}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    adapter = '[model.adapter]\nkind = "lora"\nrank = 2\nalpha = 4\n'
+    noise = "[federated.privacy]\nepsilon = 33.5\ndelta = 1e-3\nnoise_multiplier = 0.5\n"
+    text = tiny_run_file(adapter + SECTION + noise, steps=20, validate_every=0)
+    file = f'{{ kind = "file", path = "{tmp_path / "tokenizer.json"}" }}'
+    run_file = tmp_path / "rounds.toml"
+    text = text.replace("min_cohort = 3", "min_cohort = 3\nsecure = true")
+    run_file.write_text(text.replace('{ kind = "bpe", vocab_size = 300 }', file))
+    place = Place(tmp_path, run_file)
+    process = place.train(anew=True)
+    # round 4 is charged, and its checkpoint is not written
+    place.wait_for(process, lambda: place.has_line("events.jsonl", '"privacy_charged"', after='"number":2'))
+    process.kill()
+    place.wait_until(lambda: not children_of(process.popen.pid))
+
+    summary = place.finish(resume=True, anew=True)
+
+    told = summary["privacy"]
+    assert summary["status"] == "completed" and summary["steps"] < told["charges"] < 20
+    assert told["epsilon_spent"] <= 33.5
+    spent = [row["epsilon"] for row in rounds_of(place)]
+    assert spent == sorted(spent) and spent[-1] == told["epsilon_spent"]
+    assert summary["loss_last"] is None

@@ -36,3 +36,9 @@ def test_each_site_has_a_line_with_reasons_and_what_its_own_texts_say(tmp_path):
 
 def test_a_run_without_rounds_has_no_such_section(tmp_path):
     assert sites_section(run_with(tmp_path, [])) is None
+
+
+def test_a_private_run_says_what_its_sums_have_spent(tmp_path):
+    page = str(sites_section(run_with(tmp_path, [row | {"epsilon": 1.23456} for row in ROUNDS])))
+
+    assert "spent epsilon 1.235 of each site" in page

@@ -42,6 +42,12 @@ def test_factors_of_dora_may_be_averaged_one_by_one(read):
             ("optimizer.kind=sgd", "optimizer.momentum=0.9"),
             "corrects plain gradients",
         ),
+        (
+            '[federated]\nsites = ["a", "b", "c"]\nmin_cohort = 3\nsecure = true\n'
+            "[federated.privacy]\nepsilon = 8.0\ndelta = 1e-3\n",
+            (),
+            'no data.tokenizer.kind = "bpe"',
+        ),
         (SITES + "[privacy]\nepsilon = 8.0\ndelta = 1e-4\nclip_norm = 0.5\n", (), "no budget of theirs would be kept"),
     ],
 )

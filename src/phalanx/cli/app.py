@@ -71,13 +71,12 @@ app.command(
     "Example: phalanx init shared.toml --kind remote --workers alice,bob"
 )(init)
 app.command(epilog="Example: phalanx train run.toml --set train.steps=100 --run-dir runs/first")(train)
-for one, words in ((client, "client.toml"), (site, "north.toml"), (nvflare_job, "run.toml job")):
-    app.command(epilog=f"Example: phalanx {one.__name__.replace('_', '-')} {words}")(one)
+app.command(epilog="Example: phalanx nvflare-job run.toml job")(nvflare_job)
 app.command(epilog="Example: phalanx invite run.toml --name alice --host owner.example.org")(invite)
 app.command(epilog="Examples: phalanx join phx1-...; phalanx join phx1-... --train train.csv --test test.csv")(join)
 app.command(epilog="Examples: phalanx peers runs/first; phalanx peers runs/first --revoke alice --reason stolen")(peers)
-for one in (worker, masked_worker, rollout_worker):
-    app.command(epilog=f"Example: phalanx {one.__name__.replace('_', '-')} worker.toml")(one)
+for one in (client, site, worker, masked_worker, rollout_worker):
+    app.command(epilog=f"Example: phalanx {one.__name__.replace('_', '-')} {one.__name__.split('_')[-1]}.toml")(one)
 app.command(
     epilog="Example: phalanx launch run.toml --set pipeline.pki=keys --dry-run\n\n"
     "Example: phalanx launch run.toml --engine ray --address auto --resume\n\n"

@@ -74,6 +74,21 @@ AlgorithmConfig = Annotated[
 ]
 
 
+class SitePrivacyConfig(StrictModel):
+    """Differential privacy of whole sites: each adds its share of the noise of a sum before its masks.
+
+    Attributes:
+        epsilon: What all rounds together may spend of each site; the run ends before a sum that would spend more.
+        delta: The chance that the bound does not hold; below one over the number of sites.
+        noise_multiplier: Standard deviation of the noise that honest sites bring together, in units of `max_norm`; left
+            out, the least one with which `train.steps` sums stay within `epsilon`.
+    """
+
+    epsilon: Annotated[float, Field(gt=0.0, le=1000.0)]
+    delta: Annotated[float, Field(ge=1e-12, lt=0.1)]
+    noise_multiplier: Annotated[float, Field(ge=0.1, le=1000.0)] | None = None
+
+
 class FederatedConfig(StrictModel):
     """Sites that train on their own data; one step of the run is one round of them.
 
@@ -88,11 +103,13 @@ class FederatedConfig(StrictModel):
         byzantine: Sites that may lie; the rule must stand so many.
         before: Steps before the rule.
         secure: Whether the owner learns the updates' sum and none of them.
+        privacy: What sums may tell of a site; nothing is promised when left out.
         bucket: Sites of a sum, where a rule looks at the means of several sums; one sum of all when left out.
         weights: Sites count the same, or by their training sequences, up to `most_samples`.
         exchange: What sites train and send of LoRA adapters: both "factors", though their mean is not that of what they
             do; B alone, with "frozen_a" the same A for all, which is exact; or both, of which the owner takes the mean
             "product" and cuts it to the rank.
+        personal: Patterns of the names of weights that each site trains for itself and never sends.
         max_norm: Bound of the Euclidean norm of an update; sites scale theirs down to it, and a larger one is refused.
         deadline_s: How long sites may take for an answer; the round goes on without those that are late.
         respawns: How often the process of a site is started again after its end.
@@ -120,10 +137,12 @@ class FederatedConfig(StrictModel):
     byzantine: Annotated[int, Field(ge=0)] = 0
     before: tuple[Literal["nnm", "bucketing"], ...] = ()
     secure: bool = False
+    privacy: SitePrivacyConfig | None = None
     bucket: Annotated[int, Field(ge=LEAST_SUMMED)] | None = None
     weights: Literal["equal", "samples"] = "equal"
     most_samples: Annotated[int, Field(ge=1, le=2**20)] = 1000
     exchange: Literal["factors", "frozen_a", "product"] = "factors"
+    personal: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = ()
     max_norm: Annotated[float, Field(gt=0.0, lt=1e30)] = 10.0
     deadline_s: Annotated[float, Field(gt=0.0, le=86400.0)] = 600.0
     respawns: Annotated[int, Field(ge=0)] = 2
@@ -147,8 +166,11 @@ class FederatedConfig(StrictModel):
             )
         self._check_rule()
         self._check_sums()
+        self._check_privacy()
         if self.algorithm.kind == "fedbuff" and self.algorithm.buffer > self.num_asked:
             raise ValueError(f"algorithm.buffer = {self.algorithm.buffer}: {self.num_asked} sites are asked; lower it")
+        if self.exchange == "product" and self.personal:
+            raise ValueError('personal: exchange = "product" needs both factors of every adapter; leave one out')
         if self.exchange == "product" and (self.secure or self.aggregator != "mean" or self.algorithm.kind != "fedavg"):
             raise ValueError(
                 'exchange = "product" needs the factors of each site, and none of a sum, a rule or a moment of them; '
@@ -190,10 +212,43 @@ class FederatedConfig(StrictModel):
                 f"{LEAST_SUMMED}, and may end with {most}; choose from {LEAST_SUMMED} to {most}, or have more sites"
             )
 
+    def _check_privacy(self) -> None:
+        if self.privacy is None:
+            return
+        if not self.secure:
+            raise ValueError(
+                "privacy: each site adds a share of the noise of a sum, and without secure = true the owner sees each "
+                "update alone; set it"
+            )
+        if self.weights != "equal":
+            raise ValueError(
+                f'weights = "{self.weights}": a weight would raise what one site counts for against the noise; set '
+                'weights = "equal" beside privacy'
+            )
+        if self.privacy.delta * len(self.sites) >= 1:
+            raise ValueError(
+                f"privacy.delta = {self.privacy.delta} with {len(self.sites)} sites: to publish all of a site drawn at "
+                f"random keeps within it; expected less than {1 / len(self.sites):.1e}"
+            )
+        colluding = (self.cohort_sizes[-1] - 1) // 3
+        if self.min_cohort <= colluding:
+            raise ValueError(
+                f"min_cohort = {self.min_cohort}: of a sum of {self.cohort_sizes[-1]} sites {colluding} may collude, "
+                "and shares of the noise that they know are none; raise it"
+            )
+
     @model_serializer(mode="wrap")
     def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave `pki` out where there is none, so that an older run file keeps its digest."""
-        return {name: value for name, value in write(self).items() if name != "pki" or value is not None}
+        """Leave out what is not asked for, so that an older run file keeps its digest."""
+        optional = ("pki", "privacy", "personal")
+        return {name: value for name, value in write(self).items() if name not in optional or value}
+
+    @property
+    def cohort_sizes(self) -> range:
+        """How many sites a secure sum may be begun with."""
+        most = self.num_asked if self.bucket is None else min(self.num_asked, 2 * self.bucket - 1)
+        fewest = self.min_cohort if self.bucket is None else max(self.min_cohort, self.bucket)
+        return range(fewest, most + 1)
 
     @property
     def num_asked(self) -> int:

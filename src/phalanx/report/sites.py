@@ -23,7 +23,10 @@ def sites_section(record: RunRecord) -> Markup | None:
     rows = [_row(name, rounds, measured) for name in names[:_MOST_SITES]]
     sums = sum(len(row["sums"]) for row in rounds if isinstance(row.get("sums"), list))
     how = f"{count(sums)} secure sums; the owner saw no update." if sums else "The owner saw each update."
-    remark = f"{count(len(rounds))} rounds. {how} Losses and accuracies are what sites say."
+    said = "Losses and accuracies are what sites say."
+    if (spent := number(rounds[-1].get("epsilon"))) is not None:
+        said = f"Its sums have spent epsilon {spent:.3f} of each site, and sites tell nothing beside them."
+    remark = f"{count(len(rounds))} rounds. {how} {said}"
     return section("Sites", remark, table(_HEADS, rows, "figures"))
 
 

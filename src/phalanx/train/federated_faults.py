@@ -1,33 +1,39 @@
 """What sections of a run file with ``[federated]`` do not go together."""
 
+from collections.abc import Iterator
 from typing import Any
 
 
 def federated_fault(run: Any) -> str | None:
     """Say what is wrong with a federated run; None where all is well, or where it is none."""
-    section = run.federated
-    if section is None:
-        return None
+    return None if run.federated is None else next(_faults(run, run.federated), None)
+
+
+def _faults(run: Any, section: Any) -> Iterator[str]:
     is_lora = run.model.adapter is not None and run.model.adapter.kind == "lora"
     own = None if run.data.labelled is None else run.data.labelled.own
     if section.algorithm.kind == "scaffold" and (run.optimizer.kind != "sgd" or run.optimizer.momentum):
-        return (
+        yield (
             'federated.algorithm.kind = "scaffold" corrects plain gradients; set optimizer.kind = "sgd" and '
             "optimizer.momentum = 0.0"
         )
     if section.exchange != "factors" and not is_lora:
-        return (
+        yield (
             f'federated.exchange = "{section.exchange}" is about the two factors of LoRA; give model.adapter the kind '
             '"lora", or leave it out'
         )
-    if section.exchange != "factors" and run.model.adapter.dora:
-        return (
+    elif section.exchange != "factors" and run.model.adapter.dora:
+        yield (
             f'federated.exchange = "{section.exchange}" averages what adapters add exactly, and the sizes that DoRA '
             "learns beside its factors have no such mean; set model.adapter.dora = false, or leave exchange out"
         )
     if own is not None and len(own.train) != len(section.sites):
-        return (
+        yield (
             f"data.labelled.task names files of {len(own.train)} clients, and federated.sites has {len(section.sites)} "
             "names; give each site its own, in their order"
         )
-    return None
+    if section.privacy is not None and run.data.tokenizer.kind == "bpe":
+        yield (
+            'federated.privacy has no data.tokenizer.kind = "bpe": a vocabulary that is trained on the text of sites '
+            'tells of it without noise; take "model", or "file" with one of public text'
+        )

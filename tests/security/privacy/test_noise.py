@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from phalanx.security.privacy import SecureStream, discrete_gaussian, gaussian_noise, poisson_sample
-from phalanx.security.privacy.discrete import _bernoulli_exp, _floor_root
+from phalanx.security.privacy.discrete import _bernoulli_exp
 
 KEY = bytes(range(32))
 
@@ -60,13 +60,6 @@ def test_the_chance_of_the_smallest_step_of_the_sampler_is_exact():
     drawn = sum(_bernoulli_exp(Fraction(7, 4), below_from(seed)) for seed in range(4000))
 
     assert drawn / 4000 == pytest.approx(math.exp(-1.75), abs=0.02)
-
-
-@pytest.mark.parametrize("value", [Fraction(1, 9), Fraction(1), Fraction(8), Fraction(10**40), Fraction(10**40 - 1)])
-def test_roots_are_rounded_down_exactly(value):
-    root = _floor_root(value)
-
-    assert root * root <= value < (root + 1) ** 2
 
 
 def test_large_noise_fits_the_normal_distribution_and_none_is_refused():

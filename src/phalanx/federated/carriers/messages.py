@@ -77,20 +77,26 @@ class TrainedReply(SiteReply):
 
     Attributes:
         header: Of the update, signed; its values are the payload. Empty where updates are summed, and stay.
-        loss: Mean over the round's targets.
-        num_targets: Of the round.
+        loss: Mean over the round's targets; None where a site tells nothing but noisy sums.
+        num_targets: Of the round; 0 where a site does not tell.
         samples: The site's weight, as it will be summed.
-        scaled: What the update was multiplied with to keep within the norm.
+        scaled: What the update was multiplied with to keep within the norm; None where a site does not tell.
         train_s: How long it took.
     """
 
     kind: ClassVar[str] = "trained"
     header: Annotated[str, Field(max_length=4096)] = ""
-    loss: Loss
-    num_targets: Annotated[int, Field(ge=1, lt=2**31)]
+    loss: Loss | None
+    num_targets: Annotated[int, Field(ge=0, lt=2**31)]
     samples: Annotated[int, Field(ge=1, lt=2**31)]
-    scaled: Annotated[float, Field(gt=0.0, le=1.0)]
+    scaled: Annotated[float, Field(gt=0.0, le=1.0)] | None
     train_s: Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+
+    @model_validator(mode="after")
+    def _tells_of_targets_or_nothing(self) -> Self:
+        if (self.loss is None) is not (self.num_targets == 0):
+            raise ValueError("loss: is told of targets, and of none it is null")
+        return self
 
 
 class SumReply(SiteReply):

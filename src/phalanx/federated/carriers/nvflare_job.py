@@ -50,8 +50,8 @@ def write_job(directory: Path, name: str, sites: Sequence[str], owner_socket: Pa
             path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         (custom / "__init__.py").write_text("", encoding="utf-8")
         for one in _COPIED:
-            content = files("phalanx.federated.carriers").joinpath(one).read_text(encoding="utf-8")
-            (custom / one).write_text(content, encoding="utf-8")
+            code = files("phalanx.federated.carriers").joinpath(one).read_text(encoding="utf-8")
+            (custom / one).write_text(code, encoding="utf-8")
     except OSError as exc:
         raise ConfigError(f"{directory}: cannot be written ({exc.strerror}); choose a new directory").about(
             file=str(directory), do="choose a new directory"

@@ -25,6 +25,7 @@ from phalanx.federated.rounds.summing import SumMaker
 from phalanx.federated.rounds.terms import RunTerms
 from phalanx.federated.vectors import flatten, norm_of, num_values, shapes_of, unflatten
 from phalanx.security.crypto import Identity, digest_hex
+from phalanx.security.privacy import BudgetLedger
 from phalanx.telemetry import PhaseTimer
 
 _EXCLUDING = frozenset(UpdateRefusal) - {UpdateRefusal.FOREIGN_SITE, UpdateRefusal.NOT_SIGNED}
@@ -40,6 +41,7 @@ class RoundCoordinator:
         fleet: The sites.
         journal: What is admitted is noted there before it counts.
         weights: What is trained, as it is at first.
+        budget: Charged for the sums of a round before they are asked for, where sites bring noise.
 
     Attributes:
         weights: As they are now.
@@ -52,11 +54,19 @@ class RoundCoordinator:
     """
 
     def __init__(
-        self, terms: RunTerms, identity: Identity, fleet: Fleet, journal: RoundJournal, weights: Named
+        self,
+        terms: RunTerms,
+        identity: Identity,
+        fleet: Fleet,
+        journal: RoundJournal,
+        weights: Named,
+        budget: BudgetLedger | None = None,
     ) -> None:
         self.weights, self.timer = weights, PhaseTimer()
         self._terms, self._fleet, self._journal = terms, fleet, journal
-        self._config = terms.config
+        self._config, self._budget = terms.config, budget
+        if (budget is None) is not (terms.config.privacy is None):
+            raise ConfigError("federated.privacy: sums with noise have a budget that they are charged to, others none")
         self._shapes = shapes_of(weights)
         self._server = ALGORITHMS[self._config.algorithm.kind].server(self._config.algorithm, num_values(self._shapes))
         has_controls = self._config.algorithm.kind == "scaffold"
@@ -106,6 +116,7 @@ class RoundCoordinator:
 
         Raises:
             FailedRoundError: Too few updates came, or no sum; nothing changed.
+            PrivacyBudgetError: The budget does not pay for another sum.
         """
         payload = self._payload()
         model = digest_hex(payload)
@@ -127,7 +138,12 @@ class RoundCoordinator:
         return record
 
     def measure(self) -> dict[str, SiteScores]:
-        """Have the sites that are there measure the weights as they are on their own held-out rows."""
+        """Have the sites that are there measure the weights as they are on their own held-out rows.
+
+        None does where sites bring noise: their scores would tell of their rows without any.
+        """
+        if self._budget is not None:
+            return {}
         payload = self._payload()
         sites = self._fleet.idle() - self.excluded.keys()
         found: dict[str, SiteScores] = {}
@@ -207,6 +223,9 @@ class RoundCoordinator:
         if not isinstance(reply, m.TrainedReply):
             record.left_out[answer.site] = answer.fault
             return
+        if (reply.loss is None) is not (self._budget is not None):
+            record.left_out[answer.site] = "malformed"
+            return
         share = SiteShare(reply.loss, reply.num_targets, reply.samples, None, reply.scaled, reply.train_s)
         if self._config.secure:
             record.shares[answer.site] = share
@@ -247,6 +266,8 @@ class RoundCoordinator:
         """Return one update of those that are held, or of the secure sums."""
         try:
             if self._config.secure:
+                if self._budget is not None:
+                    record.charge = self._budget.charge()
                 with self.timer.phase("sum"):
                     return self._sums.update(record, model, self._exclude)
             with self.timer.phase("aggregate"):

@@ -12,20 +12,20 @@ class SiteShare:
     """The part of one site in one round.
 
     Attributes:
-        loss: Mean training loss, as the site says.
+        loss: Mean training loss, as the site says; None where it does not.
         num_targets: As the site says.
         samples: Its weight.
         norm: Of its update; None where updates are summed and none is seen.
-        scaled: What the site says that it multiplied the update with.
+        scaled: What the site says that it multiplied the update with; None where it does not say.
         train_s: Seconds of training, as the site says.
         behind: Rounds that its update is behind.
     """
 
-    loss: float
+    loss: float | None
     num_targets: int
     samples: int
     norm: float | None
-    scaled: float
+    scaled: float | None
     train_s: float
     behind: int = 0
 
@@ -42,6 +42,7 @@ class RoundRecord:
         norm: Of what the weights moved by.
         sums: Numbers of secure sums.
         bytes: Payloads of each site, both ways.
+        charge: Number of the charge of its sums; None without a privacy budget.
     """
 
     number: int
@@ -51,11 +52,12 @@ class RoundRecord:
     norm: float = 0.0
     sums: tuple[int, ...] = ()
     bytes: dict[str, int] = field(default_factory=dict)
+    charge: int | None = None
 
     @property
     def loss(self) -> float:
-        """Mean training loss over all targets; no number where all updates were let in before a crash."""
-        total = sum(one.loss * one.num_targets for one in self.shares.values())
+        """Mean training loss over all targets; no number where sites do not tell, or told an owner that was killed."""
+        total = sum(one.loss * one.num_targets for one in self.shares.values() if one.loss is not None)
         return total / self.num_targets if self.num_targets else math.nan
 
     @property

@@ -1,5 +1,6 @@
 """A site: orders in, replies out. It trains once a round, keeps the update, and enters each secure sum once."""
 
+import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +10,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save, save_file
 
-from phalanx.errors import AggregationError, CheckpointError, FailedBatchError, FrameError
+from phalanx.errors import AggregationError, CheckpointError, FailedBatchError, FrameError, PrivacyBudgetError
 from phalanx.federated.admission import UpdateHeader, sign_update
-from phalanx.federated.algorithms import ALGORITHMS, CONTROL, ControlRule, Named, next_control
+from phalanx.federated.algorithms import ALGORITHMS, CONTROL, ControlRule, LocalRule, Named, next_control
 from phalanx.federated.carriers import messages as m
 from phalanx.federated.carriers.carrier import Payload
-from phalanx.federated.local import LocalTrainer
+from phalanx.federated.local import LocalTrainer, LocalUpdate
+from phalanx.federated.rounds.site_budget import SiteBudget
 from phalanx.federated.rounds.terms import RunTerms
 from phalanx.federated.vectors import Shapes, flatten, norm_of, num_values, shapes_of
 from phalanx.security.aggregate import EnteredRounds, ExpectedRound, SumClient
@@ -42,12 +44,13 @@ class Site:
         terms: Of the run.
         trainer: Trains and measures.
         rounds: Book of the secure sums that were entered, kept on disk.
-        directory: Keeps control variates, for an algorithm that has them.
+        directory: Keeps control variates, for an algorithm that has them, and what sums have spent.
 
     Guarantees:
         An update leaves within `max_norm`, signed for its run, round and model; with ``secure`` it leaves only in sums
         that the site itself finds large enough. An order that is asked again, for the same round and weights, gets the
-        same update and trains nothing. An error is answered by one word.
+        same update and trains nothing. An error is answered by one word. With ``privacy`` nothing that depends on the
+        site's data leaves but in noisy sums, as many as its own budget pays for: no loss, no score, no failure.
     """
 
     def __init__(
@@ -56,6 +59,8 @@ class Site:
         self._identity, self._terms, self._trainer, self._rounds = identity, terms, trainer, rounds
         self._shapes: Shapes = trainer.shapes()
         self._controls = _Controls(directory, self._shapes)
+        wanted, sums = terms.config.privacy, terms.noisy_rounds(num_values(self._shapes))
+        self._budget = None if wanted is None or sums is None else SiteBudget(directory, sums, wanted)
         self._trained: _Trained | None = None
         self._sum: tuple[int, SumClient] | None = None
 
@@ -66,14 +71,14 @@ class Site:
                 return self._train(order, payload)
             if isinstance(order, m.SumOrder):
                 return self._take_phase(order, payload)
-            if isinstance(order, m.MeasureOrder):
+            if isinstance(order, m.MeasureOrder) and self._budget is None:
                 found = self._trainer.measure(self._weights(payload))
                 return m.MeasuredReply(
                     ticket=order.ticket, loss=found.loss, num_targets=found.num_targets, classes=found.classes
                 ), b""
         except FailedBatchError:
             return m.SiteFault(ticket=order.ticket, reason="not_finite"), b""
-        except (AggregationError, FrameError):
+        except (AggregationError, FrameError, PrivacyBudgetError):
             return m.SiteFault(ticket=order.ticket, reason="refused"), b""
         return m.SiteFault(ticket=order.ticket, reason="failed"), b""
 
@@ -107,7 +112,7 @@ class Site:
         own = self._controls.own
         if isinstance(rule, ControlRule):
             rule.with_controls(of_all, own)
-        update = self._trainer.train(order.round, start, order.rate, rule)
+        update = self._update(order, start, rule)
         values = dict(update.delta)
         if isinstance(rule, ControlRule):
             own_next = next_control(own, of_all, update.delta, update.steps * order.rate)
@@ -117,15 +122,28 @@ class Site:
         if isinstance(rule, ControlRule):
             self._controls.prepare(order.round, {name: own[name] + values[CONTROL + name] for name in own})
         samples = min(update.samples, config.most_samples) if config.weights == "samples" else 1
+        tells = self._budget is None
         reply = m.TrainedReply(
             ticket=order.ticket,
-            loss=update.loss,
-            num_targets=update.num_targets,
+            loss=update.loss if tells else None,
+            num_targets=update.num_targets if tells else 0,
             samples=samples,
-            scaled=scaled,
+            scaled=scaled if tells else None,
             train_s=time.perf_counter() - began,
         )
         return _Trained(order.round, order.model, values, reply)
+
+    def _update(self, order: m.TrainOrder, start: Named, rule: LocalRule) -> LocalUpdate:
+        """Train; beside noise an update that failed is one of zeros, for a failure would tell of the data."""
+        try:
+            update = self._trainer.train(order.round, start, order.rate, rule)
+        except FailedBatchError:
+            if self._budget is None:
+                raise
+        else:
+            if self._budget is None or math.isfinite(norm_of(update.delta)):
+                return update
+        return LocalUpdate({name: torch.zeros_like(one) for name, one in start.items()}, 1, 0.0, 1, 1)
 
     def _take_phase(self, order: m.SumOrder, payload: Payload) -> Answer:
         """Take one phase; what is summed is this site's own update of that very round and model."""
@@ -139,7 +157,8 @@ class Site:
         client = self._sum[1]
         if order.phase == "mask":
             values = flatten(kept.values).numpy().astype(np.float32, copy=False)
-            deposit = client.mask(message, values, kept.reply.samples)
+            noise = None if self._budget is None else self._budget.noise_for(client.terms)
+            deposit = client.mask(message, values, kept.reply.samples, noise)
             reply = m.SumReply(ticket=order.ticket, message=deposit.message.decode("ascii"))
             return reply, deposit.values.data.cast("B")
         step = {"join": client.join, "share": client.share, "consent": client.consent, "release": client.release}

@@ -10,6 +10,7 @@ from phalanx.errors import AggregationError
 from phalanx.federated.buckets import bucket_sites, robust_over_buckets
 from phalanx.federated.carriers import messages as m
 from phalanx.federated.carriers.carrier import Payload, SentOrder
+from phalanx.federated.config import least_left_of
 from phalanx.federated.rounds.fleet import Fleet
 from phalanx.federated.rounds.journal import RoundJournal
 from phalanx.federated.rounds.record import RoundRecord
@@ -33,6 +34,7 @@ class SumMaker:
 
     def __init__(self, terms: RunTerms, identity: Identity, fleet: Fleet, journal: RoundJournal, length: int) -> None:
         self._terms, self._identity, self._length = terms, identity, length
+        self._noisy = terms.noisy_rounds(length)
         self._fleet, self._journal = fleet, journal
 
     def update(self, record: RoundRecord, model: str, exclude: Exclude) -> Tensor:
@@ -51,6 +53,8 @@ class SumMaker:
         if len(sites) < max(size, config.min_cohort):
             raise AggregationError(SumRefusal.TOO_FEW, f"{len(sites)} sites have trained; a sum has {size}")
         buckets = bucket_sites(sites, size, bytes.fromhex(model)) if config.bucket else [tuple(sites)]
+        if least_left_of(min(len(bucket) for bucket in buckets)) < config.min_cohort:
+            raise AggregationError(SumRefusal.TOO_FEW, f"{len(sites)} sites have trained; a sum may end with too few")
         sums = [self._sum(record, model, bucket, exclude) for bucket in buckets]
         contributors = {name for one in sums for name in one.contributors}
         for site in [site for site in record.shares if site not in contributors]:
@@ -74,7 +78,7 @@ class SumMaker:
             ),
             length=self._length,
             clip=config.max_norm,
-            max_weight=config.most_samples if config.weights == "samples" else 1,
+            max_weight=self._max_weight(len(bucket)),
             minimum=config.min_cohort,
         )
         server = SumServer(terms, self._identity)
@@ -98,6 +102,11 @@ class SumMaker:
         for site, what in found.liars.items():
             exclude(site, f"broke a sum: {what}")
         return found
+
+    def _max_weight(self, clients: int) -> int:
+        if self._noisy is not None:
+            return self._noisy.of(clients).max_weight
+        return self._terms.config.most_samples if self._terms.config.weights == "samples" else 1
 
 
 class _Walk:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from phalanx.federated.config import FederatedConfig
 from phalanx.security.crypto import Peer
+from phalanx.security.privacy import NoisyRounds
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class RunTerms:
         seed: Of the draw of cohorts.
         owner: Asks for rounds.
         roster: All sites by name, certified by the run's authority.
+        rounds: How many the run is to have.
     """
 
     run: str
@@ -26,3 +28,18 @@ class RunTerms:
     seed: int
     owner: Peer
     roster: Mapping[str, Peer]
+    rounds: int
+
+    def noisy_rounds(self, length: int) -> NoisyRounds | None:
+        """Return the noisy sums of the run, of so many values; None where sites bring no noise.
+
+        Raises:
+            ConfigError: No noise keeps the run's rounds within its budget.
+        """
+        wanted, sizes = self.config.privacy, self.config.cohort_sizes
+        if wanted is None:
+            return None
+        sums = NoisyRounds(sizes[0], sizes[-1], self.config.min_cohort, length, wanted.noise_multiplier or 1.0)
+        if wanted.noise_multiplier is not None:
+            return sums
+        return sums.enough_for(self.rounds, wanted.epsilon, wanted.delta)

@@ -153,6 +153,11 @@ class SumClient:
         self.phase = SumPhase.ADVERTS
         return m.encoded(self._own_advert)
 
+    @property
+    def terms(self) -> SumTerms:
+        """The terms of the round that it has joined."""
+        return self._terms
+
     def share(self, adverts: bytes) -> bytes:
         """Take all clients' keys; return sealed shares of this client's two secrets, one box a neighbour.
 

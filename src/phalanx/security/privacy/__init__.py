@@ -7,6 +7,7 @@ poisson_sample           the rows of one step, by a secret key
 gaussian_noise           real noise from a cryptographic stream
 discrete_gaussian        integer noise of the exact distribution
 NoisySum                 the noise that clients of a secure sum bring
+NoisyRounds              the noisy sums of a run, and what so many of them spend
 
 What the guarantee covers, against which adversary, and what it does not: docs/privacy.md.
 """
@@ -14,8 +15,8 @@ What the guarantee covers, against which adversary, and what it does not: docs/p
 from phalanx.security.privacy.accountant import PoissonGaussian, check_rate, noise_for
 from phalanx.security.privacy.config import PrivacyConfig
 from phalanx.security.privacy.discrete import discrete_gaussian
-from phalanx.security.privacy.distributed import NoisySum
-from phalanx.security.privacy.ledger import CHARGED, TERMS, BudgetLedger, PastCharges
+from phalanx.security.privacy.distributed import NoisyRounds, NoisySum
+from phalanx.security.privacy.ledger import CHARGED, TERMS, BudgetLedger, PastCharges, PrivateMechanism
 from phalanx.security.privacy.noise import SEED_BYTES, SecureStream, gaussian_noise
 from phalanx.security.privacy.sampling import poisson_sample
 
@@ -24,10 +25,12 @@ __all__ = [
     "SEED_BYTES",
     "TERMS",
     "BudgetLedger",
+    "NoisyRounds",
     "NoisySum",
     "PastCharges",
     "PoissonGaussian",
     "PrivacyConfig",
+    "PrivateMechanism",
     "SecureStream",
     "check_rate",
     "discrete_gaussian",

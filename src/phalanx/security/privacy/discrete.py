@@ -7,6 +7,7 @@ Source: Canonne, Kamath and Steinke 2020, algorithms 1 to 3. One thing is ours: 
 those that are refused are drawn again.
 """
 
+import math
 import secrets
 from collections.abc import Callable
 from fractions import Fraction
@@ -31,12 +32,12 @@ def discrete_gaussian(count: int, variance: Fraction, below: Below = secrets.ran
     """
     if variance <= 0:
         raise ValueError(f"variance {variance}: expected more than 0")
-    return np.array([_gaussian(variance, below) for _ in range(count)], np.int64)
-
-
-def _gaussian(variance: Fraction, below: Below) -> int:
     # floor(sigma) + 1, without a root of a rational being rounded
-    scale = _floor_root(variance) + 1
+    scale = math.isqrt(math.floor(variance)) + 1
+    return np.array([_gaussian(variance, scale, below) for _ in range(count)], np.int64)
+
+
+def _gaussian(variance: Fraction, scale: int, below: Below) -> int:
     while True:
         value = _laplace(scale, below)
         miss = abs(value) - variance / scale
@@ -69,11 +70,3 @@ def _bernoulli_exp(gamma: Fraction, below: Below) -> bool:
     while below(gamma.denominator * count) < gamma.numerator:
         count += 1
     return count % 2 == 1
-
-
-def _floor_root(value: Fraction) -> int:
-    low, high = 0, max(1, int(value)) + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if middle * middle <= value else (low, middle)
-    return low

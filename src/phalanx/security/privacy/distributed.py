@@ -6,8 +6,10 @@ of the noise are not counted.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +20,7 @@ from phalanx.security.privacy.discrete import discrete_gaussian
 
 _TAIL = 12
 """Standard deviations of a sum's noise that fit into the ring beside all values; beyond is a chance of 10^-32."""
-_MOST_NOISE = 1000.0
+_MOST_NOISE, _THOUSAND = 1000.0, 1000
 
 
 @dataclass(frozen=True)
@@ -96,14 +98,92 @@ class NoisySum:
 
     def epsilon(self, rounds: int, delta: float) -> float:
         """Return the epsilon of so many sums at a delta."""
-        rho = self.concentrated(rounds)
-        orders = 1 + np.exp(np.linspace(-6, 12, 4000))
-        # proposition 7, solved for epsilon at each order; the least one holds
-        found = orders * rho + (math.log(1 / delta) + (orders - 1) * np.log1p(-1 / orders) - np.log(orders)) / (
-            orders - 1
-        )
-        return max(0.0, float(found.min()))
+        return _epsilon_of(self.concentrated(rounds), delta)
 
     def draw(self) -> NDArray[np.int64]:
         """Draw one client's share of the noise; for one sum alone."""
         return discrete_gaussian(self.length, self.share)
+
+
+@dataclass(frozen=True)
+class NoisyRounds:
+    """The noisy sums of a run, a mechanism of its ledger: clients drop out, so a sum may have one of several sizes.
+
+    Attributes:
+        fewest: Clients of a cohort at least.
+        most: Clients of a cohort at most.
+        minimum: Clients that a sum has at least.
+        length: Values of a client.
+        noise_multiplier: As of `NoisySum`.
+
+    Raises:
+        ConfigError: A sum of one of these sizes has no noise of an honest client.
+
+    Guarantees:
+        `epsilon` bounds what any number of sums tells of one client that is in all of them. How cohorts are drawn
+        earns nothing: it is known which clients take part.
+    """
+
+    fewest: int
+    most: int
+    minimum: int
+    length: int
+    noise_multiplier: float
+    rate: ClassVar[float] = 1.0
+
+    def __post_init__(self) -> None:
+        for clients in range(self.fewest, self.most + 1):
+            self.of(clients)
+
+    def of(self, clients: int) -> NoisySum:
+        """Return the sum of a cohort of so many.
+
+        Raises:
+            ConfigError: No cohort has so many.
+        """
+        if not self.fewest <= clients <= self.most:
+            raise ConfigError(f"a noisy sum of {clients} clients: expected {self.fewest} to {self.most}")
+        return NoisySum(clients, self.minimum, self.length, self.noise_multiplier)
+
+    def epsilon(self, steps: int, delta: float) -> float:
+        """Return the epsilon of so many sums, each of the size that tells most."""
+        return _epsilon_of(steps * self._rho, delta) if steps else 0.0
+
+    def affordable(self, epsilon: float, delta: float, at_most: int) -> int:
+        """Return how many sums stay within an epsilon, or `at_most` where as many do."""
+        low, high = 0, at_most + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.epsilon(middle, delta) <= epsilon else (low, middle)
+        return low
+
+    def enough_for(self, steps: int, epsilon: float, delta: float) -> "NoisyRounds":
+        """Return these sums with the least noise, in thousandths, that keeps so many of them within an epsilon.
+
+        Raises:
+            ConfigError: No noise is enough.
+        """
+        low, high = 0, round(_MOST_NOISE * _THOUSAND)
+        if self._with(high).epsilon(steps, delta) > epsilon:
+            raise ConfigError(
+                f"federated.privacy.epsilon = {epsilon}: no noise keeps {steps} rounds within it; raise it, or take "
+                "fewer rounds"
+            )
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._with(middle).epsilon(steps, delta) <= epsilon else (middle, high)
+        return self._with(high)
+
+    @cached_property
+    def _rho(self) -> float:
+        return max(self.of(clients).concentrated(1) for clients in range(self.fewest, self.most + 1))
+
+    def _with(self, thousandths: int) -> "NoisyRounds":
+        return replace(self, noise_multiplier=thousandths / _THOUSAND)
+
+
+def _epsilon_of(rho: float, delta: float) -> float:
+    orders = 1 + np.exp(np.linspace(-6, 12, 4000))
+    # proposition 7, solved for epsilon at each order; the least one holds
+    found = orders * rho + (math.log(1 / delta) + (orders - 1) * np.log1p(-1 / orders) - np.log(orders)) / (orders - 1)
+    return max(0.0, float(found.min()))

@@ -5,17 +5,38 @@ sample, gets other noise, and is charged again. Lines of the log cannot be taken
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from phalanx.errors import AuditLogError, ConfigError, PrivacyBudgetError
 from phalanx.security.audit import AuditLog
-from phalanx.security.privacy.accountant import PoissonGaussian
 
 TERMS = "privacy_terms"
 """Kind of the line that says what every charge is for; a run has one."""
 CHARGED = "privacy_charged"
 """Kind of the line of one charge."""
 _GROWTH = 1.25
+
+
+class PrivateMechanism(Protocol):
+    """What every charge of a run pays for, and what so many of them spend."""
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Standard deviation of the noise over the bound of what is protected."""
+        ...
+
+    @property
+    def rate(self) -> float:
+        """Chance to be in one sample; 1 where nothing is known of it."""
+        ...
+
+    def epsilon(self, steps: int, delta: float) -> float:
+        """Return the epsilon that so many spend at a delta; an upper bound."""
+        ...
+
+    def affordable(self, epsilon: float, delta: float, at_most: int) -> int:
+        """Return how many stay within an epsilon, or `at_most` where as many do."""
+        ...
 
 
 @dataclass
@@ -55,7 +76,7 @@ class BudgetLedger:
 
     Args:
         log: Of the run, open.
-        step: The mechanism of every step.
+        step: What each charge pays for.
         epsilon: What may be spent.
         delta: The chance that the bound does not hold.
         terms: What else the first line says: how rows are drawn and what one is.
@@ -71,7 +92,7 @@ class BudgetLedger:
     """
 
     log: AuditLog
-    step: PoissonGaussian
+    step: PrivateMechanism
     epsilon: float
     delta: float
     terms: dict[str, Any]

@@ -13,6 +13,7 @@ from phalanx.security.crypto import make_private_directory, read_private, write_
 from phalanx.security.privacy import (
     SEED_BYTES,
     BudgetLedger,
+    NoisyRounds,
     PastCharges,
     PoissonGaussian,
     check_rate,
@@ -164,6 +165,33 @@ def private_batches(
         return PrivateBatches(ChargedLoader(corpus, train.batch_size, train.seed, ledger), ledger)
     parts = train.microbatches * (1 if run.parallel is None else run.parallel.dp)
     return PrivateBatches(PoissonLoader(corpus, train.batch_size, parts, _sampling_key(secrets), ledger), ledger)
+
+
+def round_budget(run: RunConfig, sums: NoisyRounds | None, log: AuditLog, past: PastCharges) -> BudgetLedger | None:
+    """Return what the noisy sums of federated rounds are charged to; None where sites bring no noise.
+
+    Raises:
+        ConfigError: The budget pays for no sum.
+    """
+    wanted = None if run.federated is None else run.federated.privacy
+    if run.federated is None or wanted is None or sums is None:
+        return None
+    terms = {
+        "example": "all data of one site",
+        "neighbours": "a site's update is zeros",
+        "sampling": "none",
+        "clip_norm": run.federated.max_norm,
+        "sites": len(run.federated.sites),
+    }
+    # a round that fails may have begun a sum
+    session = run.train.steps * (1 + run.train.max_failed_batches) + 1
+    ledger = BudgetLedger(log, sums, wanted.epsilon, wanted.delta, terms, past, session)
+    if not ledger.affordable:
+        raise ConfigError(
+            f"federated.privacy.epsilon = {wanted.epsilon} does not pay for one sum with noise_multiplier = "
+            f"{sums.noise_multiplier:g}; raise one"
+        )
+    return ledger
 
 
 def _sampling_key(secrets: Path) -> bytes:

@@ -12,6 +12,7 @@ from phalanx.federated.local import SiteScores
 from phalanx.federated.rounds.coordinator import RoundCoordinator
 from phalanx.federated.rounds.record import RoundRecord
 from phalanx.federated.site_trainer import WholeModel
+from phalanx.security.privacy import BudgetLedger
 from phalanx.telemetry import MetricsFile
 from phalanx.train.batches.scores import Scores, Validation, loss_of
 from phalanx.train.batches.validation import perplexity_of
@@ -38,6 +39,7 @@ class FederatedEngine:
         rate: Learning rate of a round, from 0.
         rounds: One line a round: what it came to, site by site.
         recorder: Takes events, and what the metrics are to say of a round.
+        budget: What noisy sums are charged to; None where sites bring no noise.
     """
 
     def __init__(
@@ -47,9 +49,10 @@ class FederatedEngine:
         rate: Callable[[int], float],
         rounds: MetricsFile,
         recorder: RoundRecorder,
+        budget: BudgetLedger | None = None,
     ) -> None:
         self._coordinator, self._model, self._rate = coordinator, model, rate
-        self._rounds, self._recorder = rounds, recorder
+        self._rounds, self._recorder, self._budget = rounds, recorder, budget
         self._num_steps = 0
 
     def step(self, step: int, inputs: StepInputs) -> StepResult:
@@ -119,7 +122,7 @@ class FederatedEngine:
 
     def _note(self, step: int, record: RoundRecord) -> None:
         sites = record.row()
-        row = {"step": step, "round": record.number, "asked": list(record.asked), "norm": record.norm}
+        row = {"step": step, "round": record.number, "asked": list(record.asked), "norm": record.norm, **self._spent()}
         self._rounds.append({**row, "sums": list(record.sums), "sites": sites, "bytes": record.bytes})
         self._recorder.observe(
             "round",
@@ -132,8 +135,12 @@ class FederatedEngine:
         )
         for site, reason in sorted(record.left_out.items()):
             self._recorder.observe("site_left_out", {"round": step + 1, "site": site, "reason": reason})
-        losses = {f"sites/{site}/loss": share.loss for site, share in record.shares.items()}
-        self._recorder.figures = {"sites": float(len(record.shares)), "update_norm": record.norm, **losses}
+        losses = {f"sites/{site}/loss": one.loss for site, one in record.shares.items() if one.loss is not None}
+        figures = {"sites": float(len(record.shares)), "update_norm": record.norm, **losses}
+        self._recorder.figures = figures | self._spent()
+
+    def _spent(self) -> dict[str, float]:
+        return {} if self._budget is None else {"epsilon": self._budget.epsilon_spent}
 
 
 def _validation(found: SiteScores) -> Validation:

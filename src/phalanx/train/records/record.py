@@ -1,6 +1,7 @@
 """The records of a run while it goes: metrics, events, TensorBoard, the progress bar."""
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -33,8 +34,8 @@ _SAID: dict[str, tuple[Kind, str]] = {
     "drift": ("alarm", "step {step}: {party} leans to one side at stage {stage}, below the tolerance; audited in full"),
     "doubts_not_followed": (
         "alarm",
-        "step {step}: {auditor} doubts the weight gradient of stage {stage} again and again, without a cause; from now "
-        "on one step in {steps_per_doubt} is recomputed for it",
+        "step {step}: {auditor} doubts the weight gradient of stage {stage} again and again, and recomputed it is "
+        "right; from now on one step in {steps_per_doubt} is recomputed for it",
     ),
     "verdict": ("verdict", "verdict: {party} is guilty: {reason}"),
     "verdict_refused": (
@@ -127,8 +128,10 @@ class RunningTotals:
         self.audits += guard.num_audits
         self.alarms += guard.num_alarms
         self.wall_s += wall_s
-        self.loss_first = result.loss if self.loss_first is None else self.loss_first
-        self.loss_last = result.loss
+        # sites that bring noise tell no loss, and those of a killed owner told it to that one
+        if math.isfinite(result.loss):
+            self.loss_first = result.loss if self.loss_first is None else self.loss_first
+            self.loss_last = result.loss
 
     def load_json(self, saved: dict[str, Any]) -> None:
         """Take over the totals of earlier sessions.

@@ -14,9 +14,11 @@ from phalanx.federated.rounds.coordinator import RoundCoordinator
 from phalanx.federated.rounds.fleet import Fleet
 from phalanx.federated.rounds.journal import RoundJournal
 from phalanx.federated.site_trainer import WholeModel
+from phalanx.federated.vectors import num_values, shapes_of
 from phalanx.models import ModelSource, StageSpec, open_model, stage_table, weights_digest
 from phalanx.optimizers import learning_rate
 from phalanx.telemetry import MetricsFile
+from phalanx.train.batches.private import round_budget
 from phalanx.train.batches.remote_turns import RemoteTurns
 from phalanx.train.batches.scores import describe_texts
 from phalanx.train.batches.site_data import SharedTexts, section_of, whole_model
@@ -109,7 +111,11 @@ class FederatedSetup:
             carrier = stack.enter_context(open_carrier(context, terms))
             fleet = Fleet(carrier)
             journal = RoundJournal(home.path / "rounds")
-            coordinator = RoundCoordinator(terms, home.owner, fleet, journal, self._model.weights())
+            weights, length = self._model.weights(), num_values(shapes_of(self._model.trained))
+            budget = round_budget(run, terms.noisy_rounds(length), context.log, context.history.charges)
+            if budget is not None:
+                context.spend_from(budget)
+            coordinator = RoundCoordinator(terms, home.owner, fleet, journal, weights, budget)
             rounds = stack.enter_context(MetricsFile(home.path / ROUNDS_FILE))
             rounds.truncate_after(opening.start - 1)
             engine = FederatedEngine(
@@ -118,6 +124,7 @@ class FederatedSetup:
                 lambda step: learning_rate(run.optimizer, step, run.train.steps),
                 rounds,
                 recorder,
+                budget,
             )
             if opening.checkpoint is not None:
                 engine.load(opening.checkpoint)

@@ -106,7 +106,7 @@ def terms_of(run: RunConfig, identity: Identity, certificates: Path) -> RunTerms
     section = section_of(run)
     found = {name: _certified(name, certificates, identity) for name in (OWNER, *section.sites)}
     owner = found.pop(OWNER)
-    return RunTerms(digest(run)[:32], digest(run), section, run.train.seed, owner, found)
+    return RunTerms(digest(run)[:32], digest(run), section, run.train.seed, owner, found, run.train.steps)
 
 
 def _certified(name: str, certificates: Path, identity: Identity) -> Peer:
