@@ -273,6 +273,7 @@ def seal_in_short(result: Result) -> Iterator[str]:
 
 
 COSTS = "docs/concepts/guard_costs.md"
+FEDERATED = "federated-cpu-2cores-busy-quick.json"
 
 
 def update_attacks(result: Result) -> Iterator[str]:
@@ -308,6 +309,19 @@ def posttrain(result: Result) -> Iterator[str]:
         )
 
 
+def rounds(result: Result) -> Iterator[str]:
+    for row in result["rows"]:
+        over = [either(row[key], ".2f") for key in ("over_training_s", "cpu_over_training_s")]
+        size = "-" if row["bytes"] is None else f"{row['bytes'] / 1000:.0f}"
+        cells = [either(row["loads_after_first_turn"], ".0f"), either(row["largest_loss_difference"], ".0e")]
+        yield line(row["arm"], f"{row['wall_s']:.2f}", f"{row['cpu_s']:.2f}", *over, size, *cells)
+
+
+def private_steps(result: Result) -> Iterator[str]:
+    for row in result["privacy"]:
+        yield line(f"`{row['clipping']}`", f"{row['cpu_s']:.2f}", either(row["over_none"], ".2f"))
+
+
 TABLES = (
     Table("docs/data_sources.md", f"extraction{BUSY}", extraction),
     Table(COSTS, "overhead-presets-cpu-2cores.json", presets),
@@ -322,6 +336,9 @@ TABLES = (
     Table(BENCHMARKS, "pipeline-cpu-2cores-quick.json", pipeline),
     Table(BENCHMARKS, "parallel-cpu-2cores-quick.json", layouts),
     Table(BENCHMARKS, f"posttrain{BUSY}", posttrain),
+    Table(BENCHMARKS, FEDERATED, rounds),
+    Table(BENCHMARKS, FEDERATED, private_steps),
+    Table("docs/federated.md", FEDERATED, rounds),
     Table(BENCHMARKS, f"gradient-screen{BUSY}", screen),
     Table(BENCHMARKS, f"slow-line{BUSY}", slow_line),
     Table(BENCHMARKS, "chaos-cpu-2cores.json", kills),
