@@ -2,6 +2,7 @@
 
 import pytest
 
+from phalanx.config.extras import has_bitsandbytes
 from phalanx.lab.attacks import actor
 from phalanx.models import LoraConfig, PrefixConfig
 from phalanx.pipeline import AttackConfig
@@ -11,7 +12,10 @@ KINDS = {
     "dora": LoraConfig(rank=2, dora=True),
     "rslora": LoraConfig(rank=2, rslora=True),
     "ptuning": PrefixConfig(kind="ptuning", tokens=3),
+    "nf4": LoraConfig(rank=2, quantize="nf4"),
 }
+NEEDS_QUANT = pytest.mark.skipif(not has_bitsandbytes(), reason="needs the extra `quant`")
+each_kind = pytest.mark.parametrize("kind", [pytest.param(k, marks=[NEEDS_QUANT] * (k == "nf4")) for k in KINDS])
 STEPS = 4
 
 
@@ -35,10 +39,11 @@ def cache(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def clean(cache, tmp_path_factory):
-    return {kind: trained(run_of(kind), tmp_path_factory.mktemp("clean"), cache) for kind in KINDS}
+    there = [kind for kind in KINDS if kind != "nf4" or has_bitsandbytes()]
+    return {kind: trained(run_of(kind), tmp_path_factory.mktemp("clean"), cache) for kind in there}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each_kind
 def test_a_clean_run_learns_is_audited_and_nobody_is_accused(clean, kind):
     _, results, verdicts, evicted = clean[kind]
 
@@ -46,7 +51,7 @@ def test_a_clean_run_learns_is_audited_and_nobody_is_accused(clean, kind):
     assert all(result.guard.num_audits and result.gradient_norm > 0 for result in results)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each_kind
 @pytest.mark.parametrize("attack", ["sign_flip", "gaussian"])
 def test_a_stage_that_lies_in_three_steps_of_ten_is_named_and_no_bit_is_lost(clean, cache, tmp_path, kind, attack):
     config = AttackConfig(kind=attack, stages=(2,), rate=0.3, seed=1)

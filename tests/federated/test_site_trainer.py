@@ -1,11 +1,14 @@
 """A site's trainer on a real model: rounds of one step are SGD on the union, and a round is the same again."""
 
+import re
+
 import pytest
 import torch
 from rounds_scene import Scene
+from safetensors.torch import load_file
 
 from phalanx.data import Batch, BatchLoader
-from phalanx.errors import FailedBatchError
+from phalanx.errors import CheckpointError, ConfigError, FailedBatchError
 from phalanx.federated.algorithms import ALGORITHMS, PlainRule
 from phalanx.federated.site_trainer import SiteData, SiteSchedule, SiteTrainer, WholeModel
 from phalanx.models import LoraConfig, ModelConfig, open_model
@@ -50,10 +53,10 @@ def model_of(source, adapter=None, **more) -> WholeModel:
     return WholeModel(source, config, 3, "causal_lm", 0, **{"frozen_a": False, **more})
 
 
-def trainer_of(model: WholeModel, name: str, share, size: int, optimizer=SGD, steps: int = 1) -> SiteTrainer:
+def trainer_of(model: WholeModel, name: str, share, size: int, optimizer=SGD, steps=1, own=None) -> SiteTrainer:
     rows = Rows()
     data = SiteData(name, BatchLoader(rows, size, 1, share), 12 // share[1], lambda: [rows.train_batch(range(4))])
-    return SiteTrainer(model, data, SiteSchedule(optimizer, steps, size, 2, 7))
+    return SiteTrainer(model, data, SiteSchedule(optimizer, steps, size, 2, 7), own)
 
 
 def test_fedavg_with_one_step_of_sgd_is_one_process_on_the_union(tmp_path, source):
@@ -100,3 +103,95 @@ def test_a_loss_that_is_no_number_is_no_update(source):
 
     with pytest.raises(FailedBatchError):
         trainer_of(model, "site-0", (0, 3), 2).train(1, weights, 0.1, ALGORITHMS["fedavg"].local(None, weights))
+
+
+PERSONAL = ("transformer.ln_f.*", "*.h.1.ln_2.weight")
+STAY = {"transformer.ln_f.weight", "transformer.ln_f.bias", "transformer.h.1.ln_2.weight"}
+
+
+def personal_model(source) -> WholeModel:
+    model = model_of(source)
+    model.keep_back(PERSONAL)
+    return model
+
+
+@pytest.mark.parametrize("algorithm", [{"kind": "fedprox", "mu": 0.1}, {"kind": "scaffold"}])
+def test_personal_weights_are_trained_at_each_site_and_are_in_no_message(tmp_path, source, algorithm):
+    def site(number):
+        return trainer_of(personal_model(source), f"site-{number}", (number, 3), 4, own=tmp_path / f"own-{number}")
+
+    scene = Scene.of_trainers(
+        tmp_path, [site(number) for number in range(3)], personal_model(source).weights(), algorithm=algorithm
+    )
+    sent = []
+    for name, answer in scene.carrier.sites.items():
+        scene.carrier.sites[name] = lambda order, payload, answer=answer: (
+            sent.append(bytes(payload)),
+            answer(order, payload),
+        )[1]
+
+    for number in (1, 2):
+        scene.owner.round(number, 0.1)
+    own_scores = scene.owner.measure()
+
+    messages = [*sent, *(bytes(one.payload) for one in scene.carrier.replies)]
+    assert any(b"transformer.wte.weight" in one for one in messages)
+    assert not any(name.encode() in one for one in messages for name in STAY)
+    kept = [load_file(tmp_path / f"own-{number}" / "personal" / "round-2.safetensors") for number in range(3)]
+    first = model_of(source).weights()
+    assert {frozenset(one) for one in kept} == {frozenset(STAY)}
+    # each site's are its own, and none of them is found among what was sent by its bytes
+    assert len({one["transformer.ln_f.weight"].numpy().tobytes() for one in kept} | {b""}) == 4
+    assert not any(torch.equal(one["transformer.ln_f.weight"], first["transformer.ln_f.weight"]) for one in kept)
+    assert not any(one["transformer.ln_f.weight"].numpy().tobytes() in message for one in kept for message in messages)
+    # a site measures with its own: a site that has lost them says something else
+    (tmp_path / "own-0" / "personal" / "round-2.safetensors").unlink()
+    (tmp_path / "own-0" / "personal" / "round-1.safetensors").unlink()
+    assert scene.owner.measure()["site-0"].loss != own_scores["site-0"].loss
+    assert scene.owner.measure()["site-1"] == own_scores["site-1"]
+
+
+def test_without_patterns_the_same_weights_are_sent(source):
+    model = model_of(source)
+    model.keep_back(())
+
+    assert set(model.trained) > STAY and not model.personal
+
+
+def test_a_site_that_begins_anew_goes_on_with_its_personal_weights_and_a_round_that_is_done_again_is_the_same(
+    tmp_path, source
+):
+    def site():
+        return trainer_of(personal_model(source), "site-0", (0, 3), 4, own=tmp_path)
+
+    weights = personal_model(source).weights()
+    rule = PlainRule(None, weights)
+    steady = site()
+    steady.train(1, weights, 0.1, rule)
+    second = steady.train(2, weights, 0.1, rule)
+    steady.train(3, weights, 0.1, rule)
+
+    again = site().train(2, weights, 0.1, rule)
+
+    assert all(torch.equal(second.delta[name], again.delta[name]) for name in weights)
+    assert not (tmp_path / "personal" / "round-3.safetensors").exists()
+    (tmp_path / "personal" / "round-2.safetensors").write_bytes(b"x")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        site().train(3, weights, 0.1, rule)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "words"),
+    [
+        (("head.*",), '"head.*" matches no trained weight; there are transformer.h.0'),
+        (("*",), "sites would share none"),
+    ],
+)
+def test_patterns_that_mean_nothing_or_everything_are_refused(source, patterns, words):
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        model_of(source).keep_back(patterns)
+
+
+def test_personal_weights_without_a_place_are_refused(source):
+    with pytest.raises(ConfigError, match="no directory of its own"):
+        trainer_of(personal_model(source), "site-0", (0, 3), 4)

@@ -137,6 +137,7 @@ ENGINE = {name: text for name, text in ENGINES.items() if name != "pipeline"} | 
 LABELLED = "data={labelled={task='medquad'},tokenizer={kind='bpe',vocab_size=300},sequence_length=16}"
 WANTED = {
     "model.adapter.dora": "true",
+    "model.adapter.quantize": "'nf4'",
     "model.adapter.path": "'adapters/one'",
     "train.objective": f"'mine.py:loss@{'0' * 64}'",
     "model.family": f"'mine.py:cwm@{'0' * 64}'",

@@ -10,7 +10,7 @@ from phalanx.models import open_model
 from phalanx.pipeline import PartyLayout
 from phalanx.pipeline.assignment.rank_memory import rank_bytes
 from phalanx.train import describe
-from phalanx.train.setup.layout import describe_stages, estimate_stages, make_plan, memory_by_party
+from phalanx.train.setup.layout import describe_stages, estimate_stages, make_plan, memory_by_party, stages_of
 
 
 @pytest.fixture
@@ -95,6 +95,18 @@ def test_the_table_of_a_wide_terminal_is_whole(make_run, open_source):
     Console(file=text, width=160).print(describe_stages(run, open_source(run)))
 
     assert "…" not in text.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "columns"), [((), 7), (("model.adapter.rank=2",), 8)], ids=["all trained", "adapters"]
+)
+def test_on_a_narrow_terminal_no_number_is_cut_off(make_run, open_source, overrides, columns):
+    text, run = io.StringIO(), make_run("pipeline.stages=3", *overrides)
+
+    Console(file=text, width=80).print(stages_of(run, open_source(run)))
+
+    assert "…" not in text.getvalue()
+    assert text.getvalue().count("┳", 0, text.getvalue().index("┓")) == columns - 1
 
 
 def test_each_process_is_told_what_it_needs_its_shadows_included(make_run, open_source):

@@ -64,6 +64,15 @@ def test_a_starter_says_what_it_will_do_when_asked_for_a_dry_run(begun, texts):
     assert "standard" in page.getvalue()
 
 
+def test_of_a_small_text_enough_is_held_out_and_of_a_large_one_as_little_as_usual(begun, texts, tmp_path):
+    large = tmp_path / "large.txt"
+    large.write_text("a word of many\n\n" * 20_000)
+
+    shares = [begun("scratch", Answers((one,))).data.validation_share for one in (texts, large)]
+
+    assert shares == [0.25, 0.05]
+
+
 def test_a_model_decides_stages_length_and_tokenizer(begun, texts, model):
     run = begun("finetune", Answers((texts,), model))
 

@@ -296,7 +296,10 @@ def validation_batches(corpus: HeldOut, batch_size: int) -> Iterator[Batch]:
     if batch_size < 1:
         raise ConfigError(f"validation batch size {batch_size}: expected at least 1")
     if corpus.num_validation_sequences == 0:
-        raise DataError("data: no validation sequence is held out; set data.validation_share above 0")
+        raise DataError(
+            "data: no validation sequence is held out; set data.validation_share above 0, or name a set in "
+            "data.validation"
+        )
     for start in range(0, corpus.num_validation_sequences, batch_size):
         stop = min(start + batch_size, corpus.num_validation_sequences)
         yield corpus.validation_batch(range(start, stop))

@@ -165,10 +165,13 @@ def _check_length(train: SplitRecord, validation: SplitRecord, config: DataConfi
             "add text or lower data.sequence_length"
         ).about(code="PHX-I012", do="add text or lower data.sequence_length")
     if config.validation_share > 0 and validation.sequences == 0:
+        do = "raise data.validation_share, add documents, or " + (
+            "set the share to 0" if config.validation else "name a set in data.validation and set the share to 0"
+        )
         raise DataError(
             f"data: the validation split has {validation.tokens} tokens in {validation.documents} documents, "
-            f"one sequence needs {needed}; raise data.validation_share, add documents, or set the share to 0"
-        ).about(code="PHX-I012")
+            f"one sequence needs {needed}; {do}"
+        ).about(code="PHX-I012", do=do)
 
 
 def _silent(_phase: str, _documents: int) -> None:

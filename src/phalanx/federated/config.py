@@ -109,6 +109,7 @@ class FederatedConfig(StrictModel):
         exchange: What sites train and send of LoRA adapters: both "factors", though their mean is not that of what they
             do; B alone, with "frozen_a" the same A for all, which is exact; or both, of which the owner takes the mean
             "product" and cuts it to the rank.
+        personal: Patterns of the names of weights that each site trains for itself and never sends.
         max_norm: Bound of the Euclidean norm of an update; sites scale theirs down to it, and a larger one is refused.
         deadline_s: How long sites may take for an answer; the round goes on without those that are late.
         respawns: How often the process of a site is started again after its end.
@@ -141,6 +142,7 @@ class FederatedConfig(StrictModel):
     weights: Literal["equal", "samples"] = "equal"
     most_samples: Annotated[int, Field(ge=1, le=2**20)] = 1000
     exchange: Literal["factors", "frozen_a", "product"] = "factors"
+    personal: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = ()
     max_norm: Annotated[float, Field(gt=0.0, lt=1e30)] = 10.0
     deadline_s: Annotated[float, Field(gt=0.0, le=86400.0)] = 600.0
     respawns: Annotated[int, Field(ge=0)] = 2
@@ -167,6 +169,8 @@ class FederatedConfig(StrictModel):
         self._check_privacy()
         if self.algorithm.kind == "fedbuff" and self.algorithm.buffer > self.num_asked:
             raise ValueError(f"algorithm.buffer = {self.algorithm.buffer}: {self.num_asked} sites are asked; lower it")
+        if self.exchange == "product" and self.personal:
+            raise ValueError('personal: exchange = "product" needs both factors of every adapter; leave one out')
         if self.exchange == "product" and (self.secure or self.aggregator != "mean" or self.algorithm.kind != "fedavg"):
             raise ValueError(
                 'exchange = "product" needs the factors of each site, and none of a sum, a rule or a moment of them; '
@@ -236,9 +240,8 @@ class FederatedConfig(StrictModel):
     @model_serializer(mode="wrap")
     def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out what is not asked for, so that an older run file keeps its digest."""
-        return {
-            name: value for name, value in write(self).items() if name not in ("pki", "privacy") or value is not None
-        }
+        left_out = ("pki", "privacy", "personal")
+        return {name: value for name, value in write(self).items() if name not in left_out or value}
 
     @property
     def cohort_sizes(self) -> range:

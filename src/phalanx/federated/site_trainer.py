@@ -2,16 +2,18 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from phalanx.data import IGNORE, Batch, BatchLoader, without_attention
-from phalanx.errors import FailedBatchError, NonFiniteLossError
+from phalanx.errors import ConfigError, FailedBatchError, NonFiniteLossError
 from phalanx.federated.algorithms import LocalRule, Named
 from phalanx.federated.local import LocalUpdate, SiteScores
+from phalanx.federated.personal import PersonalWeights, personal_names
 from phalanx.federated.vectors import shapes_of
 from phalanx.models import ModelConfig, ModelSource, StageSpec, build_stage, with_marks
 from phalanx.optimizers import OptimizerConfig, StageOptimizer, clip_coefficient, gradient_norm_squared
@@ -32,7 +34,8 @@ class WholeModel:
         frozen_a: Whether the factors A of LoRA stay what the seed made them.
 
     Attributes:
-        trained: What is trained, by canonical name.
+        trained: What is trained and exchanged, by canonical name.
+        personal: What is trained and stays at its site.
     """
 
     def __init__(
@@ -53,20 +56,38 @@ class WholeModel:
             parameter.requires_grad_(not (frozen_a and name.endswith(_A)))
         self.trained = {name: one for name, one in sorted(found.items()) if one.requires_grad}
         self._frozen = {name: one for name, one in found.items() if name not in self.trained}
+        self.personal: dict[str, nn.Parameter] = {}
         self._stage.train()
+
+    def keep_back(self, patterns: Sequence[str]) -> None:
+        """Make weights personal: a site trains them and sends them to no other party, and the owner leaves them alone.
+
+        Raises:
+            ConfigError: A pattern matches nothing, or all is matched.
+        """
+        names = personal_names(self.trained, patterns)
+        self.personal = {name: one for name, one in self.trained.items() if name in names}
+        self.trained = {name: one for name, one in self.trained.items() if name not in names}
+        self._frozen |= self.personal
 
     def weights(self) -> Named:
         """What is trained, as it is now; copies."""
         return {name: one.detach().clone() for name, one in self.trained.items()}
 
     def frozen(self) -> Named:
-        """What belongs to an adapter and is not trained, which a checkpoint is to have all the same."""
+        """What is not exchanged and yet part of a checkpoint: frozen factors, and personal weights at first."""
         return {name: one.detach().clone() for name, one in self._frozen.items()}
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Take weights, of exactly what is trained."""
+        """Take weights, of exactly what is trained and exchanged."""
         for name, one in self.trained.items():
+            one.copy_(weights[name])
+
+    @torch.no_grad()
+    def load_personal(self, weights: Mapping[str, Tensor]) -> None:
+        """Take a site's personal weights."""
+        for name, one in self.personal.items():
             one.copy_(weights[name])
 
     def gradient(self, batch: Batch, num_microbatches: int) -> tuple[Named, float, int]:
@@ -82,10 +103,9 @@ class WholeModel:
             # torch has no annotation for it
             loss.backward()  # type: ignore[no-untyped-call]
             total, targets = total + float(loss.detach()), targets + count
-        gradients = {
-            name: torch.zeros_like(one) if one.grad is None else one.grad for name, one in self.trained.items()
-        }
-        for one in self.trained.values():
+        learned = {**self.trained, **self.personal}
+        gradients = {name: torch.zeros_like(one) if one.grad is None else one.grad for name, one in learned.items()}
+        for one in learned.values():
             one.grad = None
         if not targets or not math.isfinite(total):
             raise FailedBatchError(f"loss {total} over {targets} targets; lower optimizer.lr, or give another batch")
@@ -161,10 +181,20 @@ class SiteTrainer:
         model: In memory.
         data: The site's own.
         schedule: How it trains.
+        directory: Of the site alone; personal weights are kept there.
+
+    Raises:
+        ConfigError: There are personal weights, and no directory for them.
     """
 
-    def __init__(self, model: WholeModel, data: SiteData, schedule: SiteSchedule) -> None:
+    def __init__(
+        self, model: WholeModel, data: SiteData, schedule: SiteSchedule, directory: Path | None = None
+    ) -> None:
         self._model, self._data, self._schedule = model, data, schedule
+        if model.personal and directory is None:
+            raise ConfigError("federated.personal: the site has no directory of its own to keep them in")
+        self._first = {name: one.detach().clone() for name, one in model.personal.items()}
+        self._kept = PersonalWeights(directory / "personal", self._first) if directory and model.personal else None
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """As `LocalTrainer` says."""
@@ -174,19 +204,25 @@ class SiteTrainer:
         """As `LocalTrainer` says."""
         model, schedule = self._model, self._schedule
         model.load(start)
-        update = _LocalOptimizer(model.trained, schedule.optimizer)
+        if self._kept is not None:
+            model.load_personal(self._kept.before(number) or self._first)
+        update = _LocalOptimizer({**model.trained, **model.personal}, frozenset(start), schedule.optimizer)
         total, targets = 0.0, 0
         for step, batch in enumerate(self._data.round_batches(number, schedule.steps, schedule.batch_size)):
             torch.default_generator.manual_seed(self._dropout_seed(number, step))
             gradients, loss, count = model.gradient(batch, schedule.microbatches)
             total, targets = total + loss, targets + count
             update.step(gradients, rate, rule)
+        if self._kept is not None:
+            self._kept.keep(number, {name: one.detach().clone() for name, one in model.personal.items()})
         delta = {name: one.detach() - start[name] for name, one in model.trained.items()}
         return LocalUpdate(delta, self._data.num_sequences, total / targets, targets, schedule.steps)
 
     def measure(self, weights: Mapping[str, Tensor]) -> SiteScores:
         """As `LocalTrainer` says."""
         self._model.load(weights)
+        if self._kept is not None:
+            self._model.load_personal(self._kept.latest() or self._first)
         return self._model.measure(self._data.held_out())
 
     def _dropout_seed(self, number: int, step: int) -> int:
@@ -195,10 +231,10 @@ class SiteTrainer:
 
 
 class _LocalOptimizer:
-    """The optimizer of one round, with a state that ends with it."""
+    """The optimizer of one round, with a state that ends with it; rules are about what is shared."""
 
-    def __init__(self, weights: Mapping[str, nn.Parameter], config: OptimizerConfig) -> None:
-        self._weights, self._config = weights, config
+    def __init__(self, weights: Mapping[str, nn.Parameter], shared: frozenset[str], config: OptimizerConfig) -> None:
+        self._weights, self._shared, self._config = weights, shared, config
         self._adamw = StageOptimizer(weights, config) if config.kind == "adamw" else None
         self._momenta: Named = {}
 
@@ -211,7 +247,7 @@ class _LocalOptimizer:
         for gradient in gradients.values():
             gradient.mul_(clipped)
         weights = {name: one.detach() for name, one in self._weights.items()}
-        rule.correct(gradients, weights)
+        rule.correct({name: one for name, one in gradients.items() if name in self._shared}, weights)
         if self._adamw is not None:
             self._adamw.step(gradients, rate, 1.0)
             return

@@ -18,6 +18,7 @@ from phalanx.models.family import HEAD, SCORE, SCORE_WEIGHT, Family
 from phalanx.models.layout import StageSpec
 from phalanx.models.lora import set_magnitudes
 from phalanx.models.peft_files import first_values
+from phalanx.models.quantized import quantize_blocks, quantized_layers
 from phalanx.models.quiet import one_at_a_time, quiet_transformers
 from phalanx.models.seeding import draw_score
 from phalanx.models.source import ModelSource
@@ -57,8 +58,14 @@ def build_stage(
     stage = meta_stage(source.hub_config, spec, adapter, attention, activation_checkpointing)
     _materialise(stage, device)
     wanted: dict[str, Tensor] = {}
-    given = _given_values(source, adapter)
+    given, packed = _given_values(source, adapter), quantized_layers(stage)
+    for name, layer in packed.items():
+        # one matrix after the other: no more than one is in memory as it was
+        layer.take(source.read(name))
+    made = {id(value) for layer in packed.values() for value in (layer.weight, layer.absmax)}
     for name, parameter in stage.all_parameters().items():
+        if id(parameter) in made:
+            continue
         if name in given:
             parameter.detach().copy_(given[name])
         elif is_adapter(name):
@@ -109,7 +116,8 @@ def build_empty_stage(
     stage = meta_stage(hub_config, spec, adapter, attention, activation_checkpointing)
     _materialise(stage, device)
     for parameter in stage.parameters():
-        parameter.detach().fill_(float("nan"))
+        # scales of integers are numbers, too
+        parameter.detach().fill_(float("nan") if parameter.is_floating_point() else 0)
     return stage
 
 
@@ -138,6 +146,8 @@ def meta_stage(
     if adapter is not None:
         with quiet_transformers():
             inject_adapter(stage, adapter)
+            if isinstance(adapter, LoraConfig) and adapter.quantize is not None:
+                quantize_blocks(stage, adapter.quantize)
         # new as the adapter is, and of no use untrained
         for name, parameter in stage.named_parameters():
             parameter.requires_grad_(parameter.requires_grad or name == SCORE_WEIGHT)
@@ -249,7 +259,8 @@ def _give_memory(stage: StageModule, device: str) -> None:
     for module in stage.modules():
         for leaf, parameter in list(module.named_parameters(recurse=False)):
             if id(parameter) not in made:
-                values = torch.empty(parameter.shape, dtype=torch.float32, device=device)
+                dtype = torch.float32 if parameter.is_floating_point() else parameter.dtype
+                values = torch.empty(parameter.shape, dtype=dtype, device=device)
                 made[id(parameter)] = nn.Parameter(values, requires_grad=parameter.requires_grad)
             setattr(module, leaf, made[id(parameter)])
     stage.family.restore_buffers(stage.trunk, stage.hub_config)
@@ -269,7 +280,8 @@ class StageRow:
         end_layer: Layer behind its last one.
         parameters: Numbers that the stage holds.
         trainable: Numbers that the optimizer updates.
-        size_bytes: Size of the parameters in float32.
+        size_bytes: Size of the parameters: of quantised matrices as they are kept, of all others in float32.
+        kept: Numbers of the tensors that hold them: two of nf4 are one, and scales count.
     """
 
     stage: int
@@ -278,6 +290,7 @@ class StageRow:
     parameters: int
     trainable: int
     size_bytes: int
+    kept: int
 
 
 def stage_table(hub_config: Any, specs: tuple[StageSpec, ...], adapter: AdapterConfig | None) -> list[StageRow]:
@@ -291,13 +304,15 @@ def stage_table(hub_config: Any, specs: tuple[StageSpec, ...], adapter: AdapterC
         stage = meta_stage(hub_config, spec, adapter)
         shared = stage.ties_head and not spec.embeds
         held = [
-            (value.numel(), value.requires_grad)
-            for name, value in stage.all_parameters().items()
-            if not (shared and name == stage.family.head_weight)
+            value for name, value in stage.all_parameters().items() if not (shared and name == stage.family.head_weight)
         ]
-        parameters = sum(count for count, _ in held)
-        trainable = sum(count for count, is_trained in held if is_trained)
-        rows.append(StageRow(spec.index, spec.first_layer, spec.end_layer, parameters, trainable, 4 * parameters))
+        packed = quantized_layers(stage).values()
+        narrow = sum(one.weight.numel() + one.absmax.numel() for one in packed)
+        parameters = sum(value.numel() for value in held) + sum(one.inputs * one.outputs for one in packed) - narrow
+        trainable = sum(value.numel() for value in held if value.requires_grad)
+        size = sum(value.numel() * (4 if value.is_floating_point() else 1) for value in held)
+        kept = sum(value.numel() for value in held)
+        rows.append(StageRow(spec.index, spec.first_layer, spec.end_layer, parameters, trainable, size, kept))
     return rows
 
 

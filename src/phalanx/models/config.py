@@ -22,6 +22,7 @@ from phalanx.planner.model.heads import HeadKind
 PACKAGED_MODELS = ("smollm2-135m",)
 
 Attention = Literal["sdpa", "eager"]
+Quantization = Literal["nf4", "int8"]
 AttentionKind = Literal["causal", "prefix", "bidirectional", "documents"]
 
 
@@ -38,6 +39,7 @@ class LoraConfig(StrictModel):
         dora: Learn the size of each output's weights beside their direction (Liu et al. 2024).
         rslora: Multiply the output by ``alpha / sqrt(rank)`` instead, so that high ranks learn as low ones do
             (Kalajdzievski 2023).
+        quantize: Keep the frozen matrices of the blocks in 4 bits (``nf4``) or 8 (``int8``); not with `dora`.
         path: A directory in peft's format; training begins with its values instead of new ones.
     """
 
@@ -48,17 +50,20 @@ class LoraConfig(StrictModel):
     targets: tuple[str, ...] = ()
     dora: bool = False
     rslora: bool = False
+    quantize: Quantization | None = None
     path: str | None = Field(default=None, min_length=1)
 
     @model_serializer(mode="wrap")
     def _as_before(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         """Leave out what is usual: the digests of other runs stay as they were."""
-        return _written(write(self), ("dora", "rslora", "path"))
+        return _written(write(self), ("dora", "rslora", "quantize", "path"))
 
     @model_validator(mode="after")
     def _check_targets(self) -> "LoraConfig":
         if len(set(self.targets)) != len(self.targets) or not all(self.targets):
             raise ValueError(f"targets: found {list(self.targets)}; expected names, each once and none empty")
+        if self.quantize is not None and self.dora:
+            raise ValueError("quantize: DoRA reads the size of frozen weights, which are few bits; set dora = false")
         return self
 
     @property
@@ -196,6 +201,11 @@ class ModelConfig(StrictModel):
     def planned_adapter(self) -> Adapter | None:
         """The adapter as the planner has it; None for all weights, and for those of a kind that it does not know."""
         return self.adapter.planned if isinstance(self.adapter, LoraConfig | PrefixConfig) else None
+
+    @property
+    def quantize(self) -> Quantization | None:
+        """What the frozen matrices beside an adapter are kept in; None for float32."""
+        return self.adapter.quantize if isinstance(self.adapter, LoraConfig) else None
 
     @property
     def sliced_adapter(self) -> LoraConfig | PrefixConfig | None:

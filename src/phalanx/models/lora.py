@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from phalanx.config.extras import import_bitsandbytes
 from phalanx.errors import ModelError
 from phalanx.models.config import LoraConfig
 from phalanx.models.seeding import seeded_generator
@@ -19,6 +20,8 @@ def inject_lora(stage: StageModule, adapter: LoraConfig) -> None:
     Raises:
         ModelError: peft is not installed, or a target names no linear layer of the blocks.
     """
+    # which peft imports wherever it is installed
+    import_bitsandbytes()
     peft = _load_peft()
     targets = adapter.targets or stage.family.facts.adapter_targets
     _check_targets(stage, targets)

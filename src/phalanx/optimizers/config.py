@@ -52,8 +52,9 @@ class OptimizerConfig(StrictModel):
     """AdamW, SGD or Adafactor, global-norm clipping and a learning-rate schedule.
 
     Attributes:
-        kind: "adamw"; or, in a run with ``[parallel]``, "sgd" with momentum, or "adafactor", which keeps a row and a
-            column for each matrix instead of two moments of its size.
+        kind: "adamw"; or, in a run with ``[parallel]``, "sgd" with momentum, "adafactor", which keeps a row and a
+            column for each matrix instead of two moments of its size, or "adamw8bit", which keeps a byte for each
+            number of a moment.
         lr: Peak learning rate.
         betas: Decay of the first and the second moment.
         eps: Added to the root of the second moment.

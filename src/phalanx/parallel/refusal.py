@@ -11,6 +11,7 @@ from phalanx.parallel.model.compiled import why_no_compiler
 from phalanx.parallel.tensor.tensor_plans import plan_of
 from phalanx.planner import Recipe, nearest, shape_of, why_not
 from phalanx.planner.model.families import FAMILIES
+from phalanx.planner.model.optimizers import OPTIMIZERS
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class StepWorkload:
         attention: Kernel.
         attends: Which tokens see which.
         has_prefix: Virtual tokens come before those of every block.
+        is_quantized: Frozen matrices are kept in few bits.
     """
 
     batch_size: int
@@ -38,6 +40,7 @@ class StepWorkload:
     attention: str = "sdpa"
     attends: AttentionKind = "causal"
     has_prefix: bool = False
+    is_quantized: bool = False
 
 
 def check_layout(config: ParallelConfig, hub_config: Mapping[str, Any], load: StepWorkload) -> None:
@@ -82,15 +85,21 @@ def _our_reasons(config: ParallelConfig, hub_config: Mapping[str, Any], load: St
             f'context = "ring": its kernels know no mask, and {load.attends} attention is one; take context = '
             '"ulysses", or causal rows'
         )
-    if load.optimizer == "adafactor" and (config.tp > 1 or config.zero >= SHARED_GRADIENTS):
+    if OPTIMIZERS[load.optimizer].is_whole and (config.tp > 1 or config.zero >= SHARED_GRADIENTS):
+        kept = "a scale for many numbers" if OPTIMIZERS[load.optimizer].in_bytes else "rows and columns"
         yield (
-            f"tp={config.tp} zero={config.zero}: adafactor keeps rows and columns of whole matrices, and ranks would "
+            f"tp={config.tp} zero={config.zero}: {load.optimizer} keeps {kept} of whole matrices, and ranks would "
             'have slices; set tp to 1 and zero to 0 or 1, or take optimizer.kind = "adamw"'
         )
     if load.has_prefix and (config.cp > 1 or config.compile):
         yield (
             f'cp={config.cp} compile={config.compile}: virtual tokens of kind = "ptuning" come before whole sequences, '
             "in blocks as they are written; set cp to 1 and compile to false"
+        )
+    if load.is_quantized and (config.tp > 1 or config.zero >= SHARED_GRADIENTS or config.compile):
+        yield (
+            f"tp={config.tp} zero={config.zero} compile={config.compile}: matrices of model.adapter.quantize are "
+            "packed whole and widened by kernels of their own; set tp to 1, zero to 0 or 1 and compile to false"
         )
     lacking = why_no_compiler(load.device) if config.compile else None
     if lacking is not None:

@@ -136,6 +136,7 @@ _ADAMW = "what is saved, sealed or checked of an optimizer are the two moments o
 _CHOSEN = "which heads and rows are trained follows from the model's weights, and stages are made without any"
 _SET_LORA, _SET_ADAMW, _SET_BF16 = 'set kind = "lora" or "ptuning"', 'take "adamw"', 'take "bf16" or "fp32"'
 _MASKED_NORMS = "it reads the frozen matrices beside what they multiply, and those of an enclave may be masked"
+_OWN_WEIGHTS = "an enclave's matrices may be masked, which is arithmetic of integers of its own"
 _SEALED_START = "an enclave draws its adapter's first values itself, and reads no directory of a client's"
 _MASTERS = "ranks keep float32 weights, which ZeRO shares, and round them for each product"
 _LOSS_SCALE = "its loss scale depends on every stage, and an audit would have to know it"
@@ -195,6 +196,10 @@ VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
         only=(False,),
     ),
     ValueExclusion("split", "model.adapter.dora", _MASKED_NORMS, "take rslora, or [pipeline]", only=(None, False)),
+    *(
+        ValueExclusion(engine, "model.adapter.quantize", reason, "take [pipeline] or [parallel]", only=(None,))
+        for engine, reason in (("split", _OWN_WEIGHTS), ("federated", _NOT_TRIED), ("deepspeed", _NOT_TRIED))
+    ),
     ValueExclusion("split", "model.adapter.path", _SEALED_START, only=(None,)),
     ValueExclusion("split", "optimizer.kind", _ADAMW, _SET_ADAMW, only=("adamw",)),
     ValueExclusion("split", "train.precision", "both parts compute in float32", only=("fp32",)),
@@ -255,7 +260,9 @@ VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
     ValueExclusion("federated", "train.samples", _NOT_TRIED, only=(None,)),
     ValueExclusion("federated", "train.histograms", _NOT_TRIED, only=(None,)),
     ValueExclusion("federated", "train.neftune_alpha", _NOT_TRIED, only=(None,)),
-    ValueExclusion("federated", "optimizer.kind", _NOT_TRIED, 'take "adamw" or "sgd"', never=("adafactor",)),
+    ValueExclusion(
+        "federated", "optimizer.kind", _NOT_TRIED, 'take "adamw" or "sgd"', never=("adafactor", "adamw8bit")
+    ),
     ValueExclusion(
         "federated",
         "checkpoint.asynchronous",

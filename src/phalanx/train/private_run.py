@@ -5,7 +5,10 @@ from typing import Any
 
 _ENGINE = "[privacy] is carried by the ranks of [parallel] so far: {}; add [parallel], or remove [privacy]"
 _SOME_OF_IT = "a row's gradient is clipped by its norm over all layers, and parties of [{}] each see some of them"
-_SITES = "sites of [federated] train without it, and no budget of theirs would be kept"
+_SITES = (
+    "sites of [federated] train without it, and no budget of theirs would be kept; [federated.privacy] protects whole "
+    "sites"
+)
 _LEARNED = ("causal_lm", "weighted_causal_lm")
 
 
@@ -58,6 +61,8 @@ def _of_adapter(adapter: Any) -> Iterator[str]:
         return
     if adapter.kind != "lora":
         yield f'model.adapter.kind = "{adapter.kind}": single rows are not shown to be told apart; take "lora"'
+    elif adapter.quantize is not None:
+        yield "model.adapter.quantize: hooks that tell rows apart are not tried with it; leave it out"
     elif adapter.dora:
         yield "model.adapter.dora: Opacus clips the sizes of its outputs wrongly or not at all; set it to false"
 

@@ -120,9 +120,12 @@ def _text_of(paths: Sequence[Path], shape: "_ModelShape") -> tuple[str, int | No
         '    { kind = "python_docstrings" },',
     ]
     size_bytes = sum(size for _, size in sources) if sources else None
-    vocabulary = _SMALL_VOCABULARY if size_bytes is not None and size_bytes < _SMALL_BYTES else _VOCABULARY
+    is_small = size_bytes is not None and size_bytes < _SMALL_BYTES
+    vocabulary = _SMALL_VOCABULARY if is_small else _VOCABULARY
     tokenizer = shape.tokenizer.replace("VOCABULARY", str(vocabulary))
-    return "\n".join([f"tokenizer = {tokenizer}", "sources = [", *lines, "]"]), size_bytes, vocabulary
+    # of a few documents the usual share is often none at all, and a run validates
+    share = ["validation_share = 0.25          # of the documents: there are few"] if is_small else []
+    return "\n".join([f"tokenizer = {tokenizer}", "sources = [", *lines, "]", *share]), size_bytes, vocabulary
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ import shutil
 import pytest
 from build_recipes import FILES, LINES, fake_steps, read_recipe, tree
 
+from phalanx.data.build.all_passes import NoProgress
 from phalanx.data.build.look import account_lines, find_document, signed_report, verify_account
 from phalanx.data.build.preview import preview
-from phalanx.data.build.run import WORK, build
+from phalanx.data.build.run import WORK, BuildOptions, build
 from phalanx.data.build.store import WorkStore
 from phalanx.data.shards import SealKey, open_dataset
 from phalanx.errors import DataError, InputError
@@ -215,3 +216,20 @@ def test_a_preview_takes_its_documents_from_files_all_over_a_source(tmp_path, st
 
     files = {row["document"].partition(",")[0] for row in [*found.kept, *found.left_out] if row["source"] == "lines"}
     assert len(files) == 6
+
+
+def test_a_second_build_in_a_directory_is_refused_and_the_first_one_goes_on(tmp_path, steps, built):
+    recipe, out = read_recipe(tmp_path), tmp_path / "twice"
+    refusals = []
+
+    class SecondBuild(NoProgress):
+        def begin(self, phase, pieces, size_bytes):
+            if phase == "read" and not refusals:
+                with pytest.raises(InputError, match=r"twice: another build is at work there; wait until it is over"):
+                    build(recipe, out)
+                refusals.append(phase)
+
+    first = build(recipe, out, BuildOptions(progress=SecondBuild()))
+
+    assert refusals
+    assert tree(first.directory) == tree(built.directory)

@@ -1,8 +1,10 @@
 """A whole build: passes over all pieces, decisions between them, a vocabulary, tokens, and the dataset at the end."""
 
+import contextlib
+import fcntl
 import hashlib
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,6 +107,10 @@ class _Build:
         if (self.directory / DATASET_FILE).exists():
             return self._found(self._inputs(pieces, self._digests(worker, pieces)), home)
         _make(home)
+        with _alone(home):
+            return self._made(worker, pieces, home)
+
+    def _made(self, worker: BuildWorker, pieces: Sequence[SourcePiece], home: Path) -> BuildEnd:
         with self.options.open_engine(worker) as engine:
             done = run_passes(worker, engine, pieces, self.options.progress)
             last = [summaries[-1]["key"] for summaries in done]
@@ -208,3 +214,20 @@ def _make(home: Path) -> None:
         home.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
         raise DataError(f"{home}: cannot be made ({exc.strerror}); choose another place with --out") from exc
+
+
+@contextlib.contextmanager
+def _alone(home: Path) -> Iterator[None]:
+    """Keep other builds out of a directory; a process that is killed lets go of it."""
+    with contextlib.ExitStack() as stack:
+        try:
+            fcntl.flock(stack.enter_context((home / ".alone").open("wb")), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, FileNotFoundError) as exc:
+            # not found: the other one has just tidied up
+            raise InputError(
+                f"{home.parent}: another build is at work there; wait until it is over, or name another directory with "
+                "--out"
+            ).about(file=str(home.parent), do="wait, or name another directory with --out") from exc
+        except OSError as exc:
+            raise DataError(f"{home}: cannot be written ({exc.strerror}); choose another place with --out") from exc
+        yield

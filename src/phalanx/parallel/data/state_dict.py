@@ -13,6 +13,7 @@ from phalanx.parallel.data.diloco import MOMENTUM, RESIDUAL, OuterStep
 from phalanx.parallel.data.parameters import RankParameter, by_name, fill, whole
 from phalanx.parallel.data.update import RankOptimizer
 from phalanx.parallel.groups.mesh import Domain
+from phalanx.planner.model.optimizers import is_in_bytes
 
 WEIGHT = "weight"
 
@@ -33,6 +34,10 @@ class _Entry:
     name: str
     shape: tuple[int, ...]
     island: int = 0
+
+    def room(self) -> Tensor:
+        """Memory for it."""
+        return torch.empty(self.shape, dtype=torch.uint8 if is_in_bytes(self.kind) else torch.float32)
 
     @property
     def key(self) -> str:
@@ -121,7 +126,7 @@ class StateGatherer:
                 elif domain.is_leader:
                     dist.send(full.contiguous(), dst=0)
             elif dist.get_rank() == 0:
-                found[entry.key] = torch.empty(entry.shape)
+                found[entry.key] = entry.room()
                 dist.recv(found[entry.key], src=sender)
         return found
 
@@ -136,7 +141,7 @@ class StateGatherer:
         """
         mine = by_name(self._held)
         for entry in self._entries(stage):
-            full = torch.empty(entry.shape) if tensors is None else tensors[entry.key].contiguous()
+            full = entry.room() if tensors is None else tensors[entry.key].contiguous()
             dist.broadcast(full, src=0)
             if not (_is_everywhere(entry.kind) or entry.island == self._domain.island):
                 continue

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from phalanx.optimizers import OptimizerConfig, moment_shapes
+from phalanx.optimizers import OptimizerConfig, few_bits, moment_shapes
 from phalanx.parallel.config import SHARED_GRADIENTS
 from phalanx.parallel.data.parameters import RankParameter, local
 from phalanx.parallel.groups.mesh import Domain
-from phalanx.planner.model.optimizers import OPTIMIZERS
+from phalanx.planner.model.optimizers import OPTIMIZERS, is_in_bytes
 
 _OPTIMIZER_STATE_ALONE = 1
 _STEP = "step"
@@ -86,6 +86,8 @@ class RankOptimizer:
 
     def _nothing(self, one: RankParameter, name: str) -> Tensor:
         shape = moment_shapes(self._config.kind, one.parameter.shape)[name]
+        if is_in_bytes(name):
+            return one.parameter.detach().new_zeros(shape, dtype=torch.uint8)
         if shape == tuple(one.parameter.shape):
             # shared out as the parameter is
             return torch.zeros_like(one.parameter.detach())
@@ -119,5 +121,7 @@ def torch_optimizer(config: OptimizerConfig, zero: int) -> tuple[type[torch.opti
     said = {name: getattr(config, name) for name in line.settings}
     if line.fused != "never":
         said["fused"] = line.fused == "always" or zero < SHARED_GRADIENTS
-    kind: type[torch.optim.Optimizer] = getattr(torch.optim, line.torch_class)
+    kind: type[torch.optim.Optimizer] = getattr(torch.optim, line.torch_class, None) or getattr(
+        few_bits, line.torch_class
+    )
     return kind, said

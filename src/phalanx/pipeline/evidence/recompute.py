@@ -107,8 +107,8 @@ def _rebuild(checked: CheckedEvidence, weights: Mapping[str, Tensor]) -> StageCo
         # counted before it has memory: a plan must not claim any that its weights do not fill
         (row,) = stage_table(shared_hub_config(plan.hub_config), (spec,), plan.adapter)
         found = sum(tensor.numel() for tensor in weights.values())
-        if row.parameters != found:
-            raise checked.refuse(f"holds {found} weights, its plan has {row.parameters} in stage {stage}")
+        if row.kept != found:
+            raise checked.refuse(f"holds {found} weights, its plan has {row.kept} in stage {stage}")
         copy = StageCopy.empty(plan, stage)
     except (ModelError, ValueError, RuntimeError) as exc:
         raise checked.refuse(f"its plan builds no stage: {exc}") from exc

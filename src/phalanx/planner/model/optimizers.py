@@ -1,5 +1,6 @@
 """The table of optimizers: what each is told, and what it keeps; ranks, configs and planner read it."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -7,6 +8,8 @@ from typing import Literal
 Shape = tuple[int, ...]
 _MANY = 1 << 15
 _NUMBER_BYTES = 4
+_SCALED, _FEWEST_SCALED = 256, 4096
+"""Numbers of 8-bit moments that share a scale, and how many a tensor has at least to be worth it."""
 
 
 @dataclass(frozen=True)
@@ -14,12 +17,14 @@ class OptimizerFacts:
     """One line of the table.
 
     Attributes:
-        torch_class: Its class in ``torch.optim``.
+        torch_class: Its class in ``torch.optim``; in `phalanx.optimizers.few_bits` where torch has none.
         settings: Keys of ``[optimizer]`` that it is told, under torch's names; those of others mean nothing to it.
         names: Of all that it keeps, for some parameter or other.
-        moments: What it keeps for a parameter of some shape, in fp32.
+        moments: What it keeps for a parameter of some shape, in fp32 but for those of `in_bytes`.
         fused: Where torch has one kernel for a step: for all parameters, for those that no copies share, or nowhere.
         counts_steps: Whether it keeps the number of its steps beside that.
+        in_bytes: Names of what it keeps in a byte a number.
+        is_whole: Whether what it keeps is of whole tensors, and of no use to ranks that have slices.
     """
 
     torch_class: str
@@ -28,12 +33,16 @@ class OptimizerFacts:
     moments: Callable[[Shape], dict[str, Shape]]
     fused: Literal["always", "unshared", "never"] = "always"
     counts_steps: bool = True
+    in_bytes: tuple[str, ...] = ()
+    is_whole: bool = False
 
     @property
     def bytes_per_parameter(self) -> int:
-        """Of a large matrix, where a row and a column count nothing."""
-        kept = self.moments((_MANY, _MANY)).values()
-        return _NUMBER_BYTES * sum(rows * columns for rows, columns in kept) // _MANY**2
+        """Of a large matrix, where a row, a column and a scale of many numbers count nothing."""
+        kept = self.moments((_MANY, _MANY)).items()
+        return (
+            sum((1 if name in self.in_bytes else _NUMBER_BYTES) * math.prod(shape) for name, shape in kept) // _MANY**2
+        )
 
 
 def _whole(*names: str) -> Callable[[Shape], dict[str, Shape]]:
@@ -45,6 +54,15 @@ def _factored(shape: Shape) -> dict[str, Shape]:
     if len(shape) < 2:
         return {"variance": shape}
     return {"row_var": (*shape[:-1], 1), "col_var": (*shape[:-2], 1, shape[-1])}
+
+
+def _in_bytes(shape: Shape) -> dict[str, Shape]:
+    """Two bytes in the place of two numbers, with scales. Source: Dettmers et al. 2022, section 2."""
+    numbers = math.prod(shape)
+    if numbers < _FEWEST_SCALED:
+        return {"exp_avg": shape, "exp_avg_sq": shape}
+    scales = (-(-numbers // _SCALED),)
+    return {"exp_avg_8bit": shape, "exp_avg_sq_8bit": shape, "exp_avg_scale": scales, "exp_avg_sq_scale": scales}
 
 
 OPTIMIZERS: dict[str, OptimizerFacts] = {
@@ -69,6 +87,16 @@ OPTIMIZERS: dict[str, OptimizerFacts] = {
         names=("row_var", "col_var", "variance"),
         moments=_factored,
         fused="never",
+        is_whole=True,
+    ),
+    "adamw8bit": OptimizerFacts(
+        torch_class="AdamW8bit",
+        settings=("lr", "betas", "eps"),
+        names=("exp_avg", "exp_avg_sq", "exp_avg_8bit", "exp_avg_sq_8bit", "exp_avg_scale", "exp_avg_sq_scale"),
+        moments=_in_bytes,
+        fused="never",
+        in_bytes=("exp_avg_8bit", "exp_avg_sq_8bit"),
+        is_whole=True,
     ),
 }
 
@@ -86,6 +114,11 @@ def moment_shapes(kind: str, shape: Sequence[int]) -> dict[str, Shape]:
         shape: Of the whole parameter.
     """
     return OPTIMIZERS[kind].moments(tuple(shape))
+
+
+def is_in_bytes(name: str) -> bool:
+    """Whether an optimizer keeps what has this name in a byte a number; all else is float32."""
+    return any(name in line.in_bytes for line in OPTIMIZERS.values())
 
 
 def foreign_settings(kind: str) -> tuple[str, ...]:

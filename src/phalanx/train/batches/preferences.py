@@ -63,7 +63,7 @@ def prepare_pairs(
         if not stored.is_file() and not goes_on:
             rows = len(corpus.train.ids) + len(corpus.held_out.ids)
             say(f"computing the reference's log-probabilities of {rows} rows, once")
-        model = ReferenceModel(source, run.model.attention, run.train.seed)
+        model = ReferenceModel(source, run.model.attention, run.train.seed, quantize=run.model.quantize)
         found = reference_log_probs(stored, corpus, model, must_exist=goes_on)
         more = {name: {REFERENCE: column} for name, column in found.items()}
     names = tuple(wanted)
@@ -85,7 +85,7 @@ class PreferenceMeasure:
     def __init__(self, run: RunConfig, source: ModelSource) -> None:
         self._objective: Objective = objective_of(run.train.objective)
         self._single = WANTED in self._objective.extras
-        self._reference = ReferenceModel(source, run.model.attention, run.train.seed)
+        self._reference = ReferenceModel(source, run.model.attention, run.train.seed, quantize=run.model.quantize)
 
     @torch.no_grad()
     def __call__(self, stages: Iterable[StageModule], sets: Sequence[Iterable[Batch]]) -> list[PreferenceScores]:

@@ -14,7 +14,7 @@ from phalanx.config import canonical_json
 from phalanx.data import Batch
 from phalanx.data.preferences import PairCorpus, PairRows
 from phalanx.errors import CheckpointError
-from phalanx.models import ModelSource, StageModule, StageSpec, build_stage
+from phalanx.models import LoraConfig, ModelSource, Quantization, StageModule, StageSpec, build_stage
 from phalanx.objectives.pairs import row_log_probs
 
 REFERENCE_FILE = "reference.safetensors"
@@ -26,17 +26,19 @@ _HIDDEN_BYTES = 1 << 29
 
 
 class ReferenceModel:
-    """The model as the files of a run have it, without an adapter; of its stages one is in memory at a time.
+    """The model that a run begins with, without its adapter; of its stages one is in memory at a time.
 
     Args:
-        source: The files.
+        source: Its files.
         attention: Kernel, as in training.
-        seed: Of nothing that is left without an adapter, but stages ask for one.
+        seed: Of nothing that changes what stages compute here, but they ask for one.
+        quantize: What frozen matrices are kept in, as in training.
     """
 
-    def __init__(self, source: ModelSource, attention: str, seed: int) -> None:
-        self._source, self._seed = source, seed
-        self._attention = attention
+    def __init__(self, source: ModelSource, attention: str, seed: int, *, quantize: Quantization | None = None) -> None:
+        self._source, self._seed, self._attention = source, seed, attention
+        # an adapter that was not trained yet adds zeros
+        self._quantized = None if quantize is None else LoraConfig(rank=1, quantize=quantize)
 
     @property
     def hidden_size(self) -> int:
@@ -54,7 +56,7 @@ class ReferenceModel:
         return build_stage(
             self._source,
             spec,
-            adapter=None,
+            adapter=self._quantized,
             activation_checkpointing=False,
             attention="eager" if self._attention == "eager" else "sdpa",
             seed=self._seed,
@@ -63,6 +65,8 @@ class ReferenceModel:
     def identity(self, corpus: PairCorpus) -> str:
         """Digest of all that decides log-probabilities of a corpus, libraries and machines apart."""
         made_of = [self._source.files_digest(), self._source.hub_config_dict, self._attention, corpus.digest]
+        if self._quantized is not None:
+            made_of.append(str(self._quantized.quantize))
         return hashlib.sha256(canonical_json(made_of)).hexdigest()
 
 

@@ -31,7 +31,7 @@ def section_of(run: RunConfig) -> FederatedConfig:
 
 def whole_model(run: RunConfig, source: ModelSource, num_classes: int) -> WholeModel:
     """Load the model of a run, with what its sites train of it."""
-    return WholeModel(
+    model = WholeModel(
         source,
         run.model,
         run.train.seed,
@@ -39,6 +39,8 @@ def whole_model(run: RunConfig, source: ModelSource, num_classes: int) -> WholeM
         num_classes,
         frozen_a=section_of(run).exchange == "frozen_a",
     )
+    model.keep_back(section_of(run).personal)
+    return model
 
 
 class SharedTexts:

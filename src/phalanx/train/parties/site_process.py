@@ -61,6 +61,7 @@ def _site(file: SiteFile, run: RunConfig, identity: Identity, terms: RunTerms) -
         SiteSchedule(
             run.optimizer, terms.config.local_steps, run.train.batch_size, run.train.microbatches, run.train.seed
         ),
+        file.own,
     )
     return Site(identity, terms, trainer, RoundFile(file.own), file.own)
 

@@ -45,6 +45,7 @@ from phalanx.train.batches.rollouts import RolloutLoader
 from phalanx.train.config import RunConfig
 from phalanx.train.engines.domain_deepspeed import check_deepspeed, open_member
 from phalanx.train.engines.domain_engine import DomainEngine, GatheredPairs
+from phalanx.train.extras import require_extras
 from phalanx.train.records.record import RunRecorder
 from phalanx.train.records.summary import Figures
 from phalanx.train.saving.domain_saver import DomainSaver
@@ -59,8 +60,9 @@ def recipe_of(run: RunConfig, parallel: ParallelConfig, source: ModelSource) -> 
     """Return the recipe that every rank of a run must know, given the layout for as many ranks as are there.
 
     Raises:
-        ConfigError: The model's family cannot attend as the run file says.
+        ConfigError: The model's family cannot attend as the run file says, or a package is missing.
     """
+    require_extras(run)
     return RankRecipe(
         parallel=parallel,
         optimizer=run.optimizer,
@@ -306,6 +308,7 @@ def _load(run: RunConfig) -> StepWorkload:
         run.data.sequence_length,
         adapted=adapter.targets if isinstance(adapter, LoraConfig) else None,
         has_prefix=isinstance(adapter, PrefixConfig),
+        is_quantized=run.model.quantize is not None,
         optimizer=run.optimizer.kind,
         device=run.train.device,
         attention=run.model.attention,

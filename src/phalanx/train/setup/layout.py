@@ -29,6 +29,7 @@ from phalanx.pipeline.assignment.rank_memory import rank_bytes
 from phalanx.pipeline.assignment.stage_memory import footprints, stage_counts
 from phalanx.split import cut_model
 from phalanx.train.config import RunConfig
+from phalanx.train.extras import require_extras
 from phalanx.train.setup.guard_outlook import guarded_by_nobody, outlook, outlook_rows, price_note
 
 # measured on CPU with torch 2.13: interpreter, libraries, transport buffers and what malloc keeps
@@ -86,6 +87,7 @@ def make_plan(run: RunConfig, source: ModelSource) -> StepPlan:
             f'guard.classes = "mixed": {source.hub_config.model_type} has experts, and parties that round otherwise '
             'may ask others of them, which looks like a lie; set guard.classes = "one"'
         )
+    require_extras(run)
     check_length(run.data.sequence_length, getattr(source.hub_config, "max_position_embeddings", None))
     _check_masters(run, source)
     return StepPlan(
@@ -129,6 +131,7 @@ def _check_masters(run: RunConfig, source: ModelSource) -> None:
             run.guard.classes == "mixed"
         ),
         "data.attention: numbers of documents cross beside hidden states, and bf16 cannot hold them": marked,
+        "model.adapter.quantize: widened matrices would be rounded twice": run.model.quantize is not None,
         "pipeline.layout: ranks of a party share float32 weights; leave it out": shared,
     }
     for said, holds in faults.items():
@@ -247,15 +250,19 @@ def describe_stages(run: RunConfig, source: ModelSource) -> RenderableType:
 def stages_of(run: RunConfig, source: ModelSource) -> RenderableType:
     """The stages with their parties and their memory, and what the guard finds and costs."""
     table = Table(title=f"{run.pipeline.stages} stages, {run.train.microbatches} microbatches, {run.pipeline.schedule}")
-    for name in ("stage", "layers", "parameters", "trained", "size", "memory, expected", "holder", "shadow"):
-        table.add_column(name, justify="left" if name in ("holder", "shadow") else "right")
     rows = estimate_stages(run, source)
+    # a column that says nothing new would cut the others off on a terminal of 80 characters
+    some_are_frozen = any(row.trainable != row.parameters for row in rows)
+    trained = ("trained",) if some_are_frozen else ()
+    for name in ("stage", "layers", "parameters", *trained, "size", "memory, expected", "holder", "shadow"):
+        # numbers that do not fit go on in the next line: half of one is another number
+        table.add_column(name, justify="left" if name in ("holder", "shadow") else "right", overflow="fold")
     for row in rows:
         table.add_row(
             str(row.index),
             row.layers,
             f"{row.parameters:,}",
-            f"{row.trainable:,}",
+            *((f"{row.trainable:,}",) if some_are_frozen else ()),
             _mebibytes(row.size_bytes),
             _mebibytes(row.memory_bytes),
             row.holder,

@@ -1,0 +1,93 @@
+"""What does the example of QLoRA learn, and what memory does a step of it take beside LoRA's?
+
+``python benchmarks/qlora_example.py RUN_DIR OUT.json`` reads a finished run of ``examples/qlora.toml``, and measures a
+step of the whole model in a process for each arm: the memory that it adds from before the model is built.
+"""
+
+import argparse
+import json
+import multiprocessing
+import sys
+from pathlib import Path
+
+import torch
+
+from phalanx.config import digest
+from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.lab.bench.parallel.resident import added_at_peak, forget_peak, give_back_freed_memory, resident
+from phalanx.models import ModelConfig, StageSpec, build_stage, open_model
+from phalanx.objectives import causal_lm
+from phalanx.telemetry import read_metrics
+from phalanx.train import load_run
+
+FILE = Path("examples/qlora.toml")
+ARMS = {"lora": None, "int8": "int8", "nf4": "nf4"}
+STEPS = 2
+_TOKENS = (2, 96)
+
+
+def measure(arm: str, run_dir: str) -> dict[str, int]:
+    """Bytes of the weights, and what building the model and two steps in bf16 add at their peak."""
+    run = load_run(FILE)
+    model = run.model.model_dump()
+    config = ModelConfig.model_validate({**model, "adapter": {**model["adapter"], "quantize": ARMS[arm]}})
+    source = open_model(config, Path(run_dir).parent / ".cache", 0)
+    give_back_freed_memory()
+    # libraries load with the first small product
+    (torch.ones(8, 8, requires_grad=True) @ torch.ones(8, 8)).sum().backward()
+    forget_peak()
+    before = resident()
+    spec = StageSpec(0, 1, 0, source.num_layers)
+    stage = build_stage(source, spec, adapter=config.adapter, activation_checkpointing=False, attention="sdpa", seed=1)
+    built = resident().anonymous - before.anonymous
+    forget_peak()
+    optimizer = torch.optim.AdamW(stage.trainable().values())
+    ids = torch.randint(0, source.vocab_size, _TOKENS, generator=torch.Generator().manual_seed(1))
+    for _ in range(STEPS):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            logits = stage(ids)
+        causal_lm(logits.float(), ids)[0].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    weights = sum(value.numel() * value.element_size() for value in stage.all_parameters().values())
+    return {"weights_bytes": weights, "built_bytes": built, "peak_bytes": added_at_peak(before)}
+
+
+def main() -> None:
+    """Write one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("out", type=Path)
+    arguments = parser.parse_args()
+    run = load_run(FILE)
+    summary = json.loads((arguments.run_dir / "summary.json").read_text(encoding="utf-8"))
+    if summary["config_digest"] != digest(run) or summary["status"] != "completed":
+        sys.exit(f"{arguments.run_dir}: is no finished run of {FILE}")
+    lines = read_metrics(arguments.run_dir / "metrics.jsonl")
+    # the first line has what the untouched model was measured at
+    found = [(line["step"] + 1, line.get("validation_perplexity")) for line in lines[1:]]
+    memory = {}
+    for arm in ARMS:
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            memory[arm] = pool.apply(measure, (arm, str(arguments.run_dir)))
+    result = {
+        "name": "qlora-example",
+        "command": f"phalanx train {FILE}; python benchmarks/qlora_example.py runs/qlora OUT.json",
+        "machine": describe_machine(),
+        "commit": current_commit(),
+        "load": load_average(),
+        "run": FILE.name,
+        "steps": summary["steps"],
+        "wall_s": summary["wall_s"],
+        "held_out_perplexity": [
+            [0, summary["validation_perplexity_first"]],
+            *([step, value] for step, value in found if value is not None),
+        ],
+        "loss": [line["loss"] for line in lines],
+        "memory": memory,
+    }
+    arguments.out.write_text(json.dumps(result) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

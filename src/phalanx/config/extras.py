@@ -1,0 +1,49 @@
+"""Packages of extras that several rooms need: asked for before a run begins, imported when they are used."""
+
+import importlib.util
+import logging
+import sys
+
+from phalanx.errors import ConfigError
+
+_BITSANDBYTES = "bitsandbytes"
+
+
+def has_bitsandbytes() -> bool:
+    """Whether bitsandbytes is installed; it is not imported."""
+    return importlib.util.find_spec(_BITSANDBYTES) is not None
+
+
+def require_bitsandbytes(key: str) -> None:
+    """Look for bitsandbytes without importing it.
+
+    Args:
+        key: What of the run file needs it.
+
+    Raises:
+        ConfigError: It is not installed.
+    """
+    if not has_bitsandbytes():
+        raise ConfigError(
+            f"{key}: needs {_BITSANDBYTES}, which is not installed; install phalanx-train[quant], or leave it out"
+        )
+
+
+def import_bitsandbytes() -> None:
+    """Import bitsandbytes where it is installed, after which torch has its operators; nothing is fetched.
+
+    While it is imported it would fetch a kernel from the hub, which products here do not use.
+    """
+    if _BITSANDBYTES in sys.modules or not has_bitsandbytes():
+        return
+    log, fetches = logging.getLogger(f"{_BITSANDBYTES}.backends.cpu.ops"), "kernels"
+    before, level = sys.modules.get(fetches), log.level
+    sys.modules[fetches] = None  # type: ignore[assignment] # an import of it fails
+    log.setLevel(logging.ERROR)
+    try:
+        importlib.import_module(_BITSANDBYTES)
+    finally:
+        log.setLevel(level)
+        del sys.modules[fetches]
+        if before is not None:
+            sys.modules[fetches] = before
