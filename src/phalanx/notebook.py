@@ -1,5 +1,6 @@
 """A run in Python's hands: trained by one call, read as a mapping, shown as its report."""
 
+import contextlib
 import html
 import importlib
 import json
@@ -15,7 +16,8 @@ from phalanx.telemetry import read_metrics
 from phalanx.train import RunConfig, is_made, load_run
 
 if TYPE_CHECKING:
-    from phalanx.serve import TextModel
+    from phalanx.data.chat import ChatMessage
+    from phalanx.serve import SamplingRule, TextModel
     from phalanx.train.sessions.cluster import OpenWorkers
 
 _FRAME_HEIGHT = 640
@@ -158,16 +160,18 @@ def generate(
     *,
     own_code: bool = False,
     device: str = "cpu",
+    stages: int = 1,
 ) -> str:
     """Let a model go on with a text, or answer in a chat, as `phalanx generate` does.
 
     Args:
         where: A run or its directory, a checkpoint in one, a directory in the hub's layout; or a `TextModel` that
-            `phalanx.serve.open_text_model` has opened, which is then loaded once for many calls.
+            `phalanx.serve.open_text_model` has opened, on a device and in stages of its own, for many calls.
         prompt: A text; or the messages of a chat, each with ``role`` and ``content``.
         sampling: Fields of `phalanx.serve.SamplingRule`, for example ``{"max_new_tokens": 40, "temperature": 0.0}``.
         own_code: Code of the user's own that the run directory keeps may be run.
         device: Of torch.
+        stages: Into how many processes of this machine the layers are cut; they end when it has written.
 
     Returns:
         What the model wrote, without special tokens.
@@ -186,9 +190,12 @@ def generate(
         first = exc.errors()[0]
         raise ConfigError(f"generate: {'.'.join(map(str, first['loc']))}: {first['msg']}") from exc
     if isinstance(where, TextModel):
-        model = where
-    else:
-        path = where.directory if isinstance(where, Run) else Path(where)
-        model = open_text_model(path, own_code=own_code, device=device)
-    ids = model.prompt(prompt) if isinstance(prompt, str) else model.chat_prompt(chat or [])
+        return _written(where, prompt if isinstance(prompt, str) else chat or [], rule)
+    path = where.directory if isinstance(where, Run) else Path(where)
+    with contextlib.closing(open_text_model(path, own_code=own_code, device=device, stages=stages)) as model:
+        return _written(model, prompt if isinstance(prompt, str) else chat or [], rule)
+
+
+def _written(model: "TextModel", prompt: "str | list[ChatMessage]", rule: "SamplingRule") -> str:
+    ids = model.prompt(prompt) if isinstance(prompt, str) else model.chat_prompt(prompt)
     return model.complete(ids, rule).text

@@ -7,6 +7,7 @@ import pytest
 import torch
 from test_text_model import CONFIG, GREEDY, SEEDED, changed, directory  # noqa: F401 - a fixture
 
+import phalanx
 from phalanx.cli import run as command_line
 from phalanx.errors import ModelError
 from phalanx.models import ModelSource, parse_hub_config
@@ -50,27 +51,42 @@ def test_stages_write_what_the_whole_model_writes(directory, in_stages, rule):  
         assert in_stages.complete(in_stages.prompt(text), rule) == whole.complete(whole.prompt(text), rule)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "bloom", "opt"])
-def test_logits_with_the_stages_own_caches_are_those_of_the_whole_models_cache(tmp_path, family):
-    sizes = LLAMA if family == "llama" else CONFIG | {"model_type": family, "n_layer": 4, "n_positions": 32}
-    if family == "opt":
-        sizes = {
-            "model_type": "opt",
-            "vocab_size": 61,
-            "hidden_size": 32,
-            "ffn_dim": 48,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 4,
-            "max_position_embeddings": 32,
-            "word_embed_proj_dim": 32,
-        }
+OPT = {
+    "model_type": "opt",
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "ffn_dim": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 32,
+    "word_embed_proj_dim": 32,
+}
+WINDOWED = LLAMA | {"sliding_window": 5, "pad_token_id": None}
+FAMILIES = {
+    "llama": LLAMA,
+    "gpt2": CONFIG | {"n_layer": 4, "n_positions": 32},
+    "bloom": CONFIG | {"n_layer": 4, "n_positions": 32},
+    "opt": OPT,
+    # all layers, or every second one, see four tokens back; a wide window is never full
+    "mistral": WINDOWED,
+    "mistral wide": WINDOWED | {"sliding_window": 20},
+    "gemma2": WINDOWED | {"head_dim": 8},
+    "cohere2": WINDOWED,
+}
+
+
+@pytest.mark.parametrize("begun", [6, 3])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_with_the_stages_own_caches_are_those_of_the_whole_models_cache(tmp_path, name, begun):
+    sizes = FAMILIES[name] | {"model_type": name.split()[0]}
     found = write_random_model(parse_hub_config(sizes, "tiny"), 1, tmp_path, None)
     model = TextModel._load(found, "cpu")
     stages = [CachedStage(ModelSource(found), index, 3) for index in range(3)]
-    ids = torch.randint(0, 7, (1, 12), generator=torch.Generator().manual_seed(2))
+    ids = torch.randint(0, 7, (1, 14), generator=torch.Generator().manual_seed(2))
     past = None
 
-    for begin, end in ((0, 6), *((n, n + 1) for n in range(6, 12))):
+    # the last two tokens come at once, as those of a chat's next turn
+    for begin, end in ((0, begun), *((n, n + 1) for n in range(begun, 12)), (12, 14)):
         with torch.no_grad():
             out = model(ids[:, begin:end], past_key_values=past, use_cache=True)
         past, x = out.past_key_values, ids[:, begin:end]
@@ -94,6 +110,20 @@ def test_damaged_weights_of_one_stage_are_said_with_its_number(directory, tmp_pa
 
     with pytest.raises(ModelError):
         TextModel(source, stages=2)
+
+
+def test_a_call_in_python_writes_the_same_in_stages_and_leaves_no_process(directory, monkeypatch):  # noqa: F811
+    opened, start = [], TextModel._start
+    monkeypatch.setattr(
+        TextModel, "_start", lambda self, *args: (start(self, *args), opened.extend(self.stage_processes))[0]
+    )
+    sampling = GREEDY.model_dump()
+
+    found = phalanx.generate(directory, "the owner", sampling, stages=2)
+
+    assert found == phalanx.generate(directory, "the owner", sampling)
+    assert len(opened) == 2
+    assert not any(map(is_alive, opened))
 
 
 def test_a_stage_that_was_killed_is_named_and_the_others_end_with_it(in_stages):

@@ -3,11 +3,13 @@
 import json
 
 import pytest
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from phalanx.errors import CheckpointError, DataError
 from phalanx.objectives import OBJECTIVES
 from phalanx.train import load_run
+from phalanx.train.batches import reference
 from phalanx.train.sessions import hooks
 
 PREFERENCES = [name for name, one in OBJECTIVES.items() if one.target == "pair"]
@@ -105,11 +107,41 @@ def test_an_interrupted_run_reads_its_reference_and_ends_with_the_same_bits(make
     assert "computing the reference" not in resumed["shown"]
 
 
+def test_a_run_that_is_ended_while_it_computes_its_reference_goes_on_there(make, quietly, monkeypatch, tmp_path):
+    run, compute = make(engine="[parallel]\ndp = 1"), reference._log_probs
+    whole = quietly(run, tmp_path / "whole")
+    # eight rows of forty tokens a part
+    monkeypatch.setattr(reference, "_HIDDEN_BYTES", 8 * 4 * 32 * 40)
+
+    def stop(model, rows, first, end):
+        if first == 16:
+            raise KeyboardInterrupt
+        return compute(model, rows, first, end)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reference, "_log_probs", stop)
+        assert quietly(run, tmp_path / "run")["status"] == "interrupted"
+    assert len(list((tmp_path / "run/reference.parts").iterdir())) == 2
+    resumed = quietly(run, tmp_path / "run", resume=True)
+
+    assert "once, from where an earlier session ended" in resumed["shown"]
+    assert resumed["final_weights_digest"] == whole["final_weights_digest"]
+    assert not (tmp_path / "run/reference.parts").exists()
+
+
 def altered(path):
     """The same header, and one number that is another one."""
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(bytes(content))
+
+
+def forged(path):
+    """One number is another one, and the file says nothing of its numbers, as one of an older release."""
+    found = load_file(path)
+    found["train"][0] += 1.0
+    with safe_open(path, framework="pt") as file:
+        save_file(found, path, {"made_of": file.metadata()["made_of"]})
 
 
 @pytest.mark.parametrize(
@@ -118,9 +150,10 @@ def altered(path):
         (lambda path: path.unlink(), "is missing, and a run that goes on does not compute its reference again"),
         (lambda path: path.write_bytes(b"junk"), "cannot be read as what this run has stored"),
         (lambda path: save_file(load_file(path), path, {"made_of": "0" * 64}), "is of another model or of other pairs"),
-        (altered, "loader state: is of the corpus"),
+        (altered, "holds other numbers than were written"),
+        (forged, "loader state: is of the corpus"),
     ],
-    ids=["missing", "junk", "foreign", "altered"],
+    ids=["missing", "junk", "foreign", "altered", "forged"],
 )
 def test_a_reference_that_is_not_the_runs_own_is_refused(make, quietly, monkeypatch, tmp_path, harm, told):
     run = make(overrides=("checkpoint.every=2",))

@@ -9,9 +9,8 @@ from typing import Any
 
 from phalanx.config import canonical_json
 from phalanx.errors import DataError
+from phalanx.telemetry import RowsTold
 
-Told = Callable[[int, int], None]
-"""Told how many rows are done, of how many."""
 Make = Callable[[range], Sequence[Mapping[str, Any]]]
 """Makes the rows of a batch, by their numbers."""
 
@@ -34,7 +33,7 @@ class ResumableRows:
         self._unfinished = path.with_name(f"{path.name}.unfinished")
         self._about = path.with_name(f"{path.name}.lineage.json")
 
-    def make(self, count: int, make: Make, told: Told) -> list[dict[str, Any]]:
+    def make(self, count: int, make: Make, told: RowsTold) -> list[dict[str, Any]]:
         """Return all rows: those that are there, and those that are made now.
 
         A batch is always of the same rows, so rows have the same bits wherever an earlier call was interrupted.

@@ -240,8 +240,8 @@ class FederatedConfig(StrictModel):
     @model_serializer(mode="wrap")
     def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out what is not asked for, so that an older run file keeps its digest."""
-        left_out = ("pki", "privacy", "personal")
-        return {name: value for name, value in write(self).items() if name not in left_out or value}
+        optional = ("pki", "privacy", "personal")
+        return {name: value for name, value in write(self).items() if name not in optional or value}
 
     @property
     def cohort_sizes(self) -> range:

@@ -13,7 +13,8 @@ def inject_adapter(stage: StageModule, adapter: AdapterConfig) -> None:
     """Put what is trained, on the meta device, into this stage; freeze the rest.
 
     Raises:
-        ModelError: peft is not installed, or a target names no linear layer of the blocks.
+        ModelError: peft is not installed, or a target names no linear layer of the blocks, or virtual tokens would
+            stand before layers with a sliding window.
     """
     match adapter:
         case LoraConfig():

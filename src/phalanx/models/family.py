@@ -300,6 +300,10 @@ class Family(ABC):
         if before and pattern.kind != "causal":
             raise ModelError(f"attention {pattern.kind}: is not known behind virtual tokens; leave the adapter out")
 
+    def windows(self, hub_config: Any) -> list[int | None]:
+        """Return how far back each layer sees, in tokens with the own one, or None where it sees all."""
+        return [None] * int(hub_config.num_hidden_layers)
+
     def objection(self, hub_config: Any) -> str | None:
         """Say which option of the config cannot be sliced, why, and what to set; or None."""
         return None
@@ -361,20 +365,20 @@ def attention_mask(
 ) -> Any:
     """Return the mask of a pattern; a causal one is None for sdpa, which then masks inside the kernel.
 
-    With virtual tokens it is written out, ``[1, 1, seq, before + seq]``: the kernel would count columns from the
-    first one. No position ids are handed in: ours count up from 0, and transformers would only use them to look
-    for several sequences in one row, which waits for the device and finds none.
+    Behind earlier tokens it is written out, ``[1, 1, seq, before + seq]``: the kernel would count columns from the
+    first one. Of a layer with a sliding window there are as many columns before as it keeps, one less than its window.
+    No position ids are handed in: ours count up from 0, and transformers would only use them to look for several
+    sequences in one row, which waits for the device and finds none.
 
     Raises:
-        ModelError: A layer with a sliding window cannot have the pattern, or virtual tokens.
+        ModelError: A layer with a sliding window cannot have the pattern.
     """
     if not before:
         return pattern.mask(hub_config, hidden, windowed=windowed)
-    if windowed:
-        raise ModelError("model.adapter: virtual tokens are not known in layers with a sliding window; take lora")
-    seq = hidden.shape[1]
-    if seq == 1:
-        # it sees everything
+    seq, window = hidden.shape[1], int(hub_config.sliding_window) if windowed else None
+    kept = before if window is None else min(before, window - 1)
+    if seq == 1 and (window is None or kept + 1 < window):
+        # it sees everything; where a window is full, transformers writes that out, and its kernel rounds otherwise
         return None
-    seen = torch.ones(seq, before + seq, dtype=torch.bool, device=hidden.device).tril(before)[None, None]
-    return written_mask(hub_config, hidden, seen)
+    seen = torch.ones(seq, kept + seq, dtype=torch.bool, device=hidden.device).tril(kept)
+    return written_mask(hub_config, hidden, (seen if window is None else seen.triu(kept - window + 1))[None, None])

@@ -153,6 +153,10 @@ class FamilyByPlan(Family):
             hidden = getattr(trunk, part)(hidden)
         return hidden
 
+    def windows(self, hub_config: Any) -> list[int | None]:
+        """As `Family` says."""
+        return [int(hub_config.sliding_window) if kind == _SLIDING else None for kind in self._layer_types(hub_config)]
+
     def _layer_types(self, hub_config: Any) -> list[str]:
         match self._slicing.windows:
             case "layers":

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from phalanx.errors import ModelError
 from phalanx.models.config import PrefixConfig
 from phalanx.models.seeding import seeded_generator
 from phalanx.models.stage import PREFIX, StageModule
@@ -35,7 +36,13 @@ class Prefix(nn.Module):
 
 
 def inject_prefix(stage: StageModule, adapter: PrefixConfig) -> None:
-    """Put virtual tokens, on the meta device, before this stage's blocks; freeze the rest."""
+    """Put virtual tokens, on the meta device, before this stage's blocks; freeze the rest.
+
+    Raises:
+        ModelError: A layer of the model has a sliding window, from which they would fall.
+    """
+    if any(stage.family.windows(stage.hub_config)):
+        raise ModelError("model.adapter: virtual tokens are not known in layers with a sliding window; take lora")
     stage.requires_grad_(False)
     heads, size = _shape(stage.hub_config)
     for block in stage.own_blocks:

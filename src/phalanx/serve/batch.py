@@ -1,7 +1,7 @@
 """Many prompts from a file to a file, one JSON object a line; what was written before an interruption is kept."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,7 @@ from phalanx.config import StrictModel
 from phalanx.data.chat import ChatMessage
 from phalanx.errors import DataError
 from phalanx.serve.text_model import SamplingRule, TextModel
-
-Told = Callable[[int, int], None]
-"""Told how many lines are done, of how many."""
+from phalanx.telemetry import RowsTold
 
 
 class PromptLine(StrictModel):
@@ -23,7 +21,7 @@ class PromptLine(StrictModel):
     messages: tuple[ChatMessage, ...] | None = None
 
 
-def complete_file(model: TextModel, source: Path, target: Path, sampling: SamplingRule, told: Told) -> int:
+def complete_file(model: TextModel, source: Path, target: Path, sampling: SamplingRule, told: RowsTold) -> int:
     """Complete every line of a file; lines that `target` has already are not done again.
 
     Every line is read and counted in tokens before the first one is completed: a mistake in the last line costs no

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import torch
 from safetensors.torch import load, save
 from torch import Tensor
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from phalanx.child import die_with_parent
 from phalanx.errors import PhalanxError
@@ -24,10 +24,14 @@ HIDDEN, BEGINS = "hidden", "begins"
 
 
 class KeptTokens:
-    """Keys and values of the earlier tokens of one block, in the place of an adapter's virtual tokens."""
+    """Keys and values of the earlier tokens of one block, in the place of an adapter's virtual tokens.
 
-    def __init__(self) -> None:
-        self._kept = DynamicLayer()
+    Args:
+        window: How far back the block sees, in tokens with the own one; None where it sees all.
+    """
+
+    def __init__(self, window: int | None) -> None:
+        self._kept = DynamicLayer() if window is None else DynamicSlidingWindowLayer(window)
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any) -> tuple[Tensor, Tensor]:
         """Keep and return all so far, ``[batch, heads, tokens, size]`` each; blocks call this."""
@@ -56,8 +60,9 @@ class CachedStage:
         stage = self._stage
         if begins:
             stage.num_virtual_tokens = 0
-            for block in stage.own_blocks:
-                setattr(block, PREFIX, KeptTokens())
+            windows = stage.family.windows(stage.hub_config)[stage.spec.first_layer : stage.spec.end_layer]
+            for block, window in zip(stage.own_blocks, windows, strict=True):
+                setattr(block, PREFIX, KeptTokens(window))
         found: Tensor = stage(x)
         stage.num_virtual_tokens += x.shape[1]
         # the next token follows from the last one alone

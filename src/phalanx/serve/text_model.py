@@ -16,6 +16,7 @@ import torch
 from pydantic import Field
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
     AutoTokenizer,
     LogitsProcessorList,
     StoppingCriteriaList,
@@ -80,7 +81,7 @@ class Completion(StrictModel):
 
 
 class TextModel:
-    """A causal language model with its tokenizer, in this process.
+    """A language model with its tokenizer, in this process; one with an encoder reads prompts there, and answers them.
 
     Args:
         directory: In the hub's layout, with a tokenizer; nothing is downloaded and no code of it is run.
@@ -103,14 +104,20 @@ class TextModel:
         if head_kind(config) == "score":
             raise ModelError(f"{directory}: gives each text a score, and has no language model's head")
         family = FAMILIES.get(str(config.get("model_type")))
-        if family is not None and family.predicts != "next":
+        if family is not None and family.predicts == "hidden":
             raise ModelError(
-                f"{directory}: {config['model_type']} has an encoder, and texts are continued by decoders alone; give "
-                "a decoder, or call transformers"
+                f"{directory}: {config['model_type']} is an encoder, and texts are written by decoders alone; give a "
+                "model with a decoder, or call transformers"
             )
+        self._has_encoder = family is not None and family.predicts == "target"
+        if self._has_encoder and stages > 1:
+            raise ModelError(f"--stages {stages}: {config['model_type']} has an encoder, which stages cannot keep; 1")
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-            self._model: Any = self._load(directory, device) if stages == 1 else self._start(directory, device, stages)
+            kind = AutoModelForSeq2SeqLM if self._has_encoder else AutoModelForCausalLM
+            self._model: Any = (
+                self._load(directory, device, kind) if stages == 1 else self._start(directory, device, stages)
+            )
         except (OSError, ValueError, KeyError, RuntimeError) as exc:
             raise ModelError(f"{directory}: no model that can write texts ({str(exc)[:300]})") from exc
         rows = self._model.get_input_embeddings().weight.shape[0]
@@ -121,13 +128,16 @@ class TextModel:
             )
 
     @staticmethod
-    def _load(directory: Path, device: str) -> Any:
-        model = AutoModelForCausalLM.from_pretrained(
+    def _load(directory: Path, device: str, kind: Any = AutoModelForCausalLM) -> Any:
+        model = kind.from_pretrained(
             directory, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype="auto"
         )
         for parameter in model.parameters():
             # a file's bytes lie at any address, and products of a single token round by it
             parameter.data = parameter.data.clone()
+        if model.config.is_encoder_decoder and model.config.num_decoder_layers > model.config.num_hidden_layers:
+            # transformers makes a cache of as many layers as the encoder has
+            model.generation_config.use_cache = False
         return model.to(device).eval()
 
     def _start(self, directory: Path, device: str, stages: int) -> Any:
@@ -203,7 +213,7 @@ class TextModel:
         seen = torch.tensor([[0] * (width - len(one)) + [1] * len(one) for one in prompts], device=ids.device)
         most = min(sampling.max_new_tokens, self.window - width)
         try:
-            found = _generate(self._model, ids, seen, sampling, most)[:, width:].tolist()
+            found = _generate(self._model, ids, seen, sampling, most).tolist()
         except (RuntimeError, ValueError, IndexError) as exc:
             raise ModelError(f"the model cannot go on: {exc}") from exc
         return [self._completion(prompt, written) for prompt, written in zip(prompts, found, strict=True)]
@@ -229,13 +239,24 @@ class TextModel:
             if not own or len(ids) + len(own) > self.window:
                 raise DataError(f"{ending!r}: has {len(own)} tokens, and the prompt leaves {self.window - len(ids)}")
             with torch.no_grad():
-                row = torch.tensor([[*ids, *own]], device=self._model.device)
-                logits = self._model(row).logits[0, len(ids) - 1 : -1].float()
-            chosen = torch.log_softmax(logits, -1).gather(1, row[0, len(ids) :, None])
+                logits = self._logits(ids, own).float()
+            chosen = torch.log_softmax(logits, -1).gather(1, torch.tensor(own, device=logits.device)[:, None])
             found.append(float(chosen.sum()))
         if not all(map(math.isfinite, found)):
             raise ModelError(_NOT_FINITE)
         return found
+
+    def _logits(self, ids: Sequence[int], own: Sequence[int]) -> torch.Tensor:
+        """What is said before each token of an ending, ``[tokens, vocab]``."""
+        device = self._model.device
+        if not self._has_encoder:
+            whole: torch.Tensor = self._model(torch.tensor([[*ids, *own]], device=device)).logits
+            return whole[0, len(ids) - 1 : -1]
+        # a decoder begins with a token that is in no text
+        begun = [self._model.config.decoder_start_token_id, *own[:-1]]
+        rows = {"input_ids": [list(ids)], "decoder_input_ids": [begun]}
+        found: torch.Tensor = self._model(**{k: torch.tensor(row, device=device) for k, row in rows.items()}).logits
+        return found[0]
 
     @cached_property
     def digest(self) -> str:
@@ -317,7 +338,7 @@ class TextStream:
                 self._most,
                 {"streamer": self._streamer, "stopping_criteria": stops},
             )
-            self._written = found[0, len(self._ids) :].tolist()
+            self._written = found[0].tolist()
         except (RuntimeError, ValueError, IndexError, ModelError) as exc:
             self._fault = exc
             self._streamer.end()
@@ -331,7 +352,7 @@ def _generate(
     most: int,
     more: Mapping[str, Any] = MappingProxyType({}),
 ) -> torch.Tensor:
-    """Return rows with what transformers writes behind them; draws of others are left alone."""
+    """Return what transformers writes behind rows, or in answer to them; draws of others are left alone."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(sampling.seed)
         found: torch.Tensor = model.generate(
@@ -343,7 +364,8 @@ def _generate(
             **sampling.arguments(),
             **more,
         )
-    return found
+    # a decoder behind an encoder begins with one token of its own
+    return found[:, 1 if model.config.is_encoder_decoder else ids.shape[1] :]
 
 
 def _finite(_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:

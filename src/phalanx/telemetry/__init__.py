@@ -5,6 +5,7 @@ from phalanx.telemetry.metrics import MetricsFile, read_metrics
 from phalanx.telemetry.parties import PEERS_FILE, PartiesStatus, PartyRow, PartyState, PeersFile
 from phalanx.telemetry.phases import PhaseTimer
 from phalanx.telemetry.progress import ProgressDisplay, StepReading
+from phalanx.telemetry.row_bar import RowsTold, row_bar
 from phalanx.telemetry.tensorboard import TensorBoardWriter
 from phalanx.telemetry.tracking import CurveWriter, open_tracking
 
@@ -19,8 +20,10 @@ __all__ = [
     "PeersFile",
     "PhaseTimer",
     "ProgressDisplay",
+    "RowsTold",
     "StepReading",
     "TensorBoardWriter",
     "open_tracking",
     "read_metrics",
+    "row_bar",
 ]

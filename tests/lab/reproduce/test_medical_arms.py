@@ -1,15 +1,20 @@
 """The arms on a tiny random model: what they share, what they must agree on, and what each does to the clients."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from numpy import float32
+from numpy import zeros as zeros_of
 
 from phalanx.data.tasks import Example
 from phalanx.errors import ModelError
-from phalanx.lab.reproduce.medical.arms import ARMS, ArmMaterial
+from phalanx.lab.reproduce.medical.arms import ARMS
+from phalanx.lab.reproduce.medical.bench import ArmMaterial
 from phalanx.lab.reproduce.medical.cell import MedicalCell, run_cell
 from phalanx.lab.reproduce.medical.front import NoisyFront, RememberedFront, epsilon_of, typical_length
 from phalanx.lab.reproduce.medical.material import Material, deal
-from phalanx.lab.reproduce.medical.size import MedicalSize
+from phalanx.lab.reproduce.medical.size import EPSILON, MedicalSize
 from phalanx.models import ModelConfig, open_model
 from phalanx.objectives import Confusion, mark_classes
 from phalanx.split import FrontPart
@@ -93,6 +98,39 @@ def test_arms_end_with_different_weights(outcomes):
     digests = [outcomes[name].digest for name in ("centralised", "fedavg", "split_plain", "split_noised")]
 
     assert len(set(digests)) == 4
+
+
+def test_a_secure_sum_of_equal_clients_is_their_mean(bench):
+    clients = tuple(tuple(range(start, start + 12)) for start in range(0, 48, 12))
+    equal = replace(bench, material=replace(bench.material, clients=clients))
+
+    plain, secure = ARMS["fedavg"](equal), ARMS["fedavg_secure"](equal)
+
+    assert secure.scores == plain.scores
+    assert secure.loss_last == pytest.approx(plain.loss_last, abs=1e-3)
+
+
+def test_one_liar_of_five_wins_over_the_mean_and_not_over_the_robust_rule(outcomes):
+    honest, attacked, robust = (
+        outcomes[name].scores[0].accuracy for name in ("fedavg", "fedavg_attacked", "fedavg_robust")
+    )
+
+    assert attacked <= honest - 0.3
+    assert robust >= honest - 0.1
+
+
+def test_private_rounds_spend_their_epsilon_and_the_noise_is_real(bench, outcomes, monkeypatch):
+    private = outcomes["fedavg_private"]
+    assert 0.9 * EPSILON < private.more["epsilon"] <= EPSILON
+    monkeypatch.setattr(
+        "phalanx.lab.reproduce.medical.federated.gaussian_noise", lambda _, count, __: zeros_of(count, float32)
+    )
+    monkeypatch.setattr("phalanx.lab.reproduce.medical.federated._CLIP", 1e6)
+
+    without = ARMS["fedavg_private"](bench)
+
+    assert without.scores[0].accuracy >= 0.9
+    assert without.digest != private.digest
 
 
 def test_an_arm_repeated_has_the_same_bits(bench, outcomes):

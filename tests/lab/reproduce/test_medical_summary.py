@@ -5,6 +5,7 @@ import pytest
 from phalanx.data.tasks import Example, LabelledExamples
 from phalanx.lab.reproduce import medical
 from phalanx.lab.reproduce.medical import reproduce_medical
+from phalanx.lab.reproduce.medical.arms import ARMS
 from phalanx.lab.reproduce.medical.cell import LATE, MedicalCell, cells_of, not_measured
 from phalanx.lab.reproduce.medical.size import SIZES, describe
 from phalanx.lab.reproduce.medical.summary import as_tables, compare, half_width, summarise
@@ -84,7 +85,7 @@ def test_three_tasks_are_finished_before_others_begin_and_their_late_arms_are_la
     size = SIZES["full"]
     cells = cells_of(size, size.tasks)
 
-    assert len(cells) == len(set(cells)) == len(size.tasks) * 3 * 9
+    assert len(cells) == len(set(cells)) == len(size.tasks) * 3 * len(ARMS)
     assert len(size.tasks) >= 3
     half = len(cells) // 2
     assert {cell.task for cell in cells[:half]} == set(size.tasks[:3])

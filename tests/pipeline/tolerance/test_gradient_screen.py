@@ -46,6 +46,16 @@ def test_an_honest_sum_looks_like_one(shared):
         assert doubt_about(total, own, M) is None
 
 
+def test_a_microbatch_without_its_share_doubts_an_honest_sum_and_one_that_has_nearly_all_does_not():
+    # late in PPO a few tokens make the gradient: the norms of its microbatches differ by a factor of a hundred
+    _, small = gradients(0)
+    large = {name: 100 * g for name, g in gradients(1)[1].items()}
+    total = {name: large[name] + (M - 1) * small[name] for name in small}
+
+    assert doubt_about(total, small, M) == "size"
+    assert doubt_about(total, large, M) is None
+
+
 @pytest.mark.parametrize(
     ("change", "doubt"),
     [

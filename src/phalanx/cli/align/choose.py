@@ -20,7 +20,6 @@ from phalanx.cli.align.options import (
     Where,
     open_asked_judge,
     open_writer,
-    row_bar,
     say_found,
 )
 from phalanx.cli.answers.answer import Answer
@@ -54,6 +53,7 @@ def choose(
     """Have a model answer each prompt twice, and a judge choose, asked in both orders: pairs for preferences."""
     from phalanx.align import PairChoice, ResumableRows, read_prompts
     from phalanx.align.choice import chosen_figures
+    from phalanx.telemetry import row_bar
 
     asked = read_prompts(prompts)
     ways = (principles, principle, judge, demonstrations, ranked)

@@ -1,7 +1,6 @@
-"""What the verbs of ``phalanx align`` share: the options of the model that answers, its judge, and the bar."""
+"""What the verbs of ``phalanx align`` share: the options of the model that answers, and its judge."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,7 +8,6 @@ import typer
 
 if TYPE_CHECKING:
     from phalanx.align.judges import Judge
-    from phalanx.align.row_file import Told
     from phalanx.serve import ChatWriter
 
 Where = Annotated[Path, typer.Argument(metavar="RUN_DIR|DIR", help="A run, a checkpoint in one, or a model.")]
@@ -57,19 +55,6 @@ def open_asked_judge(file: Path | None, writer: "ChatWriter") -> "Judge":
         f'{file}: kind = "{found.kind}" weighs answers and cannot be asked; take kind = "server" or "model", or leave '
         "--judge out"
     )
-
-
-@contextmanager
-def row_bar(what: str) -> Iterator["Told"]:
-    """Show a bar on a terminal, of rows that are done."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, of: bar.update(task, completed=done, total=of)
 
 
 def say_found(out: Path | None, found: Mapping[str, Any]) -> None:

@@ -13,7 +13,6 @@ from phalanx.cli.align.options import (
     Temperature,
     Where,
     open_writer,
-    row_bar,
     say_found,
 )
 from phalanx.cli.answers.answer import Answer
@@ -36,6 +35,7 @@ def revise(
     """Have a model answer prompts, criticise each answer by a drawn principle and write it again: conversations."""
     from phalanx.align import ResumableRows, Revision, load_constitution, read_prompts
     from phalanx.align.revision import revised_figures
+    from phalanx.telemetry import row_bar
 
     constitution, asked = load_constitution(principles), read_prompts(prompts)
     writer = open_writer(where, max_new_tokens, temperature, best=best, own_code=own_code)

@@ -16,7 +16,6 @@ from phalanx.cli.align.options import (
     Where,
     open_asked_judge,
     open_writer,
-    row_bar,
     say_found,
 )
 from phalanx.cli.answers.answer import Answer
@@ -53,6 +52,7 @@ def safety(
 
     from phalanx.align import ResumableRows, SafetyCheck
     from phalanx.align.safety import refusal_by_judge, refusal_by_patterns, safety_figures
+    from phalanx.telemetry import row_bar
 
     writer = open_writer(where, max_new_tokens, temperature, best=best, own_code=own_code)
     asked = _asked(prompts, hook, writer, seed)

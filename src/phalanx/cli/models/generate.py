@@ -70,15 +70,11 @@ def generate(
 
 
 def _file(model: "TextModel", lines: Path, out: Path, sampling: "SamplingRule") -> Answer:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
     from phalanx.serve import complete_file
+    from phalanx.telemetry import row_bar
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("texts", total=None)
-        done = complete_file(model, lines, out, sampling, lambda at, of: bar.update(task, completed=at, total=of))
+    with row_bar("texts") as told:
+        done = complete_file(model, lines, out, sampling, told)
     if not for_programs():
         typer.echo(f"{out}: {done} texts")
     return Answer({"file": out, "completed": done})

@@ -7,6 +7,7 @@ from phalanx.lab.bench.chaos.chaos import bench_chaos
 from phalanx.lab.bench.data.data import bench_data
 from phalanx.lab.bench.detection.detection import bench_detection
 from phalanx.lab.bench.detection.detection_processes import bench_detection_processes
+from phalanx.lab.bench.federated.federated import bench_federated
 from phalanx.lab.bench.overhead.checkpoint import bench_checkpoint
 from phalanx.lab.bench.overhead.overhead import bench_overhead
 from phalanx.lab.bench.overhead.pipeline import bench_pipeline
@@ -23,6 +24,7 @@ BENCHES: dict[str, Callable[[bool], dict[str, Any]]] = {
     "data": bench_data,
     "detection": bench_detection,
     "detection-processes": bench_detection_processes,
+    "federated": bench_federated,
     "memory": bench_memory,
     "overhead": bench_overhead,
     "parallel": bench_parallel,
@@ -48,6 +50,7 @@ __all__ = [
     "bench_data",
     "bench_detection",
     "bench_detection_processes",
+    "bench_federated",
     "bench_memory",
     "bench_overhead",
     "bench_parallel",

@@ -15,7 +15,7 @@ from phalanx.models import ModelSource, StageModule
 from phalanx.objectives import OBJECTIVES, Objective, kind_of, objective_of
 from phalanx.objectives.kto import WANTED
 from phalanx.objectives.pairs import REFERENCE
-from phalanx.train.batches.reference import ReferenceModel, reference_log_probs
+from phalanx.train.batches.reference import ReferenceModel, ReferenceStore, reference_log_probs
 from phalanx.train.config import RunConfig
 
 
@@ -39,7 +39,7 @@ class PreferenceScores:
 
 
 def prepare_pairs(
-    run: RunConfig, cache: Path, source: ModelSource, stored: Path, say: Callable[[str], None], *, goes_on: bool
+    run: RunConfig, cache: Path, source: ModelSource, store: ReferenceStore, say: Callable[[str], None]
 ) -> PairCorpus:
     """Return the pairs of a run with the rows that its objective reads.
 
@@ -47,9 +47,8 @@ def prepare_pairs(
         run: With a section `data.preferences`.
         cache: Where a vocabulary that is trained here is kept.
         source: The model.
-        stored: Where log-probabilities of the reference are kept, in the run directory.
+        store: Where log-probabilities of the reference are kept, in the run directory.
         say: Told of what was left out, and of the reference.
-        goes_on: The run has begun before.
 
     Raises:
         DataError: The pairs cannot be had.
@@ -60,11 +59,12 @@ def prepare_pairs(
     corpus = prepare_preferences(run.data, cache, run.train.seed, source.tokenizer_path, say, single=WANTED in wanted)
     more: dict[str, dict[str, Tensor]] = {"train": {}, "held_out": {}}
     if REFERENCE in wanted:
-        if not stored.is_file() and not goes_on:
+        if not store.path.is_file() and not store.must_exist:
             rows = len(corpus.train.ids) + len(corpus.held_out.ids)
-            say(f"computing the reference's log-probabilities of {rows} rows, once")
+            begun = ", from where an earlier session ended" if store.parts.is_dir() else ""
+            say(f"computing the reference's log-probabilities of {rows} rows, once{begun}")
         model = ReferenceModel(source, run.model.attention, run.train.seed, quantize=run.model.quantize)
-        found = reference_log_probs(stored, corpus, model, must_exist=goes_on)
+        found = reference_log_probs(store, corpus, model)
         more = {name: {REFERENCE: column} for name, column in found.items()}
     names = tuple(wanted)
     return dataclasses.replace(

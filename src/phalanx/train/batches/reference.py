@@ -2,27 +2,31 @@
 
 import hashlib
 import os
+import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from phalanx.config import canonical_json
-from phalanx.data import Batch
 from phalanx.data.preferences import PairCorpus, PairRows
 from phalanx.errors import CheckpointError
 from phalanx.models import LoraConfig, ModelSource, Quantization, StageModule, StageSpec, build_stage
 from phalanx.objectives.pairs import row_log_probs
+from phalanx.telemetry import RowsTold
 
 REFERENCE_FILE = "reference.safetensors"
-_MADE_OF = "made_of"
-_PARTS = ("train", "held_out")
+_MADE_OF, _DIGEST = "made_of", "sha256"
+_HALVES = ("train", "held_out")
 _ROWS_AT_ONCE = 8
 _HIDDEN_BYTES = 1 << 29
-"""Of hidden states that are kept while one stage after the other works on them; then the next rows have their turn."""
+"""Of hidden states that are kept while one stage after the other works on them; then the next rows have their turn.
+
+A part is as large: what a kill loses, and how often the model is read, are one choice."""
 
 
 class ReferenceModel:
@@ -73,17 +77,20 @@ class ReferenceModel:
 @torch.no_grad()
 def log_probs_of(model: ReferenceModel, rows: PairRows) -> Tensor:
     """Return the log-probability of each row's answer, float32 ``[rows]``."""
-    tokens = rows.ids.shape[1]
-    batch = max(1, _HIDDEN_BYTES // (4 * model.hidden_size * tokens * _ROWS_AT_ONCE)) * _ROWS_AT_ONCE
-    found: list[Tensor] = []
-    for first in range(0, len(rows.ids), batch):
-        stop = min(first + batch, len(rows.ids))
-        parts = [rows.in_order(at, min(at + _ROWS_AT_ONCE, stop)) for at in range(first, stop, _ROWS_AT_ONCE)]
-        found += _log_probs(model, parts)
+    found = [_log_probs(model, rows, first, stop) for first, stop in _borders(model, rows)]
     return torch.cat(found) if found else torch.zeros(0)
 
 
-def _log_probs(model: ReferenceModel, parts: list[Batch]) -> list[Tensor]:
+def _borders(model: ReferenceModel, rows: PairRows) -> list[tuple[int, int]]:
+    """Cut rows into those that go through the model together: whole multiples of what is computed at once."""
+    of_eight = 4 * model.hidden_size * rows.ids.shape[1] * _ROWS_AT_ONCE
+    batch = max(1, _HIDDEN_BYTES // of_eight) * _ROWS_AT_ONCE
+    return [(first, min(first + batch, len(rows.ids))) for first in range(0, len(rows.ids), batch)]
+
+
+@torch.no_grad()
+def _log_probs(model: ReferenceModel, rows: PairRows, first: int, stop: int) -> Tensor:
+    parts = [rows.in_order(at, min(at + _ROWS_AT_ONCE, stop)) for at in range(first, stop, _ROWS_AT_ONCE)]
     hidden = [part.input_ids for part in parts]
     for spec in model.specs:
         stage = model.stage(spec)
@@ -91,56 +98,112 @@ def _log_probs(model: ReferenceModel, parts: list[Batch]) -> list[Tensor]:
             hidden[number] = stage(hidden[number])
             if spec.is_last:
                 hidden[number] = row_log_probs("reference", hidden[number], part.labels).total
-    return hidden
+    return torch.cat(hidden)
 
 
-def reference_log_probs(
-    path: Path, corpus: PairCorpus, model: ReferenceModel, *, must_exist: bool
-) -> Mapping[str, Tensor]:
+@dataclass(frozen=True)
+class ReferenceStore:
+    """The place in a run directory where a reference's log-probabilities are kept.
+
+    Attributes:
+        path: The file of all of them; while they are computed, what is finished lies in a directory beside it.
+        must_exist: The run goes on: they are read, and never computed again.
+        told: Told how many rows are done, of how many.
+    """
+
+    path: Path
+    must_exist: bool
+    told: RowsTold = lambda _done, _of: None
+
+    @property
+    def parts(self) -> Path:
+        """The directory of what is finished while the rest is computed."""
+        return self.path.with_suffix(".parts")
+
+
+def reference_log_probs(store: ReferenceStore, corpus: PairCorpus, model: ReferenceModel) -> Mapping[str, Tensor]:
     """Return the log-probabilities of both parts of a corpus: those that are stored, or computed now and stored.
 
-    The owner computes them alone, from the model's files: no other party is asked, so none can lie.
+    The owner computes them alone, from the model's files: no other party is asked, so none can lie. A kill while they
+    are computed loses the rows that were under way, and none of those that are stored.
 
     Args:
-        path: The file.
+        store: Where they are kept.
         corpus: Pairs, without such a column yet.
         model: The reference.
-        must_exist: The run goes on: they are read, and never computed again.
 
     Raises:
-        CheckpointError: The file is missing, altered, or of another model or other pairs.
+        CheckpointError: A file is missing, altered, or of another model or other pairs.
     """
-    made_of = model.identity(corpus)
+    made_of, path = model.identity(corpus), store.path
     if not path.is_file():
-        if must_exist:
+        if store.must_exist:
             raise CheckpointError(
                 f"{path}: is missing, and a run that goes on does not compute its reference again; put it back, or "
                 "begin a new run"
             )
-        found = {name: log_probs_of(model, rows) for name, rows in zip(_PARTS, _rows(corpus), strict=True)}
-        spare = path.with_suffix(".unfinished")
-        save_file(found, spare, {_MADE_OF: made_of})
-        os.replace(spare, path)
-    return _stored(path, corpus, made_of)
+        _write(path, _computed(store, corpus, model, made_of), made_of)
+    found = _read(path, made_of, {name: len(rows.ids) for name, rows in _halves(corpus)})
+    shutil.rmtree(store.parts, ignore_errors=True)
+    return found
 
 
-def _rows(corpus: PairCorpus) -> tuple[PairRows, PairRows]:
-    return corpus.train, corpus.held_out
+def _halves(corpus: PairCorpus) -> list[tuple[str, PairRows]]:
+    return list(zip(_HALVES, (corpus.train, corpus.held_out), strict=True))
 
 
-def _stored(path: Path, corpus: PairCorpus, made_of: str) -> Mapping[str, Tensor]:
+def _computed(store: ReferenceStore, corpus: PairCorpus, model: ReferenceModel, made_of: str) -> dict[str, Tensor]:
+    store.parts.mkdir(exist_ok=True)
+    done, rows_in_all = 0, sum(len(rows.ids) for _, rows in _halves(corpus))
+    found: dict[str, list[Tensor]] = {name: [torch.zeros(0)] for name in _HALVES}
+    store.told(0, rows_in_all)
+    for name, rows in _halves(corpus):
+        for first, stop in _borders(model, rows):
+            path = store.parts / f"{name}-{first}-{stop}.safetensors"
+            if not path.is_file():
+                _write(path, {name: _log_probs(model, rows, first, stop)}, made_of)
+            found[name].append(_read(path, made_of, {name: stop - first})[name])
+            done += stop - first
+            store.told(done, rows_in_all)
+    return {name: torch.cat(parts) for name, parts in found.items()}
+
+
+def _write(path: Path, found: Mapping[str, Tensor], made_of: str) -> None:
+    spare = path.with_suffix(".unfinished")
+    with spare.open("wb") as file:
+        file.write(save(dict(found), {_MADE_OF: made_of, _DIGEST: _digest(path.name, found)}))
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(spare, path)
+
+
+def _digest(file: str, found: Mapping[str, Tensor]) -> str:
+    # a part's name tells its rows
+    total = hashlib.sha256(file.encode())
+    for name, column in sorted(found.items()):
+        total.update(f"{name} {len(column)} ".encode() + column.contiguous().numpy().tobytes())
+    return total.hexdigest()
+
+
+def _read(path: Path, made_of: str, expected: Mapping[str, int]) -> Mapping[str, Tensor]:
+    """Read what `_write` has written: so many numbers by name."""
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
-            told = (file.metadata() or {}).get(_MADE_OF)
-            found = {name: file.get_tensor(name) for name in _PARTS}
+            told = file.metadata() or {}
+            found = {name: file.get_tensor(name) for name in expected}
     except (OSError, SafetensorError) as exc:
         raise CheckpointError(f"{path}: cannot be read as what this run has stored: {exc}") from exc
-    if told != made_of:
+    if told.get(_MADE_OF) != made_of:
         raise CheckpointError(
-            f"{path}: is of another model or of other pairs ({str(told)[:16]}..., expected {made_of[:16]}...); resume "
-            "with the model and the data of the run"
+            f"{path}: is of another model or of other pairs ({str(told.get(_MADE_OF))[:16]}..., expected "
+            f"{made_of[:16]}...); resume with the model and the data of the run"
         )
-    for name, rows in zip(_PARTS, _rows(corpus), strict=True):
-        if found[name].shape != (len(rows.ids),) or found[name].dtype != torch.float32:
-            raise CheckpointError(f"{path}: {name} has {list(found[name].shape)} numbers, expected {len(rows.ids)}")
+    for name, rows in expected.items():
+        if found[name].shape != (rows,) or found[name].dtype != torch.float32:
+            raise CheckpointError(f"{path}: {name} has {list(found[name].shape)} numbers, expected {rows}")
+    # a finished file of an older release tells none, and the signed log names what it holds
+    if _DIGEST in told and told[_DIGEST] != _digest(path.name, found):
+        raise CheckpointError(
+            f"{path}: holds other numbers than were written; put it back, or delete it where the run has not begun"
+        )
     return found

@@ -22,6 +22,7 @@ class RunHistory:
         revoked: Parties with a certificate that the owner has taken back; they never come back.
         final_weights_digest: Of the run's end; None while it has not ended.
         head: Where the log ends; None when it is empty.
+        opened: Whether a session has named what it trains on; before that, it may have ended while it prepared.
         adopted: Whether the run began where another one was.
         certified: What it says about checkpoints.
         undone_at: How many events there were when steps were undone for the last time; 0 when none were.
@@ -36,6 +37,7 @@ class RunHistory:
     revoked: set[str] = field(default_factory=set)
     final_weights_digest: str | None = None
     head: LogHead | None = None
+    opened: bool = False
     adopted: bool = False
     certified: CertifiedCheckpoints = field(default_factory=CertifiedCheckpoints)
     undone_at: int = 0
@@ -103,6 +105,7 @@ def _take(history: RunHistory, kind: str, body: dict[str, Any]) -> None:
     history.certified.take(kind, body)
     history.charges.take(kind, body)
     history.adopted = history.adopted or kind == "adopted"
+    history.opened = history.opened or kind in ("run_started", "run_resumed")
     if kind in _DECISIONS:
         history.decisions.append((kind, body))
     if kind == "evicted" or (kind == "verdict" and body.get("excludes", True)):

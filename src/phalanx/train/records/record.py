@@ -34,8 +34,8 @@ _SAID: dict[str, tuple[Kind, str]] = {
     "drift": ("alarm", "step {step}: {party} leans to one side at stage {stage}, below the tolerance; audited in full"),
     "doubts_not_followed": (
         "alarm",
-        "step {step}: {auditor} doubts the weight gradient of stage {stage} again and again, without a cause; from now "
-        "on one step in {steps_per_doubt} is recomputed for it",
+        "step {step}: {auditor} doubts the weight gradient of stage {stage} again and again, and recomputed it is "
+        "right; from now on one step in {steps_per_doubt} is recomputed for it",
     ),
     "verdict": ("verdict", "verdict: {party} is guilty: {reason}"),
     "verdict_refused": (

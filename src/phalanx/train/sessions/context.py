@@ -17,8 +17,9 @@ from phalanx.models.layout import check_vocabulary
 from phalanx.pipeline import OWNER, Observe
 from phalanx.security.audit import AuditLog
 from phalanx.security.privacy import BudgetLedger
+from phalanx.telemetry import row_bar
 from phalanx.train.batches.preferences import prepare_pairs
-from phalanx.train.batches.reference import REFERENCE_FILE
+from phalanx.train.batches.reference import REFERENCE_FILE, ReferenceStore
 from phalanx.train.config import RunConfig
 from phalanx.train.loop import Loader
 from phalanx.train.records.audit_trail import retire_key
@@ -150,8 +151,9 @@ class SessionContext:
 
     def _pairs(self, source: ModelSource) -> PairCorpus:
         self.console.print("preparing pairs")
-        stored, goes_on = self.home.path / REFERENCE_FILE, self.history.head is not None
-        pairs = prepare_pairs(self.run, self.home.cache / "data", source, stored, self.say, goes_on=goes_on)
+        with row_bar("reference", self.console) as told:
+            store = ReferenceStore(self.home.path / REFERENCE_FILE, self.history.opened, told)
+            pairs = prepare_pairs(self.run, self.home.cache / "data", source, store, self.say)
         check_vocabulary(pairs.vocab_size, source.vocab_size)
         held = pairs.num_validation_sequences
         self.say(f"data: {pairs.num_train_sequences} pairs to train on, {held} held out")

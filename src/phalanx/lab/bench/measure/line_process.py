@@ -78,3 +78,10 @@ class LineProcess(Closeable):
 
     def _failure(self) -> TrainingError:
         return TrainingError(f"bench: {self._name} ended: {self._process.last_output()}")
+
+
+def in_environment(
+    name: str, python: str, program: Sequence[str], environment: Mapping[str, str], log: Path
+) -> LineProcess:
+    """Start a program of a peer by the Python of an environment of its own; modules of this package are not its own."""
+    return LineProcess(name, program, {**environment, "PYTHONPATH": ""}, log, (python, "-P"))

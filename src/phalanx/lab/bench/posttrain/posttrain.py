@@ -15,7 +15,7 @@ from phalanx.data.chat.settings import PreferencesConfig, PreferenceSource
 from phalanx.data.config import BpeConfig
 from phalanx.data.sources import PythonManualConfig
 from phalanx.errors import TrainingError
-from phalanx.lab.bench.measure.line_process import LineProcess
+from phalanx.lab.bench.measure.line_process import LineProcess, in_environment
 from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
 from phalanx.lab.bench.measure.process_clock import cpu_seconds, process_tree, wait_until_quiet
 from phalanx.lab.bench.measure.workloads import GUARDS
@@ -150,11 +150,8 @@ def _started(
     path.write_text(shared.model_copy(update=told).model_dump_json(), encoding="utf-8")
     environment = {"OMP_NUM_THREADS": "1"}
     if name in PEERS[shared.objective]:
-        program = Path(__file__).with_name("peer.py")
-        # this package's modules and paths are not the peer's
-        made = LineProcess(
-            name, (str(path),), environment | {"PYTHONPATH": ""}, directory / "log", (python or "", "-P", str(program))
-        )
+        program = str(Path(__file__).with_name("peer.py"))
+        made = in_environment(name, python or "", (program, str(path)), environment, directory / "log")
     else:
         made = LineProcess(name, ("phalanx.lab.bench.posttrain.arm", str(path)), environment, directory / "log")
     arm = _Arm(name, stack.enter_context(made), "", name not in GUARDS)

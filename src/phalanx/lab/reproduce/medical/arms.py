@@ -1,99 +1,21 @@
 """The arms of the comparison: which party trains on which texts, and what crosses; one function and one line each."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal
-
-import torch
-from torch import Tensor
+from typing import Literal
 
 from phalanx.data.tasks import Example, tfidf_predictions
-from phalanx.lab.reproduce.medical.front import NoisyFront, RememberedFront
-from phalanx.lab.reproduce.medical.material import Indices, Material, deal
-from phalanx.lab.reproduce.medical.size import NOISE, MedicalSize
-from phalanx.models import ModelSource, StageModule, weights_digest
+from phalanx.lab.reproduce.medical import federated
+from phalanx.lab.reproduce.medical.bench import ArmMaterial, ArmResult, copied
+from phalanx.lab.reproduce.medical.front import NoisyFront
+from phalanx.lab.reproduce.medical.size import NOISE
+from phalanx.models import StageModule
 from phalanx.objectives import Confusion
-from phalanx.split import BackTrainer, Classification, Front, SplitConfig, SplitScenario, SplitSimulator, build_back
+from phalanx.split import Front, SplitConfig, SplitScenario, SplitSimulator
 from phalanx.split.masked import MaskedConfig, MaskingClient, SimulatedWorker, mask_linears, process_pads
 
-_ROWS_TESTED_AT_ONCE = 32
 WIRE: Literal["bf16"] = "bf16"
 """The precision in which hidden states leave a client; what never leaves stays float32."""
-
-
-@dataclass(frozen=True)
-class ArmMaterial:
-    """The material of an arm: model, front, texts and clients.
-
-    Attributes:
-        source: The model, cut down to the layers that are used.
-        front: Its front, in float32.
-        clip: Length to which the noised split clips a token's hidden states.
-        material: Texts and clients.
-        size: How much is trained.
-        seed: Of everything that is drawn.
-    """
-
-    source: ModelSource
-    front: RememberedFront
-    clip: float
-    material: Material
-    size: MedicalSize
-    seed: int
-
-    @property
-    def task(self) -> Classification:
-        """Head and loss."""
-        return Classification(self.material.num_classes)
-
-    @property
-    def steps(self) -> int:
-        """Steps of an arm that learns from one microbatch of every client in each."""
-        rows = self.size.rows * len(self.material.clients)
-        return max(1, self.size.epochs * len(self.material.train.classes) // rows)
-
-    def trainer(self) -> BackTrainer:
-        """A back part with fresh adapters and head, the same for every arm of a seed."""
-        back = build_back(self.source, self.size.cut, adapter=self.size.adapter, seed=self.seed)
-        return BackTrainer(back, self.task, self.size.optimizer, self.steps, self.seed)
-
-    def microbatch(self, indices: Indices) -> tuple[Tensor, Tensor]:
-        """Return hidden states in float32 and labels, for an arm that has both front and back."""
-        ids, labels = self.material.train.pick(indices)
-        return self.front(ids), labels
-
-    def dealt(self, indices: Indices, client: int) -> Iterator[Indices]:
-        """A client's microbatches."""
-        return deal(indices, self.size.rows, self.seed, client)
-
-    def score(self, back: StageModule, front: Front) -> Confusion:
-        """Count what the back part makes of the test texts."""
-        test = self.material.test
-        predicted: list[int] = []
-        for begin in range(0, len(test.classes), _ROWS_TESTED_AT_ONCE):
-            ids, labels = test.pick(range(begin, min(begin + _ROWS_TESTED_AT_ONCE, len(test.classes))))
-            predicted += self.task.predict(back, front(ids), labels)
-        return Confusion.of(predicted, test.classes, self.material.num_classes)
-
-
-@dataclass(frozen=True)
-class ArmResult:
-    """The result of an arm.
-
-    Attributes:
-        scores: One, or one for each client that trained alone.
-        steps: Steps of the optimizer that counts: of one client, where several train apart.
-        loss_last: Mean loss of the last step; None where there is no such step.
-        digest: Of adapters and head at the end; None where there are none.
-        more: Figures that only this arm has.
-    """
-
-    scores: tuple[Confusion, ...]
-    steps: int = 0
-    loss_last: float | None = None
-    digest: str | None = None
-    more: Mapping[str, Any] = field(default_factory=dict)
 
 
 Arm = Callable[[ArmMaterial], ArmResult]
@@ -116,51 +38,22 @@ def centralised(bench: ArmMaterial) -> ArmResult:
     dealt = bench.dealt(everything, 0)
     loss = 0.0
     for _ in range(bench.steps):
-        loss = _step(bench, trainer, [next(dealt) for _ in bench.material.clients])
-    return _finished(bench, trainer, bench.front, bench.steps, loss)
+        loss = bench.step(trainer, [next(dealt) for _ in bench.material.clients])
+    return bench.finished(trainer, bench.front, bench.steps, loss)
 
 
 def local(bench: ArmMaterial) -> ArmResult:
     """Every client trains alone on what it has, in as many passes; all are tested on the common test texts."""
     trainer = bench.trainer()
-    first = _copy(trainer.state())
+    first = copied(trainer.state())
     scores = []
     for client, indices in enumerate(bench.material.clients):
         trainer.load_state(first, 0)
         dealt = bench.dealt(indices, client)
         for _ in range(max(1, bench.size.epochs * len(indices) // bench.size.rows)):
-            _step(bench, trainer, [next(dealt)])
+            bench.step(trainer, [next(dealt)])
         scores.append(bench.score(trainer.back, bench.front))
     return ArmResult(tuple(scores), more={"client_accuracy": [score.accuracy for score in scores]})
-
-
-def fedavg(bench: ArmMaterial) -> ArmResult:
-    """Rounds of one local pass each; then adapters and head are averaged by the clients' numbers of texts.
-
-    A and B are averaged apart, as FedAvg does with parameters, and each round begins with fresh moments.
-
-    Source: McMahan et al. 2017, algorithm 1.
-    """
-    trainer, clients = bench.trainer(), bench.material.clients
-    common = _copy(trainer.state())
-    dealt = [bench.dealt(indices, client) for client, indices in enumerate(clients)]
-    shares = [len(indices) / sum(map(len, clients)) for indices in clients]
-    loss = steps = 0.0
-    for _ in range(bench.size.epochs):
-        mean = {name: torch.zeros_like(value) for name, value in common.items()}
-        loss = 0.0
-        for share, microbatches, indices in zip(shares, dealt, clients, strict=True):
-            trainer.load_state(common, 0)
-            count = max(1, len(indices) // bench.size.rows)
-            last = 0.0
-            for _ in range(count):
-                last = _step(bench, trainer, [next(microbatches)])
-            loss, steps = loss + share * last, steps + share * count
-            for name, value in trainer.state().items():
-                mean[name].add_(value, alpha=share if name.startswith("weight/") else 0.0)
-        common = mean
-    trainer.load_state(common, 0)
-    return _finished(bench, trainer, bench.front, round(steps), loss, {"rounds": bench.size.epochs})
 
 
 def split_plain(bench: ArmMaterial) -> ArmResult:
@@ -198,7 +91,11 @@ ARMS: Mapping[str, Arm] = MappingProxyType(
         "tfidf_cut": tfidf_cut,
         "centralised": centralised,
         "local": local,
-        "fedavg": fedavg,
+        "fedavg": federated.fedavg,
+        "fedavg_secure": federated.fedavg_secure,
+        "fedavg_private": federated.fedavg_private,
+        "fedavg_attacked": federated.fedavg_attacked,
+        "fedavg_robust": federated.fedavg_robust,
         "split_plain": split_plain,
         "split_sealed": split_sealed,
         "split_noised": split_noised,
@@ -253,29 +150,4 @@ def _split(
         step = simulator.step([bench.material.train.pick(next(microbatches)) for microbatches in dealt])
         losses.append(step.loss)
     more = {"losses": losses, "bytes_crossed": simulator.bytes_crossed, "crypto_s": simulator.enclave.crypto_seconds}
-    return _finished(bench, trainer, front, bench.steps, losses[-1], more)
-
-
-def _step(bench: ArmMaterial, trainer: BackTrainer, microbatches: Sequence[Indices]) -> float:
-    loss, targets = 0.0, 0
-    for indices in microbatches:
-        found, count = trainer.learn(*bench.microbatch(indices))
-        loss, targets = loss + found, targets + count
-    trainer.step()
-    return loss / targets
-
-
-def _finished(
-    bench: ArmMaterial,
-    trainer: BackTrainer,
-    front: Front,
-    steps: int,
-    loss: float,
-    more: Mapping[str, Any] | None = None,
-) -> ArmResult:
-    digest = weights_digest(trainer.weights())
-    return ArmResult((bench.score(trainer.back, front),), steps, loss, digest, more or {})
-
-
-def _copy(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in state.items()}
+    return bench.finished(trainer, front, bench.steps, losses[-1], more)

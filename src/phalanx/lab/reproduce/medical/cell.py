@@ -10,7 +10,8 @@ from typing import Any
 
 from phalanx.config import canonical_json
 from phalanx.data.tasks import majority_share
-from phalanx.lab.reproduce.medical.arms import ARMS, ArmMaterial, ArmResult
+from phalanx.lab.reproduce.medical.arms import ARMS
+from phalanx.lab.reproduce.medical.bench import ArmMaterial, ArmResult
 from phalanx.lab.reproduce.medical.size import MedicalSize
 
 Row = dict[str, Any]
@@ -49,6 +50,8 @@ def missing_part(arm: str) -> str | None:
     """Say what an arm needs and this installation has not; None where it can be run."""
     if arm.startswith("tfidf") and importlib.util.find_spec("sklearn") is None:
         return "needs scikit-learn: install phalanx-train[tasks]"
+    if arm == "fedavg_private" and importlib.util.find_spec("opacus") is None:
+        return "needs opacus's accountant: install phalanx-train[dp]"
     return None
 
 

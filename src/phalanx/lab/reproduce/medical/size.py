@@ -16,6 +16,8 @@ ALPHA = 0.5
 NOISE = 0.25
 """Standard deviation of the noised split, for each number of a token's hidden states, clipped to length 1."""
 DELTA = 1e-5
+EPSILON = 8.0
+"""Of each text in all rounds of the private arm."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ def describe(size: MedicalSize) -> dict[str, Any]:
         "test_share": TEST_SHARE,
         "noise": NOISE,
         "delta": DELTA,
+        "epsilon": EPSILON,
         "adapter": size.adapter.model_dump(mode="json"),
         "optimizer": size.optimizer.model_dump(mode="json"),
     }

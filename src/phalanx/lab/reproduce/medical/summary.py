@@ -12,7 +12,15 @@ _T: Mapping[int, float] = MappingProxyType(
     {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 )
 """Two-sided 95 % quantiles of Student's t by degrees of freedom."""
-_PAIRS = (("split_sealed", "fedavg"), ("split_sealed", "split_plain"), ("split_sealed", "centralised"))
+_PAIRS = (
+    ("split_sealed", "fedavg"),
+    ("split_sealed", "split_plain"),
+    ("split_sealed", "centralised"),
+    ("fedavg_secure", "fedavg"),
+    ("fedavg_private", "fedavg"),
+    ("fedavg_attacked", "fedavg"),
+    ("fedavg_robust", "fedavg"),
+)
 _MASKED = ("split_masked", "split_sealed")
 
 

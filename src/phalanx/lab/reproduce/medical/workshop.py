@@ -9,7 +9,7 @@ from phalanx.data.config import ModelTokenizerConfig
 from phalanx.data.tasks import TASKS, LabelledExamples
 from phalanx.data.tokenizers import TextTokenizer, load_tokenizer
 from phalanx.errors import DataError
-from phalanx.lab.reproduce.medical.arms import ArmMaterial
+from phalanx.lab.reproduce.medical.bench import ArmMaterial
 from phalanx.lab.reproduce.medical.cell import MedicalCell, Row, run_cell
 from phalanx.lab.reproduce.medical.front import RememberedFront, typical_length
 from phalanx.lab.reproduce.medical.material import Material, make_material

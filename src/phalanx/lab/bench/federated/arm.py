@@ -1,0 +1,144 @@
+"""One arm of this package in a process of its own: an owner with its processes of sites, or the training alone."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+from pydantic import ValidationError
+
+from phalanx.child import die_with_parent
+from phalanx.config import dump_toml
+from phalanx.errors import ConfigError, PeerLostError
+from phalanx.federated.algorithms import PlainRule
+from phalanx.federated.carriers.loopback import LoopbackCarrier
+from phalanx.federated.rounds.coordinator import RoundCoordinator
+from phalanx.federated.rounds.fleet import Fleet
+from phalanx.federated.rounds.journal import RoundJournal
+from phalanx.federated.site_trainer import SiteSchedule, SiteTrainer
+from phalanx.lab.bench.federated.plan import FederatedSpec, RoundsReport, RoundsRequest, SiteLine
+from phalanx.models import open_model
+from phalanx.pipeline import keep_freed_memory
+from phalanx.train.batches.site_data import SharedTexts, section_of, whole_model
+from phalanx.train.config import RunConfig
+from phalanx.train.records.run_directory import RunDirectory
+from phalanx.train.sessions.site_file import SiteFile, session_prefix, terms_of
+from phalanx.train.sessions.site_processes import LocalSites, new_session
+from phalanx.train.setup.process import deterministic
+
+RoundRunner = Callable[[int], dict[str, SiteLine]]
+Loads = Callable[[], set[tuple[str, int]]]
+ALONE = "alone"
+_JOIN_S = 300.0
+
+
+def main(path: Path, arm: str, orders: IO[str], answers: IO[str]) -> None:
+    """Serve orders until there are no more.
+
+    Raises:
+        ConfigError: The file or an order is malformed.
+        PhalanxError: As rounds do.
+    """
+    die_with_parent()
+    keep_freed_memory()
+    spec = FederatedSpec.model_validate_json(path.read_text(encoding="utf-8"))
+    cache, loaded = Path(os.environ["PHALANX_CACHE"]), set[tuple[str, int]]()
+    opened = training_alone(spec.run, cache) if arm == ALONE else rounds_of(spec.run, Path(spec.directory))
+    with deterministic(1), opened as (run_round, loads):
+        _say(answers, RoundsReport(version="phalanx"))
+        done = 0
+        for line in orders:
+            try:
+                order = RoundsRequest.model_validate_json(line)
+            except ValidationError as exc:
+                raise ConfigError(f"bench: a malformed order: {exc}") from exc
+            lines: dict[str, list[SiteLine]] = {site: [] for site in spec.sites}
+            for number in range(done + 1, done + order.rounds + 1):
+                for site, said in run_round(number).items():
+                    lines[site].append(said)
+            done += order.rounds
+            for site, process in loads() - loaded:
+                lines[site].append(SiteLine(load=1))
+                loaded.add((site, process))
+            _say(answers, RoundsReport(sites={site: tuple(said) for site, said in lines.items()}))
+
+
+@contextlib.contextmanager
+def rounds_of(run: RunConfig, directory: Path) -> Iterator[tuple[RoundRunner, Loads]]:
+    """Let processes of sites train, as `phalanx train` does; each loads its model when it begins."""
+    section = section_of(run)
+    with contextlib.ExitStack() as stack:
+        home = stack.enter_context(RunDirectory(directory / "run", run, resume=False))
+        (home.path / "config.toml").write_text(dump_toml(run), encoding="utf-8")
+        source = open_model(run.model, home.cache / "models", run.train.seed)
+        weights = whole_model(run, source, 0).weights()
+        session, transport = new_session(session_prefix(run)), section.transport
+        carrier = LoopbackCarrier(home.owner, session, section.sites, transport, dict, lambda line: None)
+        stack.callback(carrier.close)
+        files = {
+            site: SiteFile(
+                run=str((home.path / "config.toml").resolve()),
+                identity=str((home.pki / site).resolve()),
+                certificates=str(home.pki.resolve()),
+                directory=str((home.path / "sites" / site).resolve()),
+                owner=carrier.address,
+                cache=str(home.cache.resolve()),
+            )
+            for site in section.sites
+        }
+        sites = LocalSites(home.path / "sites", files, 1, 0)
+        stack.callback(sites.kill)
+        carrier.keep(sites)
+        sites.start()
+        fleet = Fleet(carrier)
+        terms = terms_of(run, home.owner, home.pki)
+        owner = RoundCoordinator(terms, home.owner, fleet, RoundJournal(home.path / "rounds"), weights)
+        if len(carrier.await_sites(len(section.sites), _JOIN_S)) < len(section.sites):
+            raise PeerLostError(f"bench: a site has not called; see {home.path / 'sites'}")
+
+        def run_round(number: int) -> dict[str, SiteLine]:
+            record = owner.round(number, run.optimizer.lr)
+            return {
+                site: SiteLine(
+                    round=number,
+                    loss=share.loss,
+                    train_s=share.train_s,
+                    bytes=record.bytes[f"owner>{site}"] + record.bytes[f"{site}>owner"],
+                )
+                for site, share in record.shares.items()
+            }
+
+        yield run_round, lambda: set(sites.pids.items())
+        fleet.end()
+
+
+@contextlib.contextmanager
+def training_alone(run: RunConfig, cache: Path) -> Iterator[tuple[RoundRunner, Loads]]:
+    """Let one process make the local steps of all sites, one after another, and no rounds: all start from the same."""
+    source = open_model(run.model, cache / "models", run.train.seed)
+    texts = SharedTexts(run, source, cache / "data", lambda phase, count: None)
+    model, train, section = whole_model(run, source, 0), run.train, section_of(run)
+    start = model.weights()
+    schedule = SiteSchedule(run.optimizer, section.local_steps, train.batch_size, train.microbatches, train.seed)
+    trainers = {site: SiteTrainer(model, texts.of(site), schedule) for site in section.sites}
+
+    def run_round(number: int) -> dict[str, SiteLine]:
+        rule = PlainRule(None, start)
+        for trainer in trainers.values():
+            trainer.train(number, start, run.optimizer.lr, rule)
+        return {}
+
+    yield run_round, set
+
+
+def _say(answers: IO[str], report: RoundsReport) -> None:
+    answers.write(report.model_dump_json() + "\n")
+    answers.flush()
+
+
+if __name__ == "__main__":
+    # what libraries print must not be taken for an answer
+    with contextlib.redirect_stdout(sys.stderr):
+        main(Path(sys.argv[1]), sys.argv[2], sys.stdin, sys.__stdout__ or sys.stdout)

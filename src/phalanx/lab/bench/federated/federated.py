@@ -1,0 +1,236 @@
+"""``phalanx bench federated``: rounds of ours, of NVFlare and of Flower in turns; secure sums; privacy's price."""
+
+import contextlib
+import os
+import secrets
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from phalanx.errors import TrainingError
+from phalanx.lab.bench.alone.secure_sum import measure as measure_sum
+from phalanx.lab.bench.federated.arm import ALONE
+from phalanx.lab.bench.federated.plan import (
+    FederatedPlan,
+    FederatedSpec,
+    RoundsReport,
+    RoundsRequest,
+    SiteLine,
+    run_of,
+    write_spec,
+)
+from phalanx.lab.bench.federated.private_step import private_rows
+from phalanx.lab.bench.measure.line_process import LineProcess, in_environment
+from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.lab.bench.measure.process_clock import marked_cpu_seconds
+
+PEER_VARIABLE = "PHALANX_FL_PYTHON"
+"""Names the Python of an environment with NVFlare, Flower, torch and PEFT; unset, the peers' figures are null."""
+
+OURS, SECURE = "phalanx", "phalanx, secure sums"
+PEERS = ("NVFlare simulator", "Flower simulation", "Flower deployment")
+NAMES = (ALONE, OURS, SECURE, *PEERS)
+_SAME_LOSS = 1e-3
+"""Of a loss: AdamW's first steps are signs of gradients, so that rounding moves weights by a whole step."""
+_NO_PEER = f"no peers' Python: {PEER_VARIABLE} is not set"
+
+
+def bench_federated(quick: bool) -> dict[str, Any]:
+    """Measure rounds, a sum and a step; progress goes to standard error.
+
+    Args:
+        quick: Two layers, two turns of one round, and a sum of a million values.
+
+    Raises:
+        TrainingError: An arm of ours failed, or two arms do not learn the same.
+    """
+    quick_sizes = {"layers": 2, "turns": 2, "rounds": 1, "summed_values": 1_000_000, "private_steps": 4}
+    plan = FederatedPlan.model_validate(quick_sizes if quick else {})
+    return measure(plan, os.environ.get(PEER_VARIABLE) or None) | {"quick": quick}
+
+
+def measure(plan: FederatedPlan, python: str | None) -> dict[str, Any]:
+    """Let all arms take turns, then measure what is one process.
+
+    Args:
+        plan: Sizes.
+        python: Of the peers' environment; None leaves their figures null.
+    """
+    load = load_average()
+    with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as named:
+        directory = Path(named).resolve()
+        cache = Path(os.environ.setdefault("PHALANX_CACHE", str(directory / "cache"))).resolve()
+        rows = _measure_rounds(plan, python, cache, directory)
+        _say("a secure sum")
+        summed = measure_sum(plan.summed_values, plan.summed_clients)
+        _say("differential privacy")
+        private = private_rows(plan, cache, directory)
+    return {
+        "name": "federated",
+        "command": f"{PEER_VARIABLE}=PYTHON phalanx bench federated --json",
+        "machine": describe_machine(),
+        "commit": current_commit(),
+        "load": [load, load_average()],
+        "plan": plan.model_dump(),
+        "rows": rows,
+        "secure_sum": {key: value for key, value in summed.items() if key != "mask_cpu_s_each"},
+        "privacy": private,
+    }
+
+
+@dataclass
+class RoundsArm:
+    """A process that runs rounds when it is told to, and what was measured of it.
+
+    Attributes:
+        name: In the rows.
+        version: What it says it is.
+        rounds: Of one turn.
+        wall_s: Of each measured turn.
+        cpu_s: Likewise, of all its processes.
+        lines: Of all sites, one list a turn; the first turn warms up.
+    """
+
+    name: str
+    version: str
+    rounds: int
+    wall_s: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+    lines: list[list[SiteLine]] = field(default_factory=list)
+
+    def training_s(self) -> list[float]:
+        """For each measured turn, the time of the slowest site of each round."""
+        numbers = [sorted({one.round for one in turn if one.round}) for turn in self.lines[1:]]
+        return [
+            sum(max(one.train_s for one in turn if one.round == number) for number in of_turn)
+            for turn, of_turn in zip(self.lines[1:], numbers, strict=True)
+        ]
+
+    def losses(self) -> dict[int, float]:
+        """Mean loss of the sites, by round."""
+        found: dict[int, list[float]] = {}
+        for one in (line for turn in self.lines for line in turn):
+            if one.loss is not None:
+                found.setdefault(one.round, []).append(one.loss)
+        return {number: sum(losses) / len(losses) for number, losses in sorted(found.items())}
+
+
+class _RunningArm:
+    """An arm with its process.
+
+    Args:
+        name: In the rows.
+        shared: What all are told.
+        plan: Sizes.
+        python: Of the peers' environment.
+        stack: Ends the process.
+    """
+
+    def __init__(
+        self, name: str, shared: FederatedSpec, plan: FederatedPlan, python: str | None, stack: contextlib.ExitStack
+    ) -> None:
+        self._mark = f"PHALANX_BENCH_ARM={secrets.token_hex(8)}"
+        directory = Path(shared.directory) / name.replace(",", "").replace(" ", "-")
+        directory.mkdir()
+        told = {"directory": str(directory), "run": run_of(plan, secure=name == SECURE)}
+        path, log = directory / "spec.json", directory / "log"
+        path.write_text(shared.model_copy(update=told).model_dump_json(), encoding="utf-8")
+        key, _, value = self._mark.partition("=")
+        environment = {"OMP_NUM_THREADS": "1", key: value}
+        if name in PEERS:
+            program = str(Path(__file__).with_name("peers") / "fl_peer.py")
+            made = in_environment(name, python or "", (program, str(path), name), environment, log)
+        else:
+            made = LineProcess(name, ("phalanx.lab.bench.federated.arm", str(path), name), environment, log)
+        self._process = stack.enter_context(made)
+        self.measured = RoundsArm(name, RoundsReport.model_validate_json(made.answer()).version or "", plan.rounds)
+
+    def take_turn(self) -> None:
+        """Let it run some rounds; the first turn is not measured."""
+        found = self.measured
+        used, began = marked_cpu_seconds(self._mark), time.perf_counter()
+        self._process.tell(RoundsRequest(rounds=found.rounds).model_dump_json())
+        report = RoundsReport.model_validate_json(self._process.answer())
+        if found.lines:
+            found.wall_s.append(time.perf_counter() - began)
+            found.cpu_s.append(marked_cpu_seconds(self._mark) - used)
+        found.lines.append([line for lines in report.sites.values() for line in lines])
+
+
+def _measure_rounds(plan: FederatedPlan, python: str | None, cache: Path, directory: Path) -> list[dict[str, Any]]:
+    shared, reasons = write_spec(plan, cache, directory), dict.fromkeys(PEERS, _NO_PEER)
+    with contextlib.ExitStack() as stack:
+        arms: dict[str, _RunningArm] = {}
+
+        def attempt(name: str, turn: int | None) -> None:
+            """Start an arm, or have it take a turn; a peer that fails is out, and its row says why."""
+            try:
+                if turn is None:
+                    arms[name] = _RunningArm(name, shared, plan, python, stack)
+                else:
+                    arms[name].take_turn()
+            except TrainingError as exc:
+                if name not in PEERS:
+                    raise
+                reasons[name] = str(exc)
+                arms.pop(name, None)
+
+        for name in NAMES if python else (ALONE, OURS, SECURE):
+            attempt(name, None)
+            _say(f"{name}: {'is ready' if name in arms else reasons[name]}")
+        for turn in range(plan.turns + 1):
+            # each arm is first in some turn
+            for name in list(arms) if turn % 2 else reversed(list(arms)):
+                attempt(name, turn)
+            _say(f"turn {turn + 1} of {plan.turns + 1}")
+        return rows_of({name: arm.measured for name, arm in arms.items()}, reasons)
+
+
+def rows_of(arms: Mapping[str, RoundsArm], reasons: Mapping[str, str]) -> list[dict[str, Any]]:
+    """One row an arm, a round; medians over turns, within which all arms had the machine in its state.
+
+    Args:
+        arms: By name; peers may be missing.
+        reasons: Why they are.
+
+    Raises:
+        TrainingError: Losses differ.
+    """
+    expected, alone = arms[OURS].losses(), arms[ALONE]
+    rows = []
+    for name in NAMES:
+        row: dict[str, Any] = {"arm": name, "version": None}
+        row |= dict.fromkeys(("wall_s", "training_s", "over_training_s", "cpu_s", "cpu_over_training_s"))
+        row |= dict.fromkeys(("bytes", "loads", "loads_after_first_turn", "largest_loss_difference", "reason"))
+        rows.append(row)
+        arm = arms.get(name)
+        if arm is None:
+            row["reason"] = reasons[name]
+            continue
+        rounds = arm.rounds
+        row["version"] = arm.version
+        row["wall_s"], row["cpu_s"] = median(arm.wall_s) / rounds, median(arm.cpu_s) / rounds
+        if name == ALONE:
+            continue
+        trained, losses = arm.training_s(), arm.losses()
+        differences = [abs(losses[number] - expected[number]) for number in expected]
+        if any(off > _SAME_LOSS * expected[number] for off, number in zip(differences, expected, strict=True)):
+            raise TrainingError(f"bench federated: {name} learns something else: losses differ by {max(differences)}")
+        row["training_s"] = median(trained) / rounds
+        row["over_training_s"] = median(a - b for a, b in zip(arm.wall_s, trained, strict=True)) / rounds
+        row["cpu_over_training_s"] = median(a - b for a, b in zip(arm.cpu_s, alone.cpu_s, strict=True)) / rounds
+        row["bytes"] = median(sum(one.bytes for one in turn) for turn in arm.lines[1:]) / rounds
+        row["loads"] = sum(one.load for one in arm.lines[0])
+        row["loads_after_first_turn"] = sum(one.load for turn in arm.lines[1:] for one in turn)
+        row["largest_loss_difference"] = max(differences)
+    return rows
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"bench: {text}\n")
+    sys.stderr.flush()

@@ -1,0 +1,1 @@
+"""Programs of an environment with NVFlare and Flower; they import nothing of this package."""

@@ -1,0 +1,116 @@
+"""What an arm of the comparison works with, and what comes of it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from phalanx.lab.reproduce.medical.front import RememberedFront
+from phalanx.lab.reproduce.medical.material import Indices, Material, deal
+from phalanx.lab.reproduce.medical.size import MedicalSize
+from phalanx.models import ModelSource, StageModule, weights_digest
+from phalanx.objectives import Confusion
+from phalanx.split import BackTrainer, Classification, Front, build_back
+
+_ROWS_TESTED_AT_ONCE = 32
+
+
+@dataclass(frozen=True)
+class ArmResult:
+    """The result of an arm.
+
+    Attributes:
+        scores: One, or one for each client that trained alone.
+        steps: Steps of the optimizer that counts: of one client, where several train apart.
+        loss_last: Mean loss of the last step; None where there is no such step.
+        digest: Of adapters and head at the end; None where there are none.
+        more: Figures that only this arm has.
+    """
+
+    scores: tuple[Confusion, ...]
+    steps: int = 0
+    loss_last: float | None = None
+    digest: str | None = None
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ArmMaterial:
+    """The material of an arm: model, front, texts and clients.
+
+    Attributes:
+        source: The model, cut down to the layers that are used.
+        front: Its front, in float32.
+        clip: Length to which the noised split clips a token's hidden states.
+        material: Texts and clients.
+        size: How much is trained.
+        seed: Of everything that is drawn.
+    """
+
+    source: ModelSource
+    front: RememberedFront
+    clip: float
+    material: Material
+    size: MedicalSize
+    seed: int
+
+    @property
+    def task(self) -> Classification:
+        """Head and loss."""
+        return Classification(self.material.num_classes)
+
+    @property
+    def steps(self) -> int:
+        """Steps of an arm that learns from one microbatch of every client in each."""
+        rows = self.size.rows * len(self.material.clients)
+        return max(1, self.size.epochs * len(self.material.train.classes) // rows)
+
+    def trainer(self) -> BackTrainer:
+        """A back part with fresh adapters and head, the same for every arm of a seed."""
+        back = build_back(self.source, self.size.cut, adapter=self.size.adapter, seed=self.seed)
+        return BackTrainer(back, self.task, self.size.optimizer, self.steps, self.seed)
+
+    def microbatch(self, indices: Indices) -> tuple[Tensor, Tensor]:
+        """Return hidden states in float32 and labels, for an arm that has both front and back."""
+        ids, labels = self.material.train.pick(indices)
+        return self.front(ids), labels
+
+    def dealt(self, indices: Indices, client: int) -> Iterator[Indices]:
+        """A client's microbatches."""
+        return deal(indices, self.size.rows, self.seed, client)
+
+    def score(self, back: StageModule, front: Front) -> Confusion:
+        """Count what the back part makes of the test texts."""
+        test = self.material.test
+        predicted: list[int] = []
+        for begin in range(0, len(test.classes), _ROWS_TESTED_AT_ONCE):
+            ids, labels = test.pick(range(begin, min(begin + _ROWS_TESTED_AT_ONCE, len(test.classes))))
+            predicted += self.task.predict(back, front(ids), labels)
+        return Confusion.of(predicted, test.classes, self.material.num_classes)
+
+    def step(self, trainer: BackTrainer, microbatches: Sequence[Indices]) -> float:
+        """Learn from some microbatches and take a step; return the mean loss."""
+        loss, targets = 0.0, 0
+        for indices in microbatches:
+            found, count = trainer.learn(*self.microbatch(indices))
+            loss, targets = loss + found, targets + count
+        trainer.step()
+        return loss / targets
+
+    def finished(
+        self,
+        trainer: BackTrainer,
+        front: Front,
+        steps: int,
+        loss: float,
+        more: Mapping[str, Any] | None = None,
+    ) -> ArmResult:
+        """Return the result of an arm that ends with one trainer."""
+        digest = weights_digest(trainer.weights())
+        return ArmResult((self.score(trainer.back, front),), steps, loss, digest, more or {})
+
+
+def copied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a state that later steps do not change."""
+    return {name: value.clone() for name, value in state.items()}
