@@ -96,7 +96,7 @@ if not TYPE_CHECKING:
             "families": ("FAMILIES", "adopt_family", "made_one_by_one", "parse_hub_config", "shared_hub_config"),
             "family": ("CAUSAL", "AttentionPattern", "Family", "MARKED_KINDS", "with_marks"),
             "source": ("ModelSource", "open_model"),
-            "spf": ("add_spf",),
+            "adapters.spf": ("add_spf",),
             "stage": ("StageModule", "add_embedding_noise", "tie"),
         },
     )
