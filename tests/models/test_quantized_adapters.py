@@ -1,5 +1,7 @@
 """QLoRA: the frozen matrices in few bits, what is computed with them, and what leaves a run."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from pydantic import ValidationError
@@ -9,9 +11,11 @@ from tiny_models import Held, build_all, chain, disturbed, lm_loss, named, some_
 from phalanx.checkpoint.export import export_model
 from phalanx.config import digest
 from phalanx.config.extras import has_bitsandbytes
+from phalanx.data.preferences import PairCorpus, PairRows
 from phalanx.errors import ConfigError, ModelError
 from phalanx.models import LoraConfig, ModelConfig, StageSpec, build_empty_stage, stage_table
-from phalanx.models.quantized import QuantizedLinear, quantized_layers
+from phalanx.models.adapters.quantized import QuantizedLinear, quantized_layers
+from phalanx.train.batches.reference import ReferenceModel
 
 NEEDS_QUANT = pytest.mark.skipif(not has_bitsandbytes(), reason="needs the extra `quant`")
 KINDS = ["nf4", "int8"]
@@ -191,3 +195,15 @@ def test_an_odd_number_of_inputs_is_refused_where_two_share_a_byte():
         pytest.raises(ModelError, match=r'has 7 inputs, nf4 packs pairs; take quantize = "int8"'),
     ):
         QuantizedLinear(torch.nn.Linear(7, 4), "nf4", "w")
+
+
+@NEEDS_QUANT
+def test_what_preferences_are_measured_from_is_the_quantised_base(cache):
+    source, ids = tiny_source("llama", cache), some_ids()
+    corpus = PairCorpus(PairRows(ids, ids, {}), PairRows(ids, ids, {}), 61, 0, Path("tokenizer.json"), "00")
+    plain, packed = (ReferenceModel(source, "sdpa", 5, quantize=kind) for kind in (None, "nf4"))
+
+    assert torch.equal(
+        packed.stage(StageSpec(0, 1, 0, 4))(ids), chain(build_all(source, 1, adapter=adapter("nf4")), ids)
+    )
+    assert packed.identity(corpus) != plain.identity(corpus)

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from phalanx.config.extras import has_bitsandbytes
 from phalanx.errors import ConfigError
+from phalanx.telemetry import read_metrics
 from phalanx.train import load_run, train
 from phalanx.train.extras import require_extras
 from phalanx.train.sessions import hooks
@@ -78,3 +79,15 @@ def test_without_the_package_a_run_is_refused_before_anything_starts(make_run, m
 
     with pytest.raises(ConfigError, match=r'= "(nf4|adamw8bit)": needs bitsandbytes, which is not installed'):
         require_extras(make_run(engine, *overrides))
+
+
+@NEEDS_QUANT
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [("parallel.dp=2", "parallel.zero=1"), ("parallel.pp=2",)], ids=["dp", "pp"])
+def test_ranks_learn_beside_few_bits_what_one_process_learns(make_run, tmp_path, layout):
+    losses = []
+    for name, more in (("one", ()), ("many", layout)):
+        quietly(make_run(RANKS, *IN_BYTES, *more), tmp_path / name)
+        losses.append([line["loss"] for line in read_metrics(tmp_path / name / "metrics.jsonl")])
+
+    assert losses[1] == pytest.approx(losses[0], abs=1e-5)

@@ -19,7 +19,7 @@ from phalanx.checkpoint.export import write_model
 from phalanx.checkpoint.export_adapter import merged
 from phalanx.errors import CheckpointError
 from phalanx.models import LoraConfig, ModelSource, parameter_names, trained_shapes, weights_digest
-from phalanx.models.peft_files import read_adapter, read_adapter_config
+from phalanx.models.adapters.peft_files import read_adapter, read_adapter_config
 
 KEPT = "phalanx_merge"
 """Directory, inside a merged model, of what it takes to go back."""

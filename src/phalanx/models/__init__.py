@@ -19,6 +19,7 @@ from phalanx.models.config import (
 from phalanx.models.layout import StageSpec, partition
 
 if TYPE_CHECKING:
+    from phalanx.models.adapters.spf import add_spf
     from phalanx.models.build import (
         StageRow,
         build_empty_stage,
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from phalanx.models.families import FAMILIES, adopt_family, made_one_by_one, parse_hub_config, shared_hub_config
     from phalanx.models.family import CAUSAL, MARKED_KINDS, AttentionPattern, Family, with_marks
     from phalanx.models.source import ModelSource, open_model
-    from phalanx.models.spf import add_spf
     from phalanx.models.stage import StageModule, add_embedding_noise, tie
 
 __all__ = [
@@ -96,7 +96,7 @@ if not TYPE_CHECKING:
             "families": ("FAMILIES", "adopt_family", "made_one_by_one", "parse_hub_config", "shared_hub_config"),
             "family": ("CAUSAL", "AttentionPattern", "Family", "MARKED_KINDS", "with_marks"),
             "source": ("ModelSource", "open_model"),
-            "spf": ("add_spf",),
+            "adapters.spf": ("add_spf",),
             "stage": ("StageModule", "add_embedding_noise", "tie"),
         },
     )

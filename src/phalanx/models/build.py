@@ -12,17 +12,17 @@ from torch.overrides import TorchFunctionMode
 
 from phalanx.errors import ModelError
 from phalanx.models.adapters import draw_adapter, inject_adapter, is_adapter
+from phalanx.models.adapters.lora import set_magnitudes
+from phalanx.models.adapters.peft_files import first_values
+from phalanx.models.adapters.quantized import quantize_blocks, quantized_layers
+from phalanx.models.adapters.spf import choose_rows
 from phalanx.models.config import AdapterConfig, Attention, LoraConfig, PrefixConfig, SpfConfig
 from phalanx.models.families import TRANSFORMERS_REFUSALS, family_of, head_of, shared_hub_config
 from phalanx.models.family import HEAD, SCORE, SCORE_WEIGHT, Family
 from phalanx.models.layout import StageSpec
-from phalanx.models.lora import set_magnitudes
-from phalanx.models.peft_files import first_values
-from phalanx.models.quantized import quantize_blocks, quantized_layers
 from phalanx.models.quiet import one_at_a_time, quiet_transformers
 from phalanx.models.seeding import draw_score
 from phalanx.models.source import ModelSource
-from phalanx.models.spf import choose_rows
 from phalanx.models.stage import StageModule
 
 

@@ -48,10 +48,10 @@ def fedavg_secure(bench: ArmMaterial) -> ArmResult:
 
 
 def fedavg_private(bench: ArmMaterial) -> ArmResult:
-    """The same rounds of clients whose steps are DP-SGD: each text's gradient is clipped, and noise is added.
+    """The same rounds by steps of DP-SGD: each text's gradient is clipped, and noise is added.
 
-    A client's texts are in a step by chance, Poisson's. What it spends over all rounds is at most `EPSILON` for each of
-    its texts, against all who see the weights; keys follow from the seed here, which in a run are secret.
+    A client's texts are in a step by chance, Poisson's. A client spends at most `EPSILON` over all rounds for each of
+    its texts, against an adversary that sees the weights; keys follow from the seed here, which in a run are secret.
     """
     clients, rows = bench.material.clients, bench.size.rows
     counts = [max(1, len(indices) // rows) for indices in clients]

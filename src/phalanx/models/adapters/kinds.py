@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
+from phalanx.models.adapters.lora import draw_lora, inject_lora, is_lora
+from phalanx.models.adapters.prefix import draw_prefix, inject_prefix, is_prefix
+from phalanx.models.adapters.spf import inject_spf, is_spf
 from phalanx.models.config import AdapterConfig, LoraConfig, PrefixConfig, SpfConfig
-from phalanx.models.lora import draw_lora, inject_lora, is_lora
-from phalanx.models.prefix import draw_prefix, inject_prefix, is_prefix
-from phalanx.models.spf import inject_spf, is_spf
 from phalanx.models.stage import StageModule
 
 
