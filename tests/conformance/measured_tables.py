@@ -311,6 +311,8 @@ def posttrain(result: Result) -> Iterator[str]:
 
 def rounds(result: Result) -> Iterator[str]:
     for row in result["rows"]:
+        if (row["largest_loss_difference"] or 0.0) > 1e-4:  # it trained something else
+            continue
         over = [either(row[key], ".2f") for key in ("over_training_s", "cpu_over_training_s")]
         size = "-" if row["bytes"] is None else f"{row['bytes'] / 1000:.0f}"
         cells = [either(row["loads_after_first_turn"], ".0f"), either(row["largest_loss_difference"], ".0e")]
