@@ -71,16 +71,19 @@ class BridgeScene:
         terms: Of the run.
         identities: The owner's and all sites'.
         session: Of the owner.
+        engine: Between them.
     """
 
-    def __init__(self, home: Path, terms: RunTerms, identities: dict[str, Identity], session: str) -> None:
+    def __init__(
+        self, home: Path, terms: RunTerms, identities: dict[str, Identity], session: str, engine=ForwardingEngine
+    ) -> None:
         self.home, self.terms, self.identities, self.prefix = home, terms, identities, session[:16]
         self.said: list[str] = []
         self.revoked: set[str] = set()
         self.threads: dict[str, threading.Thread] = {}
         post = OwnerPost(home / "owner" / "owner.sock", session, LIMITS)
         self.carrier = BridgeCarrier(identities["owner"], post, terms.roster, lambda: self.revoked, self.said.append)
-        self.engine = ForwardingEngine(self.carrier.path, {name: self.socket(name) for name in terms.roster})
+        self.engine = engine(self.carrier.path, {name: self.socket(name) for name in terms.roster})
 
     def socket(self, name: str) -> Path:
         return self.home / name / "site.sock"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from bridge_scene import LIMITS, BridgeScene, ForwardingEngine
+from flower_scene import FlowerEngine
 from rounds_scene import RUN
 
 from phalanx.errors import FrameError, OrderError, PeerRefusedError, SignatureError, TransportError
@@ -32,15 +33,15 @@ def home():
     shutil.rmtree(path)
 
 
-@pytest.fixture
-def scene(home, monkeypatch):
+@pytest.fixture(params=[ForwardingEngine, FlowerEngine])
+def scene(request, home, monkeypatch):
     monkeypatch.setattr(bridge, "_GREET_EVERY_S", 0.05)
     monkeypatch.setattr(bridge, "_LOOK_EVERY_S", 0.1)
     monkeypatch.setattr(bridge, "_END_S", 0.5)
     identities = {name: Identity.without_certificate(name) for name in ("owner", *SITES)}
     roster = {name: identities[name].public for name in SITES}
     terms = RunTerms("run-1", RUN, FederatedConfig(sites=SITES), 0, identities["owner"].public, roster, 10)
-    made = BridgeScene(home, terms, identities, SESSION)
+    made = BridgeScene(home, terms, identities, SESSION, request.param)
     yield made
     made.close()
 
@@ -176,7 +177,7 @@ def test_an_engine_that_begins_anew_is_taken_up_and_its_open_orders_are_lost(sce
     scene.carrier.broadcast({"north": measure(1)})
 
     assert scene.carrier.collect(LONG_S) == LostSite("north", "gone")
-    scene.engine = ForwardingEngine(scene.carrier.path, {"north": scene.socket("north")})
+    scene.engine = type(scene.engine)(scene.carrier.path, {"north": scene.socket("north")})
     meet(scene, "north")
     scene.carrier.broadcast({"north": measure(2)})
     assert scene.carrier.collect(LONG_S).body["ticket"] == 2
@@ -191,7 +192,7 @@ def test_rubbish_on_the_owners_socket_ends_that_line_and_no_run(scene):
         with contextlib.suppress(ConnectionResetError):
             assert line.recv(1) == b""
     scene.engine.close()
-    scene.engine = ForwardingEngine(scene.carrier.path, {"north": scene.socket("north")})
+    scene.engine = type(scene.engine)(scene.carrier.path, {"north": scene.socket("north")})
     meet(scene, "north")
 
 

@@ -1,4 +1,4 @@
-"""Every carrier keeps the promises of the port: memory, our own transport, and the bridge that engines carry for."""
+"""Every carrier keeps the promises of the port: memory, our own transport, the bridge, and the bridge over Flower."""
 
 import shutil
 import tempfile
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from bridge_scene import BridgeScene
+from bridge_scene import BridgeScene, ForwardingEngine
+from flower_scene import FlowerEngine
 from loopback_scene import SITES, DeadSiteError, LoopbackScene
 from rounds_scene import RUN, BookInMemory, Parabola
 
@@ -23,7 +24,7 @@ from phalanx.federated.rounds.site import Site
 from phalanx.federated.rounds.terms import RunTerms
 from phalanx.security.crypto import Identity
 
-IN_PROCESSES = ("loopback", "bridge")
+IN_PROCESSES = ("loopback", "bridge", "flower")
 LONG_S = 30.0
 
 
@@ -94,13 +95,13 @@ class Ends:
 class OverBridge:
     """Sites at sockets, and an engine between."""
 
-    def __init__(self, home):
+    def __init__(self, home, engine=ForwardingEngine):
         names = ("owner", *SITES)
         identities = {name: Identity.without_certificate(name) for name in names}
         roster = {name: identities[name].public for name in SITES}
         config = FederatedConfig(sites=SITES, max_norm=100.0, deadline_s=LONG_S)
         terms = RunTerms("run-1", RUN, config, 0, identities["owner"].public, roster, 10)
-        self.scene = BridgeScene(home, terms, identities, f"{RUN[:16]}-1")
+        self.scene = BridgeScene(home, terms, identities, f"{RUN[:16]}-1", engine)
         self.carrier = self.scene.carrier
         self.killed = threading.Event()
 
@@ -114,6 +115,13 @@ class OverBridge:
 
     def close(self):
         self.scene.close()
+
+
+class OverFlower(OverBridge):
+    """The same, and the engine runs the two ends of our Flower app."""
+
+    def __init__(self, home):
+        super().__init__(home, FlowerEngine)
 
 
 def dying(answer, killed):
@@ -132,7 +140,8 @@ def over(request, home, monkeypatch):
     monkeypatch.setattr(bridge, "_GREET_EVERY_S", 0.05)
     monkeypatch.setattr(bridge, "_LOOK_EVERY_S", 0.1)
     monkeypatch.setattr(bridge, "_END_S", 1.0)
-    made = {"memory": OverMemory, "loopback": OverLoopback, "bridge": OverBridge}[request.param](home)
+    carriers = {"memory": OverMemory, "loopback": OverLoopback, "bridge": OverBridge, "flower": OverFlower}
+    made = carriers[request.param](home)
     yield made
     made.close()
 

@@ -29,7 +29,7 @@ from phalanx.cli.parties.join import join
 from phalanx.cli.parties.peers import peers
 from phalanx.cli.parties.pki import pki_app
 from phalanx.cli.parties.rollout_worker import rollout_worker
-from phalanx.cli.parties.site import nvflare_job, site
+from phalanx.cli.parties.site import flower_app, nvflare_job, site
 from phalanx.cli.plan import plan
 from phalanx.cli.report import report
 from phalanx.cli.reproduce import reproduce
@@ -72,6 +72,7 @@ app.command(
 )(init)
 app.command(epilog="Example: phalanx train run.toml --set train.steps=100 --run-dir runs/first")(train)
 app.command(epilog="Example: phalanx nvflare-job run.toml job")(nvflare_job)
+app.command(epilog="Example: phalanx flower-app run.toml app")(flower_app)
 app.command(epilog="Example: phalanx invite run.toml --name alice --host owner.example.org")(invite)
 app.command(epilog="Examples: phalanx join phx1-...; phalanx join phx1-... --train train.csv --test test.csv")(join)
 app.command(epilog="Examples: phalanx peers runs/first; phalanx peers runs/first --revoke alice --reason stolen")(peers)

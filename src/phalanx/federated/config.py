@@ -114,7 +114,7 @@ class FederatedConfig(StrictModel):
         deadline_s: How long sites may take for an answer; the round goes on without those that are late.
         respawns: How often the process of a site is started again after its end.
         carrier: What brings orders to sites: "loopback", to processes of this machine that the run starts; or "bridge",
-            an engine that forwards frames to sites of others (`phalanx site`), such as NVFlare.
+            an engine that forwards frames to sites of others (`phalanx site`): NVFlare, Flower.
         pki: Directory with the authority's certificate, the owner's keys and the sites' certificates, for "bridge".
     """
 

@@ -1,11 +1,21 @@
-"""phalanx site: train in federated rounds on this machine's own texts; nvflare-job: what carries them."""
+"""phalanx site: train in federated rounds on this machine's own texts; nvflare-job, flower-app: what carries them."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from phalanx.cli.answers.answer import Answer
+
+if TYPE_CHECKING:
+    from phalanx.train.config import RunConfig
+
+BridgedRun = Annotated[Path, typer.Argument(metavar="RUN.toml", help='A run with federated.carrier = "bridge".')]
+RunDir = Annotated[Path | None, typer.Option(help="Of `phalanx train`; left out, runs/NAME.")]
+SiteSocket = Annotated[
+    str, typer.Option(help="Where sites listen; {site} stands for the name, ~ for the home directory.")
+]
+_SITE_SOCKET = "~/.phalanx/{site}/site.sock"
 
 
 def site(
@@ -13,7 +23,7 @@ def site(
 ) -> Answer:
     """Be one site of federated rounds: load the model once, and train whenever the owner asks.
 
-    Texts and keys stay here. Frames come from the client of an engine, such as NVFlare, at a local socket; only those
+    Texts and keys stay here. Frames come from the client of an engine, NVFlare or Flower, at a local socket; only those
     that the owner has signed count. It stays over any number of sessions, and ends when the owner ends the run.
     """
     from phalanx.train.sessions.site_file import read_site
@@ -27,26 +37,49 @@ def site(
 
 
 def nvflare_job(
-    run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help='A run with federated.carrier = "bridge".')],
+    run_file: BridgedRun,
     job: Annotated[Path, typer.Argument(metavar="DIR", help="New directory of the job.")],
-    run_dir: Annotated[Path | None, typer.Option(help="Of `phalanx train`; left out, runs/NAME.")] = None,
-    site_socket: Annotated[
-        str, typer.Option(help="Where sites listen; {site} stands for the name, ~ for the home directory.")
-    ] = "~/.phalanx/{site}/site.sock",
+    run_dir: RunDir = None,
+    site_socket: SiteSocket = _SITE_SOCKET,
 ) -> Answer:
     """Write the NVFlare job that carries a run's frames, for `nvflare job submit`; its clients are named as sites are.
 
     NVFlare's server runs on the owner's machine, as the owner's user; it gets signed frames and none of our keys.
     """
+    from phalanx.federated.carriers.engine_jobs import write_nvflare_job
+
+    run, sites, owner = _bridged(run_file, run_dir)
+    write_nvflare_job(job, run.name, sites, owner, site_socket)
+    typer.echo(f"{job}: a job for {', '.join(sites)}; start `phalanx train {run_file}`, then submit it")
+    return Answer({"job": job, "owner_socket": owner, "site_socket": site_socket})
+
+
+def flower_app(
+    run_file: BridgedRun,
+    app: Annotated[Path, typer.Argument(metavar="DIR", help="New directory of the app.")],
+    run_dir: RunDir = None,
+    site_socket: SiteSocket = _SITE_SOCKET,
+) -> Answer:
+    """Write the Flower app that carries a run's frames, for `flwr run`; each SuperNode says which site it is of.
+
+    Flower's SuperLink runs on the owner's machine, as the owner's user; it gets signed frames and none of our keys.
+    A SuperNode is started with --node-config 'site="NAME"'.
+    """
+    from phalanx.federated.carriers.engine_jobs import write_flower_app
+
+    _, sites, owner = _bridged(run_file, run_dir)
+    write_flower_app(app, owner, site_socket)
+    typer.echo(f"{app}: an app for {', '.join(sites)}; start `phalanx train {run_file}`, then `flwr run {app}`")
+    return Answer({"app": app, "owner_socket": owner, "site_socket": site_socket})
+
+
+def _bridged(run_file: Path, run_dir: Path | None) -> "tuple[RunConfig, tuple[str, ...], Path]":
+    """Return a run that an engine carries for, its sites, and where its owner listens."""
     from phalanx.errors import ConfigError
-    from phalanx.federated.carriers.nvflare_job import write_job
     from phalanx.train import default_directory, load_run
     from phalanx.train.sessions.site_carriers import OWNER_SOCKET
 
     run = load_run(run_file)
     if run.federated is None or run.federated.carrier != "bridge":
         raise ConfigError(f'{run_file}: has no sites that an engine carries for; set federated.carrier = "bridge"')
-    owner = (run_dir or default_directory(run)).resolve() / OWNER_SOCKET
-    write_job(job, run.name, run.federated.sites, owner, site_socket)
-    typer.echo(f"{job}: a job for {', '.join(run.federated.sites)}; start `phalanx train {run_file}`, then submit it")
-    return Answer({"job": job, "owner_socket": owner, "site_socket": site_socket})
+    return run, run.federated.sites, (run_dir or default_directory(run)).resolve() / OWNER_SOCKET

@@ -1,0 +1,183 @@
+"""Flower's side of the bridge: its ServerApp and its ClientApps forward frames, and look at none.
+
+The app's folder has this file and `shim.py`, as a package of its own: phalanx need not be installed where Flower is.
+Flower starts a process for each message; the model is in the site's own process, which stays.
+"""
+
+import os
+import time
+from typing import NamedTuple
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+# the app's folder has both files beside each other, under another package's name
+from .shim import END, LineError, OwnerLine, ShimMessage, ask_site
+
+_FRAME, _LOST, _SITE = "frame", "lost", "site"
+_LOOK_EVERY_S, _NODES_EVERY_S = 0.2, 2.0
+
+# plain assignments, for Flower looks for them in this text
+client_app = ClientApp()
+server_app = ServerApp()
+
+
+@client_app.query()  # type: ignore[untyped-decorator, unused-ignore]
+def say_site(message: Message, context: Context) -> Message:
+    """Say of which site this node is; that it is true is proved by the site's frames alone."""
+    return _reply(message, _SITE, str(context.node_config.get(_SITE, "")))
+
+
+@client_app.train()  # type: ignore[untyped-decorator, unused-ignore]
+def forward(message: Message, context: Context) -> Message:
+    """Deliver one frame to the site's process on this machine, and bring back its answer."""
+    site = str(context.node_config.get(_SITE, ""))
+    path = os.path.expanduser(str(context.run_config["site-socket"]).replace("{site}", site))
+    try:
+        return Message(_pack(ask_site(path, _frame_in(message.content))), reply_to=message)
+    except LineError as exc:
+        return _reply(message, _LOST, str(exc))
+
+
+@server_app.main()  # type: ignore[untyped-decorator, unused-ignore]
+def serve(grid: Grid, context: Context) -> None:
+    """Forward frames until the owner ends the run, or is gone."""
+    line = OwnerLine(str(context.run_config["owner-socket"]))
+    try:
+        FrameRelay(grid, line).run()
+    finally:
+        line.close()
+
+
+class _Question(NamedTuple):
+    """What a message to a node waits for: the answer to an order, or, where there is none, the name of its site."""
+
+    node: int
+    order: ShimMessage | None
+
+
+class FrameRelay:
+    """The loop of Flower's server: frames go to the node of their site, and answers to the owner.
+
+    Args:
+        grid: Of the run.
+        line: To the owner.
+    """
+
+    def __init__(self, grid: Grid, line: OwnerLine) -> None:
+        self._grid, self._line = grid, line
+        self._nodes: dict[int, str | None] = {}
+        self._open: dict[str, _Question] = {}
+        self._looked = float("-inf")
+
+    def run(self) -> None:
+        """Forward until the owner ends the run.
+
+        Raises:
+            LineError: The owner is gone.
+        """
+        while True:
+            self._look()
+            order = self._line.next_frame(_LOOK_EVERY_S)
+            if order is not None and order.kind == END:
+                return
+            if order is not None:
+                self._forward(order)
+            self._collect()
+
+    def _look(self) -> None:
+        """Ask nodes that came for the name of their site, and forget those that went."""
+        if time.monotonic() - self._looked < _NODES_EVERY_S:
+            return
+        self._looked = time.monotonic()
+        there, before = set(self._grid.get_node_ids()), self._sites()
+        self._nodes = {node: site for node, site in self._nodes.items() if node in there}
+        self._open = {number: one for number, one in self._open.items() if one.order or one.node in there}
+        for node in sorted(there - set(self._nodes)):
+            self._nodes[node] = None
+            self._ask(Message(RecordDict(), node, "query"), _Question(node, None))
+        self._tell(before)
+
+    def _sites(self) -> dict[str, int]:
+        """Return the node of each site: of several, the one that was there first, so that none can take its place."""
+        found: dict[str, int] = {}
+        for node, site in self._nodes.items():
+            if site:
+                found.setdefault(site, node)
+        return found
+
+    def _tell(self, before: dict[str, int]) -> None:
+        now = self._sites()
+        if set(now) != set(before):
+            self._line.tell_sites(now)
+
+    def _forward(self, order: ShimMessage) -> None:
+        node = self._sites().get(order.name)
+        if node is None:
+            self._line.lose(order.number, order.name, "no node is of this site")
+            return
+        self._ask(Message(_pack(order.data), node, "train"), _Question(node, order))
+
+    def _ask(self, message: Message, question: _Question) -> None:
+        pushed = list(self._grid.push_messages([message]))
+        if pushed and pushed[0]:
+            self._open[pushed[0]] = question
+        elif question.order is not None:
+            self._line.lose(question.order.number, question.order.name, "Flower does not take the frame")
+        else:
+            # asked again at the next look
+            self._nodes.pop(question.node)
+
+    def _collect(self) -> None:
+        if not self._open:
+            return
+        for reply in self._grid.pull_messages(list(self._open)):
+            question = self._open.pop(reply.metadata.reply_to_message_id, None)
+            if question is not None and question.order is not None:
+                self._hand_in(question.order, reply)
+            elif question is not None and question.node in self._nodes:
+                self._name(question.node, reply)
+
+    def _name(self, node: int, reply: Message) -> None:
+        before = self._sites()
+        if reply.has_error():
+            self._nodes.pop(node)
+        else:
+            self._nodes[node] = _word(reply.content, _SITE)
+        self._tell(before)
+
+    def _hand_in(self, order: ShimMessage, reply: Message) -> None:
+        if reply.has_error():
+            self._line.lose(order.number, order.name, str(reply.error.reason))
+            return
+        try:
+            frame = _frame_in(reply.content)
+        except LineError as exc:
+            self._line.lose(order.number, order.name, _word(reply.content, _LOST) or str(exc))
+            return
+        self._line.answer(order.number, order.name, frame)
+
+
+def _pack(frame: bytes) -> RecordDict:
+    """Return a record with a frame: as an array, for these are what Flower cuts into pieces."""
+    array = Array(dtype="uint8", shape=(len(frame),), stype="bytes", data=frame)
+    return RecordDict({_FRAME: ArrayRecord({_FRAME: array})})
+
+
+def _frame_in(content: RecordDict) -> bytes:
+    found = content.get(_FRAME)
+    array = found.get(_FRAME) if isinstance(found, ArrayRecord) else None
+    if array is None:
+        raise LineError("a message of Flower's holds no frame")
+    return bytes(array.data)
+
+
+def _reply(message: Message, name: str, word: str) -> Message:
+    return Message(RecordDict({name: ConfigRecord({name: word})}), reply_to=message)
+
+
+def _word(content: RecordDict, name: str) -> str:
+    found = content.get(name)
+    word = found.get(name) if isinstance(found, ConfigRecord) else None
+    return word if isinstance(word, str) else ""
