@@ -1,7 +1,8 @@
 """The clipped sum of the gradients of single rows, by the hooks of Opacus.
 
 "hooks" keeps the gradient of each row of a microbatch. "ghost" computes their norms alone, from what went into and came
-back to each layer, and runs the backward pass once more with each row's loss weighed down by its norm.
+back to each layer. Where linear layers alone are trained, the sum follows from the same two with each row weighed down
+by its norm (Bu et al. 2023, book-keeping); elsewhere the backward pass runs once more with rows' losses weighed down.
 """
 
 import contextlib
@@ -49,6 +50,7 @@ class RowGradients:
         self._clip, self._ghost = settings.clip_norm, settings.clipping == "ghost"
         self._parameters = [one for one in module.parameters() if one.requires_grad]
         self._hooks = _hooked(module, settings)
+        self._linear = _LinearBook(self._hooks) if self._ghost else None
         self._module, self._num_sums, self._is_due = module, 0, True
 
     def add(self, losses: RowLosses, rows: Tensor, total: list[Tensor]) -> Tensor:
@@ -87,10 +89,13 @@ class RowGradients:
 
     def _run(self, losses: RowLosses, rows: Tensor, total: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Return losses and norms; add to the total where all norms are finite."""
-        run = self._by_ghost if self._ghost else self._by_hooks
         try:
-            return run(losses, rows, total)
+            if self._linear is None:
+                return self._by_hooks(losses, rows, total)
+            return self._by_ghost(self._linear, losses, rows, total)
         finally:
+            if self._linear is not None:
+                self._linear.passed.clear()
             for parameter in self._parameters:
                 parameter.grad = None
                 parameter.grad_sample = None  # type: ignore[attr-defined]
@@ -107,22 +112,30 @@ class RowGradients:
                 place.add_(torch.einsum("r,r...->...", self._weights(norms), gradient))
         return found.detach(), norms
 
-    def _by_ghost(self, losses: RowLosses, rows: Tensor, total: list[Tensor]) -> tuple[Tensor, Tensor]:
+    def _by_ghost(
+        self, linear: "_LinearBook", losses: RowLosses, rows: Tensor, total: list[Tensor]
+    ) -> tuple[Tensor, Tensor]:
         found = losses(rows)
-        _backward(found.sum(), again=True)
+        _backward(found.sum(), again=not linear.holds_all(self._parameters))
         parts = [one._norm_sample for one in self._parameters]  # type: ignore[attr-defined]
         for part in parts:
             _check_rows(part, len(rows))
         norms = torch.stack(parts).norm(dim=0)
-        if bool(norms.isfinite().all()):
-            for parameter in self._parameters:
-                parameter.grad = None
-            self._hooks.disable_hooks()
-            _backward((self._weights(norms) * found).sum())
-            self._hooks.enable_hooks()
+        if not bool(norms.isfinite().all()):
+            return found.detach(), norms
+        weights = self._weights(norms)
+        if linear.holds_all(self._parameters):
             for place, parameter in zip(total, self._parameters, strict=True):
-                if parameter.grad is not None:
-                    place.add_(parameter.grad)
+                place.add_(linear.weighed(parameter, weights))
+            return found.detach(), norms
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._hooks.disable_hooks()
+        _backward((weights * found).sum())
+        self._hooks.enable_hooks()
+        for place, parameter in zip(total, self._parameters, strict=True):
+            if parameter.grad is not None:
+                place.add_(parameter.grad)
         return found.detach(), norms
 
     def _weights(self, norms: Tensor) -> Tensor:
@@ -149,6 +162,42 @@ class RowGradients:
         for one in drops:
             one.train()
         self._is_due = False
+
+
+class _LinearBook:
+    """What went into and came back to each linear layer in one backward pass, for the sum of weighed rows.
+
+    Args:
+        hooks: Of Opacus; its function for the norms of linear layers is given these tensors.
+
+    Attributes:
+        passed: Both, by parameter.
+    """
+
+    def __init__(self, hooks: Any) -> None:
+        self.passed: dict[nn.Parameter, tuple[Tensor, Tensor]] = {}
+        norms_of = hooks.NORM_SAMPLERS[nn.Linear]
+        self._trained = {
+            one for layer in hooks.modules() if type(layer) is nn.Linear for one in layer.parameters(recurse=False)
+        }
+
+        def noted(layer: nn.Linear, inputs: list[Tensor], back: Tensor) -> Any:
+            for one in layer.parameters(recurse=False):
+                if one.requires_grad:
+                    self.passed[one] = (inputs[0].to(back.dtype), back)
+            return norms_of(layer, inputs, back)
+
+        hooks.NORM_SAMPLERS = {**hooks.NORM_SAMPLERS, nn.Linear: noted}
+
+    def holds_all(self, parameters: list[nn.Parameter]) -> bool:
+        """Whether every parameter is of a linear layer."""
+        return self._trained.issuperset(parameters)
+
+    def weighed(self, parameter: nn.Parameter, weights: Tensor) -> Tensor:
+        """Return the sum of a parameter's gradients over rows, each times its weight."""
+        inputs, back = self.passed[parameter]
+        back = (back * weights.view(-1, *[1] * (back.dim() - 1))).flatten(0, -2)
+        return back.sum(0) if parameter.dim() == 1 else back.T @ inputs.flatten(0, -2)
 
 
 def _hooked(module: nn.Module, settings: PrivacyConfig) -> Any:

@@ -85,9 +85,10 @@ class PrivateRankTrainer(RankTrainer):
         logits = self._parts[0](ids, seen)
         labels, extras = self._targets.of(numbers)
         found = []
-        for row in range(len(numbers)):
+        # split, not slices: the backward pass of each slice would fill and add gradients of all rows
+        for row, row_logits in enumerate(logits.split(1)):
             one = slice(row, row + 1)
-            loss, targets = self._learned(logits[one], labels[one], {name: of[one] for name, of in extras.items()})
+            loss, targets = self._learned(row_logits, labels[one], {name: of[one] for name, of in extras.items()})
             found.append(loss / max(1, targets))
         return torch.stack(found)
 
