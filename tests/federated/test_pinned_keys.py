@@ -1,4 +1,4 @@
-"""A secure sum hides a site among keys that it knows: an owner that is the authority plays all others, unless pinned."""
+"""A secure sum hides a site among keys that it knows: an owner that is the authority plays all, unless pinned."""
 
 import subprocess
 import sys
