@@ -1,6 +1,7 @@
 """Adapters leave clipped, with the promised noise, when enough clients have contributed, and otherwise not at all."""
 
 import math
+import secrets
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from phalanx.errors import CheckpointError, ReleaseRefusedError
 from phalanx.security.seal import ReleasePolicy
 from phalanx.split import SplitSimulator
 from phalanx.split.training.release import ReleaseMaker, gaussian, norm
+from seeded_entropy import bytes_from
 
 BEGINNING = {"a": torch.zeros(4, 4), "b": torch.ones(3)}
 MOVED = {"a": torch.full((4, 4), 3.0), "b": torch.ones(3)}
@@ -45,7 +47,8 @@ def test_the_next_release_is_judged_by_what_left_and_not_by_what_stayed():
     assert norm([second["a"] - first["a"]]) <= 8.0
 
 
-def test_noise_has_the_promised_size_and_is_never_the_same():
+def test_noise_has_the_promised_size_and_is_never_the_same(monkeypatch):
+    monkeypatch.setattr(secrets, "token_bytes", bytes_from(1))
     big = {"a": torch.zeros(200, 200)}
     found = ReleaseMaker(ReleasePolicy(min_clients=2, clip_norm=2.0, noise_multiplier=0.5), big.items())
     other = ReleaseMaker(ReleasePolicy(min_clients=2, clip_norm=2.0, noise_multiplier=0.5), big.items())
@@ -61,7 +64,8 @@ def test_noise_has_the_promised_size_and_is_never_the_same():
     assert not torch.equal(noisy["a"], other.make(big.items())[1]["a"])
 
 
-def test_normal_numbers_are_finite_and_as_many_as_were_asked_for():
+def test_normal_numbers_are_finite_and_as_many_as_were_asked_for(monkeypatch):
+    monkeypatch.setattr(secrets, "token_bytes", bytes_from(1))
     drawn = gaussian(torch.Size((1000, 3)))
 
     assert drawn.shape == (1000, 3)

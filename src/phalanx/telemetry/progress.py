@@ -40,6 +40,8 @@ class StepReading:
         alarms: Alarms so far.
         accuracy: Of a classifier, the latest one on held-out texts, shown in place of audits and alarms, which such
             runs do not have; None of anything else.
+        update_norm: Of a step that tells no loss, for its sites show noisy sums alone; shown in place of it.
+        epsilon: Of a private run, spent so far.
     """
 
     loss: float
@@ -47,9 +49,14 @@ class StepReading:
     audits: int = 0
     alarms: int = 0
     accuracy: float | None = None
+    update_norm: float | None = None
+    epsilon: float | None = None
 
     def __str__(self) -> str:
-        parts = [f"loss {self.loss:.4f}", f"{self.tokens_per_s:,.0f} tokens/s"]
+        known = f"loss {self.loss:.4f}" if self.update_norm is None else f"update norm {self.update_norm:.4f}"
+        parts = [known, f"{self.tokens_per_s:,.0f} tokens/s"]
+        if self.epsilon is not None:
+            parts.append(f"epsilon {self.epsilon:.3f}")
         if self.accuracy is None:
             parts += [f"audits {self.audits}", f"alarms {self.alarms}"]
         else:

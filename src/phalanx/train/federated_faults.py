@@ -1,7 +1,21 @@
-"""What sections of a run file with ``[federated]`` do not go together."""
+"""The section ``[federated]`` of a run file, and what other sections do not go together with it."""
 
 from collections.abc import Iterator
 from typing import Any
+
+from phalanx.errors import ConfigError
+from phalanx.federated.config import FederatedConfig
+
+
+def section_of(run: Any) -> FederatedConfig:
+    """The section ``[federated]`` of a run that has one.
+
+    Raises:
+        ConfigError: It has none.
+    """
+    if not isinstance(run.federated, FederatedConfig):
+        raise ConfigError("federated: the run file has no such section")
+    return run.federated
 
 
 def federated_fault(run: Any) -> str | None:

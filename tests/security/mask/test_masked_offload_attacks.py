@@ -9,6 +9,7 @@ from pad_worlds import StuckPads, aes_pads, new_ledger
 from phalanx.errors import WrongProductError
 from phalanx.security.mask import MaskedWorker, P, UnsafeNoCheck, masked_linear
 from phalanx.security.mask.ring import centred, subtract
+from seeded_entropy import bytes_from
 
 ROWS, INNER, COLUMNS = 64, 64, 32
 RNG = np.random.default_rng(21)
@@ -37,7 +38,7 @@ def bent(answer):
 
 
 def test_a_worker_that_bends_one_output_is_found():
-    side, worker = layer_with(aes_pads(new_ledger()))
+    side, worker = layer_with(aes_pads(new_ledger(fresh=bytes_from(1))))
     sent = send(side, X)
 
     with pytest.raises(WrongProductError):
@@ -45,7 +46,7 @@ def test_a_worker_that_bends_one_output_is_found():
 
 
 def test_without_the_check_a_worker_bends_outputs_as_it_likes():
-    side, worker = layer_with(aes_pads(new_ledger()))
+    side, worker = layer_with(aes_pads(new_ledger(fresh=bytes_from(1))))
     side = replace(side, check=UnsafeNoCheck())
     sent = send(side, X)
     answer = worker.answer(sent.request)
@@ -69,7 +70,7 @@ def test_what_is_masked_twice_with_one_pad_tells_its_difference():
 
 
 def test_with_pads_of_a_ledger_the_same_difference_is_noise():
-    side, _ = layer_with(aes_pads(new_ledger()))
+    side, _ = layer_with(aes_pads(new_ledger(fresh=bytes_from(1))))
     first, second = send(side, X), send(side, X)
 
     seen = centred(subtract(first.request.values, second.request.values)).astype(np.float64)
@@ -85,7 +86,7 @@ def advantage(seen, secret):
 
 
 def test_a_float_mask_lets_a_worker_guess_what_it_hides_and_a_ring_mask_does_not():
-    rng, pads = np.random.default_rng(4), aes_pads(new_ledger())
+    rng, pads = np.random.default_rng(4), aes_pads(new_ledger(fresh=bytes_from(1)))
     secret = rng.random(TRIALS) < 0.5
     x = np.where(secret, 4.0, -4.0)
 
@@ -108,7 +109,7 @@ def test_a_bounded_float_mask_gives_some_values_away_for_certain():
 
 
 def test_what_the_worker_sees_does_not_depend_on_what_is_masked():
-    side, _ = layer_with(aes_pads(new_ledger()))
+    side, _ = layer_with(aes_pads(new_ledger(fresh=bytes_from(1))))
     bins = 64
     for x in (np.zeros_like(X), X, np.full_like(X, 1e4)):
         seen = np.concatenate([send(side, x).request.values.ravel() for _ in range(8)])

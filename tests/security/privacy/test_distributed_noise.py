@@ -11,6 +11,7 @@ from scipy import stats
 
 from phalanx.errors import AggregationError, ConfigError
 from phalanx.security.privacy import NoisySum, PoissonGaussian
+from seeded_entropy import seed_noise
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "aggregate"))
 from summed_round import CLIENTS, SERVER, clients_of, terms_of
@@ -42,7 +43,8 @@ def summed(plan, values, noises):
     return terms, server.result()
 
 
-def test_the_server_sees_the_sum_with_the_noise_of_all_clients_and_no_more_of_it():
+def test_the_server_sees_the_sum_with_the_noise_of_all_clients_and_no_more_of_it(monkeypatch):
+    seed_noise(monkeypatch, 3)
     plan = NoisySum(4, 3, LENGTH, 1.0)
     values = {one.name: np.full(LENGTH, 0.5 / math.sqrt(LENGTH)) for one in CLIENTS[:4]}
     noises = [plan.draw() for _ in range(4)]

@@ -9,14 +9,9 @@ from scipy import stats
 
 from phalanx.security.privacy import SecureStream, discrete_gaussian, gaussian_noise, poisson_sample
 from phalanx.security.privacy.discrete import _bernoulli_exp
+from seeded_entropy import below_from
 
 KEY = bytes(range(32))
-
-
-def below_from(seed):
-    """Uniform integers of any size, reproducibly."""
-    generator = np.random.default_rng(seed)
-    return lambda size: int.from_bytes(generator.bytes(24), "big") % size
 
 
 def test_gaussian_noise_is_normal_with_its_deviation():

@@ -6,11 +6,13 @@ import torch
 from masked_worlds import VOCAB, Liar, Spy, a_desk, a_model, chi_square, some_ids
 from torch import nn
 
+from pad_worlds import MASTER, RUN, new_ledger
 from phalanx.errors import WrongProductError
 from phalanx.security.mask import P, ProductMessage, UnsafeNoCheck, decode, encode_rows, offload
 from phalanx.security.mask.fixed_point import LARGEST
 from phalanx.security.mask.ring import centred
-from phalanx.split.masked import MaskedLinear, mask_linears, system_pads
+from phalanx.split.masked import MaskedLinear, ledger_pads, mask_linears, system_pads
+from seeded_entropy import bytes_from
 
 FIRST = "transformer.h.0.attn.c_attn"
 WANTED = 7
@@ -31,6 +33,11 @@ class PlainDesk:
         return x @ self.weights[product]
 
 
+def seeded_pads():
+    """Pads that are the same in each run of a test of statistics."""
+    return ledger_pads(new_ledger(fresh=bytes_from(1)), MASTER, RUN)
+
+
 def guesses(stage, seen):
     """Tokens with first activations, which follow from public weights, nearest to what a worker saw."""
     ids = torch.arange(VOCAB).unsqueeze(1).expand(-1, seen.shape[1])
@@ -47,7 +54,7 @@ def test_a_spy_reads_every_token_of_a_plain_offload_and_no_more_than_chance_of_a
     plain, masked = a_model(cache), a_model(cache)
     open_masking_client, spy = PlainDesk(), Spy()
     mask_linears(plain, open_masking_client)
-    mask_linears(masked, a_desk(spy, rows=1024))
+    mask_linears(masked, a_desk(spy, seeded_pads(), rows=1024))
 
     with torch.no_grad():
         plain(ids)
@@ -67,7 +74,7 @@ def test_a_spy_reads_every_token_of_a_plain_offload_and_no_more_than_chance_of_a
 
 def test_what_a_worker_sees_of_a_training_step_is_uniform_and_what_is_behind_it_is_not(cache):
     stage, spy, ids = a_model(cache), Spy(), some_ids(batch=16)
-    mask_linears(stage, a_desk(spy, rows=256))
+    mask_linears(stage, a_desk(spy, seeded_pads(), rows=256))
 
     nn.functional.cross_entropy(stage(ids).flatten(0, 1), ids.flatten()).backward()
 

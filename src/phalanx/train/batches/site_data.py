@@ -7,26 +7,15 @@ from phalanx.data import Batch, BatchLoader, Corpus, prepare
 from phalanx.data.loader import HeldOut
 from phalanx.data.sources import SourceConfig
 from phalanx.errors import ConfigError
-from phalanx.federated.config import FederatedConfig
 from phalanx.federated.site_trainer import SiteData, WholeModel
 from phalanx.models import ModelSource
 from phalanx.models.layout import check_vocabulary
 from phalanx.train.batches.labelled import LabelledTexts, prepare_labelled
 from phalanx.train.config import RunConfig
+from phalanx.train.federated_faults import section_of
 
 _HELD_OUT_ROWS = 8
 """At once."""
-
-
-def section_of(run: RunConfig) -> FederatedConfig:
-    """The section ``[federated]`` of a run that has one.
-
-    Raises:
-        ConfigError: It has none.
-    """
-    if run.federated is None:
-        raise ConfigError("federated: the run file has no such section")
-    return run.federated
 
 
 def whole_model(run: RunConfig, source: ModelSource, num_classes: int) -> WholeModel:

@@ -41,7 +41,10 @@ def run_site(file: SiteFile, run: RunConfig, identity: Identity, say: Say) -> No
     keep_freed_memory()
     make_private_directory(file.own)
     with deterministic(run.train.threads), interruptible():
-        terms = terms_of(run, identity, Path(file.certificates))
+        terms = terms_of(run, identity, Path(file.certificates), file.keys)
+        if file.socket is not None:
+            for name, peer in terms.roster.items():
+                say(f"message key of {name}: {peer.public_key.hex()}{_standing(name, file, identity)}")
         site, session = _site(file, run, identity, terms), session_prefix(run)
         if file.socket is not None:
             serve_bridge(
@@ -50,6 +53,12 @@ def run_site(file: SiteFile, run: RunConfig, identity: Identity, say: Say) -> No
         elif file.owner is not None:
             call = OwnerCall(identity, terms.owner, file.owner, session, file.transport, file.join_timeout_s)
             serve_owner(call, site.answer, say)
+
+
+def _standing(name: str, file: SiteFile, identity: Identity) -> str:
+    if name == identity.name:
+        return " (this site)"
+    return " (as in keys)" if name in file.keys else " (by the authority's word; ask the site, and name it in keys)"
 
 
 def _site(file: SiteFile, run: RunConfig, identity: Identity, terms: RunTerms) -> Site:

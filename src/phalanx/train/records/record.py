@@ -235,4 +235,13 @@ class RunRecorder:
     def _reading(self, result: StepResult, rate: float, validation: ValidationResult | None) -> StepReading:
         if validation is not None and isinstance(validation.own, Scores | PreferenceScores):
             self._accuracy = validation.own.accuracy
-        return StepReading(result.loss, rate, self.totals.audits, self.totals.alarms, self._accuracy)
+        is_untold = result.num_targets == 0 and math.isnan(result.loss)
+        return StepReading(
+            result.loss,
+            rate,
+            self.totals.audits,
+            self.totals.alarms,
+            self._accuracy,
+            update_norm=result.gradient_norm if is_untold else None,
+            epsilon=self.figures.get("epsilon"),
+        )

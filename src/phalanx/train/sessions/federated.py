@@ -21,9 +21,10 @@ from phalanx.telemetry import MetricsFile
 from phalanx.train.batches.private import round_budget
 from phalanx.train.batches.remote_turns import RemoteTurns
 from phalanx.train.batches.scores import describe_texts
-from phalanx.train.batches.site_data import SharedTexts, section_of, whole_model
+from phalanx.train.batches.site_data import SharedTexts, whole_model
 from phalanx.train.config import RunConfig
 from phalanx.train.engines.federated_engine import FederatedEngine
+from phalanx.train.federated_faults import section_of
 from phalanx.train.saving.savepoint import Savepoint
 from phalanx.train.saving.saver import PlainSaver
 from phalanx.train.sessions.context import SessionContext

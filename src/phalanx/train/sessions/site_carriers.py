@@ -10,7 +10,7 @@ from phalanx.federated.carriers.carrier import Carrier
 from phalanx.federated.carriers.loopback import LoopbackCarrier
 from phalanx.federated.rounds.terms import RunTerms
 from phalanx.security.crypto import RevokedParties
-from phalanx.train.batches.site_data import section_of
+from phalanx.train.federated_faults import section_of
 from phalanx.train.sessions.context import SessionContext
 from phalanx.train.sessions.site_file import SiteFile, session_prefix
 from phalanx.train.sessions.site_processes import LocalSites, new_session

@@ -1,5 +1,6 @@
 """The file of a site of federated rounds: the run that it agrees to, its own keys, and where the owner is."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -12,9 +13,11 @@ from phalanx.errors import CertificateError, ConfigError
 from phalanx.federated.config import OWNER
 from phalanx.federated.rounds.terms import RunTerms
 from phalanx.security.crypto import Identity, Peer, load_identity, peer_from_certificate
-from phalanx.train.batches.site_data import section_of
 from phalanx.train.config import RunConfig, load_run
+from phalanx.train.federated_faults import section_of
 from phalanx.transport import TransportConfig
+
+MessageKey = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class SiteFile(StrictModel):
@@ -26,6 +29,8 @@ class SiteFile(StrictModel):
     """Directory with its keys and certificate, as `phalanx pki request` makes it."""
     certificates: str
     """Directory with NAME/certificate.pem of the owner and of every site, as the owner's pki directory has them."""
+    keys: dict[str, MessageKey] = Field(default={}, max_length=1000)
+    """Message keys by name, as the other sites have told them and not the owner: all other sites are named then."""
     owner: str | None = None
     """`host:port` of an owner that the site calls: only in files that an owner writes for its own processes."""
     socket: str | None = None
@@ -62,7 +67,7 @@ def read_site(path: Path) -> tuple[SiteFile, RunConfig, Identity]:
     """Read a site's file, its run file and its keys.
 
     Raises:
-        ConfigError: A file is wrong, or the run does not name this site.
+        ConfigError: A file is wrong, the run does not name this site, or has one that `keys` does not name.
         CertificateError: The identity is unusable.
     """
     file = load_config(path, SiteFile)
@@ -83,7 +88,23 @@ def read_site(path: Path) -> tuple[SiteFile, RunConfig, Identity]:
             f"{path}: sources go with a run that has data.sources, and a tokenizer that all sites have; "
             f'{file.run} has data.tokenizer.kind = "{run.data.tokenizer.kind}"'
         )
+    _check_names(path, file, identity.name, section.sites)
     return file, run, identity
+
+
+def _check_names(path: Path, file: SiteFile, own: str, sites: tuple[str, ...]) -> None:
+    """Refuse a run with sites that the authority alone vouches for, if others are pinned."""
+    if not file.keys:
+        return
+    if unpinned := [site for site in sites if site != own and site not in file.keys]:
+        raise ConfigError(
+            f"{path}: keys has none of {', '.join(unpinned)}, and {file.run} has them as sites; ask each for its "
+            "message key, not the owner, or take no part: sites that the owner has made up hide nothing in a sum"
+        )
+    if strangers := sorted(set(file.keys) - {OWNER, *sites}):
+        raise ConfigError(
+            f"{path}: keys has {', '.join(strangers)}, which {file.run} does not name; its sites are {', '.join(sites)}"
+        )
 
 
 def session_prefix(run: RunConfig) -> str:
@@ -91,22 +112,36 @@ def session_prefix(run: RunConfig) -> str:
     return f"{digest(run)[:32]}-"
 
 
-def terms_of(run: RunConfig, identity: Identity, certificates: Path) -> RunTerms:
+def terms_of(
+    run: RunConfig, identity: Identity, certificates: Path, pinned: Mapping[str, str] | None = None
+) -> RunTerms:
     """Return the facts of a run, with parties that its authority has certified.
 
     Args:
         run: With ``[federated]``.
         identity: Has the authority's certificate.
         certificates: Directory with those of all parties, as `SiteFile` says.
+        pinned: Message keys by name, hex, that certificates must have; of the other parties the authority is believed.
 
     Raises:
         ConfigError: The run has no rounds, or a certificate is missing.
-        CertificateError: A certificate is not of the authority, or of another party than its directory says.
+        CertificateError: A certificate is not of the authority, of another party than its directory says, or has
+            another key than is pinned.
     """
     section = section_of(run)
     found = {name: _certified(name, certificates, identity) for name in (OWNER, *section.sites)}
+    for name, key in (pinned or {}).items():
+        _check_key(found[name], key, str(certificates / name / "certificate.pem"))
     owner = found.pop(OWNER)
     return RunTerms(digest(run)[:32], digest(run), section, run.train.seed, owner, found, run.train.steps)
+
+
+def _check_key(peer: Peer, key: str, where: str) -> None:
+    if (found := peer.public_key.hex()) != key:
+        raise CertificateError(
+            f"{where}: certifies the message key {found}, and keys has {key} for {peer.name!r}; ask {peer.name!r} "
+            "which one is its own: who issues certificates can put another in its place, and read what it was to hide"
+        ).about(code="PHX-V014", file=where, found=found, expected=key, do=f"ask {peer.name!r} which one is its own")
 
 
 def _certified(name: str, certificates: Path, identity: Identity) -> Peer:

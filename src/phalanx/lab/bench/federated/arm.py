@@ -21,8 +21,9 @@ from phalanx.federated.site_trainer import SiteSchedule, SiteTrainer
 from phalanx.lab.bench.federated.plan import FederatedSpec, RoundsReport, RoundsRequest, SiteLine
 from phalanx.models import open_model
 from phalanx.pipeline import keep_freed_memory
-from phalanx.train.batches.site_data import SharedTexts, section_of, whole_model
+from phalanx.train.batches.site_data import SharedTexts, whole_model
 from phalanx.train.config import RunConfig
+from phalanx.train.federated_faults import section_of
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.sessions.site_file import SiteFile, session_prefix, terms_of
 from phalanx.train.sessions.site_processes import LocalSites, new_session

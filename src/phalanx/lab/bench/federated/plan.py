@@ -15,7 +15,8 @@ from phalanx.federated.config import FederatedConfig
 from phalanx.models import LoraConfig, ModelConfig, open_model
 from phalanx.optimizers import OptimizerConfig
 from phalanx.train import RunConfig, TrainConfig
-from phalanx.train.batches.site_data import SharedTexts, section_of, whole_model
+from phalanx.train.batches.site_data import SharedTexts, whole_model
+from phalanx.train.federated_faults import section_of
 
 SITES = ("north", "south", "east")
 TARGETS = ("q_proj", "v_proj")
