@@ -20,7 +20,7 @@ class Encoding(StrEnum):
 
 def pack(
     report: Annotated[Path, typer.Argument(metavar="REPORT", help="What the vendor's tool wrote.")],
-    kind: Annotated[str, typer.Option(help="snp, tdx, sgx, nitro, tpm, nv-gpu.")],
+    kind: Annotated[str, typer.Option(help="snp, tdx, sgx, nitro, tpm, nv-gpu, az-snp-vtpm.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="The envelope.")],
     add: Annotated[list[str] | None, typer.Option(metavar="NAME=FILE", help="An endorsement; may be repeated.")] = None,
     encoding: Annotated[Encoding, typer.Option(help="Of REPORT.")] = Encoding.RAW,

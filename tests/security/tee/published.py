@@ -1,13 +1,17 @@
 """The published evidence, each piece with a policy that it must pass and a clock of its time."""
 
+import base64
+import json
 import os
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from phalanx.config import canonical_json
 from phalanx.security.tee import BACKENDS, AppraisalResult, Evidence, Expected, Policy, RawReportData, appraise
 from phalanx.security.tee.amd.snp import SnpReference
 from phalanx.security.tee.aws.nitro import NitroReference
+from phalanx.security.tee.azure.vtpm import AzSnpVtpmReference
 from phalanx.security.tee.intel.sgx import SgxReference
 from phalanx.security.tee.intel.tdx import TdxReference
 from phalanx.security.tee.nvidia.gpu import NvGpuReference
@@ -108,4 +112,32 @@ def nv_gpu() -> Case:
     return Case(evidence, Policy({"nv-gpu": reference}), RawReportData(data[4:36]), moment("2025-01-01"))
 
 
-PUBLISHED = {"snp": snp, "tdx": tdx, "sgx": sgx, "nitro": nitro, "nv-gpu": nv_gpu}
+def az_snp_vtpm() -> Case:
+    sample = json.loads(read("azure/evidence-v2.json"))
+    message, signature = (bytes.fromhex(sample["tpm_quote"][one]) for one in ("message", "signature"))
+    data = len(message).to_bytes(2, "big") + message
+    data += bytes.fromhex("0014000b") + len(signature).to_bytes(2, "big") + signature
+    pcrs = {str(index): value for index, value in enumerate(sample["tpm_quote"]["pcrs"])}
+    parts = {
+        "hcl_report": base64.urlsafe_b64decode(sample["hcl_report"]),
+        "pcrs": canonical_json({"sha256": pcrs}),
+        "vcek": base64.urlsafe_b64decode(sample["vcek"]),
+        "chain": read("snp/cert_chain_milan"),
+    }
+    evidence = Evidence("az-snp-vtpm", data, parts)
+    reference = AzSnpVtpmReference(
+        measurements=measured(evidence, "launch", "sha256.4", "sha256.7"),
+        min_tcb={"bootloader": 4, "tee": 0, "snp": 24, "microcode": 219},
+    )
+    nonce = message[44:92]
+    return Case(evidence, Policy({"az-snp-vtpm": reference}), RawReportData(nonce), moment("2025-06-20"))
+
+
+PUBLISHED = {
+    "snp": snp,
+    "tdx": tdx,
+    "sgx": sgx,
+    "nitro": nitro,
+    "nv-gpu": nv_gpu,
+    "az-snp-vtpm": az_snp_vtpm,
+}

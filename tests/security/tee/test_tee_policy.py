@@ -132,6 +132,7 @@ def test_the_packaged_roots_are_those_that_the_vendors_publish():
 
     assert fingerprints == {
         "snp": ["69d063b45344d26a"],
+        "az-snp-vtpm": ["69d063b45344d26a"],
         "tdx": ["44a0196b2b99f889"],
         "sgx": ["44a0196b2b99f889"],
         "nitro": ["641a0321a3e244ef"],

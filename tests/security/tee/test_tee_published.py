@@ -88,12 +88,13 @@ def test_evidence_without_a_binding_never_stands_for_one(kind, binding):
 @pytest.mark.parametrize("kind", KINDS)
 def test_another_measurement_is_refused(kind):
     case = PUBLISHED[kind]()
-    name, (value,) = next(iter(case.policy.references[kind].measurements.items()))
+    known = case.policy.references[kind].measurements
+    name, (value,) = next(iter(known.items()))
     other = f"{int(value[:2], 16) ^ 1:02x}{value[2:]}"
 
-    assert refusal(case.with_reference(measurements={name: (other,)}).appraise) == "wrong_measurement"
-    assert refusal(case.with_reference(measurements={"absent": (value,)}).appraise) == ("wrong_measurement")
-    assert case.with_reference(measurements={name: (other, value)}).appraise()
+    assert refusal(case.with_reference(measurements={**known, name: (other,)}).appraise) == "wrong_measurement"
+    assert refusal(case.with_reference(measurements={**known, "absent": (value,)}).appraise) == ("wrong_measurement")
+    assert case.with_reference(measurements={**known, name: (other, value)}).appraise()
 
 
 @pytest.mark.parametrize("kind", KINDS)

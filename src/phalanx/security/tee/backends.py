@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from phalanx.errors import RefusedEvidenceError
 from phalanx.security.tee.amd.snp import SNP
 from phalanx.security.tee.aws.nitro import NITRO
+from phalanx.security.tee.azure.vtpm import AZ_SNP_VTPM
 from phalanx.security.tee.claims import Backend
 from phalanx.security.tee.evidence import Evidence
 from phalanx.security.tee.intel.sgx import SGX
@@ -21,15 +22,14 @@ BACKENDS: Mapping[str, Backend] = {
     "nitro": NITRO,
     "tpm": TPM,
     "nv-gpu": NV_GPU,
+    "az-snp-vtpm": AZ_SNP_VTPM,
     "sim": SIM,
 }
 
-_OF_AZURE = (
-    "is of a confidential VM of Azure, whose hardware report holds the hash of its vTPM's keys and no nonce of ours; "
-    "no kind joins the two yet, and either half alone proves nothing of this session: take a machine whose report "
-    "takes user data"
-)
-_UNSUPPORTED = {"az-snp-vtpm": _OF_AZURE, "az-tdx-vtpm": _OF_AZURE}
+_UNSUPPORTED = {
+    "az-tdx-vtpm": "is of a confidential VM of Azure with TDX, whose hardware report holds the hash of its vTPM's "
+    "keys and no nonce of ours; either half alone proves nothing of this session: take one with SEV-SNP (az-snp-vtpm)"
+}
 """Kinds that others appraise, with the reason why nothing here does."""
 
 

@@ -10,6 +10,7 @@ from phalanx.config import StrictModel, digest, load_config
 from phalanx.errors import ConfigError, RefusedEvidenceError
 from phalanx.security.tee.amd.snp import SnpReference
 from phalanx.security.tee.aws.nitro import NitroReference
+from phalanx.security.tee.azure.vtpm import AzSnpVtpmReference
 from phalanx.security.tee.backends import BACKENDS
 from phalanx.security.tee.binding import Binding, Expected, RawReportData
 from phalanx.security.tee.claims import Reference
@@ -72,6 +73,7 @@ class PolicyConfig(StrictModel):
         nitro: AWS Nitro Enclaves.
         tpm: TPM 2.0.
         nv_gpu: NVIDIA GPUs in confidential mode.
+        az_snp_vtpm: Azure's confidential VMs with SEV-SNP.
         sim: The simulation; NOT SECURE.
     """
 
@@ -85,6 +87,7 @@ class PolicyConfig(StrictModel):
     nitro: NitroReference | None = None
     tpm: TpmReference | None = None
     nv_gpu: NvGpuReference | None = None
+    az_snp_vtpm: AzSnpVtpmReference | None = None
     sim: SimReference | None = None
 
 

@@ -14,5 +14,6 @@ TIERS: Mapping[str, str] = {
     "sgx": f"sgx: memory is secret from the host (Intel SGX under Gramine); {_UNTESTED}",
     "nitro": f"nitro: memory is secret from the parent instance (AWS Nitro Enclaves), not from AWS; {_UNTESTED}",
     "nv-gpu": f"nv-gpu: the GPU's memory is secret from the host, beside a CPU's evidence only; {_UNTESTED}",
+    "az-snp-vtpm": f"az-snp-vtpm: memory is secret from the host (SEV-SNP), its vTPM is Microsoft's; {_UNTESTED}",
 }
 """By kind of evidence; `process` gives none."""

@@ -40,11 +40,8 @@ def appraise_tpm(evidence: Evidence, reference: Reference, trust: Trust) -> Clai
     if not isinstance(reference, TpmReference):
         raise TypeError("appraise_tpm: expected TpmReference")
     evidence.check_names({"ak", "ak_key", "pcrs", "ak_certificate", "ek_certificate", "chain"})
-    signed, quote, signature = structures.parse_quote_and_signature(evidence.data)
     ak = trusted_ak(evidence, reference, trust)
-    _check_signature(ak.key, signature, signed)
-    values = _pcr_values(evidence, quote)
-    _check_digest(quote, signature.hash, values)
+    quote, values = check_quote(evidence, ak.key)
     weak = sorted(name for name in reference.measurements if name.startswith("sha1."))
     if weak and not reference.accept_sha1_bank:
         raise RefusedEvidenceError(
@@ -60,6 +57,22 @@ def appraise_tpm(evidence: Evidence, reference: Reference, trust: Trust) -> Clai
         device=ak.name,
         notes=("a TPM keeps no memory secret from the host of its machine", *ak.notes),
     )
+
+
+def check_quote(evidence: Evidence, key: PublicKey) -> tuple[TpmQuote, dict[str, str]]:
+    """Check that the key signed the quote, and that the PCR values sent along are those of the quote.
+
+    Returns:
+        The quote, and the values by ``BANK.NUMBER``.
+
+    Raises:
+        RefusedEvidenceError: Malformed, signed by another key, or of other values.
+    """
+    signed, quote, signature = structures.parse_quote_and_signature(evidence.data)
+    _check_signature(key, signature, signed)
+    values = _pcr_values(evidence, quote)
+    _check_digest(quote, signature.hash, values)
+    return quote, values
 
 
 def inspect_tpm(evidence: Evidence) -> Mapping[str, str]:
