@@ -16,12 +16,14 @@ from phalanx.config import digest
 from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
 from phalanx.lab.bench.parallel.resident import added_at_peak, forget_peak, give_back_freed_memory, resident
 from phalanx.models import ModelConfig, StageSpec, build_stage, open_model
+from phalanx.models.master_weights import keep_masters
 from phalanx.objectives import causal_lm
 from phalanx.telemetry import read_metrics
 from phalanx.train import load_run
 
 FILE = Path("examples/qlora.toml")
-ARMS = {"lora": None, "int8": "int8", "nf4": "nf4"}
+ARMS = {"lora": None, "lora_bf16": None, "int8": "int8", "nf4": "nf4"}
+"""What the frozen matrices are kept in; without it float32, or bf16 with float32 masters of the adapter."""
 STEPS = 2
 _TOKENS = (2, 96)
 
@@ -39,6 +41,9 @@ def measure(arm: str, run_dir: str) -> dict[str, int]:
     before = resident()
     spec = StageSpec(0, 1, 0, source.num_layers)
     stage = build_stage(source, spec, adapter=config.adapter, activation_checkpointing=False, attention="sdpa", seed=1)
+    if arm == "lora_bf16":
+        keep_masters(stage)
+        give_back_freed_memory()
     built = resident().anonymous - before.anonymous
     forget_peak()
     optimizer = torch.optim.AdamW(stage.trainable().values())
@@ -49,7 +54,9 @@ def measure(arm: str, run_dir: str) -> dict[str, int]:
         causal_lm(logits.float(), ids)[0].backward()
         optimizer.step()
         optimizer.zero_grad()
-    weights = sum(value.numel() * value.element_size() for value in stage.all_parameters().values())
+    # of bf16 both are held: the weights, and the masters of those that are trained
+    held = [*stage.all_parameters().values(), *stage.computing.values()]
+    weights = sum(value.numel() * value.element_size() for value in held)
     return {"weights_bytes": weights, "built_bytes": built, "peak_bytes": added_at_peak(before)}
 
 
