@@ -14,6 +14,8 @@ RUN := runs/quickstart
 # one thread per process: stages are processes, and equal thread counts make recomputation bit-equal
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
+# compiled once: else every test worker and every process of a run compiles all that it imports anew
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: release release-try site help install demo test test-slow lint format bench clean
