@@ -1,13 +1,14 @@
 """What holds for every test: no outside network, one torch thread, checked tensor shapes."""
 
 import atexit
+import gc
 import ipaddress
 import os
 import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
@@ -53,6 +54,17 @@ def _refuse_outside(family: int, address: Any) -> None:
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     """Name bytes by their argument: gzip writes the time into them, and two test workers must agree on every name."""
     return argname if isinstance(val, bytes) else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Leave modules and tests, which live to the end, out of every search for garbage: each looked at a million."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
