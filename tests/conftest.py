@@ -9,10 +9,13 @@ import socket
 import sys
 import tempfile
 from collections.abc import Generator, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from jaxtyping import install_import_hook
+
+if TYPE_CHECKING:
+    from forked_commands import ForkedCommands
 
 # before anything imports torch, transformers or grpc; child processes inherit it
 os.environ.update({"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"})
@@ -84,6 +87,16 @@ def only_loopback() -> Iterator[None]:
         patch.setattr(socket.socket, "connect", guarded_connect)
         patch.setattr(socket.socket, "connect_ex", guarded_connect_ex)
         yield
+
+
+@pytest.fixture(scope="session")
+def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator["ForkedCommands"]:
+    """One server of this session, from which commands, workers and ranks are forked with all imports done."""
+    from forked_commands import ForkedCommands
+
+    commands = ForkedCommands(tmp_path_factory.mktemp("forked_commands"))
+    yield commands
+    commands.close()
 
 
 @pytest.fixture(autouse=True)

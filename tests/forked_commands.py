@@ -8,8 +8,10 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -25,6 +27,20 @@ _MODULES = (
     "phalanx.train.sessions.split",
     "transformers.models.gpt2.modeling_gpt2",
 )
+_NO_MORE: Mapping[str, str] = MappingProxyType({})
+
+
+class _Server(ForkServer):
+    """A fork server that several threads listen to, as those of `LocalRanks` do."""
+
+    def __init__(self, server: ForkServer) -> None:
+        self.__dict__ = server.__dict__
+        self._listening = threading.Lock()
+
+    def listen(self, timeout_s: float) -> None:
+        """As `ForkServer.listen`, in short turns."""
+        with self._listening:
+            super().listen(min(timeout_s, 0.05))
 
 
 class ForkedCommand:
@@ -46,6 +62,9 @@ class ForkedCommand:
     def wait(self, timeout: float) -> int:
         return self._worker.wait(timeout)
 
+    def kill(self) -> None:
+        self._worker.kill()
+
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
             os.kill(self.pid, number)
@@ -62,16 +81,21 @@ class ForkedCommands:
         self._numbers = itertools.count()
         self._server: ForkServer | None = None
 
-    def start(self, module: str, arguments: Sequence[str], output: Path) -> ForkedCommand:
-        """Start one command with the environment of this process; it is a group of its own."""
-        worker = self.start_worker(module, arguments, output)
+    def start(
+        self, module: str, arguments: Sequence[str], output: Path, environment: Mapping[str, str] = _NO_MORE
+    ) -> ForkedCommand:
+        """Start one command with the environment of this process, and more of it; it is a group of its own."""
+        worker = self.start_worker(module, arguments, output, environment)
         return ForkedCommand(self._opened(), worker)
 
-    def start_worker(self, module: str, arguments: Sequence[str], output: Path) -> ForkedWorker:
+    def start_worker(
+        self, module: str, arguments: Sequence[str], output: Path, environment: Mapping[str, str] = _NO_MORE
+    ) -> ForkedWorker:
         """Start one command without waiting until it runs."""
         name = f"command-{next(self._numbers)}"
         request = self._directory / f"{name}.json"
-        request.write_text(json.dumps([module, list(arguments), dict(os.environ), str(Path.cwd())]))
+        known = {**os.environ, **environment}
+        request.write_text(json.dumps([module, list(arguments), known, str(Path.cwd())]))
         return self._opened().start(name, request, output)
 
     def _opened(self) -> ForkServer:
@@ -81,7 +105,7 @@ class ForkedCommands:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
                 log = self._directory / "forked_commands.log"
-                self._server = start_fork_server(("forked_commands",), log, 1, _MODULES)
+                self._server = _Server(start_fork_server(("forked_commands",), log, 1, _MODULES))
         return self._server
 
     def close(self) -> None:
