@@ -16,9 +16,10 @@ from types import MappingProxyType
 import pytest
 
 from phalanx.pipeline.processes.fork_server import await_request
-from phalanx.pipeline.processes.fork_server_client import ForkedWorker, ForkServer, start_fork_server
+from phalanx.pipeline.processes.fork_server_client import ForkedWorker, ForkServer, fork_here, start_fork_server
 
 _MODULES = (
+    "forked_workers",
     "phalanx.cli.app",
     "phalanx.lab.attacks.worker",
     "phalanx.report",
@@ -76,10 +77,10 @@ class ForkedCommand:
 class ForkedCommands:
     """Starts commands of the modules ``phalanx`` and ``phalanx.lab.attacks.worker`` without their imports."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, server: ForkServer | None = None) -> None:
         self._directory = directory
         self._numbers = itertools.count()
-        self._server: ForkServer | None = None
+        self._server = server
 
     def start(
         self, module: str, arguments: Sequence[str], output: Path, environment: Mapping[str, str] = _NO_MORE
@@ -119,12 +120,26 @@ def _serve(request: Path) -> int:
     os.environ.update(environment)
     os.chdir(directory)
     if module == "phalanx":
-        from phalanx.cli import run
-
-        return run(arguments)
+        return _run(request, arguments)
     from phalanx.lab.attacks.worker import main
 
+    # the name that forked workers have, by which tests find them
+    Path("/proc/self/comm").write_text(Path(arguments[-1]).stem)
     return main(arguments)
+
+
+def _run(request: Path, arguments: Sequence[str]) -> int:
+    """Run a command; its attackers are forked from this process as it is now."""
+    from forked_workers import forked_workers
+    from phalanx.cli import run
+
+    server = fork_here(("forked_commands",), 1, _serve) if any("attack." in word for word in arguments) else None
+    if server is None:
+        return run(arguments)
+    directory = request.with_suffix("")
+    directory.mkdir()
+    with forked_workers(ForkedCommands(directory, server)):
+        return run(arguments)
 
 
 if __name__ == "__main__":
