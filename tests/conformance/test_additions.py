@@ -26,7 +26,7 @@ from phalanx.optimizers import OptimizerConfig
 from phalanx.parallel import ParallelConfig, RankRecipe
 from phalanx.parallel.control.rank_trainer import check_objective
 from phalanx.parallel.data.update import torch_optimizer
-from phalanx.parallel.tensor.shared_layers import plan_of
+from phalanx.parallel.tensor.tensor_plans import plan_of
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
 from phalanx.planner import Layout, Recipe, shape_of, why_not
 from phalanx.planner.cost.memory import in_flight

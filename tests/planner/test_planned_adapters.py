@@ -6,7 +6,7 @@ import pytest
 
 from phalanx.errors import ConfigError
 from phalanx.models.families import FAMILIES
-from phalanx.parallel.tensor.shared_layers import plan_of
+from phalanx.parallel.tensor.tensor_plans import plan_of
 from phalanx.planner import Layout, ModelShape, nearest, shape_of, why_not
 from phalanx.planner.cluster.catalog import known_clusters, known_models
 from phalanx.planner.cluster.collectives import all_reduce

@@ -8,7 +8,7 @@ from phalanx.errors import ConfigError
 from phalanx.models import AttentionKind
 from phalanx.parallel.config import SHARED_GRADIENTS, ParallelConfig
 from phalanx.parallel.model.compiled import why_no_compiler
-from phalanx.parallel.tensor.shared_layers import plan_of
+from phalanx.parallel.tensor.tensor_plans import plan_of
 from phalanx.planner import Recipe, nearest, shape_of, why_not
 from phalanx.planner.model.families import FAMILIES
 from phalanx.planner.model.optimizers import OPTIMIZERS

@@ -22,7 +22,7 @@ from phalanx.models import StageModule
 from phalanx.parallel.config import ParallelConfig
 from phalanx.parallel.context.attention_block import Heads, attend, gradients, join
 from phalanx.parallel.groups.collectives import Group
-from phalanx.parallel.tensor.shared_layers import plan_of
+from phalanx.parallel.tensor.tensor_plans import plan_of
 
 _NAME = "phalanx_ring"
 _GROUP = "phalanx_context"

@@ -16,7 +16,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from phalanx.models import StageModule
 from phalanx.parallel.groups.collectives import Group, swap
-from phalanx.parallel.tensor.shared_layers import plan_of
+from phalanx.parallel.tensor.tensor_plans import plan_of
 from phalanx.planner.model.families import FAMILIES
 
 _NAME = "phalanx_ulysses"

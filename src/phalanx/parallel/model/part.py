@@ -16,8 +16,8 @@ from phalanx.parallel.groups.collectives import enter, gather_copies, gather_par
 from phalanx.parallel.groups.mesh import Domain
 from phalanx.parallel.model.compiled import compile_blocks
 from phalanx.parallel.model.recompute import recomputing
-from phalanx.parallel.tensor.shared_layers import shared_causal_lm
 from phalanx.parallel.tensor.tensor_parallel import TensorCut, cut_stage
+from phalanx.parallel.tensor.vocabulary import shared_causal_lm
 
 _SEQUENCE = 1
 _FULL = "full_attention"

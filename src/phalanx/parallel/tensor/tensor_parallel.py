@@ -10,14 +10,8 @@ from torch import Tensor, nn
 from phalanx.models import StageModule
 from phalanx.models.stage import MAGNITUDE, PREFIX
 from phalanx.parallel.groups.collectives import Group
-from phalanx.parallel.tensor.shared_layers import (
-    BlockPlan,
-    RowEmbedding,
-    RowLinear,
-    entry_hook,
-    local_parameter,
-    plan_of,
-)
+from phalanx.parallel.tensor.shared_layers import RowEmbedding, RowLinear, entry_hook, local_parameter
+from phalanx.parallel.tensor.tensor_plans import BlockPlan, plan_of
 
 
 @dataclass(frozen=True)
