@@ -2,11 +2,10 @@
 
 ``python benchmarks/first_step.py OUT.json [--rounds 3]``
 
-The way of `docs/tutorials/three_machines.md`, on one machine: an owner that has run `phalanx init` and `phalanx invite`,
-and two volunteers that each run one line, `phalanx join TOKEN`. The clock starts as the tokens are used; it is read
-when both hold their certificates, whereupon the owner runs `phalanx train`, and at the end of the first step. Seconds
-of wall time. What is installed, and the owner's wait for its volunteers to type, are not in it.
-"""
+The way of `docs/tutorials/three_machines.md`, on one machine: an owner that has run `phalanx init` and
+`phalanx invite`, and two volunteers that each run one line, `phalanx join TOKEN`. The clock starts as the tokens are
+used; it is read when both hold their certificates, whereupon the owner runs `phalanx train`, and at the end of the
+first step. Seconds of wall time. What is installed, and the wait for people to type, are not in it.
 
 import argparse
 import json
