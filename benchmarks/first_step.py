@@ -6,6 +6,7 @@ The way of `docs/tutorials/three_machines.md`, on one machine: an owner that has
 `phalanx invite`, and two volunteers that each run one line, `phalanx join TOKEN`. The clock starts as the tokens are
 used; it is read when both hold their certificates, whereupon the owner runs `phalanx train`, and at the end of the
 first step. Seconds of wall time. What is installed, and the wait for people to type, are not in it.
+"""
 
 import argparse
 import json
