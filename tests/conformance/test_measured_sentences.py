@@ -192,6 +192,11 @@ def tpm_path(result: Result) -> Sequence[object]:
     return [*(whole[key] for key in ("median_ms", "lowest_ms", "p99_ms", "median_cpu_ms")), *parts]
 
 
+def first_step(result: Result) -> Sequence[object]:
+    steps, certified = ([row[key] for row in result["rows"]] for key in ("first_step_s", "certified_s"))
+    return [result["load"], min(steps), max(steps), result["median_s"], min(certified), max(certified)]
+
+
 def in_one_chunk(result: Result) -> Sequence[object]:
     whole = [row for row in result["rows"] if row["chunk_mib"] == row["tensor_mib"]]
     assert [row["tensor_mib"] for row in whole] == [1, 2, 4, 8]
@@ -313,6 +318,13 @@ FIGURES = (
         "the whole path {:.1f} ms (median; lowest {:.1f}, 99 in 100 within {:.1f}, CPU time of this process {:.1f}), "
         "quote {:.1f}, unseal {:.1f}, counter {:.1f}",
         tpm_path,
+    ),
+    Figures(
+        "docs/benchmarks.md",
+        "first-step-cpu-2cores-busy.json",
+        "with a load of {:.1f} on two cores, {:.1f} to {:.1f} s from token to step (median {:.1f}), of which {:.1f} to "
+        "{:.1f} s until both were certified",
+        first_step,
     ),
     Figures(
         "docs/sealed_split.md",
