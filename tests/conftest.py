@@ -1,17 +1,21 @@
 """What holds for every test: no outside network, one torch thread, checked tensor shapes."""
 
 import atexit
+import gc
 import ipaddress
 import os
 import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from jaxtyping import install_import_hook
+
+if TYPE_CHECKING:
+    from forked_commands import ForkedCommands
 
 # before anything imports torch, transformers or grpc; child processes inherit it
 os.environ.update({"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"})
@@ -55,6 +59,17 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     return argname if isinstance(val, bytes) else None
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Leave modules and tests, which live to the end, out of every search for garbage: each looked at a million."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def only_loopback() -> Iterator[None]:
     """Refuse every connection of this process that leaves the machine."""
@@ -72,6 +87,16 @@ def only_loopback() -> Iterator[None]:
         patch.setattr(socket.socket, "connect", guarded_connect)
         patch.setattr(socket.socket, "connect_ex", guarded_connect_ex)
         yield
+
+
+@pytest.fixture(scope="session")
+def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator["ForkedCommands"]:
+    """One server of this session, from which commands, workers and ranks are forked with all imports done."""
+    from forked_commands import ForkedCommands
+
+    commands = ForkedCommands(tmp_path_factory.mktemp("forked_commands"))
+    yield commands
+    commands.close()
 
 
 @pytest.fixture(autouse=True)

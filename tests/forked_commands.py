@@ -8,15 +8,18 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
 from phalanx.pipeline.processes.fork_server import await_request
-from phalanx.pipeline.processes.fork_server_client import ForkedWorker, ForkServer, start_fork_server
+from phalanx.pipeline.processes.fork_server_client import ForkedWorker, ForkServer, fork_here, start_fork_server
 
 _MODULES = (
+    "forked_workers",
     "phalanx.cli.app",
     "phalanx.lab.attacks.worker",
     "phalanx.report",
@@ -25,6 +28,20 @@ _MODULES = (
     "phalanx.train.sessions.split",
     "transformers.models.gpt2.modeling_gpt2",
 )
+_NO_MORE: Mapping[str, str] = MappingProxyType({})
+
+
+class _Server(ForkServer):
+    """A fork server that several threads listen to, as those of `LocalRanks` do."""
+
+    def __init__(self, server: ForkServer) -> None:
+        self.__dict__ = server.__dict__
+        self._listening = threading.Lock()
+
+    def listen(self, timeout_s: float) -> None:
+        """As `ForkServer.listen`, in short turns."""
+        with self._listening:
+            super().listen(min(timeout_s, 0.05))
 
 
 class ForkedCommand:
@@ -46,6 +63,9 @@ class ForkedCommand:
     def wait(self, timeout: float) -> int:
         return self._worker.wait(timeout)
 
+    def kill(self) -> None:
+        self._worker.kill()
+
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
             os.kill(self.pid, number)
@@ -57,21 +77,26 @@ class ForkedCommand:
 class ForkedCommands:
     """Starts commands of the modules ``phalanx`` and ``phalanx.lab.attacks.worker`` without their imports."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, server: ForkServer | None = None) -> None:
         self._directory = directory
         self._numbers = itertools.count()
-        self._server: ForkServer | None = None
+        self._server = server
 
-    def start(self, module: str, arguments: Sequence[str], output: Path) -> ForkedCommand:
-        """Start one command with the environment of this process; it is a group of its own."""
-        worker = self.start_worker(module, arguments, output)
+    def start(
+        self, module: str, arguments: Sequence[str], output: Path, environment: Mapping[str, str] = _NO_MORE
+    ) -> ForkedCommand:
+        """Start one command with the environment of this process, and more of it; it is a group of its own."""
+        worker = self.start_worker(module, arguments, output, environment)
         return ForkedCommand(self._opened(), worker)
 
-    def start_worker(self, module: str, arguments: Sequence[str], output: Path) -> ForkedWorker:
+    def start_worker(
+        self, module: str, arguments: Sequence[str], output: Path, environment: Mapping[str, str] = _NO_MORE
+    ) -> ForkedWorker:
         """Start one command without waiting until it runs."""
         name = f"command-{next(self._numbers)}"
         request = self._directory / f"{name}.json"
-        request.write_text(json.dumps([module, list(arguments), dict(os.environ), str(Path.cwd())]))
+        known = {**os.environ, **environment}
+        request.write_text(json.dumps([module, list(arguments), known, str(Path.cwd())]))
         return self._opened().start(name, request, output)
 
     def _opened(self) -> ForkServer:
@@ -81,7 +106,7 @@ class ForkedCommands:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
                 log = self._directory / "forked_commands.log"
-                self._server = start_fork_server(("forked_commands",), log, 1, _MODULES)
+                self._server = _Server(start_fork_server(("forked_commands",), log, 1, _MODULES))
         return self._server
 
     def close(self) -> None:
@@ -95,12 +120,26 @@ def _serve(request: Path) -> int:
     os.environ.update(environment)
     os.chdir(directory)
     if module == "phalanx":
-        from phalanx.cli import run
-
-        return run(arguments)
+        return _run(request, arguments)
     from phalanx.lab.attacks.worker import main
 
+    # the name that forked workers have, by which tests find them
+    Path("/proc/self/comm").write_text(Path(arguments[-1]).stem)
     return main(arguments)
+
+
+def _run(request: Path, arguments: Sequence[str]) -> int:
+    """Run a command; its attackers are forked from this process as it is now."""
+    from forked_workers import forked_workers
+    from phalanx.cli import run
+
+    server = fork_here(("forked_commands",), 1, _serve) if any("attack." in word for word in arguments) else None
+    if server is None:
+        return run(arguments)
+    directory = request.with_suffix("")
+    directory.mkdir()
+    with forked_workers(ForkedCommands(directory, server)):
+        return run(arguments)
 
 
 if __name__ == "__main__":

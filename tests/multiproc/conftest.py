@@ -19,13 +19,11 @@ def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def quick_commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Fork the commands of all runs here from one server; `clean`, to which runs are compared, starts from nothing."""
-    commands = ForkedCommands(tmp_path_factory.mktemp("forked_commands"))
-    real_runs.FORKED.append(commands)
+def quick_commands(fork_server: ForkedCommands) -> Iterator[None]:
+    """Fork the commands of all runs here; `clean`, to which runs are compared, starts from nothing."""
+    real_runs.FORKED.append(fork_server)
     yield
     real_runs.FORKED.clear()
-    commands.close()
 
 
 @pytest.fixture

@@ -204,8 +204,15 @@ _QUICK = [
     Case({"pp": 2}, "adamw", "bert", attends="bidirectional"),
     Case({"dp": 2, "pp": 2, "zero": 1}, "adamw", "t5", attends="prefix"),
 ]
-# in half the steps an OPT, and what begins with noise, fall too little to show
-FAST = [case if case.family == "opt" or case.noise else replace(case, steps=STEPS // 2) for case in _QUICK]
+
+
+def _quick(case: Case) -> Case:
+    """The case in half the steps, where losses then fall enough to show, and with two microbatches, but in stages."""
+    steps = STEPS if case.family == "opt" or case.noise else STEPS // 2
+    return replace(case, steps=steps, microbatches=MICROBATCHES if "pp" in case.parallel else MICROBATCHES // 2)
+
+
+FAST = [_quick(case) for case in _QUICK]
 """Two of a kind at most; products of these, and whole lengths, are slow."""
 
 SLOW = [

@@ -5,6 +5,7 @@ import contextlib
 import pytest
 import torch
 
+from forked_workers import forked_workers
 from phalanx.errors import ConfigError, StaleReplicaError, TrainingError
 from phalanx.models import open_model
 from phalanx.pipeline import GuardConfig, PartyLayout, StageCopy, WorkerConfig
@@ -45,11 +46,12 @@ def plan(plan_of):
 
 
 @pytest.fixture
-def open_ranks(tmp_path):
+def open_ranks(tmp_path, fork_server):
     """Starts the ranks of a layout; returns what puts them in the place of a plain copy."""
     create_authority(tmp_path)
     identity = str(issue(tmp_path, "worker-1"))
     with contextlib.ExitStack() as stack:
+        stack.enter_context(forked_workers(fork_server))
 
         def start(layout):
             file = tmp_path / "worker.toml"

@@ -31,14 +31,6 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-@pytest.fixture(scope="session")
-def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedCommands]:
-    """One server for the workers of all runs here."""
-    commands = ForkedCommands(tmp_path_factory.mktemp("forked_commands"))
-    yield commands
-    commands.close()
-
-
 @pytest.fixture(autouse=True)
 def quick_workers(fork_server: ForkedCommands) -> Iterator[None]:
     """Fork the workers of a test's runs; tests of other folders, in the same process, see nothing of it."""

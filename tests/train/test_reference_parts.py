@@ -1,5 +1,6 @@
 """A reference that is computed in parts: a kill loses no finished part, and no altered part is believed."""
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -60,16 +61,23 @@ def small_parts(monkeypatch):
     monkeypatch.setattr(reference, "_HIDDEN_BYTES", PART_BYTES)
 
 
-@pytest.fixture
-def killed(tmp_path, model):
-    """The directory of a process that was killed when two of four parts were stored."""
-    ended = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), str(model)], check=False, capture_output=True)
+@pytest.fixture(scope="module")
+def killed_once(tmp_path_factory, model):
+    """The directory of a process that was killed when two of four parts were stored; not to be changed."""
+    home = tmp_path_factory.mktemp("killed")
+    ended = subprocess.run([sys.executable, "-c", KILLED, str(home), str(model)], check=False, capture_output=True)
     assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
-    assert sorted(path.name for path in (tmp_path / "reference.parts").iterdir()) == [
+    assert sorted(path.name for path in (home / "reference.parts").iterdir()) == [
         "train-0-16.safetensors",
         "train-16-32.safetensors",
     ]
-    return tmp_path
+    return home
+
+
+@pytest.fixture
+def killed(killed_once, tmp_path):
+    """A copy of it."""
+    return shutil.copytree(killed_once, tmp_path, dirs_exist_ok=True)
 
 
 def test_a_kill_loses_no_finished_part_and_the_bits_are_those_of_one_pass(killed, model, tmp_path, monkeypatch):

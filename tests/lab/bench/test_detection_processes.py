@@ -34,17 +34,20 @@ class Trainer:
         return CLEAN | {"attacked_steps": [3], "evicted": [liar_of(run)], "verdicts": verdicts} | self._outcome
 
 
-def test_the_sample_has_as_many_of_each_preset_and_is_the_same_each_time():
-    drawn = draw_cells(24)
+@pytest.fixture(scope="module")
+def drawn():
+    return draw_cells(24)
 
+
+def test_the_sample_has_as_many_of_each_preset_and_is_the_same_each_time(drawn):
     assert [cell.guard for cell in drawn] == [name for name in PRESETS for _ in range(8)]
     assert drawn == draw_cells(24)
     assert len({(cell.guard, cell.run.model_dump_json()) for cell in drawn}) == 24
     assert len({cell.run.attack.kind for cell in drawn}) > 8
 
 
-def test_a_company_in_processes_has_the_guard_and_the_attack_of_its_cell():
-    cell = draw_cells(24)[0]
+def test_a_company_in_processes_has_the_guard_and_the_attack_of_its_cell(drawn):
+    cell = drawn[0]
 
     run = in_processes(cell)
 
@@ -66,8 +69,10 @@ def test_a_company_in_processes_has_the_guard_and_the_attack_of_its_cell():
         ({"error": "it fell over"}, False),
     ],
 )
-def test_a_company_has_held_with_the_bits_of_the_undisturbed_run_and_nobody_innocent_blamed(tmp_path, outcome, held):
-    trainer, cell = Trainer(**outcome), draw_cells(24)[0]
+def test_a_company_has_held_with_the_bits_of_the_undisturbed_run_and_nobody_innocent_blamed(
+    drawn, tmp_path, outcome, held
+):
+    trainer, cell = Trainer(**outcome), drawn[0]
     companies = Companies(tmp_path, trainer)
 
     rows = [companies.row(cell), companies.row(cell)]
@@ -77,8 +82,8 @@ def test_a_company_has_held_with_the_bits_of_the_undisturbed_run_and_nobody_inno
 
 
 @pytest.mark.slow
-def test_a_drawn_company_is_trained_in_processes_of_its_own(tmp_path):
-    cell = next(cell for cell in draw_cells(24) if cell.guard == "standard" and len(cell.run.attack.stages) == 1)
+def test_a_drawn_company_is_trained_in_processes_of_its_own(drawn, tmp_path):
+    cell = next(cell for cell in drawn if cell.guard == "standard" and len(cell.run.attack.stages) == 1)
 
     row = Companies(tmp_path, train_quietly).row(replace(cell, steps=24))
 

@@ -1,5 +1,7 @@
 """A worker that joins badly, or not at all: the others begin without it."""
 
+from unittest.mock import patch
+
 import pytest
 
 from phalanx.errors import PeerLostError
@@ -73,13 +75,14 @@ def test_without_any_worker_a_run_that_had_some_does_not_begin_alone(make_compan
 
 
 class Doorstep(Endpoint):
-    """An owner's endpoint at which a given mail arrives, and nothing after it."""
+    """An owner's endpoint at which a given mail arrives, and nothing after it; only then does its clock move on."""
 
     name, run = "owner", "run"
 
     def __init__(self, *mail):
         self.mail = list(mail)
         self.known, self.sent, self.routes = {}, [], []
+        self.now = 0.0
 
     @property
     def peers(self):
@@ -96,7 +99,13 @@ class Doorstep(Endpoint):
             raise PeerLostError("worker-2: the link has failed")
 
     def receive(self, timeout_s):
-        return self.mail.pop(0) if self.mail else None
+        if self.mail:
+            return self.mail.pop(0)
+        self.now += timeout_s
+        return None
+
+    def monotonic(self):
+        return self.now
 
 
 def hello(name, address="127.0.0.1:1"):
@@ -117,7 +126,8 @@ def join(company, *mail, timeout_s=0.0, may_be_absent=True):
     )
     # nothing is measured where nothing is guarded
     plan = company.plan.model_copy(update={"guard": GuardConfig(mode="off")})
-    return endpoint, gather(endpoint, plan, guests, load_identity(home.pki / "owner").authority_pem)
+    with patch("phalanx.pipeline.membership.join.time", endpoint):
+        return endpoint, gather(endpoint, plan, guests, load_identity(home.pki / "owner").authority_pem)
 
 
 def test_a_worker_that_never_says_hello_is_not_waited_for_without_end(make_company):

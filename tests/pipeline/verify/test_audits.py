@@ -188,20 +188,22 @@ def test_a_third_party_finds_a_stage_and_the_shadow_that_vouches_for_it(league):
     assert [(found.verdict.party, found.verdict.offence) for found in league.facts.proved] == [(SHADOW, "collusion")]
 
 
-def test_of_several_reports_those_on_what_the_shadow_vouched_for_come_first(league):
-    # both microbatches are lies, and the shadow has vouched for the second one alone
-    for microbatch in (0, 1):
-        league.world.lie(-league.world.truth("forward", microbatch), "forward", microbatch)
+def test_of_several_reports_those_on_what_the_shadow_vouched_for_come_first(model_cache):
+    # every microbatch is a lie, and the shadow has vouched for the one that was drawn for it
+    league = Office(model_cache, (THIRD,))
+    league.ledger.awaited_audits.add((STAGE, 2, SHADOW))
     league.world.bulks[(THIRD, "weights")] = league.world.bulks[(SHADOW, "weights")]
-    said = {d: league.ledger.messages[(STAGE, d, 1)].digest for d in ("forward", "backward")}
     for microbatch in range(4):
-        report = league.world.report(microbatch)
-        digests = said if microbatch == 1 else {"forward": report.digests["forward"]}
-        league.ledger.reports[(STAGE, microbatch, SHADOW)] = report.model_copy(update={"digests": digests})
-        league.audits.add(THIRD, report)
+        league.world.lie(-league.world.truth("forward", microbatch), "forward", microbatch)
+        league.report(microbatch, auditor=THIRD)
         league.world.tensors[(THIRD, STAGE, "forward", microbatch, True)] = league.world.honest("forward", microbatch)
+    # its report is the last to come, and is weighed together with the others
+    league.report(2, digests={d: league.ledger.messages[(STAGE, d, 2)].digest for d in ("forward", "backward")})
 
-    assert league.weigh().verdict.microbatch == 1
+    judgement = league.weigh()
+
+    assert (judgement.verdict.party, judgement.verdict.microbatch) == (HOLDER, 2)
+    assert [(found.verdict.party, found.verdict.offence) for found in league.facts.proved] == [(SHADOW, "collusion")]
 
 
 # --- odd messages ----------------------------------------------------------------------------------------------------

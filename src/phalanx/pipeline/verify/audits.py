@@ -1,6 +1,6 @@
 """The audits of a step (L2): what is being audited, what was reported, and which messages are withheld until then."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from phalanx.errors import FrameError
 from phalanx.pipeline.config import OWNER
@@ -261,9 +261,17 @@ class Audits:
     async def weigh(self) -> Judgement | None:
         """Weigh what has come; the first guilty party ends it."""
         self._ask_what_can_be_audited()
-        # what the shadow has vouched for comes first: a lie among it tells of two parties
-        ripe = sorted((said for said in self._unweighed if self._is_ripe(*said)), key=self._tells_less)
-        for auditor, report in ripe:
+        ripe = [said for said in self._unweighed if self._is_ripe(*said)]
+        of_copies = [said for said in ripe if not self._is_third_partys(said)]
+        judgement = await self._weigh_first_guilty(of_copies)
+        if judgement is not None:
+            return judgement
+        # only now it is known what the shadow has vouched for, and a lie among that tells of two parties
+        return await self._weigh_first_guilty(sorted(filter(self._is_third_partys, ripe), key=self._tells_less))
+
+    @task
+    async def _weigh_first_guilty(self, said: Iterable[tuple[str, AuditReport]]) -> Judgement | None:
+        for auditor, report in said:
             self._unweighed.remove((auditor, report))
             weigh = self._weigh_urgent if report.urgent else self._weigh_drawn
             judgement = await weigh(auditor, report)
@@ -284,15 +292,17 @@ class Audits:
         stage, ledger = report.stage, self._facts.ledger_of(report.step)
         if stage not in ledger.agreed:
             return False
-        if report.urgent or self._facts.has_copy(auditor, stage):
+        if not self._is_third_partys((auditor, report)):
             return True
         heard = {(said.stage, said.microbatch, party) for party, said in self._unweighed}
         return all(key in heard for key in ledger.unreported if key[0] == stage)
 
-    def _tells_less(self, said: tuple[str, AuditReport]) -> bool:
+    def _is_third_partys(self, said: tuple[str, AuditReport]) -> bool:
         auditor, report = said
-        if report.urgent or self._facts.has_copy(auditor, report.stage):
-            return False
+        return not (report.urgent or self._facts.has_copy(auditor, report.stage))
+
+    def _tells_less(self, said: tuple[str, AuditReport]) -> bool:
+        report = said[1]
         return not any(vouched(self._facts, report.stage, report.microbatch, direction) for direction in BOTH)
 
     async def _weigh_drawn(self, auditor: str, report: AuditReport) -> Judgement | None:

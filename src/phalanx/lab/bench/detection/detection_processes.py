@@ -63,9 +63,10 @@ def bench_detection_processes(quick: bool, only_finished: bool = False) -> dict[
 def draw_cells(size: int) -> list[DetectionCell]:
     """Cells of `bench detection` with a preset and an attacker, drawn without putting back, as many of each preset."""
     draw = random.Random(SEED)  # noqa: S311 - a sample, no secret
+    attacked = [cell for cell in cells(quick=False) if cell.run.attack.kind != "none"]
     found: list[DetectionCell] = []
     for preset in PRESETS:
-        choice = [cell for cell in cells(quick=False) if cell.guard == preset and cell.run.attack.kind != "none"]
+        choice = [cell for cell in attacked if cell.guard == preset]
         found += draw.sample(choice, size // len(PRESETS))
     return found
 
