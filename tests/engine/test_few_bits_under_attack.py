@@ -1,4 +1,4 @@
-"""Moments of a byte a number on a guarded pipeline: the same bytes everywhere, whoever lies."""
+"""Moments of a byte a number on a guarded pipeline: every copy has the same bytes, also after a lie."""
 
 import pytest
 import torch
