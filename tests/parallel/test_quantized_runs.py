@@ -47,7 +47,7 @@ class StoppedError(Exception):
 
 @NEEDS_QUANT
 @pytest.mark.slow
-@pytest.mark.parametrize(("engine", "overrides"), [(RANKS, IN_BYTES), (STAGES, ())], ids=["parallel", "pipeline"])
+@pytest.mark.parametrize(("engine", "overrides"), [(RANKS, IN_BYTES), (STAGES, IN_BYTES)], ids=["parallel", "pipeline"])
 def test_a_stopped_run_goes_on_to_the_same_bits_and_stores_no_pickle(
     make_run, tmp_path, monkeypatch, engine, overrides
 ):
@@ -71,6 +71,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits_and_stores_no_pickle(
     stored = [path for path in (tmp_path / "whole" / "checkpoints").rglob("*") if path.is_file()]
     assert {path.suffix for path in stored} <= {".json", ".safetensors", ".toml"}
     assert not [path for path in stored if b"absmax" in path.read_bytes()]
+    assert [path for path in stored if b"exp_avg_8bit/" in path.read_bytes()]
 
 
 @pytest.mark.parametrize(("engine", "overrides"), [(RANKS, IN_BYTES), (RANKS, ()), (STAGES, ())])

@@ -3,10 +3,13 @@
 import importlib.util
 import logging
 import sys
+import threading
 
 from phalanx.errors import ConfigError
 
 _BITSANDBYTES = "bitsandbytes"
+_IMPORTING = threading.Lock()
+"""Held while it is imported: stages of a simulation are threads that make their first update at once."""
 
 
 def has_bitsandbytes() -> bool:
@@ -34,16 +37,17 @@ def import_bitsandbytes() -> None:
 
     While it is imported it would fetch a kernel from the hub, which products here do not use.
     """
-    if _BITSANDBYTES in sys.modules or not has_bitsandbytes():
-        return
-    log, fetches = logging.getLogger(f"{_BITSANDBYTES}.backends.cpu.ops"), "kernels"
-    before, level = sys.modules.get(fetches), log.level
-    sys.modules[fetches] = None  # type: ignore[assignment] # an import of it fails
-    log.setLevel(logging.ERROR)
-    try:
-        importlib.import_module(_BITSANDBYTES)
-    finally:
-        log.setLevel(level)
-        del sys.modules[fetches]
-        if before is not None:
-            sys.modules[fetches] = before
+    with _IMPORTING:
+        if _BITSANDBYTES in sys.modules or not has_bitsandbytes():
+            return
+        log, fetches = logging.getLogger(f"{_BITSANDBYTES}.backends.cpu.ops"), "kernels"
+        before, level = sys.modules.get(fetches), log.level
+        sys.modules[fetches] = None  # type: ignore[assignment] # an import of it fails
+        log.setLevel(logging.ERROR)
+        try:
+            importlib.import_module(_BITSANDBYTES)
+        finally:
+            log.setLevel(level)
+            del sys.modules[fetches]
+            if before is not None:
+                sys.modules[fetches] = before

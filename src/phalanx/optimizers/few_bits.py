@@ -2,7 +2,7 @@
 
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -40,31 +40,44 @@ class AdamW8bit(torch.optim.Optimizer):
 
     def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         kept = self.state[parameter]
-        for name, shape in moment_shapes("adamw8bit", parameter.shape).items():
-            if name not in kept:
-                kept[name] = parameter.new_zeros(shape, dtype=torch.uint8 if is_in_bytes(name) else torch.float32)
+        if not kept:
+            kept.update(new_moments(parameter))
         kept["step"] = kept.get("step", torch.zeros(())) + 1
-        num_updates, decay = int(kept["step"]), group["weight_decay"]
-        if "exp_avg" in kept:
-            rule = UpdateRule(group["lr"], group["betas"], group["eps"], num_updates)
-            rule.apply(parameter, gradient, kept["exp_avg"], kept["exp_avg_sq"], decay)
-            return
-        operators, signed, unsigned = _kernels()
-        # the third and fourth decay are those of other optimizers that share the operator
-        operators.optimizer_update_8bit_blockwise(
-            "adam",
-            gradient.contiguous(),
-            parameter,
-            kept["exp_avg_8bit"],
-            kept["exp_avg_sq_8bit"],
-            *(*group["betas"], 0.0, 0.0, group["eps"], num_updates, group["lr"]),
-            signed.to(parameter.device),
-            unsigned.to(parameter.device),
-            kept["exp_avg_scale"],
-            kept["exp_avg_sq_scale"],
-            decay,
-            1.0,
-        )
+        rule = UpdateRule(group["lr"], group["betas"], group["eps"], int(kept["step"]))
+        apply_in_few_bits(rule, parameter, gradient, kept, group["weight_decay"])
+
+
+def new_moments(parameter: Tensor) -> dict[str, Tensor]:
+    """What is kept of a parameter before its first update."""
+    return {
+        name: torch.zeros(shape, dtype=torch.uint8 if is_in_bytes(name) else torch.float32, device=parameter.device)
+        for name, shape in moment_shapes("adamw8bit", parameter.shape).items()
+    }
+
+
+def apply_in_few_bits(
+    rule: UpdateRule, weight: Tensor, gradient: Tensor, moments: Mapping[str, Tensor], weight_decay: float
+) -> None:
+    """Make one update in place, as `UpdateRule.apply` does for tensors that are too small for bytes."""
+    if "exp_avg" in moments:
+        rule.apply(weight, gradient, moments["exp_avg"], moments["exp_avg_sq"], weight_decay)
+        return
+    operators, signed, unsigned = _kernels()
+    # the third and fourth decay are those of other optimizers that share the operator
+    operators.optimizer_update_8bit_blockwise(
+        "adam",
+        gradient.contiguous(),
+        weight,
+        moments["exp_avg_8bit"],
+        moments["exp_avg_sq_8bit"],
+        *(*rule.betas, 0.0, 0.0, rule.eps, rule.num_updates, rule.lr),
+        signed.to(weight.device),
+        unsigned.to(weight.device),
+        moments["exp_avg_scale"],
+        moments["exp_avg_sq_scale"],
+        weight_decay,
+        1.0,
+    )
 
 
 @functools.cache

@@ -6,9 +6,12 @@ from collections.abc import Mapping
 import torch
 from torch.optim.adamw import adamw
 
+from phalanx.config.extras import require_bitsandbytes
 from phalanx.errors import CheckpointError, ModelError, NonFiniteLossError, TrainingError
 from phalanx.optimizers.config import OptimizerConfig
+from phalanx.optimizers.few_bits import apply_in_few_bits, new_moments
 from phalanx.optimizers.single_rounding import UpdateRule
+from phalanx.planner.model.optimizers import OPTIMIZERS
 
 UPDATES = "updates"
 """Name in a state of how many updates its moments have seen, where that is not the number of steps."""
@@ -30,6 +33,8 @@ class StageOptimizer:
 
     Attributes:
         num_steps: Steps made so far, skipped ones included.
+
+    With ``adamw8bit`` moments of large tensors are kept in bytes, by bitsandbytes' operator.
 
     Source: Loshchilov and Hutter 2019 (decoupled weight decay); torch's fused kernel does the arithmetic.
     """
@@ -53,8 +58,10 @@ class StageOptimizer:
         if len({id(weight) for weight in self._weights}) != len(self._weights):
             raise ModelError("optimizer: one parameter was given under two names; give tied weights once")
         moved = self._weights if has_moments else []
-        self._exp_avgs = [torch.zeros_like(weight, requires_grad=False) for weight in moved]
-        self._exp_avg_sqs = [torch.zeros_like(weight, requires_grad=False) for weight in moved]
+        self._in_bytes = bool(OPTIMIZERS[config.kind].in_bytes)
+        if self._in_bytes:
+            require_bitsandbytes(f'optimizer.kind = "{config.kind}"')
+        self._moments = [self._new_moments(weight) for weight in moved]
         self._steps = [torch.zeros((), device=weight.device) for weight in self._weights]
         self._scaled: list[torch.Tensor] = []
         self._undo: list[torch.Tensor] = []
@@ -79,20 +86,18 @@ class StageOptimizer:
         if not (math.isfinite(lr) and math.isfinite(clip_coefficient)):
             raise TrainingError(f"optimizer: lr={lr}, clip coefficient={clip_coefficient}; both must be finite")
         wanted = self._scale(self._ordered(gradients), clip_coefficient)
-        if self._single_rounding:
-            self._step_in_single_roundings(wanted, lr)
+        if self._single_rounding or self._in_bytes:
+            self._step_one_by_one(wanted, lr)
         else:
             self._step_fused(wanted, lr)
         self.num_steps += 1
         if self._updates is not None:
             self._updates += 1
 
-    def _step_in_single_roundings(self, wanted: list[torch.Tensor], lr: float) -> None:
+    def _step_one_by_one(self, wanted: list[torch.Tensor], lr: float) -> None:
         rule = UpdateRule(lr, self._config.betas, self._config.eps, self._num_updates + 1)
-        for weight, gradient, exp_avg, exp_avg_sq, count in zip(
-            self._weights, wanted, self._exp_avgs, self._exp_avg_sqs, self._steps, strict=True
-        ):
-            rule.apply(weight, gradient, exp_avg, exp_avg_sq, self._config.weight_decay if weight.ndim >= 2 else 0.0)
+        for weight, gradient, moments, count in zip(self._weights, wanted, self._moments, self._steps, strict=True):
+            apply_in_few_bits(rule, weight, gradient, moments, self._config.weight_decay if weight.ndim >= 2 else 0.0)
             count.add_(1)
 
     def _step_fused(self, wanted: list[torch.Tensor], lr: float) -> None:
@@ -103,8 +108,8 @@ class StageOptimizer:
             adamw(
                 [self._weights[i] for i in members],
                 [wanted[i] for i in members],
-                [self._exp_avgs[i] for i in members],
-                [self._exp_avg_sqs[i] for i in members],
+                [self._moments[i]["exp_avg"] for i in members],
+                [self._moments[i]["exp_avg_sq"] for i in members],
                 [],
                 [self._steps[i] for i in members],
                 fused=True,
@@ -129,7 +134,7 @@ class StageOptimizer:
         self.num_steps += 1
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The tensors themselves, not copies: ``weight/``, ``exp_avg/`` and ``exp_avg_sq/`` plus the name; `UPDATES`.
+        """The tensors themselves, not copies: ``weight/`` and each of `moment_names` plus the name; `UPDATES`.
 
         With `num_steps` this is all that decides the next step. The order depends on the names only.
         """
@@ -137,8 +142,7 @@ class StageOptimizer:
         for i, name in enumerate(self._names):
             tensors[f"weight/{name}"] = self._weights[i].detach()
             if self._has_moments:
-                tensors[f"exp_avg/{name}"] = self._exp_avgs[i]
-                tensors[f"exp_avg_sq/{name}"] = self._exp_avg_sqs[i]
+                tensors.update({f"{kind}/{name}": moment for kind, moment in self._moments[i].items()})
         return tensors if self._updates is None else {**tensors, UPDATES: self._updates}
 
     def reading(self) -> Mapping[str, torch.Tensor]:
@@ -196,6 +200,11 @@ class StageOptimizer:
         if self._undo_steps is None:
             raise TrainingError("optimizer: no snapshot to look at; take one before the step")
         return dict(zip(self.state(), self._undo, strict=True))
+
+    def _new_moments(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        if self._in_bytes:
+            return new_moments(weight)
+        return {name: torch.zeros_like(weight, requires_grad=False) for name in OPTIMIZERS[self._config.kind].names}
 
     def _set_num_steps(self, num_steps: int) -> None:
         self.num_steps = num_steps

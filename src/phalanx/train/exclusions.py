@@ -133,6 +133,7 @@ class ValueExclusion:
 _COPIES, _NOT_TRIED = "its ranks are data parallel copies only", "it is not tried here"
 _NO_CUT = "it trains the whole language model"
 _ADAMW = "what is saved, sealed or checked of an optimizer are the two moments of adamw"
+_TWO_MOMENTS = "what stages keep, compare and go back to are two moments of each number"
 _CHOSEN = "which heads and rows are trained follows from the model's weights, and stages are made without any"
 _SET_LORA, _SET_ADAMW, _SET_BF16 = 'set kind = "lora" or "ptuning"', 'take "adamw"', 'take "bf16" or "fp32"'
 _MASKED_NORMS = "it reads the frozen matrices beside what they multiply, and those of an enclave may be masked"
@@ -151,7 +152,9 @@ _HERE = "client, enclave and workers of a run are processes of this machine"
 
 
 VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
-    ValueExclusion("pipeline", "optimizer.kind", _ADAMW, _SET_ADAMW, only=("adamw",)),
+    ValueExclusion(
+        "pipeline", "optimizer.kind", _TWO_MOMENTS, 'take "adamw" or "adamw8bit"', only=("adamw", "adamw8bit")
+    ),
     ValueExclusion("pipeline", "train.precision", _LOSS_SCALE, _SET_BF16, never=("fp16",)),
     ValueExclusion("pipeline", "model.layers", _NO_CUT, only=(None,)),
     ValueExclusion("pipeline", "model.adapter.kind", _CHOSEN, _SET_LORA, never=("spf",)),

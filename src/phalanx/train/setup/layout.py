@@ -27,6 +27,7 @@ from phalanx.pipeline import OWNER, StageRange, StepPlan
 from phalanx.pipeline.assignment.assignment import first_assignment
 from phalanx.pipeline.assignment.rank_memory import rank_bytes
 from phalanx.pipeline.assignment.stage_memory import footprints, stage_counts
+from phalanx.planner.model.optimizers import OPTIMIZERS
 from phalanx.split import cut_model
 from phalanx.train.config import RunConfig
 from phalanx.train.extras import require_extras
@@ -90,6 +91,7 @@ def make_plan(run: RunConfig, source: ModelSource) -> StepPlan:
     require_extras(run)
     check_length(run.data.sequence_length, getattr(source.hub_config, "max_position_embeddings", None))
     _check_masters(run, source)
+    _check_few_bits(run)
     return StepPlan(
         family=run.model.family,
         run_digest=digest(run),
@@ -137,6 +139,27 @@ def _check_masters(run: RunConfig, source: ModelSource) -> None:
     for said, holds in faults.items():
         if holds:
             raise ConfigError(f'train.precision = "bf16_weights" with {said}; or take "bf16"')
+
+
+def _check_few_bits(run: RunConfig) -> None:
+    """Refuse moments of a byte a number where bits are not kept.
+
+    Raises:
+        ConfigError: Says which, and what to do.
+    """
+    if not OPTIMIZERS[run.optimizer.kind].in_bytes:
+        return
+    faults = {
+        'guard.classes = "mixed": a moment that two processors round apart may fall to another byte; set "one"': (
+            run.guard.classes == "mixed"
+        ),
+        "pipeline.layout: ranks of a party share float32 moments; leave it out": (
+            run.pipeline.layout is not None or bool(run.pipeline.layouts)
+        ),
+    }
+    for said, holds in faults.items():
+        if holds:
+            raise ConfigError(f'optimizer.kind = "{run.optimizer.kind}" with {said}; or take "adamw"')
 
 
 def attention_of(run: RunConfig, source: ModelSource) -> RowAttention:
