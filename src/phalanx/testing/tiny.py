@@ -1,5 +1,7 @@
 """A run so small that a step takes milliseconds, and batches for it."""
 
+from functools import cache
+
 import numpy as np
 import torch
 
@@ -22,6 +24,10 @@ TINY_TOKENS = TokenTable(
     begins_word=np.arange(VOCAB_SIZE) % 3 > 0,
 )
 """What objectives are told of a tokenizer that there is not; two tokens of three begin a word."""
+
+
+_objective = cache(objective_of)
+"""As a run's loop does, an objective is looked up once, not in each step."""
 
 
 def tiny_run(
@@ -88,7 +94,7 @@ def random_batch(run: RunConfig, vocab_size: int, step: int) -> Batch:
         begins = torch.rand(labels.shape, generator=generator) < _DOCUMENTS_PER_TOKEN
         extras[DOCUMENTS] = begins.cumsum(dim=1)
     batch = Batch(tokens[:, :-1].contiguous(), labels, tuple(range(shape[0])), extras)
-    objective = objective_of(run.train.objective)
+    objective = _objective(run.train.objective)
     if objective.rewriting is None:
         return batch
     rows = objective.rewriting(TINY_TOKENS, run.data.sequence_length)

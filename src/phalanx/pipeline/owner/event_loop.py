@@ -23,7 +23,7 @@ from phalanx.pipeline.protocol.needs import (
     Turn,
     run_task,
 )
-from phalanx.pipeline.protocol.requests import PendingRequest, Requests
+from phalanx.pipeline.protocol.requests import Requests
 from phalanx.pipeline.protocol.tensor_stream import send_bulk
 from phalanx.pipeline.worker.party import Party
 from phalanx.transport import LinkFault
@@ -81,39 +81,36 @@ class EventLoop:
             case Turn():
                 self.turn()
             case OwnMail():
-                for item in mail.drain_local():
-                    if not self.coordinator.handle(item):
-                        self.party.handle(item)
+                self._hear_itself()
             case Delivery():
                 mail.post(need.party, need.message, need.payload)
             case TensorsDelivery():
                 send_bulk(mail.post, need.party, need.request, need.tensors, need.step)
-            case MessageNeed():
-                return self._wait_for(need).answer
-            case TensorsNeed():
+            case MessageNeed() | TensorsNeed() | ProgressNeed():
+                requests = self.requests
                 try:
-                    found = self._wait_for(need)
+                    pending = requests.begin(need)
+                    while not (
+                        pending.is_answered or pending.party in self.failover.lost or requests.has_lapsed(pending)
+                    ):
+                        self.turn()
                 except FrameError:
-                    return None
-                return None if found.tensors is None else (found.tensors, found.num_steps)
-            case ProgressNeed():
-                standings = self._wait_for(need).standings or {}
-                return {party: answer for party, answer in standings.items() if answer is not None}
+                    if isinstance(need, TensorsNeed):
+                        return None
+                    raise
+                finally:
+                    requests.end(need)
+                if not pending.is_answered and pending.party:
+                    self.coordinator.facts.unanswered.add(pending.party)
+                return pending.found(need)
             case _:
                 raise TypeError(f"the owner's loop knows no {type(need).__name__}")
         return None
 
-    def _wait_for(self, need: MessageNeed | TensorsNeed | ProgressNeed) -> PendingRequest:
-        requests = self.requests
-        try:
-            pending = requests.begin(need)
-            while not (pending.is_answered or pending.party in self.failover.lost or requests.has_lapsed(pending)):
-                self.turn()
-        finally:
-            requests.end(need)
-        if not pending.is_answered and pending.party:
-            self.coordinator.facts.unanswered.add(pending.party)
-        return pending
+    def _hear_itself(self) -> None:
+        for item in self.failover.links.mail.drain_local():
+            if not self.coordinator.handle(item):
+                self.party.handle(item)
 
     # --- what arrives -------------------------------------------------------------------------------
 
@@ -128,7 +125,18 @@ class EventLoop:
                 self.failover.suspect(item.peer, str(item.error))
                 continue
             try:
-                self._hand_on(item)
+                if self.requests.accepts(item):
+                    links.patience.heard()
+                elif isinstance(item.message, Hello | ChallengeReply | PreparedNotice):
+                    self.newcomers.hear(item, self.failover.alive)
+                elif isinstance(item.message, Leave):
+                    self.failover.leaving |= {item.sender} & set(self.failover.alive)
+                elif self.coordinator.handle(item):
+                    self.failover.signed_history.hear(item)
+                    for said in self.coordinator.take_outgoing():
+                        links.mail.post(said.party, said.message, said.payload)
+                else:
+                    self.party.handle(item)
             except CutLogError:
                 # the owner's own signature says so, not the party that shows it
                 raise
@@ -138,11 +146,13 @@ class EventLoop:
         # a party that only talks is as silent as one that says nothing
         if worked or (self.party.num_inputs, self.coordinator.progress) != before:
             links.patience.heard()
-        if worked or handled or links.mail.pending:
-            return
+        if not (worked or handled or links.mail.pending):
+            self._wait_a_little()
+
+    def _wait_a_little(self) -> None:
         self.books.noting.look()
         with self.books.timer.phase("wait"):
-            arrived = links.mail.wait(_SHORT_WAIT_S)
+            arrived = self.failover.links.mail.wait(_SHORT_WAIT_S)
         if not arrived:
             self.coordinator.look_again()
             self.failover.suspect_the_dead()
@@ -164,18 +174,3 @@ class EventLoop:
                 self.failover.suspect(name, "its process has begun anew")
             else:
                 self.newcomers.drop(name)
-
-    def _hand_on(self, item: ReceivedMessage) -> None:
-        failover = self.failover
-        if self.requests.accepts(item):
-            failover.links.patience.heard()
-        elif isinstance(item.message, Hello | ChallengeReply | PreparedNotice):
-            self.newcomers.hear(item, failover.alive)
-        elif isinstance(item.message, Leave):
-            failover.leaving |= {item.sender} & set(failover.alive)
-        elif self.coordinator.handle(item):
-            failover.signed_history.hear(item)
-            for said in self.coordinator.take_outgoing():
-                failover.links.mail.post(said.party, said.message, said.payload)
-        else:
-            self.party.handle(item)

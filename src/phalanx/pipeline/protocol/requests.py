@@ -138,6 +138,16 @@ class PendingRequest:
             return None not in self.standings.values()
         return self.answer is not None or self.tensors is not None
 
+    def found(self, need: MessageNeed | TensorsNeed | ProgressNeed) -> object:
+        """What the need is worth to the code that awaits it."""
+        match need:
+            case MessageNeed():
+                return self.answer
+            case TensorsNeed():
+                return None if self.tensors is None else (self.tensors, self.num_steps)
+            case ProgressNeed():
+                return {party: said for party, said in (self.standings or {}).items() if said is not None}
+
 
 class Requests:
     """The owner's requests under way; an answer counts by its digest, which the code that needs it checks.

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy
 import torch
+from blake3 import blake3
 from torch import Tensor
 
 from phalanx.errors import FrameError
@@ -12,7 +13,7 @@ from phalanx.pipeline.plan import BOUNDARY_DTYPE, StepPlan
 from phalanx.pipeline.protocol.message import Message
 from phalanx.pipeline.protocol.messages import Activation, Bulk, FetchBulk, GradientHeld, PassedOnHeader
 from phalanx.pipeline.protocol.signed import Link, Statement, Statements
-from phalanx.security.crypto import digest_hex, digest_one_by_one
+from phalanx.security.crypto import digest_hex
 from phalanx.transport import SignedHeader
 from phalanx.transport.tensors import tensor_buffers
 
@@ -84,14 +85,12 @@ def tensors_digest(tensors: Mapping[str, Tensor], names: Iterable[str] | None = 
         tensors: Each is read once, and none is kept.
         names: Which of them; left out, all.
     """
-
-    def buffers() -> Iterator[bytes | memoryview]:
-        for name in sorted(tensors if names is None else names):
-            tensor = tensors[name]
-            yield f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode()
-            yield tensor_buffers(tensor)
-
-    return digest_one_by_one(buffers())
+    hasher = blake3()
+    for name in sorted(tensors if names is None else names):
+        tensor = tensors[name]
+        hasher.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        hasher.update(tensor_buffers(tensor))
+    return hasher.hexdigest()
 
 
 class BulkReceiver:

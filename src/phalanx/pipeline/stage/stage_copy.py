@@ -110,14 +110,13 @@ class StageCopy:
         self.optimizer.load_state(trained, num_steps)
 
     def weights_digest(self) -> str:
-        """The part of the digest that the parameters decide."""
-        return self.digest().weights
+        """The part of the digest that the parameters decide; moments are not read."""
+        state = self.optimizer.reading()
+        return self._frozen_part() + tensors_digest(state, (name for name in state if name.startswith("weight/")))
 
     def digest(self) -> StateDigest:
-        """Digest weights and optimizer moments; frozen weights are hashed once."""
-        if self._frozen_digest is None:
-            self._frozen_digest = tensors_digest(self._frozen())
-        return state_digest(self.optimizer.reading(), self._frozen_digest, self.step)
+        """Digest weights and optimizer moments."""
+        return state_digest(self.optimizer.reading(), self._frozen_part(), self.step)
 
     def apply(self, step: int, gradients: Mapping[str, Tensor], clip_coefficient: float) -> None:
         """Let the optimizer take step number `step` (from 0).
@@ -176,6 +175,12 @@ class StageCopy:
             for name, parameter in self.module.all_parameters().items()
             if id(parameter) not in trained
         }
+
+    def _frozen_part(self) -> str:
+        """The digest of frozen weights, which are hashed once."""
+        if self._frozen_digest is None:
+            self._frozen_digest = tensors_digest(self._frozen())
+        return self._frozen_digest
 
 
 WrapCopy = Callable[[StageCopy, bool], StageCopy]

@@ -266,7 +266,8 @@ class StepFacts:
 
     def ledger_of(self, step: int) -> StepLedger:
         """The ledger that a message about an open step belongs to."""
-        return next((ledger for ledger in self.open_ledgers if ledger.step == step), self.ledger)
+        lagging = self.lagging
+        return self.ledger if lagging is None or lagging.step != step else lagging
 
     @property
     def watched(self) -> list[int]:

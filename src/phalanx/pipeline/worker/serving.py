@@ -32,6 +32,7 @@ class ServedStages:
     def __init__(self, context: PartyContext) -> None:
         self._context = context
         self._hosted = context.roles.hosted
+        self._shape, self._size_bytes = context.plan.hidden_shape, context.plan.hidden_bytes
         self._screen = Screen() if context.guarded and context.plan.guard.screen else None
 
     # --- in -------------------------------------------------------------------------------------
@@ -77,12 +78,12 @@ class ServedStages:
 
     def _read(self, received: ReceivedMessage, message: Activation) -> Tensor | None:
         """Read the payload as what this party expects; a signed header that says otherwise proves itself wrong."""
-        shape, dtype = self._context.plan.hidden_shape, BOUNDARY_DTYPE
+        shape, dtype = self._shape, BOUNDARY_DTYPE
         as_expected = message.shape == shape and message.dtype == str(dtype).removeprefix("torch.")
-        if as_expected and received.payload.nbytes == self._context.plan.hidden_bytes:
+        if as_expected and received.payload.nbytes == self._size_bytes:
             return tensor_from(received.payload, dtype, shape)
         found = f"{message.dtype}{list(message.shape)} in {received.payload.nbytes} bytes"
-        reason = f"message has {found}, expected {dtype}{list(shape)} in {self._context.plan.hidden_bytes}"
+        reason = f"message has {found}, expected {dtype}{list(shape)} in {self._size_bytes}"
         evidence = None if received.header is None else to_signed(received.header)
         fault = Fault(epoch=message.epoch, about=received.sender, error="FrameError", reason=reason, evidence=evidence)
         self._context.post(OWNER, fault, ())

@@ -38,6 +38,7 @@ class ShadowedStages:
         self._shadows = context.roles.shadows
         self._audits = AuditQueue()
         self._moved = False
+        self._shape = context.plan.hidden_shape
         self._third_party = ThirdPartyAudits(context)
 
     def clear(self) -> None:
@@ -237,7 +238,7 @@ class ShadowedStages:
             # a wrong copy from the sender convicts no party; the receiver has the bytes under the same header
             self._fetch(holder, message.step, key)
             return
-        tensor = tensor_from(received.payload, BOUNDARY_DTYPE, context.plan.hidden_shape)
+        tensor = tensor_from(received.payload, BOUNDARY_DTYPE, self._shape)
         self._audits.deliver(message.step, key, AuditInput(tensor, message.evidence))
 
     def audit_next(self, *, urgent: bool) -> bool:

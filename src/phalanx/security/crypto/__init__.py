@@ -1,6 +1,6 @@
 """Digests, identities, certificates and counters: the only place that touches keys."""
 
-from phalanx.security.crypto.canonical import DIGEST_PATTERN, digest_hex, digest_one_by_one, in_domain, parse_canonical
+from phalanx.security.crypto.canonical import DIGEST_PATTERN, digest_hex, in_domain, parse_canonical
 from phalanx.security.crypto.certificate import (
     CertificateFacts,
     certificate_facts,
@@ -59,7 +59,6 @@ __all__ = [
     "check_session_name",
     "create_authority",
     "digest_hex",
-    "digest_one_by_one",
     "fingerprint",
     "in_domain",
     "incarnation_of",

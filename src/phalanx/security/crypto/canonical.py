@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from blake3 import blake3
@@ -88,11 +87,6 @@ def digest_hex(*buffers: bytes | memoryview) -> str:
 
     Source: O'Connor et al. 2020, BLAKE3: one function, fast everywhere.
     """
-    return digest_one_by_one(buffers)
-
-
-def digest_one_by_one(buffers: Iterable[bytes | memoryview]) -> str:
-    """As `digest_hex`, of buffers that need not be in memory at the same time."""
     hasher = blake3()
     for buffer in buffers:
         hasher.update(buffer)
