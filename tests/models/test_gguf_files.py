@@ -1,6 +1,8 @@
 """A GGUF file becomes a directory of the hub with the same numbers; it is read where it can do no harm."""
 
 import json
+import runpy
+import sys
 from pathlib import Path
 
 import gguf
@@ -18,7 +20,7 @@ from transformers import (
 )
 
 from phalanx.cli import run as command_line
-from phalanx.models import ModelConfig, open_model
+from phalanx.models import ModelConfig, gguf_reader, open_model
 from phalanx.models.imported import import_model
 from phalanx.train.setup.tiers import cannot_confine
 
@@ -212,6 +214,13 @@ def test_a_damaged_gguf_file_is_refused_and_leaves_nothing(tmp_path, damage, cap
     assert "[PHX-I038]" in said
     assert "Traceback" not in said
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.gguf"]
+
+
+def test_other_models_are_read_where_the_extra_is_not_installed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gguf", None)
+
+    # every import of phalanx.models comes past this file
+    assert runpy.run_path(gguf_reader.__file__)["SUFFIX"] == ".gguf"
 
 
 def test_a_part_of_a_divided_gguf_file_is_refused(tmp_path, capsys):
