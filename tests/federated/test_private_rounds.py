@@ -2,6 +2,8 @@
 
 import json
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from phalanx.federated.config import FederatedConfig
 from phalanx.federated.rounds.terms import SiteBudget
 from phalanx.security.audit import AuditLog
 from phalanx.security.audit.line import walk
-from phalanx.security.privacy import BudgetLedger, NoisyRounds, NoisySum, PastCharges
+from phalanx.security.privacy import BudgetLedger, NoisyRounds, NoisySum, PastCharges, epsilon_of_rho
 from seeded_entropy import seed_noise
 
 LENGTH, NUM_SITES, NOISE, DELTA = 60, 5, 0.5, 1e-3
@@ -141,16 +143,51 @@ def test_an_owner_without_a_ledger_cannot_average_the_noise_away_for_sites_keep_
     assert defended > 1.7 * undefended
 
 
-def test_a_site_that_begins_anew_remembers_what_it_has_spent_and_no_other_noise_is_counted_with_it(tmp_path):
+def test_a_site_that_begins_anew_remembers_what_it_has_spent(tmp_path):
     scene = PrivateScene(tmp_path, rounds=2)
     scene.owner.round(1, 0.1)
     scene.begin_site("site-0")
     scene.owner.round(2, 0.1)
     book = json.loads((tmp_path / "site-0" / "noisy-sums.json").read_text())
 
-    assert book == {"sums_with_noise_0.5": 2}
-    with pytest.raises(RollbackError, match="expected one number"):
-        SiteBudget(tmp_path / "site-0", NoisyRounds(4, 5, 4, LENGTH, 0.6), scene.config.privacy)
+    assert book == {"spent_pico_rho": 2 * math.ceil(SUMS.rho * 10**12)}
+
+
+def sums_of(budget: SiteBudget, sums: NoisyRounds) -> int:
+    """Have a site bring noise until it refuses; return how often it did."""
+    terms = SimpleNamespace(cohort=range(NUM_SITES), max_weight=sums.of(NUM_SITES).max_weight)
+    for count in range(100):
+        try:
+            budget.noise_for(terms)
+        except PrivacyBudgetError:
+            return count
+    raise AssertionError("the budget never ends")
+
+
+def test_runs_of_different_noise_spend_one_budget_of_a_sites_directory(tmp_path):
+    less = replace(SUMS, noise_multiplier=2.0)
+    config = PrivateScene(tmp_path / "scene", rounds=4).config.privacy
+    fresh = sums_of(SiteBudget(tmp_path, less, config), less)
+    (tmp_path / "noisy-sums.json").unlink()
+
+    # a run with much noise after one with little: what both tell of the site adds up
+    assert sums_of(SiteBudget(tmp_path, SUMS, config.model_copy(update={"epsilon": pays_for(3)})), SUMS) == 3
+    rest = sums_of(SiteBudget(tmp_path, less, config), less)
+
+    spent = [3 * SUMS.rho + count * less.rho for count in (rest, rest + 1)]
+    assert epsilon_of_rho(spent[0], DELTA) <= config.epsilon < epsilon_of_rho(spent[1], DELTA)
+    assert 0 < rest < fresh
+    # and no other run of the directory gets a sum more
+    assert sums_of(SiteBudget(tmp_path, SUMS, config), SUMS) == 0
+
+
+@pytest.mark.parametrize("book", ['{"spent_pico_rho":-1}', '{"sums_with_noise_0.5":1}', '{"spent_pico_rho":'])
+def test_a_damaged_budget_of_a_site_is_refused(tmp_path, book):
+    config = PrivateScene(tmp_path / "scene").config.privacy
+    (tmp_path / "noisy-sums.json").write_text(book)
+
+    with pytest.raises(RollbackError, match="no number is guessed"):
+        SiteBudget(tmp_path, SUMS, config)
 
 
 def test_terms_with_less_noise_in_their_ring_are_not_taken(tmp_path, monkeypatch):

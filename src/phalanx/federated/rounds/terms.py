@@ -1,5 +1,6 @@
 """The terms that owner and sites have from their own run files, and the privacy budget of one site."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from phalanx.errors import AggregationError, PrivacyBudgetError
 from phalanx.federated.config import FederatedConfig, SitePrivacyConfig
 from phalanx.security.aggregate import SumRefusal, SumTerms
 from phalanx.security.crypto import Peer, locked, read_number, write_number
-from phalanx.security.privacy import NoisyRounds
+from phalanx.security.privacy import NoisyRounds, epsilon_of_rho
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,15 @@ class RunTerms:
         return sums.enough_for(self.rounds, wanted.epsilon, wanted.delta)
 
 
-_MOST_SUMS = 2**20
+_BUDGET = "spent_pico_rho"
+_PICO = 10**12
 
 
 class SiteBudget:
-    """The sums that one site has brought noise to, in a file of its own directory.
+    """What one site's noisy sums have spent, over all runs of its directory, in a file of its own there.
+
+    It counts rho of zero-concentrated differential privacy (Bun and Steinke 2016), in which sums of different noise
+    add up, in whole trillionths, so that no sum is rounded away.
 
     Args:
         directory: The site's own.
@@ -63,7 +68,7 @@ class SiteBudget:
         config: What they may spend.
 
     Raises:
-        RollbackError: The file is damaged, or counts sums with other noise.
+        RollbackError: The file is damaged.
 
     Guarantees:
         Through crashes and restarts noise is drawn for no more sums than the budget pays for, and what a sum spends is
@@ -71,10 +76,9 @@ class SiteBudget:
     """
 
     def __init__(self, directory: Path, sums: NoisyRounds, config: SitePrivacyConfig) -> None:
-        self._path, self._key = directory / "noisy-sums.json", f"sums_with_noise_{sums.noise_multiplier:g}"
+        self._path = directory / "noisy-sums.json"
         self._sums, self._config = sums, config
-        self._affordable = sums.affordable(config.epsilon, config.delta, _MOST_SUMS)
-        read_number(self._path, self._key)
+        read_number(self._path, _BUDGET)
 
     def noise_for(self, terms: SumTerms) -> NDArray[np.int64]:
         """Charge one sum, and return this site's share of its noise.
@@ -91,11 +95,15 @@ class SiteBudget:
                 f"terms: max_weight is {terms.max_weight}, expected {plan.max_weight} beside noise",
             )
         with locked(self._path):
-            count = read_number(self._path, self._key) or 0
-            if count >= self._affordable:
+            spent = read_number(self._path, _BUDGET) or 0
+            after = spent + math.ceil(self._sums.rho * _PICO)
+            if self._epsilon(after) > self._config.epsilon:
                 raise PrivacyBudgetError(
-                    f"privacy: {count} sums have spent epsilon {self._sums.epsilon(count, self._config.delta):.3f} of "
+                    f"privacy: the sums of this directory have spent epsilon {self._epsilon(spent):.3f} of "
                     f"{self._config.epsilon}, and another one would spend more; this site takes part in no further one"
                 )
-            write_number(self._path, self._key, count + 1)
+            write_number(self._path, _BUDGET, after)
         return plan.draw()
+
+    def _epsilon(self, spent: int) -> float:
+        return epsilon_of_rho(spent / _PICO, self._config.delta) if spent else 0.0

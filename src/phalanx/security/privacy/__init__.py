@@ -8,13 +8,14 @@ gaussian_noise           real noise from a cryptographic stream
 discrete_gaussian        integer noise of the exact distribution
 NoisySum                 the noise that clients of a secure sum bring
 NoisyRounds              the noisy sums of a run, and what so many of them spend
+epsilon_of_rho           what zero-concentrated differential privacy amounts to
 
 What the guarantee covers, against which adversary, and what it does not: docs/privacy.md.
 """
 
 from phalanx.security.privacy.accountant import PoissonGaussian, check_rate, noise_for
 from phalanx.security.privacy.config import PrivacyConfig
-from phalanx.security.privacy.distributed import NoisyRounds, NoisySum
+from phalanx.security.privacy.distributed import NoisyRounds, NoisySum, epsilon_of_rho
 from phalanx.security.privacy.ledger import CHARGED, TERMS, BudgetLedger, PastCharges, PrivateMechanism
 from phalanx.security.privacy.noise import SEED_BYTES, SecureStream, discrete_gaussian, gaussian_noise, poisson_sample
 
@@ -32,6 +33,7 @@ __all__ = [
     "SecureStream",
     "check_rate",
     "discrete_gaussian",
+    "epsilon_of_rho",
     "gaussian_noise",
     "noise_for",
     "poisson_sample",

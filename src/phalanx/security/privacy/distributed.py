@@ -98,7 +98,7 @@ class NoisySum:
 
     def epsilon(self, rounds: int, delta: float) -> float:
         """Return the epsilon of so many sums at a delta."""
-        return _epsilon_of(self.concentrated(rounds), delta)
+        return epsilon_of_rho(self.concentrated(rounds), delta)
 
     def draw(self) -> NDArray[np.int64]:
         """Draw one client's share of the noise; for one sum alone."""
@@ -147,7 +147,7 @@ class NoisyRounds:
 
     def epsilon(self, steps: int, delta: float) -> float:
         """Return the epsilon of so many sums, each of the size that tells most."""
-        return _epsilon_of(steps * self._rho, delta) if steps else 0.0
+        return epsilon_of_rho(steps * self.rho, delta) if steps else 0.0
 
     def affordable(self, epsilon: float, delta: float, at_most: int) -> int:
         """Return how many sums stay within an epsilon, or `at_most` where as many do."""
@@ -175,14 +175,16 @@ class NoisyRounds:
         return self._with(high)
 
     @cached_property
-    def _rho(self) -> float:
+    def rho(self) -> float:
+        """What one sum spends, of zero-concentrated differential privacy, in which what sums spend adds up."""
         return max(self.of(clients).concentrated(1) for clients in range(self.fewest, self.most + 1))
 
     def _with(self, thousandths: int) -> "NoisyRounds":
         return replace(self, noise_multiplier=thousandths / _THOUSAND)
 
 
-def _epsilon_of(rho: float, delta: float) -> float:
+def epsilon_of_rho(rho: float, delta: float) -> float:
+    """Return the epsilon of a mechanism with rho-zero-concentrated differential privacy (Canonne et al. 2020)."""
     orders = 1 + np.exp(np.linspace(-6, 12, 4000))
     # proposition 7, solved for epsilon at each order; the least one holds
     found = orders * rho + (math.log(1 / delta) + (orders - 1) * np.log1p(-1 / orders) - np.log(orders)) / (orders - 1)
