@@ -120,6 +120,7 @@ class ClaimRecorder:
         busy: Seconds in which each party claims to have worked since it was started, at most those of the run.
         bytes_sent: Bytes by party and receiver, as each claims them.
         convictions: What a message alone proves against its sender.
+        has_news: Whether anything was recorded since this was last set to False.
     """
 
     def __init__(self, facts: StepFacts, audits: Audits, updates: StateJudgement, faults: FaultReports) -> None:
@@ -128,6 +129,7 @@ class ClaimRecorder:
         self.busy: dict[str, float] = {}
         self.bytes_sent: dict[str, Mapping[str, int]] = {}
         self.convictions: list[Judgement] = []
+        self.has_news = True
         self._facts = facts
         self._audits = audits
         self._updates = updates
@@ -165,6 +167,7 @@ class ClaimRecorder:
                 pass
             case _:
                 return False
+        self.has_news = True
         return True
 
     def _add_applied(self, sender: str, message: UpdateReport) -> None:
