@@ -14,7 +14,7 @@ GROSS = ("gradient_sign", "gradient_scale", "gradient_topk")
 
 
 def costs(overhead: Path, work: Path, screen: Path) -> dict[str, object]:
-    """The figures of `phalanx.planner.guard.guarding.GuardCosts`."""
+    """The figures of `phalanx.planner.guard.finding.GuardCosts`."""
     guarded = [row for row in _rows(overhead) if row["shadow"] == "gradient" and (row["K"], row["M"]) == (4, 8)]
     audited = [row for row in guarded if row["mode"] == "phalanx"]
     (alone,) = _rows(work)

@@ -8,7 +8,6 @@ run's own first batches predict; model and unigrams are measured on the words of
 """
 
 import argparse
-import json
 import math
 import sys
 import tempfile
@@ -18,16 +17,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from finished_run import FinishedRun, write_result
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from phalanx.config import digest
 from phalanx.data import IGNORE, Batch, prepare
 from phalanx.data.loader import BatchLoader, validation_batches
-from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
 from phalanx.models import ModelSource, StageSpec, build_stage, with_marks
-from phalanx.telemetry import read_metrics
-from phalanx.train import load_run
 from phalanx.train.batches.rewriting import measured, rewriting_of
 
 BATCHES = 300
@@ -42,33 +38,21 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     arguments = parser.parse_args()
     file = Path("examples") / f"{arguments.example}.toml"
-    run = load_run(file)
-    summary = json.loads((arguments.run_dir / "summary.json").read_text(encoding="utf-8"))
-    if summary["config_digest"] != digest(run) or summary["status"] != "completed":
-        sys.exit(f"{arguments.run_dir}: is no finished run of {file}")
-    lines = read_metrics(arguments.run_dir / "metrics.jsonl")
-    found = [(line["step"] + 1, line.get("validation_perplexity")) for line in lines[1:]]
-    result = {
-        "name": f"{arguments.example}-example",
-        "command": f"phalanx train {file}; "
-        f"phalanx checkpoint export runs/{run.name} models/{run.name}; "
-        f"python benchmarks/pretraining_example.py {arguments.example} runs/{run.name} models/{run.name} OUT.json",
-        "machine": describe_machine(),
-        "commit": current_commit(),
-        "load": load_average(),
-        "run": file.name,
-        "steps": summary["steps"],
-        "wall_s": summary["wall_s"],
-        "audits": summary["audits"],
-        "detections": summary["detections"],
-        "false_accusations": summary["false_accusations"],
-        "held_out_perplexity": [
-            [0, summary["validation_perplexity_first"]],
-            *([step, value] for step, value in found if value is not None),
-        ],
-        "on_words": on_words(run, arguments.model),
+    run = FinishedRun(file, arguments.run_dir)
+    name = run.config.name
+    facts = run.facts(
+        f"{arguments.example}-example",
+        f"phalanx checkpoint export runs/{name} models/{name}; "
+        f"python benchmarks/pretraining_example.py {arguments.example} runs/{name} models/{name} OUT.json",
+    )
+    result = facts | {
+        "audits": run.summary["audits"],
+        "detections": run.summary["detections"],
+        "false_accusations": run.summary["false_accusations"],
+        "held_out_perplexity": run.perplexities(),
+        "on_words": on_words(run.config, arguments.model),
     }
-    arguments.out.write_text(json.dumps(result) + "\n", encoding="utf-8")
+    write_result(arguments.out, result)
 
 
 def on_words(run: Any, model: Path) -> dict[str, float]:

@@ -4,21 +4,16 @@
 step of the whole model in a process for each arm: the memory that it adds from before the model is built.
 """
 
-import argparse
-import json
 import multiprocessing
-import sys
 from pathlib import Path
 
 import torch
+from finished_run import FinishedRun, arguments_of, write_result
 
-from phalanx.config import digest
-from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
 from phalanx.lab.bench.parallel.resident import added_at_peak, forget_peak, give_back_freed_memory, resident
 from phalanx.models import ModelConfig, StageSpec, build_stage, open_model
 from phalanx.models.master_weights import keep_masters
 from phalanx.objectives import causal_lm
-from phalanx.telemetry import read_metrics
 from phalanx.train import load_run
 
 FILE = Path("examples/qlora.toml")
@@ -62,38 +57,18 @@ def measure(arm: str, run_dir: str) -> dict[str, int]:
 
 def main() -> None:
     """Write one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("run_dir", type=Path)
-    parser.add_argument("out", type=Path)
-    arguments = parser.parse_args()
-    run = load_run(FILE)
-    summary = json.loads((arguments.run_dir / "summary.json").read_text(encoding="utf-8"))
-    if summary["config_digest"] != digest(run) or summary["status"] != "completed":
-        sys.exit(f"{arguments.run_dir}: is no finished run of {FILE}")
-    lines = read_metrics(arguments.run_dir / "metrics.jsonl")
-    # the first line has what the untouched model was measured at
-    found = [(line["step"] + 1, line.get("validation_perplexity")) for line in lines[1:]]
+    arguments = arguments_of(__doc__).parse_args()
+    run = FinishedRun(FILE, arguments.run_dir)
     memory = {}
     for arm in ARMS:
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             memory[arm] = pool.apply(measure, (arm, str(arguments.run_dir)))
-    result = {
-        "name": "qlora-example",
-        "command": f"phalanx train {FILE}; python benchmarks/qlora_example.py runs/qlora OUT.json",
-        "machine": describe_machine(),
-        "commit": current_commit(),
-        "load": load_average(),
-        "run": FILE.name,
-        "steps": summary["steps"],
-        "wall_s": summary["wall_s"],
-        "held_out_perplexity": [
-            [0, summary["validation_perplexity_first"]],
-            *([step, value] for step, value in found if value is not None),
-        ],
-        "loss": [line["loss"] for line in lines],
+    result = run.facts("qlora-example", "python benchmarks/qlora_example.py runs/qlora OUT.json") | {
+        "held_out_perplexity": run.perplexities(),
+        "loss": run.losses(),
         "memory": memory,
     }
-    arguments.out.write_text(json.dumps(result) + "\n", encoding="utf-8")
+    write_result(arguments.out, result)
 
 
 if __name__ == "__main__":

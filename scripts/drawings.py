@@ -7,8 +7,7 @@ import json
 from pathlib import Path
 
 from phalanx.report.bars import part_bars
-from phalanx.report.markup import Markup, element
-from phalanx.report.svg import PlotFrame, standalone
+from phalanx.report.svg import Markup, PlotFrame, element, standalone
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"

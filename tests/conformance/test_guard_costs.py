@@ -4,7 +4,7 @@ import importlib.util
 import json
 from pathlib import Path
 
-from phalanx.planner.guard.guarding import measured_costs
+from phalanx.planner.guard.finding import measured_costs
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.data.tasks import TASKS, Example, labelled
-from phalanx.data.tasks.files import find_file
+from phalanx.data.tasks.task import find_file
 from phalanx.errors import DataError
 
 ANSWERS = [

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from phalanx.errors import ConfigError
-from phalanx.federated.adapters import LowRank, mean_product, to_rank
-from phalanx.federated.factors import mean_of_products
+from phalanx.federated.vectors import LowRank, mean_of_products, mean_product, to_rank
 
 
 def adapter(rank: int, seed: int, scale: float = 2.0) -> LowRank:

@@ -11,7 +11,7 @@ from rounds_scene import OWNER, Parabola, Scene
 from phalanx.errors import ConfigError, FailedBatchError, FailedRoundError, PrivacyBudgetError, RollbackError
 from phalanx.federated.carriers import messages as m
 from phalanx.federated.config import FederatedConfig
-from phalanx.federated.rounds.site_budget import SiteBudget
+from phalanx.federated.rounds.terms import SiteBudget
 from phalanx.security.audit import AuditLog
 from phalanx.security.audit.line import walk
 from phalanx.security.privacy import BudgetLedger, NoisyRounds, NoisySum, PastCharges

@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from phalanx.launch.rendezvous import FileRendezvous, FixedRendezvous
-from phalanx.launch.supervisor import Substitutes, Supervisor
+from phalanx.launch.worker_slot import Substitutes, Supervisor
 from phalanx.pipeline import WorkerConfig
 
 

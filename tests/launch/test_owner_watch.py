@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from phalanx.launch.watch import watch_owner
+from phalanx.launch.worker_slot import watch_owner
 
 
 class Owner:

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from phalanx.cli import run as command_line
 from phalanx.models import ModelConfig, open_model
@@ -25,6 +32,8 @@ NAMES = {
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
@@ -38,15 +47,29 @@ def whole() -> LlamaForCausalLM:
     return LlamaForCausalLM(LlamaConfig(**SIZES, **heads, tie_word_embeddings=False)).eval()
 
 
+def wide_headed(head_dim: int) -> Qwen3ForCausalLM:
+    """A Qwen3: its heads need not share out the hidden size."""
+    torch.manual_seed(4)
+    heads = {"num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": head_dim}
+    config = Qwen3Config(**SIZES, **heads, max_position_embeddings=64, tie_word_embeddings=False)
+    return Qwen3ForCausalLM(config).eval()
+
+
 def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
     """Rows of queries or keys in the order of llama.cpp, where rotary pairs lie side by side."""
     head_dim = rows.shape[0] // heads
     return rows.reshape(heads, 2, head_dim // 2, -1).swapaxes(1, 2).reshape(rows.shape)
 
 
-def write_gguf(path: Path, model: LlamaForCausalLM, kind: gguf.GGMLQuantizationType) -> None:
+def write_gguf(
+    path: Path, model: LlamaForCausalLM | Qwen3ForCausalLM, kind: gguf.GGMLQuantizationType, head_dim: int | None = None
+) -> None:
     """Write a model as llama.cpp's own converter does."""
-    writer = gguf.GGUFWriter(str(path), "llama")
+    family = model.config.model_type
+    writer = gguf.GGUFWriter(str(path), family)
+    if head_dim is not None:
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
     writer.add_context_length(64)
     writer.add_embedding_length(SIZES["hidden_size"])
     writer.add_block_count(SIZES["num_hidden_layers"])
@@ -54,7 +77,8 @@ def write_gguf(path: Path, model: LlamaForCausalLM, kind: gguf.GGMLQuantizationT
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(KV_HEADS)
     writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_rope_dimension_count(SIZES["hidden_size"] // HEADS)
+    if family == "llama":
+        writer.add_rope_dimension_count(SIZES["hidden_size"] // HEADS)
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(SIZES["vocab_size"])
     pieces = ["<unk>", "<s>", "</s>", "AB", *(chr(33 + number) for number in range(SIZES["vocab_size"] - 4))]
@@ -77,8 +101,10 @@ def write_gguf(path: Path, model: LlamaForCausalLM, kind: gguf.GGMLQuantizationT
     add("output.weight", weights["lm_head.weight"])
     for layer in range(SIZES["num_hidden_layers"]):
         for theirs, ours in NAMES.items():
-            values = weights[f"model.layers.{layer}.{ours}.weight"]
-            if theirs in ("attn_q", "attn_k"):
+            values = weights.get(f"model.layers.{layer}.{ours}.weight")
+            if values is None:
+                continue
+            if family == "llama" and theirs in ("attn_q", "attn_k"):
                 values = interleaved(values, HEADS if theirs == "attn_q" else KV_HEADS)
             add(f"blk.{layer}.{theirs}.weight", values)
     writer.write_header_to_file()
@@ -129,6 +155,23 @@ def test_a_run_can_open_what_was_made(imported, tmp_path):
 
     assert (source.num_layers, source.vocab_size) == (2, 64)
     assert AutoTokenizer.from_pretrained(out).eos_token == "</s>"
+
+
+@confined
+@pytest.mark.parametrize(
+    ("head_dim", "stated"), [(16, True), pytest.param(SIZES["hidden_size"] // HEADS, False, marks=pytest.mark.slow)]
+)
+def test_heads_of_another_width_than_the_familys_usual_one_compute_the_same(tmp_path, head_dim, stated):
+    model = wide_headed(head_dim)
+    write_gguf(tmp_path / "wide.gguf", model, gguf.GGMLQuantizationType.F32, head_dim if stated else None)
+
+    import_model(tmp_path / "wide.gguf", tmp_path / "out")
+
+    ids = torch.arange(24).reshape(2, 12)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    assert again.config.head_dim == head_dim
+    with torch.no_grad():
+        assert torch.equal(again(ids).logits, model(ids).logits)
 
 
 @confined

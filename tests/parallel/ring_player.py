@@ -12,8 +12,7 @@ from torch import distributed as dist
 from torch.nn import functional
 
 from phalanx.parallel import ParallelConfig, RankEnv, join
-from phalanx.parallel.context.positions import own_positions
-from phalanx.parallel.context.ring import ring_attention
+from phalanx.parallel.context.ring import own_positions, ring_attention
 
 SCALE = 0.3
 

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
-from phalanx.parallel.model.activations import fuse_activations
+from phalanx.parallel.model.recompute import fuse_activations
 
 
 def test_a_fused_activation_has_the_values_and_gradients_of_the_composed_one():

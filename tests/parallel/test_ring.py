@@ -17,7 +17,7 @@ from phalanx.errors import ConfigError
 from phalanx.parallel import ParallelConfig
 from phalanx.parallel.context import attention_block, ring
 from phalanx.parallel.context.attention_block import Heads, attend, gradients, join
-from phalanx.parallel.context.positions import own_positions
+from phalanx.parallel.context.ring import own_positions
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

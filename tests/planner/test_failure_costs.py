@@ -11,7 +11,7 @@ from phalanx.planner.cost.estimate import (
     device_to_cluster_mtbf,
     goodput,
 )
-from phalanx.planner.guard.guarding import FIXED_SHARE, Verification, sealed_bandwidth
+from phalanx.planner.guard.finding import FIXED_SHARE, Verification, sealed_bandwidth
 
 HOUR = 3600.0
 

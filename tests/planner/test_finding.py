@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.pipeline import PRESETS, AuditDraw, GuardConfig
-from phalanx.planner.guard.finding import CERTAINTY, AuditRates, findings, missed, price
-from phalanx.planner.guard.guarding import GuardCosts, measured_costs
+from phalanx.planner.guard.finding import CERTAINTY, AuditRates, GuardCosts, findings, measured_costs, missed, price
 
 COSTS = GuardCosts(
     audited_share=0.72,

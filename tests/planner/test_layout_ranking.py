@@ -13,7 +13,7 @@ from phalanx.planner.cluster.catalog import known_clusters, known_models
 from phalanx.planner.cluster.hardware import GIB, Citation, Cluster, Failures, HourlyPrice, Pool
 from phalanx.planner.cost.estimate import estimate
 from phalanx.planner.cost.mixed import StageDevices, estimate_mixed, place
-from phalanx.planner.guard.guarding import Verification
+from phalanx.planner.guard.finding import Verification
 from phalanx.planner.layout import layouts
 from phalanx.planner.model.recipe import Recipe
 from phalanx.planner.search.answer import ask

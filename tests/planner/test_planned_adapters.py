@@ -13,10 +13,9 @@ from phalanx.planner.cluster.collectives import all_reduce
 from phalanx.planner.cluster.hardware import Cluster
 from phalanx.planner.cluster.links import Link
 from phalanx.planner.cluster.machine import Machine
-from phalanx.planner.cost.exchanging import data_exchange
+from phalanx.planner.cost.exchanging import data_exchange, traffic
 from phalanx.planner.cost.memory import held_parameters, worst_rank
 from phalanx.planner.cost.step import stage_times
-from phalanx.planner.cost.traffic import traffic
 from phalanx.planner.model.activations import block_bytes
 from phalanx.planner.model.adapter import Adapter, adapted, adapter_numbers, block_tensors, linears
 from phalanx.planner.model.compute import model_flops, training_flops

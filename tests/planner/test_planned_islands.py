@@ -16,10 +16,9 @@ from phalanx.planner.cluster.hardware import Cluster
 from phalanx.planner.cluster.links import Link
 from phalanx.planner.cluster.machine import Machine
 from phalanx.planner.cost.estimate import estimate
-from phalanx.planner.cost.exchanging import data_exchange, link_of_axis
+from phalanx.planner.cost.exchanging import data_exchange, link_of_axis, traffic
 from phalanx.planner.cost.memory import worst_rank
 from phalanx.planner.cost.step import step_time, work_seconds
-from phalanx.planner.cost.traffic import traffic
 from phalanx.planner.layout import parse_layout
 from phalanx.planner.model.adapter import Adapter
 from phalanx.planner.model.recipe import Outer, Recipe

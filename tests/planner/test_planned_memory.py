@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.parallel.model.activations import fuse_activations
+from phalanx.parallel.model.recompute import fuse_activations
 from phalanx.planner import Layout, ModelShape, shape_of, why_not
 from phalanx.planner.cluster.hardware import Cluster
 from phalanx.planner.cost.estimate import estimate

@@ -3,7 +3,7 @@
 import json
 
 from phalanx.report.read import read_run
-from phalanx.report.sites import sites_section
+from phalanx.report.tables import sites_section
 
 ROUNDS = [
     {"step": 0, "measured": 0, "sites": {"north": {"targets": 4, "loss": 2.25}}},

@@ -3,8 +3,8 @@ import re
 import pytest
 
 from phalanx.report.bars import name_bars, part_bars
-from phalanx.report.markup import element
 from phalanx.report.plan_page import _told
+from phalanx.report.svg import element
 from phalanx.report.tables import table
 
 

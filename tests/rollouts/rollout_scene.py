@@ -13,7 +13,7 @@ from phalanx.rollouts import CheckedShare, Rollout, RolloutCheck, RolloutCompany
 from phalanx.rollouts.evidence import EvidenceDesk
 from phalanx.rollouts.worker import RolloutService
 from phalanx.security.crypto import create_authority, issue, load_identity
-from phalanx.testing.network import MemoryNetwork
+from phalanx.testing.endpoint import MemoryNetwork
 from phalanx.transport import CheckedFrame, Endpoint, TransportConfig
 
 VOCAB_SIZE = 256

@@ -21,9 +21,9 @@ from phalanx.split.roles.client_end import ClientEnd
 from phalanx.split.roles.remote_lead import RemoteLead
 from phalanx.split.roles.server import EnclaveServer
 from phalanx.split.roles.simulator import MemoryEpochs
-from phalanx.split.roles.turn_taker import TurnTaker
+from phalanx.split.roles.turns import TurnTaker
 from phalanx.telemetry import PhaseTimer
-from phalanx.testing.network import MemoryNetwork
+from phalanx.testing.endpoint import MemoryNetwork
 from phalanx.transport import Endpoint
 
 CLASSES, MICROBATCHES = 3, 4

@@ -14,11 +14,11 @@ from phalanx.split.channel.connection import Connection
 from phalanx.split.handshake.meeting import ClientHandshake, HandshakeTerms, attested_keys
 from phalanx.split.handshake.party import EnclavePeer
 from phalanx.split.hardware.measure import policy_of
-from phalanx.split.processes.enclave_file import OWNER, EnclaveConfig
+from phalanx.split.processes.local_enclave import OWNER, EnclaveConfig
 from phalanx.split.processes.offload import as_it_is
 from phalanx.split.roles.server import EnclaveServer
 from phalanx.split.roles.simulator import MemoryEpochs
-from phalanx.testing.network import MemoryNetwork
+from phalanx.testing.endpoint import MemoryNetwork
 from phalanx.transport import Endpoint, TransportConfig
 
 LIMITS = TransportConfig(timeout_s=20.0)

@@ -21,7 +21,7 @@ from phalanx.split import FrontPart, SplitSimulator, cut_model
 from phalanx.split.channel import messages as say
 from phalanx.split.channel.resend_window import TRIES
 from phalanx.split.masked import MaskedConfig, MaskingClient, SimulatedWorker, mask_linears, process_pads
-from phalanx.split.processes.enclave_file import OWNER
+from phalanx.split.processes.local_enclave import OWNER
 
 
 def blob_of(session):

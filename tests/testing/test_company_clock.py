@@ -7,7 +7,7 @@ import pytest
 from phalanx.pipeline import PipelineConfig
 from phalanx.pipeline.protocol.messages import Assign, Commit, Fault
 from phalanx.testing import Actor, CompanyClock, MemoryCompany, Stall, only, tiny_run
-from phalanx.testing.network import MemoryWire
+from phalanx.testing.endpoint import MemoryWire
 
 LONG_S = 0.25
 """Longer than the patience of these runs."""

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from phalanx.cli.console import say_error, say_figures
 from phalanx.config import is_plain, printable
-from phalanx.report.markup import escape
+from phalanx.report.svg import escape
 from phalanx.telemetry import ProgressDisplay
 from phalanx.train.records.record import in_words
 

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import pytest
 
 from phalanx.security.crypto import Identity
-from phalanx.testing.network import MemoryNetwork
+from phalanx.testing.endpoint import MemoryNetwork
 from phalanx.transport import Endpoint, TransportConfig
 
 LIMITS = TransportConfig(timeout_s=5.0, max_frame_bytes=2 * 1024 * 1024, max_queued_bytes=4 * 1024 * 1024)

@@ -38,7 +38,7 @@ def local(enclave_file: Annotated[Path, _FILE]) -> None:
     """Be the enclave of a run with [split] on this machine: a run starts it itself, and it ends with that run."""
     from phalanx.child import die_with_parent
     from phalanx.config import load_config
-    from phalanx.split.processes.enclave_file import EnclaveConfig
+    from phalanx.split.processes.local_enclave import EnclaveConfig
     from phalanx.split.roles.serving import serve as serve_enclave
 
     die_with_parent()

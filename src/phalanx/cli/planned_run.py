@@ -7,7 +7,7 @@ from typing import Any
 from phalanx.errors import ConfigError
 from phalanx.planner.cluster.catalog import known_models
 from phalanx.planner.cluster.hardware import Cluster
-from phalanx.planner.guard.guarding import Verification
+from phalanx.planner.guard.finding import Verification
 from phalanx.planner.model.adapter import Adapter, adapted
 from phalanx.planner.model.read import read_shape, shape_of
 from phalanx.planner.model.recipe import Precision, Recipe

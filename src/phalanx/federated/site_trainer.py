@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from phalanx.data import IGNORE, Batch, BatchLoader, without_attention
 from phalanx.errors import ConfigError, FailedBatchError, NonFiniteLossError
 from phalanx.federated.algorithms import LocalRule, Named
-from phalanx.federated.local import LocalUpdate, SiteScores
-from phalanx.federated.personal import PersonalWeights, personal_names
+from phalanx.federated.local import LocalUpdate, PersonalWeights, SiteScores, personal_names
 from phalanx.federated.vectors import shapes_of
 from phalanx.models import ModelConfig, ModelSource, StageSpec, build_stage, with_marks
 from phalanx.optimizers import OptimizerConfig, StageOptimizer, clip_coefficient, gradient_norm_squared

@@ -1,11 +1,13 @@
-"""Named tensors as one vector, in the order of their names, and back."""
+"""Updates of many sites as vectors, and averages of their low-rank factors: means of what the adapters do."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from phalanx.errors import ConfigError
 from phalanx.federated.algorithms import Named
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -36,3 +38,84 @@ def unflatten(vector: Tensor, shapes: Shapes) -> Named:
 def norm_of(named: Mapping[str, Tensor]) -> float:
     """Return the Euclidean norm over all values."""
     return math.sqrt(sum(float(torch.linalg.vector_norm(one, dtype=torch.float64)) ** 2 for one in named.values()))
+
+
+class LowRank(NamedTuple):
+    """One site's adapter of one weight.
+
+    Attributes:
+        a: ``[rank, inputs]``.
+        b: ``[outputs, rank]``.
+        scale: What their product is multiplied with.
+    """
+
+    a: Tensor
+    b: Tensor
+    scale: float
+
+
+def mean_product(adapters: Sequence[LowRank], weights: Sequence[float]) -> LowRank:
+    """Return the exact mean of what adapters add, with the sum of their ranks as rank and 1 as scale.
+
+    Args:
+        adapters: Of one weight; ranks may differ.
+        weights: Of the sites, positive; they need not add up to one.
+
+    Raises:
+        ConfigError: There are none, or they are of different weights.
+    """
+    shapes = {(one.b.shape[0], one.a.shape[1]) for one in adapters}
+    if len(shapes) != 1 or len(weights) != len(adapters) or min(weights) <= 0:
+        raise ConfigError(f"adapters: {len(adapters)} with {len(weights)} weights, for weights of {len(shapes)} shapes")
+    total = sum(weights)
+    shares = [weight / total * one.scale for one, weight in zip(adapters, weights, strict=True)]
+    a = torch.cat([one.a for one in adapters])
+    return LowRank(a, torch.cat([share * one.b for one, share in zip(adapters, shares, strict=True)], dim=1), 1.0)
+
+
+def to_rank(adapter: LowRank, rank: int, scale: float) -> LowRank:
+    """Return the adapter of a rank that is nearest to another one, in the Frobenius norm; both factors share the size.
+
+    The decomposition is of two small matrices, never of the weight. Where the rank is enough, nothing is lost.
+
+    Source: Bai et al. 2024 (FlexLoRA), by QR of the factors.
+    """
+    left, upper = torch.linalg.qr(adapter.b.double())
+    right, lower = torch.linalg.qr(adapter.a.double().T)
+    u, values, vh = torch.linalg.svd(upper @ lower.T * (adapter.scale / scale))
+    kept = min(rank, len(values))
+    root = values[:kept].sqrt()
+    b, a = left @ u[:, :kept] * root, root[:, None] * vh[:kept] @ right.T
+    if kept < rank:
+        b = torch.cat([b, b.new_zeros(len(b), rank - kept)], dim=1)
+        a = torch.cat([a, a.new_zeros(rank - kept, a.shape[1])])
+    return LowRank(a.to(adapter.a.dtype).contiguous(), b.to(adapter.b.dtype).contiguous(), scale)
+
+
+_A, _B = ".lora_A.weight", ".lora_B.weight"
+
+
+def mean_of_products(before: Mapping[str, Tensor], deltas: Sequence[Named], weights: Sequence[float]) -> Named:
+    """Return what the weights are to move by, so that adapters do the mean of what the sites' adapters do.
+
+    Args:
+        before: Weights that the updates are relative to; factors come in pairs.
+        deltas: What each site's weights have moved by.
+        weights: Of the sites.
+
+    Guarantees:
+        The product of each pair is the mean of the sites' products as nearly as the rank allows; the sites' ranks
+        together are more than one adapter has. What is no factor moves by the mean.
+    """
+    total = sum(weights)
+    update: Named = {}
+    for name, now in before.items():
+        if name.endswith(_A):
+            pair = name.removesuffix(_A) + _B
+            found = [LowRank(now + one[name], before[pair] + one[pair], 1.0) for one in deltas]
+            nearest = to_rank(mean_product(found, weights), len(now), 1.0)
+            update |= {name: nearest.a - now, pair: nearest.b - before[pair]}
+        elif not name.endswith(_B):
+            means = [one[name] * (weight / total) for one, weight in zip(deltas, weights, strict=True)]
+            update[name] = sum(means[1:], means[0])
+    return update

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from phalanx.launch.child import Child, TerminationNotice, exit_code
 from phalanx.launch.domain import DomainLaunch, Sizes
-from phalanx.launch.watch import watch_owner
+from phalanx.launch.worker_slot import watch_owner
 from phalanx.parallel.groups.heartbeat import FileHeartbeat, SilenceClock
 from phalanx.train import holds_run
 

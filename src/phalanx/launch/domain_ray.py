@@ -17,7 +17,7 @@ from phalanx.launch.domain import DomainLaunch, Sizes, rank_environment, threads
 from phalanx.launch.on_ray import connected
 from phalanx.launch.owner import is_worth_another
 from phalanx.launch.rank_host import RankHost, environments
-from phalanx.launch.watch import LOOK_EVERY_S, EndNotice
+from phalanx.launch.worker_slot import LOOK_EVERY_S, EndNotice
 
 _SOON_S = 15.0
 """How long a number of ranks is waited for when fewer would do."""

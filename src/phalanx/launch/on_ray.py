@@ -14,9 +14,7 @@ from phalanx.errors import ConfigError
 from phalanx.launch.child import TerminationNotice, exit_code
 from phalanx.launch.owner import OwnerProcess
 from phalanx.launch.request import Launch
-from phalanx.launch.supervisor import Configure, Substitutes, Supervisor
-from phalanx.launch.watch import watch_owner
-from phalanx.launch.worker_slot import LocalWorkerHost
+from phalanx.launch.worker_slot import Configure, LocalWorkerHost, Substitutes, Supervisor, watch_owner
 from phalanx.pipeline import WorkerConfig
 
 _PLACEMENT_TIMEOUT_S = 120.0

@@ -15,9 +15,7 @@ from phalanx.launch.child import TerminationNotice, exit_code
 from phalanx.launch.owner import OwnerProcess, is_worth_another
 from phalanx.launch.rendezvous import Rendezvous, open_rendezvous
 from phalanx.launch.request import Launch, ProcessSlot
-from phalanx.launch.supervisor import Substitutes, Supervisor
-from phalanx.launch.watch import LOOK_EVERY_S, watch_owner
-from phalanx.launch.worker_slot import LocalWorkerHost
+from phalanx.launch.worker_slot import LOOK_EVERY_S, LocalWorkerHost, Substitutes, Supervisor, watch_owner
 from phalanx.pipeline import OWNER
 
 

@@ -1,10 +1,16 @@
-"""A place for one worker process; an engine decides on which machine it is."""
+"""Worker processes under supervision: a place for each, its restarts, and the watch over the owner's process."""
 
 import tempfile
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol
+
+import typer
 
 from phalanx.config import dump_toml
-from phalanx.launch.child import LOST, Child
+from phalanx.launch.child import LOST, Child, exit_code
+from phalanx.launch.owner import is_worth_another
 from phalanx.launch.request import reachable_host
 from phalanx.pipeline import WorkerConfig
 
@@ -46,3 +52,165 @@ class LocalWorkerHost:
     def machine(self) -> str | None:
         """What the engine calls this machine; None for what it calls itself."""
         return None
+
+
+Configure = Callable[[str, str], WorkerConfig]
+"""From a party's name and the owner's address to its worker file."""
+_BUG = 1
+
+
+class WorkerHost(Protocol):
+    """A host that runs one worker process."""
+
+    def start(self, name: str, config: WorkerConfig) -> None:
+        """Start a worker; the one that ran before is killed."""
+        ...
+
+    def poll(self, name: str) -> int | None:
+        """Exit code of the worker of this name, None while it runs, negative when it died."""
+        ...
+
+
+class Substitutes:
+    """Names for substitutes of dead workers: each is used once in a session of the owner."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = tuple(names)
+        self._left = list(names)
+
+    def take(self) -> str | None:
+        """The next name, or None when all are used."""
+        return self._left.pop(0) if self._left else None
+
+    def refill(self) -> None:
+        """Make all names free again, for another session."""
+        self._left = list(self._names)
+
+
+class Supervisor:
+    """A supervisor starts a worker for each session of the owner, and a substitute for one that died.
+
+    A party that was lost or convicted may not come back under its name in the same session, and a worker that ended by
+    itself may have been convicted: only for one that died as a process does a substitute come, under another name.
+
+    Attributes:
+        name: The party that runs here now; None when none does.
+        code: Exit code of the worker that ended here last.
+    """
+
+    def __init__(self, name: str, substitutes: Substitutes, host: WorkerHost, configure: Configure) -> None:
+        self.name: str | None = None
+        self.code: int | None = None
+        self._first = name
+        self._substitutes = substitutes
+        self._host = host
+        self._configure = configure
+        self._owner: str | None = None
+
+    def tend(self, owner: str | None) -> None:
+        """Check the worker once; `owner` is where the owner listens, None while it does not."""
+        if owner != self._owner:
+            self._owner, self.name = owner, None
+            if owner is not None:
+                self._man(self._first, owner)
+        if self.name is None or owner is None:
+            return
+        code = self._host.poll(self.name)
+        if code is None:
+            return
+        gone, self.name, self.code = self.name, None, code
+        if code < 0 or code == _BUG:
+            self._replace(gone, owner)
+        elif code > 0:
+            typer.echo(f"launch: {gone} ended with exit code {code}; the run goes on without it", err=True)
+
+    def _replace(self, gone: str, owner: str) -> None:
+        name = self._substitutes.take()
+        if name is None:
+            typer.echo(f"launch: {gone} died and nobody may take its place; see pipeline.may_join", err=True)
+            return
+        typer.echo(f"launch: {gone} died, {name} takes its place", err=True)
+        self._man(name, owner)
+
+    def _man(self, name: str, owner: str) -> None:
+        self.name = name
+        self._host.start(name, self._configure(name, owner))
+
+
+LOOK_EVERY_S = 0.1
+
+
+class WatchedProcess(Protocol):
+    """The interface to an owner's process."""
+
+    @property
+    def address(self) -> str | None:
+        """``host:port`` where it listens, once it does."""
+        ...
+
+    def begin(self) -> None:
+        """Start it, or start it again."""
+        ...
+
+    def poll(self) -> int | None:
+        """Exit code; None while it runs, negative for a signal."""
+        ...
+
+    def ask_to_end(self) -> None:
+        """Let it stop in good order."""
+        ...
+
+    def kill(self) -> None:
+        """End it at once."""
+        ...
+
+
+class EndNotice(Protocol):
+    """The notice to end that the watching process itself may get."""
+
+    @property
+    def given(self) -> int:
+        """How often."""
+        ...
+
+
+def watch_owner(
+    owner: WatchedProcess,
+    notice: EndNotice,
+    look: Callable[[str | None], None],
+    *,
+    restarts: int = 0,
+    renew: Callable[[], None] = lambda: None,
+    name: str = "the owner",
+) -> int:
+    """Start an owner and watch it; the first notice asks it to end, the second one kills it.
+
+    Args:
+        owner: Process to start.
+        notice: Looked at each time; after one nothing is started again.
+        look: Called several times a second with where the owner listens, None while it does not.
+        restarts: How often it is started again where it may end otherwise next time.
+        renew: Called after each further start.
+        name: What it is called in messages.
+
+    Returns:
+        How it ended at last, negative for a signal.
+    """
+    owner.begin()
+    told = False
+    while True:
+        code = owner.poll()
+        if code is not None and (notice.given or restarts == 0 or not is_worth_another(code)):
+            return code
+        if code is not None:
+            restarts -= 1
+            typer.echo(f"launch: {name} ended with exit code {exit_code(code)} and goes on", err=True)
+            owner.begin()
+            renew()
+        look(owner.address)
+        if notice.given and not told:
+            owner.ask_to_end()
+            told = True
+        if notice.given > 1:
+            owner.kill()
+        time.sleep(LOOK_EVERY_S)

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
+from transformers.integrations import GGUF_CONFIG_MAPPING
 
 from phalanx.errors import ModelError
 from phalanx.models.hub_files import GENERATION, architecture_of
@@ -28,7 +29,8 @@ def rewrite_gguf(source: Path, out: Path) -> None:
     try:
         with quiet_transformers():
             here = {"gguf_file": source.name, "local_files_only": True, "trust_remote_code": False}
-            model = AutoModelForCausalLM.from_pretrained(source.parent, dtype=torch.float32, **here)
+            read = _with_width_of_heads(AutoConfig.from_pretrained(source.parent, **here), source)
+            model = AutoModelForCausalLM.from_pretrained(source.parent, config=read, dtype=torch.float32, **here)
             tokenizer = AutoTokenizer.from_pretrained(source.parent, **here)
             tokenizer.save_pretrained(out)
     except Exception as exc:  # transformers raises whatever its parsers do
@@ -41,6 +43,25 @@ def rewrite_gguf(source: Path, out: Path) -> None:
     if model.generation_config is not None:
         (out / GENERATION).write_text(model.generation_config.to_json_string(), encoding="utf-8")
     save_file(_own(model), out / "model.safetensors", {"format": "pt"})
+
+
+def _with_width_of_heads(config: PreTrainedConfig, source: Path) -> PreTrainedConfig:
+    """Give the config the width of a head that the file states; for some families transformers takes its default."""
+    # Gemma 4 has two widths: where transformers reads the key itself, its reading stands
+    read_by_transformers = GGUF_CONFIG_MAPPING.get(config.model_type, {})
+    if "attention.key_length" in read_by_transformers or "head_dim" not in config.to_dict():
+        return config
+    from gguf import GGUFReader  # noqa: PLC0415 - an extra, which `phalanx.models.imported` asks for
+
+    reader = GGUFReader(source)
+    architecture = reader.get_field("general.architecture")
+    stated = reader.get_field(f"{architecture.contents()}.attention.key_length") if architecture else None
+    if stated is not None:
+        config.head_dim = int(stated.contents())
+    elif "head_dim" not in read_by_transformers.values():
+        # what llama.cpp takes where a file is silent
+        config.head_dim = config.hidden_size // config.num_attention_heads
+    return config
 
 
 def _own(model: Any) -> dict[str, torch.Tensor]:

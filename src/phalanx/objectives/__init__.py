@@ -13,7 +13,22 @@ from phalanx.config import check_name, resolve
 from phalanx.objectives.advantages import generalised_advantages, group_advantages, leave_one_out_advantages
 from phalanx.objectives.causal_lm import IGNORE, causal_lm
 from phalanx.objectives.classification import Confusion, classification, mark_classes, pooled_logits
-from phalanx.objectives.dpo import DpoSettings, IpoSettings, dpo, ipo, log_ratio_worth, mean_log_ratio_worth
+from phalanx.objectives.dpo import (
+    CpoSettings,
+    DpoSettings,
+    IpoSettings,
+    OrpoSettings,
+    SimpoSettings,
+    cpo,
+    dpo,
+    ipo,
+    log_ratio_worth,
+    mean_log_ratio_worth,
+    mean_worth,
+    orpo,
+    simpo,
+    total_worth,
+)
 from phalanx.objectives.kto import WANTED, KtoSettings, kto
 from phalanx.objectives.objective import (
     ExtraRows,
@@ -53,16 +68,6 @@ from phalanx.objectives.pretraining import (
 )
 from phalanx.objectives.reward import MARGIN, reward, row_scores
 from phalanx.objectives.weighted_causal_lm import weighted_causal_lm
-from phalanx.objectives.without_reference import (
-    CpoSettings,
-    OrpoSettings,
-    SimpoSettings,
-    cpo,
-    mean_worth,
-    orpo,
-    simpo,
-    total_worth,
-)
 
 _BESIDE_REFERENCE = {REFERENCE: ExtraRows(per_token=False)}
 

@@ -1,4 +1,4 @@
-"""Preferences beside a reference model: direct preference optimisation (DPO), and identity preference (IPO)."""
+"""Preferences between two answers: beside a reference model (DPO, IPO), and without one (ORPO, SimPO, CPO)."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from phalanx.objectives.kto import KtoSettings
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from jaxtyping import Float, Int64
+    from torch import Tensor
 
 
 class DpoSettings(ObjectiveSettings):
@@ -126,3 +131,159 @@ def mean_log_ratio_worth(
     """Return ``(p - r) / n`` of each row, of which IPO aims at a gap."""
     rows = row_log_probs(settings.kind, logits, labels)
     return (rows.total - extras[REFERENCE].to(rows.total.device)) / rows.count
+
+
+class OrpoSettings(ObjectiveSettings):
+    """Settings of ORPO."""
+
+    kind: Literal["orpo"] = "orpo"
+    beta: float = Field(default=0.1, gt=0, allow_inf_nan=False)
+    """Weight of the odds ratio beside the likelihood of the chosen answer."""
+
+
+class SimpoSettings(ObjectiveSettings):
+    """Settings of SimPO."""
+
+    kind: Literal["simpo"] = "simpo"
+    beta: float = Field(default=2.0, gt=0, allow_inf_nan=False)
+    """How much a nat a label weighs."""
+    margin: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    """The gap that a chosen answer is to have, in the units of beta times nats (gamma in the paper)."""
+
+
+class CpoSettings(ObjectiveSettings):
+    """Settings of CPO."""
+
+    kind: Literal["cpo"] = "cpo"
+    beta: float = Field(default=0.1, gt=0, allow_inf_nan=False)
+    """How much a nat of an answer weighs."""
+    likelihood: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    """Weight of the chosen answer's likelihood beside the preference."""
+
+
+def orpo(
+    logits: Float[Tensor, "batch seq vocab"],
+    labels: Int64[Tensor, "batch seq"],
+    extras: Mapping[str, Tensor],
+    *,
+    settings: OrpoSettings,
+) -> tuple[Float[Tensor, ""], int]:
+    """Summed likelihood loss of the chosen answers, with the pairs' odds ratios.
+
+    Args:
+        logits: Of the chosen answers in even rows, of the rejected ones in odd rows.
+        labels: Already shifted; IGNORE (-100) outside the answers.
+        extras: None.
+        settings: See there.
+
+    Returns:
+        ``-m_c - beta log s(odds(m_c) - odds(m_r))`` over the pairs, with m the mean log-probability of a row's labels
+        and ``odds(m) = m - log(1 - e^m)``; and their number. The first term is a mean over each answer; TRL's is one
+        over all tokens of a batch, prompts with them, which no sum over microbatches is.
+
+    Raises:
+        DataError: A row has no partner or no answer, or as `causal_lm`.
+
+    Source: Hong et al. 2024, equations 6 and 7.
+    """
+    import torch  # noqa: PLC0415 - the table of objectives is read without torch
+    from torch.nn import functional  # noqa: PLC0415
+
+    del extras
+    means = row_log_probs("orpo", logits, labels).mean
+    # of a certain answer the odds are infinite; the smallest step below keeps loss and gradient finite
+    certain = torch.finfo(torch.float32).eps
+    bounded = torch.where(means > -certain, means - certain, means)
+    chosen, rejected = sides("orpo", bounded - torch.log(-torch.expm1(bounded)))
+    likelihood, _ = sides("orpo", means)
+    losses = -likelihood - settings.beta * functional.logsigmoid(chosen - rejected)
+    return losses.sum(), len(losses)
+
+
+def simpo(
+    logits: Float[Tensor, "batch seq vocab"],
+    labels: Int64[Tensor, "batch seq"],
+    extras: Mapping[str, Tensor],
+    *,
+    settings: SimpoSettings,
+) -> tuple[Float[Tensor, ""], int]:
+    """Summed logistic loss of the pairs' gaps of mean log-probabilities, less a margin.
+
+    Args:
+        logits: As `orpo`.
+        labels: As `orpo`.
+        extras: None.
+        settings: See there.
+
+    Returns:
+        ``-log s(beta (m_c - m_r) - margin)`` over the pairs; and their number.
+
+    Raises:
+        DataError: As `orpo`.
+
+    Source: Meng et al. 2024, equation 6.
+    """
+    from torch.nn import functional  # noqa: PLC0415 - the table of objectives is read without torch
+
+    del extras
+    chosen, rejected = sides("simpo", row_log_probs("simpo", logits, labels).mean)
+    losses = -functional.logsigmoid(settings.beta * (chosen - rejected) - settings.margin)
+    return losses.sum(), len(losses)
+
+
+def cpo(
+    logits: Float[Tensor, "batch seq vocab"],
+    labels: Int64[Tensor, "batch seq"],
+    extras: Mapping[str, Tensor],
+    *,
+    settings: CpoSettings,
+) -> tuple[Float[Tensor, ""], int]:
+    """Summed logistic loss of the pairs' gaps of log-probabilities, with the likelihood loss of the chosen answers.
+
+    Args:
+        logits: As `orpo`.
+        labels: As `orpo`.
+        extras: None.
+        settings: See there.
+
+    Returns:
+        ``-log s(beta (p_c - p_r)) - likelihood m_c`` over the pairs; and their number. The second term is a mean over
+        each answer, where TRL has one over all tokens of a batch.
+
+    Raises:
+        DataError: As `orpo`.
+
+    Source: Xu et al. 2024, equation 5.
+    """
+    from torch.nn import functional  # noqa: PLC0415 - the table of objectives is read without torch
+
+    del extras
+    rows = row_log_probs("cpo", logits, labels)
+    chosen, rejected = sides("cpo", rows.total)
+    likelihood, _ = sides("cpo", rows.mean)
+    losses = -functional.logsigmoid(settings.beta * (chosen - rejected)) - settings.likelihood * likelihood
+    return losses.sum(), len(losses)
+
+
+def mean_worth(
+    logits: Float[Tensor, "batch seq vocab"],
+    labels: Int64[Tensor, "batch seq"],
+    extras: Mapping[str, Tensor],
+    *,
+    settings: OrpoSettings | SimpoSettings,
+) -> Float[Tensor, " batch"]:
+    """Return ``beta m`` of each row: by its mean log-probability ORPO and SimPO prefer."""
+    del extras
+    return settings.beta * row_log_probs(settings.kind, logits, labels).mean
+
+
+def total_worth(
+    logits: Float[Tensor, "batch seq vocab"],
+    labels: Int64[Tensor, "batch seq"],
+    extras: Mapping[str, Tensor],
+    *,
+    settings: CpoSettings,
+) -> Float[Tensor, " batch"]:
+    """Return ``beta p`` of each row: by its log-probability CPO prefers."""
+    del extras
+    return settings.beta * row_log_probs(settings.kind, logits, labels).total

@@ -7,8 +7,20 @@ from typing import Any
 
 from phalanx.planner.cost.schedule import Slot, Timeline
 from phalanx.report.figures import duration
-from phalanx.report.markup import Attributes, Markup, element
-from phalanx.report.svg import AxisScale, PlotFrame, Shape, axes, legend, mark, picture, text, tick_label
+from phalanx.report.svg import (
+    Attributes,
+    AxisScale,
+    Markup,
+    PlotFrame,
+    Shape,
+    axes,
+    element,
+    legend,
+    mark,
+    picture,
+    text,
+    tick_label,
+)
 
 MAX_BARS = 96
 Row = dict[str, Any]

@@ -6,9 +6,9 @@ from typing import Any
 from phalanx.errors import PhalanxError
 from phalanx.report.bars import part_bars
 from phalanx.report.figures import amount, count, number, plural, words
-from phalanx.report.markup import Markup, element
 from phalanx.report.read import RunRecord
 from phalanx.report.shell import section
+from phalanx.report.svg import Markup, element
 from phalanx.report.tables import table
 from phalanx.train.records.proof import verify_run
 

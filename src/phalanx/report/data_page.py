@@ -8,8 +8,8 @@ from phalanx.config import printable
 from phalanx.data.build.look import read_report
 from phalanx.report.bars import part_bars
 from phalanx.report.figures import amount, count, number, size, words
-from phalanx.report.markup import Markup, element
 from phalanx.report.shell import section, shell, write_page
+from phalanx.report.svg import Markup, element
 from phalanx.report.tables import table
 
 PAGE = "report.html"

@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.report.figures import amount, number, size, words
-from phalanx.report.markup import Markup, element
 from phalanx.report.shell import section, shell, write_page
-from phalanx.report.svg import AxisScale, PlotFrame, Shape, axes, legend, line, mark, picture
+from phalanx.report.svg import AxisScale, Markup, PlotFrame, Shape, axes, element, legend, line, mark, picture
 from phalanx.report.tables import table
 
 _SUMS: Mapping[str, tuple[str, int, Shape]] = {

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from phalanx.report.figures import amount, count, number, words
-from phalanx.report.markup import Markup, element, join
 from phalanx.report.read import Row, RunRecord
 from phalanx.report.shell import section
+from phalanx.report.svg import Markup, element, join
 from phalanx.report.tables import table
 
 _MOST, _MOST_BINS = 200, 512

@@ -9,9 +9,23 @@ from typing import Any
 
 from phalanx.errors import InputError
 from phalanx.report.figures import amount, number, words
-from phalanx.report.markup import Markup, element, join
 from phalanx.report.read import read_run
-from phalanx.report.svg import AxisScale, PlotFrame, Shape, axes, hover, legend, line, mark, picture, standalone, text
+from phalanx.report.svg import (
+    AxisScale,
+    Markup,
+    PlotFrame,
+    Shape,
+    axes,
+    element,
+    hover,
+    join,
+    legend,
+    line,
+    mark,
+    picture,
+    standalone,
+    text,
+)
 
 # more signs than this hide the curve; then only the rug below it is drawn
 _MAX_MARKS = 40

@@ -10,12 +10,10 @@ from phalanx.report.figures import amount, count, duration, number, plural, size
 from phalanx.report.headline import STATUS_WORDS, ends, headline, status, tiles
 from phalanx.report.histograms import histograms_section
 from phalanx.report.loss import curve_of, loss_chart
-from phalanx.report.markup import Markup, element
 from phalanx.report.read import Row, RunRecord, read_run
 from phalanx.report.shell import section, shell, write_page
-from phalanx.report.sites import sites_section
-from phalanx.report.svg import PlotFrame, Shape
-from phalanx.report.tables import cost_table, stage_table, table, validation_table
+from phalanx.report.svg import Markup, PlotFrame, Shape, element
+from phalanx.report.tables import cost_table, sites_section, stage_table, table, validation_table
 from phalanx.report.timeline import timeline
 from phalanx.report.verdicts import verdict_list
 

@@ -11,8 +11,8 @@ from phalanx.planner.cost.estimate import Estimate
 from phalanx.planner.search.answer import PlanAnswer, assumptions
 from phalanx.report.bars import part_bars, pipeline_chart
 from phalanx.report.figures import amount, count, duration, plural, size, words
-from phalanx.report.markup import Markup, element
 from phalanx.report.shell import section, shell, write_page
+from phalanx.report.svg import Markup, element
 from phalanx.report.tables import table
 
 _SHOWN = 12

@@ -5,9 +5,20 @@ from pathlib import Path
 
 from phalanx.errors import InputError
 from phalanx.report.figures import amount
-from phalanx.report.markup import Markup, element, join
 from phalanx.report.shell import write_page
-from phalanx.report.svg import AxisScale, PlotFrame, axes, legend, line, picture, standalone, text
+from phalanx.report.svg import (
+    AxisScale,
+    Markup,
+    PlotFrame,
+    axes,
+    element,
+    join,
+    legend,
+    line,
+    picture,
+    standalone,
+    text,
+)
 
 Rate = tuple[float, float | None, float | None]
 """Learning rate, loss and smoothed loss of one step."""

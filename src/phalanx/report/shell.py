@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from phalanx.errors import InputError
-from phalanx.report.markup import Markup, element
-from phalanx.report.svg import style_sheet
+from phalanx.report.svg import Markup, element, style_sheet
 
 # nothing is fetched and no script runs, whatever a file of the run holds
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"

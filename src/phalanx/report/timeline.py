@@ -6,8 +6,8 @@ from datetime import datetime
 from typing import Any
 
 from phalanx.report.figures import number, words
-from phalanx.report.markup import Markup, element
 from phalanx.report.read import RunRecord
+from phalanx.report.svg import Markup, element
 from phalanx.report.tables import table
 
 _MAX_EVENTS = 400

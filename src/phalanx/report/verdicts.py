@@ -6,8 +6,8 @@ from pathlib import PurePath
 from typing import Any
 
 from phalanx.report.figures import amount, number, words
-from phalanx.report.markup import Attributes, Markup, element
 from phalanx.report.read import RunRecord
+from phalanx.report.svg import Attributes, Markup, element
 from phalanx.report.tables import table
 
 _MAX_VERDICTS = 400

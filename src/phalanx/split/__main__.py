@@ -9,7 +9,7 @@ from pathlib import Path
 
 from phalanx.config import load_config
 from phalanx.errors import PhalanxError
-from phalanx.split.processes.enclave_file import EnclaveConfig
+from phalanx.split.processes.local_enclave import EnclaveConfig
 from phalanx.split.roles.serving import serve
 
 

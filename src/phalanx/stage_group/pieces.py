@@ -5,7 +5,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from phalanx.parallel import ParallelConfig
-from phalanx.parallel.context.positions import own_positions
+from phalanx.parallel.context.ring import own_positions
 from phalanx.parallel.groups.mesh import Domain
 
 _ROWS, _SEQUENCE = 0, 1

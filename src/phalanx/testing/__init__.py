@@ -12,8 +12,7 @@ from phalanx.testing.actor import (
 )
 from phalanx.testing.clock import CompanyClock, Stall
 from phalanx.testing.company import CompanySession, MemoryCompany
-from phalanx.testing.endpoint import RewritingEndpoint
-from phalanx.testing.network import MemoryNetwork, MemoryWire
+from phalanx.testing.endpoint import MemoryNetwork, MemoryWire, RewritingEndpoint
 from phalanx.testing.tiny import random_batch, tiny_run
 
 __all__ = [

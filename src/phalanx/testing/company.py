@@ -29,8 +29,7 @@ from phalanx.security.audit import AuditLog
 from phalanx.security.crypto import Identity, Revocation, RevokedParties, certified_name, load_identity
 from phalanx.testing.actor import Actor, WorkerCrash
 from phalanx.testing.clock import CompanyClock, OwnersEndpoint, PartyThread
-from phalanx.testing.endpoint import RewritingEndpoint
-from phalanx.testing.network import MemoryNetwork
+from phalanx.testing.endpoint import MemoryNetwork, RewritingEndpoint
 from phalanx.testing.tiny import random_batch
 from phalanx.train import CheckRecord, RunConfig, step_inputs
 from phalanx.train.records.run_directory import RunDirectory

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from phalanx.data.sources.files import read_text
 from phalanx.data.tasks import Columns, read_examples
-from phalanx.data.tasks.guess import guess_columns
+from phalanx.data.tasks.own import guess_columns
 from phalanx.errors import DataError
 
 _ENDINGS = (".csv", ".tsv", ".jsonl")

@@ -8,7 +8,7 @@ from phalanx.pipeline.membership.members import Incarnations
 from phalanx.pipeline.protocol.greetings import PreparedNotice
 from phalanx.security.crypto import Identity
 from phalanx.testing import Actor, MemoryCompany, WorkerCrash, only, tampering, tiny_run
-from phalanx.testing.network import MemoryNetwork
+from phalanx.testing.endpoint import MemoryNetwork
 from phalanx.transport import Endpoint, TransportConfig
 
 MANY = 40

@@ -8,7 +8,7 @@ from phalanx.pipeline.membership.members import Incarnations
 from phalanx.pipeline.protocol.messages import Ask
 from phalanx.security.crypto import Identity
 from phalanx.testing import MemoryCompany, tiny_run
-from phalanx.testing.network import MemoryNetwork
+from phalanx.testing.endpoint import MemoryNetwork
 from phalanx.transport import Endpoint, TransportConfig
 
 

@@ -10,7 +10,7 @@ from phalanx.pipeline.protocol.relay import LinkRelay
 from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.security.crypto import Identity
 from phalanx.testing import Actor, tampering, tiny_run
-from phalanx.testing.network import MemoryNetwork, MemoryWire
+from phalanx.testing.endpoint import MemoryNetwork, MemoryWire
 from phalanx.transport import CheckedFrame, Endpoint, TransportConfig, outbox
 
 LIMITS = TransportConfig(timeout_s=60.0)

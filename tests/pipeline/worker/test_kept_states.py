@@ -12,7 +12,7 @@ from phalanx.pipeline.protocol.mailbox import Mailbox
 from phalanx.pipeline.protocol.messages import Bulk, Fault, parse_message
 from phalanx.pipeline.worker.kept_states import send_kept
 from phalanx.security.crypto import Identity
-from phalanx.testing.network import MemoryNetwork
+from phalanx.testing.endpoint import MemoryNetwork
 from phalanx.transport import Endpoint, LinkFault, TransportConfig
 
 STAGE, STEP = 1, 7

@@ -5,7 +5,10 @@ import signal
 
 import pytest
 
+from phalanx.errors import PeerLostError
 from phalanx.pipeline.worker.process import _leaving_on_signals
+from phalanx.testing import tiny_run
+from phalanx.transport import LinkFault
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -33,3 +36,17 @@ def test_a_worker_that_no_signal_meets_leaves_the_handlers_as_they_were():
         assert signal.getsignal(signal.SIGINT) is not before[0]
 
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+@pytest.mark.parametrize("was_told_to", [True, False])
+def test_a_worker_that_was_to_leave_has_left_when_its_owner_is_gone(make_company, was_told_to):
+    company = make_company(tiny_run(3))
+    if was_told_to:
+        company.leave("worker-1")
+
+    company.endpoint("worker-1")._inbox.put_fault(LinkFault("owner", PeerLostError("owner: is gone")))
+    company.clock.threads["worker-1"].join(60.0)
+
+    # one that nobody has told to leave looks for its owner again
+    assert not company.is_alive("worker-1")
+    assert [type(error) for error in company.errors.values()] == ([] if was_told_to else [PeerLostError])

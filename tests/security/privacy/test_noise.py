@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from phalanx.security.privacy import SecureStream, discrete_gaussian, gaussian_noise, poisson_sample
-from phalanx.security.privacy.discrete import _bernoulli_exp
+from phalanx.security.privacy.noise import _bernoulli_exp
 from seeded_entropy import below_from
 
 KEY = bytes(range(32))

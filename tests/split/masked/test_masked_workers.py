@@ -41,7 +41,7 @@ from phalanx.split.masked.messages import (
     write_masked,
 )
 from phalanx.split.masked.serving import ProductService
-from phalanx.testing.network import MemoryNetwork
+from phalanx.testing.endpoint import MemoryNetwork
 from phalanx.transport import Endpoint, OwnerLink, TransportConfig
 
 LIMITS = TransportConfig(timeout_s=20.0, max_frame_bytes=2 * 2**20, max_queued_bytes=4 * 2**20)

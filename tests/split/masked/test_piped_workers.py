@@ -9,7 +9,7 @@ import pytest
 from phalanx.errors import CertificateError, FrameError, PeerLostError
 from phalanx.security.crypto import create_authority, issue, load_identity
 from phalanx.security.mask import MaskedMessage, ProductMessage
-from phalanx.split.masked.piped import PipedWorkerConfig, PipeWires, piped_workers, serve_pipe
+from phalanx.split.masked.remote import PipedWorkerConfig, PipeWires, piped_workers, serve_pipe
 from phalanx.transport import TransportConfig
 
 LIMITS = TransportConfig(timeout_s=5.0)
@@ -53,7 +53,7 @@ def test_a_worker_behind_a_pipe_multiplies_and_ends_in_good_order(pki):
 
 
 def test_a_worker_whose_enclave_is_gone_ends(pki, monkeypatch):
-    monkeypatch.setattr("phalanx.split.masked.piped._LOOK_S", 0.0)
+    monkeypatch.setattr("phalanx.split.masked.remote._LOOK_S", 0.0)
     near, far = socket.socketpair()
     near.close()
 

@@ -20,7 +20,7 @@ def diff(
     key: KeyFile = None,
 ) -> Answer:
     """Say what is other in a second dataset: sources, steps, thresholds, counts, documents by their digests."""
-    from phalanx.data.build.compare import compare, named_changes
+    from phalanx.data.build.look import compare, named_changes
 
     datasets = opened(first, key), opened(second, key)
     found = compare(*datasets)

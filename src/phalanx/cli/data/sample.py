@@ -32,7 +32,7 @@ def sample(
         return _rows(place, count, seed, mask=mask)
     if mask:
         raise typer.BadParameter("--mask is for rows of a run; give its run file, RUN.toml")
-    from phalanx.data.build.read_back import sampled_documents
+    from phalanx.data.build.look import sampled_documents
 
     found = list(sampled_documents(opened(place, key, signer), count, seed, group))
     for one in found:

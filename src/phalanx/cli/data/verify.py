@@ -47,8 +47,7 @@ def _dataset(directory: Path, signer: str | None, key: Path | None) -> Answer:
 def _account(dataset: Any) -> str:
     """Check what a build adds to shards: the tokenizer beside them, and the account of every byte."""
     from phalanx.data.build.finish import REPORT_FILE
-    from phalanx.data.build.look import verify_account
-    from phalanx.data.build.read_back import check_tokenizer
+    from phalanx.data.build.look import check_tokenizer, verify_account
 
     if REPORT_FILE not in dataset.manifest.files:
         return "none: not made by phalanx data build"

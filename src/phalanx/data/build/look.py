@@ -2,14 +2,17 @@
 
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tokenizers
+from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from phalanx.data.build.encoding import TOKENIZER
 from phalanx.data.build.finish import ACCOUNT_DIRECTORY, REPORT_FILE
 from phalanx.data.build.records import zstd
 from phalanx.data.build.report import BuildReport, LeftOut
@@ -215,3 +218,115 @@ def _whole(entry: DocumentEntry, name: str) -> int:
     if not isinstance(value, int):
         raise DataError(f"document {entry.name[:80]!r}: has no whole number of {name}; build the dataset again")
     return value
+
+
+def check_tokenizer(dataset: Dataset) -> None:
+    """Compare the tokenizer beside the shards with the one that made the tokens.
+
+    Raises:
+        DataError: It is another one, or cannot be read.
+    """
+    _tokenizer_bytes(dataset)
+
+
+def _tokenizer_bytes(dataset: Dataset) -> bytes:
+    path = dataset.directory / TOKENIZER
+    try:
+        content = path.read_bytes()
+    except OSError as exc:
+        raise DataError(f"{path}: cannot be read ({exc.strerror}); restore it from a copy") from exc
+    expected = dataset.manifest.tokenizer.digest
+    found = hashlib.sha256(content).hexdigest()
+    if found != expected:
+        raise DataError(
+            f"{path}: has SHA-256 {found[:16]}..., the tokens were made with {expected[:16]}...; restore it from a copy"
+        ).about(code="PHX-I027", file=str(path))
+    return content
+
+
+def sampled_documents(dataset: Dataset, count: int, seed: int, group: str | None) -> Iterator[dict[str, Any]]:
+    """Yield documents drawn at random, with their texts.
+
+    Raises:
+        DataError: A file of the dataset is not the one that was signed, or there is no such group.
+    """
+    backend = tokenizers.Tokenizer.from_str(_tokenizer_bytes(dataset).decode())
+    for place in draw_documents(dataset, count, seed, group):
+        entry = dataset.document(place.group, place.split, place.number)
+        *ids, _ = read_tokens(dataset, place)
+        yield {
+            "document": entry.name,
+            "source": dataset.manifest.sources[entry.source].name,
+            "place": f"{place.group}.{place.split}, document {place.number}",
+            "digest": entry.digest,
+            "fields": dict(entry.fields),
+            "tokens": len(ids),
+            "text": backend.decode(ids, skip_special_tokens=False),
+        }
+
+
+_ABSENT = "-"
+
+
+def compare(first: Dataset, second: Dataset) -> dict[str, Any]:
+    """Return what is other in the second dataset.
+
+    Raises:
+        DataError: A report or an index is not the one that was signed.
+    """
+    reports = signed_report(first), signed_report(second)
+    before, after = (_flat(_comparable(report)) for report in reports)
+    changed = [
+        {"what": name, "before": before.get(name, _ABSENT), "after": after.get(name, _ABSENT)}
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name, _ABSENT) != after.get(name, _ABSENT)
+    ]
+    digests = _digests(first), _digests(second)
+    return {
+        "same": first.digest == second.digest,
+        "changed": changed,
+        "documents": {
+            "before": first.manifest.documents,
+            "after": second.manifest.documents,
+            "removed": int(np.setdiff1d(digests[0], digests[1], assume_unique=True).size),
+            "added": int(np.setdiff1d(digests[1], digests[0], assume_unique=True).size),
+        },
+    }
+
+
+def named_changes(first: Dataset, second: Dataset, most: int) -> Iterator[dict[str, str]]:
+    """Yield documents that only one of two datasets has, `most` of each at most."""
+    for change, dataset, other in (("removed", first, second), ("added", second, first)):
+        known = set(_digests(other).tolist())
+        left = most
+        for group, splits in dataset.groups.items():
+            for split in splits:
+                for entry in dataset.documents(group, split):
+                    if left and bytes.fromhex(entry.digest) not in known:
+                        left -= 1
+                        yield {"change": change, "document": entry.name, "digest": entry.digest}
+
+
+def _digests(dataset: Dataset) -> NDArray[np.void]:
+    """Return the digests of all documents, each once, 32 bytes a document."""
+    table = dataset.index_table().read_all()
+    return np.unique(np.ascontiguousarray(table["digest"]).view("V32").reshape(-1))
+
+
+def _comparable(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a report with names in place of positions, so that a source that came first moves no other one."""
+    steps = {step["name"]: {"place": place, **step} for place, step in enumerate(report["steps"])}
+    sources = {
+        source["name"]: {name: value for name, value in source.items() if name not in ("samples", "name")}
+        for source in report["sources"]
+    }
+    groups = {f"{group['group']}.{group['split']}": group for group in report["groups"]}
+    rest = {name: report[name] for name in ("tokenizer", "versions")}
+    return {"steps": steps, "sources": sources, "groups": groups, **rest}
+
+
+def _flat(value: Any, name: str = "") -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        inner = (_flat(one, f"{name}.{key}".removeprefix(".")) for key, one in value.items())
+        return {key: one for found in inner for key, one in found.items()}
+    return {name: value}

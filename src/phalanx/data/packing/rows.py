@@ -1,4 +1,4 @@
-"""What both packings give: rows of one length, the documents in them, and a score of each."""
+"""Documents to rows of one length: put whole where they fit best, or cut out of all in a row."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,6 +6,9 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from phalanx.data.manifest import count_sequences
+from phalanx.errors import DataError
 
 Tokens = NDArray[np.int64]
 
@@ -83,3 +86,197 @@ class Rows(Protocol):
     def scores(self, by: str) -> NDArray[np.float64]:
         """Return the mean score of each row's documents, weighed by the tokens that it has of each."""
         ...
+
+
+class Windows:
+    """Windows of one length over a split, one behind the other; a document goes on in the next window.
+
+    Args:
+        split: Of which tokens.
+        length: Tokens of a sequence; each also needs the token behind it, its last label.
+    """
+
+    def __init__(self, split: TokenSplit, length: int) -> None:
+        self._split = split
+        self._length = length
+        self.num_rows, _ = count_sequences(len(split.tokens), length)
+
+    def read(self, numbers: Sequence[int]) -> RowBlock:
+        """As `Rows.read`."""
+        length, tokens = self._length, self._split.tokens
+        rows = np.empty((len(numbers), length + 1), dtype=np.int64)
+        for row, number in zip(rows, numbers, strict=True):
+            row[:] = tokens[number * length : (number + 1) * length + 1]
+        ids = np.ascontiguousarray(rows[:, :-1])
+        ends = ids == self._split.eos_id
+        labels = np.where(ends, IGNORED, rows[:, 1:])
+        documents = np.zeros_like(ids)
+        np.cumsum(ends[:, :-1], axis=1, out=documents[:, 1:])
+        return RowBlock(ids, labels, documents)
+
+    def holding(self, start: int, stop: int) -> NDArray[np.int64]:
+        """As `Rows.holding`."""
+        behind = min(-(-stop // self._length), self.num_rows) if stop > start else 0
+        return np.arange(start // self._length, behind, dtype=np.int64)
+
+    def scores(self, by: str) -> NDArray[np.float64]:
+        """As `Rows.scores`."""
+        starts, edges = self._split.starts(), np.arange(self.num_rows + 1, dtype=np.int64) * self._length
+        # the sum of scores over tokens is linear between two borders of documents
+        sums = np.concatenate([[0.0], np.cumsum(self._split.score(by) * np.diff(starts))])
+        found: NDArray[np.float64] = np.diff(np.interp(edges, starts, sums)) / self._length
+        return found
+
+
+class BestFitRows:
+    """Rows of whole documents by best-fit decreasing; only a document longer than a row is cut.
+
+    What is left of a row is filled with end-of-text tokens that no loss is taken of. A row's documents stand in it
+    longest first.
+
+    Where tokens have weights, a document is whole in its row, and labels are the tokens that have one above 0.
+
+    Args:
+        split: Of which tokens.
+        length: Tokens of a row.
+        alone: Every piece has a row for itself.
+
+    Source: Johnson 1974 (best-fit decreasing); Ding et al. 2024, Fewer truncations improve language modeling.
+    """
+
+    def __init__(self, split: TokenSplit, length: int, *, alone: bool = False) -> None:
+        self._split = split
+        self._length = length
+        self._starts, self._sizes, self._owners = _pieces(split.starts(), length)
+        pieces = np.arange(len(self._sizes), dtype=np.int64)
+        self._rows = pieces if alone else pack_best_fit(self._sizes, length)
+        self.num_rows = int(self._rows.max()) + 1 if len(self._rows) else 0
+        # the pieces of each row stand together, longest first
+        order = np.lexsort((np.arange(len(self._rows)), -self._sizes, self._rows))
+        self._order = order
+        self._edges = np.searchsorted(self._rows[order], np.arange(self.num_rows + 1))
+
+    @property
+    def fill(self) -> float:
+        """Share of all places of all rows that hold a token of a document."""
+        return float(self._sizes.sum()) / max(1, self.num_rows * self._length)
+
+    def read(self, numbers: Sequence[int]) -> RowBlock:
+        """As `Rows.read`."""
+        shape = (len(numbers), self._length)
+        ids = np.full(shape, self._split.eos_id, dtype=np.int64)
+        labels = np.full(shape, IGNORED, dtype=np.int64)
+        documents = np.zeros(shape, dtype=np.int64)
+        weights = None if self._split.weights is None else np.zeros(shape, dtype=np.float32)
+        for row, number in enumerate(numbers):
+            at = 0
+            pieces = self._order[self._edges[number] : self._edges[number + 1]]
+            for place, piece in enumerate(pieces):
+                start, size = int(self._starts[piece]), int(self._sizes[piece])
+                # the first token behind the piece is the last label, unless a document ends there
+                found = self._split.tokens[start : start + size + 1].astype(np.int64)
+                ids[row, at : at + size] = found[:size]
+                after = np.full(size, IGNORED, dtype=np.int64)
+                after[: len(found) - 1] = found[1:]
+                if weights is None or self._split.weights is None:
+                    counts = found[:size] != self._split.eos_id
+                else:
+                    weights[row, at : at + size - 1] = self._split.weights[start + 1 : start + size]
+                    counts = weights[row, at : at + size] > 0
+                labels[row, at : at + size] = np.where(counts, after, IGNORED)
+                documents[row, at : at + size] = place
+                at += size
+            documents[row, at:] = len(pieces)
+        return RowBlock(ids, labels, documents, weights)
+
+    def holding(self, start: int, stop: int) -> NDArray[np.int64]:
+        """As `Rows.holding`."""
+        begins, ends = np.maximum(self._starts, start), np.minimum(self._starts + self._sizes, stop)
+        return np.unique(self._rows[begins < ends])
+
+    def scores(self, by: str) -> NDArray[np.float64]:
+        """As `Rows.scores`."""
+        of_pieces = self._split.score(by)[self._owners]
+        sums = np.bincount(self._rows, weights=of_pieces * self._sizes, minlength=self.num_rows)
+        return sums / np.bincount(self._rows, weights=self._sizes, minlength=self.num_rows)
+
+
+def pack_best_fit(sizes: NDArray[np.int64], capacity: int) -> NDArray[np.int64]:
+    """Return the row of each piece by best-fit decreasing.
+
+    Pieces of one size are placed together: the row that fits best still fits best after it took one of them, as long
+    as another one fits, so that rows are filled by the handful. The work grows with the number of different sizes
+    and of rows, not with that of pieces.
+
+    Args:
+        sizes: Of each piece, 1 to `capacity`.
+        capacity: Of a row.
+
+    Returns:
+        int64 ``[pieces]``: row numbers from 0, none left out.
+
+    Raises:
+        DataError: A piece is empty, or longer than a row.
+    """
+    if len(sizes) and not (sizes.min() >= 1 and sizes.max() <= capacity):
+        raise DataError(f"packing: pieces of {sizes.min()} to {sizes.max()} tokens, rows of {capacity}")
+    rows = np.empty(len(sizes), dtype=np.int64)
+    order = np.argsort(-sizes, kind="stable")
+    distinct, firsts = np.unique(-sizes[order], return_index=True)
+    bounds = [*firsts.tolist(), len(sizes)]
+    room = _Room(capacity)
+    for size, start, stop in zip((-distinct).tolist(), bounds, bounds[1:], strict=False):
+        at = start
+        while at < stop:
+            free = room.best(size)
+            each = free // size
+            taken = room.take(free, -(-(stop - at) // each))
+            placed = min(stop - at, each * len(taken))
+            rows[order[at : at + placed]] = np.repeat(taken, each)[:placed]
+            at += placed
+            last = placed - each * (len(taken) - 1)
+            room.give(free - each * size, taken[:-1])
+            room.give(free - last * size, taken[-1:])
+    return rows
+
+
+class _Room:
+    """Rows by the room that is left in them; a bit for each room that some row has finds the best one."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._rows: list[list[NDArray[np.int64]]] = [[] for _ in range(capacity + 1)]
+        self._there = 0
+        self._num_rows = 0
+
+    def best(self, size: int) -> int:
+        """Return the least room that holds a piece; a new row's where none does."""
+        fitting = self._there >> size
+        return size + (fitting & -fitting).bit_length() - 1 if fitting else self._capacity
+
+    def take(self, free: int, wanted: int) -> NDArray[np.int64]:
+        """Take up to so many rows with so much room; new ones, as many as are wanted, where there is none."""
+        if not self._there >> free & 1:
+            self._num_rows += wanted
+            return np.arange(self._num_rows - wanted, self._num_rows, dtype=np.int64)
+        found = self._rows[free].pop()
+        self.give(free, found[wanted:])
+        if not self._rows[free]:
+            self._there &= ~(1 << free)
+        return found[:wanted]
+
+    def give(self, free: int, rows: NDArray[np.int64]) -> None:
+        """Put rows back with so much room."""
+        if len(rows) and free:
+            self._rows[free].append(rows)
+            self._there |= 1 << free
+
+
+def _pieces(starts: NDArray[np.int64], length: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Cut documents that are longer than a row: where each piece starts, its size, and its document."""
+    sizes = np.diff(starts)
+    counts = -(-sizes // length)
+    owners = np.repeat(np.arange(len(sizes), dtype=np.int64), counts)
+    within = np.arange(len(owners), dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)
+    begins = starts[:-1][owners] + within * length
+    return begins, np.minimum(length, starts[1:][owners] - begins), owners

@@ -12,8 +12,7 @@ from torch import Tensor
 from phalanx.data.batch import IGNORE, Batch
 from phalanx.data.chat.settings import PreferencesConfig
 from phalanx.data.config import BpeConfig, DataConfig
-from phalanx.data.preferences.encoder import AnswerEncoder, EncodedAnswer
-from phalanx.data.preferences.files import PreferenceFiles
+from phalanx.data.preferences.encoder import AnswerEncoder, EncodedAnswer, PreferenceFiles
 from phalanx.data.preferences.preference import Preference
 from phalanx.data.tokenizers.tokenizer import (
     TOKENIZER_FILE,

@@ -6,9 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
-from phalanx.data.rules.libraries import library
 from phalanx.data.rules.page import Page
-from phalanx.data.rules.rule import Drop, Outcome, RuleReason, RuleSettings
+from phalanx.data.rules.rule import Drop, Outcome, RuleReason, RuleSettings, library
 from phalanx.data.rules.rule import Tag as Tagged
 
 LanguageCode = Annotated[str, StringConstraints(pattern="^[a-z]{2,3}$")]

@@ -2,9 +2,8 @@
 
 from typing import Literal
 
-from phalanx.data.rules.libraries import library
 from phalanx.data.rules.page import Page
-from phalanx.data.rules.rule import Edit, Outcome, RuleReason, RuleSettings
+from phalanx.data.rules.rule import Edit, Outcome, RuleReason, RuleSettings, library
 
 
 class MojibakeConfig(RuleSettings):

@@ -1,11 +1,14 @@
 """What a rule of a data build is, and what it may say of a document."""
 
+import importlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Protocol
 
 from phalanx.config import StrictModel
 from phalanx.data.rules.page import Page
+from phalanx.errors import DataError
 
 
 class RuleSettings(StrictModel):
@@ -109,3 +112,15 @@ class CorpusRule(Protocol):
 
 
 Rule = DocumentRule | CorpusRule
+
+
+def library(module: str, rule: str) -> ModuleType:
+    """Import a library of the extra `data`.
+
+    Raises:
+        DataError: It is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as exc:
+        raise DataError(f"rule {rule!r} needs {module.partition('.')[0]}; install phalanx-train[data]") from exc

@@ -8,13 +8,13 @@ from pydantic import Discriminator, Tag
 
 from phalanx.data.rules import Rule, RuleLine
 from phalanx.data.scan.bursts import Bursts, BurstsConfig
-from phalanx.data.scan.finding import ScanSettings
 from phalanx.data.scan.hidden_characters import HiddenCharacters, HiddenCharactersConfig
 from phalanx.data.scan.homoglyphs import Homoglyphs, HomoglyphsConfig
 from phalanx.data.scan.instructions_in_text import InstructionsInText, InstructionsInTextConfig
 from phalanx.data.scan.label_flips import LabelFlips, LabelFlipsConfig
 from phalanx.data.scan.split_view import SplitView, SplitViewConfig
 from phalanx.data.scan.surprisal import Surprisal, SurprisalConfig
+from phalanx.data.scan.word_stream import ScanSettings
 
 SCANS: dict[str, RuleLine] = {
     "bursts": RuleLine(BurstsConfig, Bursts, "Broder 1997"),

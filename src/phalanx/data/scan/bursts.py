@@ -13,8 +13,7 @@ from pydantic import Field
 
 from phalanx.data.rules.page import Page
 from phalanx.data.rules.rule import Outcome, Texts
-from phalanx.data.scan.finding import ScanSettings, escaped, outcome_of
-from phalanx.data.scan.word_stream import WordNumbers, Words
+from phalanx.data.scan.word_stream import ScanSettings, WordNumbers, Words, escaped, outcome_of
 
 _HASHES = 24
 _SHINGLE = 4

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from phalanx.data.rules.page import Page
 from phalanx.data.rules.rule import Outcome
-from phalanx.data.scan.finding import ScanSettings, escaped, outcome_of, place
+from phalanx.data.scan.word_stream import ScanSettings, escaped, outcome_of, place
 
 _ZERO_WIDTH = "\u034f\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200d\u2060-\u2064\u2065\u206a-\u206f\u3164\ufeff\uffa0"
 _BIDI = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"

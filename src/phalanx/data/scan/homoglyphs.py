@@ -9,7 +9,7 @@ from pydantic import Field
 
 from phalanx.data.rules.page import Page
 from phalanx.data.rules.rule import Outcome
-from phalanx.data.scan.finding import ScanSettings, outcome_of, place
+from phalanx.data.scan.word_stream import ScanSettings, outcome_of, place
 
 _PAIRS = (
     # Cyrillic

@@ -18,8 +18,18 @@ from pydantic import Field
 
 from phalanx.data.rules.page import Page
 from phalanx.data.rules.rule import Outcome, Texts
-from phalanx.data.scan.finding import ScanSettings, outcome_of, place
-from phalanx.data.scan.word_stream import WORD, Grams, WordNumbers, Words, WordSpool, pairs_of, singles_of
+from phalanx.data.scan.word_stream import (
+    WORD,
+    Grams,
+    ScanSettings,
+    WordNumbers,
+    Words,
+    WordSpool,
+    outcome_of,
+    pairs_of,
+    place,
+    singles_of,
+)
 
 _TABLE_BITS = 20
 _MOST_LABELS = 16

@@ -8,7 +8,7 @@ from typing import Literal
 from phalanx.data.rules.page import Page
 from phalanx.data.rules.rule import Outcome
 from phalanx.data.rules.word_files import read_entries
-from phalanx.data.scan.finding import ScanSettings, escaped, outcome_of
+from phalanx.data.scan.word_stream import ScanSettings, escaped, outcome_of
 from phalanx.data.sources.source import Origin
 from phalanx.errors import DataError
 

@@ -15,9 +15,18 @@ from pydantic import Field
 
 from phalanx.data.rules.page import Page
 from phalanx.data.rules.rule import Outcome, Texts
-from phalanx.data.scan.finding import ScanSettings, outcome_of, place
 from phalanx.data.scan.trigger_mining import Region, Trigger, mine_triggers, trigger_place
-from phalanx.data.scan.word_stream import DocumentCounts, WordNumbers, Words, WordSpool, pairs_of, singles_of
+from phalanx.data.scan.word_stream import (
+    DocumentCounts,
+    ScanSettings,
+    WordNumbers,
+    Words,
+    WordSpool,
+    outcome_of,
+    pairs_of,
+    place,
+    singles_of,
+)
 
 _WINDOW = 128
 _STRIDE = 32

@@ -11,8 +11,7 @@ from phalanx.data.shards.manifest import (
     SourceFacts,
 )
 from phalanx.data.shards.records import DocumentEntry, document_digest
-from phalanx.data.shards.seal import SealKey
-from phalanx.data.shards.signing import default_signing_key, fingerprint_of, load_signer
+from phalanx.data.shards.seal import SealKey, default_signing_key, fingerprint_of, load_signer
 from phalanx.data.shards.writer import LEAF_BYTES, SHARD_TOKENS, DatasetWriter, PartWriter
 
 __all__ = [

@@ -12,8 +12,7 @@ from phalanx.config import StrictModel, canonical_json
 from phalanx.data.manifest import TokenizerRecord
 from phalanx.data.shards.leaves import Count, Digest, FileRoot
 from phalanx.data.shards.merkle import HASH_BYTES
-from phalanx.data.shards.seal import SealRecord
-from phalanx.data.shards.signing import FINGERPRINT, fingerprint_of, signer_of
+from phalanx.data.shards.seal import FINGERPRINT, SealRecord, fingerprint_of, signer_of
 from phalanx.errors import DataError, SignatureError
 from phalanx.security.crypto import Identity, in_domain, parse_canonical
 

@@ -7,15 +7,23 @@ user has (`files.find_file`). None of these holds a patient's record. Texts of a
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from phalanx.data.tasks.clients import dirichlet_clients, silo_clients
 from phalanx.data.tasks.drug_reviews import DRUG_REVIEWS
 from phalanx.data.tasks.icd10 import ICD10
 from phalanx.data.tasks.medical_abstracts import MEDICAL_ABSTRACTS
 from phalanx.data.tasks.medquad import MEDQUAD
 from phalanx.data.tasks.own import Columns, load_own, read_examples
 from phalanx.data.tasks.pubmedqa import PUBMEDQA, PUBMEDQA_SECTIONS
-from phalanx.data.tasks.shares import SPLIT_SEED, TEST_SHARE, Shares, share_out
-from phalanx.data.tasks.split import balanced, split_by_class, take_by_class
+from phalanx.data.tasks.split import (
+    SPLIT_SEED,
+    TEST_SHARE,
+    Shares,
+    balanced,
+    dirichlet_clients,
+    share_out,
+    silo_clients,
+    split_by_class,
+    take_by_class,
+)
 from phalanx.data.tasks.task import Example, LabelledExamples, TaskCard, labelled
 from phalanx.data.tasks.yardstick import majority_share, tfidf_predictions
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from phalanx.data.sources.files import read_text
-from phalanx.data.tasks.files import find_file
-from phalanx.data.tasks.task import Example, LabelledExamples, TaskCard, labelled
+from phalanx.data.tasks.task import Example, LabelledExamples, TaskCard, find_file, labelled
 from phalanx.errors import DataError
 
 FILE = "medical_abstracts.csv.gz"

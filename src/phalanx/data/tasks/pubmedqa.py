@@ -7,8 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from phalanx.data.sources.files import read_text
-from phalanx.data.tasks.files import find_file
-from phalanx.data.tasks.task import Example, LabelledExamples, TaskCard, labelled
+from phalanx.data.tasks.task import Example, LabelledExamples, TaskCard, find_file, labelled
 from phalanx.errors import DataError
 
 FILE = "pubmedqa_l.json.gz"

@@ -1,10 +1,12 @@
-"""Splits that depend on the texts and a seed only: not on the order of a file, nor on the version of a library."""
+"""The shares of a task's texts, held out and for each client: they depend on the texts and a seed only."""
 
 import hashlib
 import math
+import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from phalanx.data.tasks.task import Example
+from phalanx.data.tasks.task import Example, LabelledExamples
 from phalanx.errors import DataError
 
 
@@ -76,3 +78,139 @@ def _shuffled(examples: Sequence[Example], seed: int) -> tuple[Example, ...]:
 
 def _rank(text: str, seed: int) -> bytes:
     return hashlib.sha256(f"{seed}|".encode() + text.encode("utf-8", "surrogatepass")).digest()
+
+
+_ATTEMPTS = 1000
+
+
+def dirichlet_clients(
+    examples: Sequence[Example], num_clients: int, alpha: float, seed: int, *, at_least: int = 1
+) -> tuple[tuple[int, ...], ...]:
+    """Share examples out so that each class has its own, uneven shares of the clients.
+
+    Args:
+        examples: At least ``num_clients * at_least``.
+        num_clients: Two or more.
+        alpha: Of the symmetric Dirichlet distribution over clients, drawn anew for every class: far below 1 each class
+            lies with few clients, far above 1 all clients are alike.
+        seed: Decides everything.
+        at_least: Examples of every client; a draw that gives one fewer is drawn again.
+
+    Returns:
+        Indices of each client's examples, ascending; each example is in exactly one.
+
+    Raises:
+        DataError: The numbers make no sense, or no draw gave every client enough.
+
+    Source: Hsu et al. 2019, section 3 (shares by class; here each class is dealt out, so that sizes vary as well).
+    """
+    if num_clients < 2 or not 0 < alpha < float("inf") or at_least < 1:
+        raise DataError(
+            f"{num_clients} clients, alpha {alpha}, at least {at_least}: expected 2 or more, > 0, 1 or more"
+        )
+    generator = random.Random(f"phalanx clients {seed} {num_clients} {alpha!r}")  # noqa: S311 - a partition, no secret
+    for _ in range(_ATTEMPTS):
+        drawn = _draw(examples, num_clients, alpha, generator)
+        if min(len(client) for client in drawn) >= at_least:
+            return drawn
+    raise DataError(
+        f"{len(examples)} examples: no draw in {_ATTEMPTS} gave each of {num_clients} clients {at_least}; "
+        "raise alpha or take more examples"
+    )
+
+
+def silo_clients(examples: Sequence[Example], num_clients: int) -> tuple[tuple[int, ...], ...]:
+    """Share examples out by their collector: a silo is never divided.
+
+    The largest silo first, each to the client that has least so far.
+
+    Raises:
+        DataError: An example has no silo, or there are fewer silos than clients.
+    """
+    silos: dict[str, list[int]] = {}
+    for index, example in enumerate(examples):
+        silos.setdefault(example.silo, []).append(index)
+    if "" in silos or len(silos) < num_clients:
+        raise DataError(f"{len(silos)} silos for {num_clients} clients; expected one or more each, and none unnamed")
+    clients: list[list[int]] = [[] for _ in range(num_clients)]
+    for _, members in sorted(silos.items(), key=lambda item: (-len(item[1]), item[0])):
+        min(clients, key=len).extend(members)
+    return tuple(tuple(sorted(client)) for client in clients)
+
+
+def _draw(
+    examples: Sequence[Example], num_clients: int, alpha: float, generator: random.Random
+) -> tuple[tuple[int, ...], ...]:
+    clients: list[list[int]] = [[] for _ in range(num_clients)]
+    for label in sorted({example.label for example in examples}):
+        members = [index for index, example in enumerate(examples) if example.label == label]
+        generator.shuffle(members)
+        weights = [generator.gammavariate(alpha, 1.0) for _ in range(num_clients)]
+        # a draw so far below 1 that every weight is rounded to nothing leaves the class to any client
+        total = sum(weights) or float(num_clients)
+        shares = [weight / total for weight in weights] if sum(weights) else [1 / num_clients] * num_clients
+        begin, reached = 0, 0.0
+        for client, share in zip(clients, shares, strict=True):
+            reached += share
+            end = len(members) if client is clients[-1] else round(reached * len(members))
+            client.extend(members[begin:end])
+            begin = max(begin, end)
+    return tuple(tuple(sorted(client)) for client in clients)
+
+
+TEST_SHARE = 0.2
+"""Of every class, from which the held-out texts are drawn."""
+SPLIT_SEED = 0
+"""Of what is held out: the same for every seed of a run."""
+
+
+@dataclass(frozen=True)
+class Shares:
+    """A task's texts, dealt out.
+
+    Attributes:
+        clients: Training texts of each client, as many of each.
+        test: Held-out texts, which no client has.
+    """
+
+    clients: tuple[tuple[Example, ...], ...]
+    test: tuple[Example, ...]
+
+    @property
+    def train(self) -> tuple[Example, ...]:
+        """All training texts, client by client."""
+        return tuple(example for examples in self.clients for example in examples)
+
+
+def share_out(task: LabelledExamples, num_clients: int, each: int, test: int, alpha: float, seed: int) -> Shares:
+    """Share a task's texts out to clients that do not all see the same classes.
+
+    By silo where the texts name their collector, else by class. Clients have the same number of texts, for they take
+    turns: one with few would count as much as one with many.
+
+    Args:
+        task: The texts.
+        num_clients: One or more.
+        each: Training texts of a client.
+        test: Held-out texts; fewer only if there are fewer.
+        alpha: As for `dirichlet_clients`.
+        seed: Of the shares; what is held out does not depend on it.
+
+    Raises:
+        DataError: There are too few texts, or fewer of a client than it has classes.
+    """
+    pool, held_out = split_by_class(task.examples, TEST_SHARE, SPLIT_SEED)
+    if num_clients == 1:
+        owners: tuple[tuple[int, ...], ...] = (tuple(range(len(pool))),)
+    elif task.has_silos:
+        owners = silo_clients(pool, num_clients)
+    else:
+        owners = dirichlet_clients(pool, num_clients, alpha, seed, at_least=each)
+    drawn = tuple(take_by_class([pool[index] for index in owner], each, seed) for owner in owners)
+    for number, examples in enumerate(drawn):
+        if len(examples) < each:
+            raise DataError(
+                f"client {number} of {num_clients}: has {len(examples)} texts of its own and {each} are wanted; lower "
+                "texts_per_client"
+            )
+    return Shares(drawn, take_by_class(held_out, test, SPLIT_SEED))

@@ -15,15 +15,13 @@ from phalanx.federated.aggregators import aggregate
 from phalanx.federated.algorithms import ALGORITHMS, CONTROL, Named, staleness_weight
 from phalanx.federated.carriers import messages as m
 from phalanx.federated.carriers.carrier import SentOrder
-from phalanx.federated.factors import mean_of_products
 from phalanx.federated.local import SiteScores
 from phalanx.federated.reputation import ReputationConfig, SiteReputations, distances_to
 from phalanx.federated.rounds.fleet import Fleet, SiteAnswer
-from phalanx.federated.rounds.journal import RoundJournal
-from phalanx.federated.rounds.record import HeldUpdate, RoundRecord, SiteShare
+from phalanx.federated.rounds.journal import HeldUpdate, RoundJournal, RoundRecord, SiteShare
 from phalanx.federated.rounds.summing import SumMaker
 from phalanx.federated.rounds.terms import RunTerms
-from phalanx.federated.vectors import flatten, norm_of, num_values, shapes_of, unflatten
+from phalanx.federated.vectors import flatten, mean_of_products, norm_of, num_values, shapes_of, unflatten
 from phalanx.security.crypto import Identity, digest_hex
 from phalanx.security.privacy import BudgetLedger
 from phalanx.telemetry import PhaseTimer

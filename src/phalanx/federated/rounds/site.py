@@ -16,8 +16,7 @@ from phalanx.federated.algorithms import ALGORITHMS, CONTROL, ControlRule, Local
 from phalanx.federated.carriers import messages as m
 from phalanx.federated.carriers.carrier import Payload
 from phalanx.federated.local import LocalTrainer, LocalUpdate
-from phalanx.federated.rounds.site_budget import SiteBudget
-from phalanx.federated.rounds.terms import RunTerms
+from phalanx.federated.rounds.terms import RunTerms, SiteBudget
 from phalanx.federated.vectors import Shapes, flatten, norm_of, num_values, shapes_of
 from phalanx.security.aggregate import EnteredRounds, ExpectedRound, SumClient
 from phalanx.security.crypto import Identity, digest_hex

@@ -12,8 +12,7 @@ from phalanx.federated.carriers import messages as m
 from phalanx.federated.carriers.carrier import Payload, SentOrder
 from phalanx.federated.config import least_left_of
 from phalanx.federated.rounds.fleet import Fleet
-from phalanx.federated.rounds.journal import RoundJournal
-from phalanx.federated.rounds.record import RoundRecord
+from phalanx.federated.rounds.journal import RoundJournal, RoundRecord
 from phalanx.federated.rounds.terms import RunTerms
 from phalanx.security.aggregate import CohortMember, SumRefusal, SumResult, SumServer, SumTerms
 from phalanx.security.crypto import Identity

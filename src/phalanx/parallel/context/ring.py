@@ -19,6 +19,7 @@ from transformers import AttentionInterface
 
 from phalanx.errors import ConfigError
 from phalanx.models import StageModule
+from phalanx.parallel.config import ParallelConfig
 from phalanx.parallel.context.attention_block import Heads, attend, gradients, join
 from phalanx.parallel.groups.collectives import Group
 from phalanx.parallel.tensor.tensor_plans import plan_of
@@ -181,3 +182,23 @@ def _passed_on(x: Tensor, group: Group, *, is_last: bool = False) -> _Passing:
     sending = dist.P2POp(dist.isend, x, group=group, group_peer=(rank + 1) % ranks)
     receiving = dist.P2POp(dist.irecv, came, group=group, group_peer=(rank - 1) % ranks)
     return _Passing(came, dist.batch_isend_irecv([sending, receiving]))
+
+
+def own_positions(whole: Tensor, dim: int, config: ParallelConfig, rank: int) -> Tensor:
+    """Return what one context parallel rank has of a tensor with all positions of a sequence.
+
+    Ulysses gives each rank a slice. In a ring the later half of a sequence would see most keys and the first rank would
+    wait for the last: there a rank has one of twice as many chunks from the front, and its mirror image from the back.
+
+    Args:
+        whole: Any tensor; a table may have dimension 0 of size 1.
+        dim: Of the positions, which the ranks divide, in a ring twice.
+        config: The layout.
+        rank: Which one.
+    """
+    if config.cp == 1:
+        return whole
+    if config.context == "ulysses":
+        return whole.chunk(config.cp, dim)[rank]
+    chunks = whole.chunk(2 * config.cp, dim)
+    return torch.cat((chunks[rank], chunks[-1 - rank]), dim)

@@ -34,8 +34,8 @@ from phalanx.parallel.data.parameters import RankParameter, counted_gradients, h
 from phalanx.parallel.data.state_dict import StateGatherer, catalogue
 from phalanx.parallel.data.update import RankOptimizer
 from phalanx.parallel.groups.mesh import Domain
-from phalanx.parallel.model.activations import fuse_activations
 from phalanx.parallel.model.part import StagePart
+from phalanx.parallel.model.recompute import fuse_activations
 from phalanx.security.privacy import PrivacyConfig
 from phalanx.telemetry import PhaseTimer
 

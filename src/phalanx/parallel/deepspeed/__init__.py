@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.late_names import late_names
 from phalanx.parallel.deepspeed.config import AioConfig, DeepSpeedConfig
-from phalanx.parallel.deepspeed.refusal import check_machine
+from phalanx.parallel.deepspeed.settings import check_machine
 
 if TYPE_CHECKING:
     from phalanx.parallel.deepspeed.member import DeepSpeedMember, opened_member

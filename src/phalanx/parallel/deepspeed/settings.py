@@ -1,4 +1,4 @@
-"""The run file in deepspeed's own words."""
+"""The run file in deepspeed's own words, and the refusal, before any process starts, of what its ranks cannot do."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -7,6 +7,9 @@ from phalanx.parallel.deepspeed.config import DeepSpeedConfig
 
 if TYPE_CHECKING:
     from phalanx.parallel.control.rank_trainer import RankRecipe
+from phalanx.errors import ConfigError
+from phalanx.parallel.deepspeed.disk import why_no_disk, why_no_locked_memory
+from phalanx.parallel.deepspeed.extra import build_kernels, environment, load, why_no_extra, why_no_kernels
 
 _PARAMETER_BUFFERS, _STATE_BUFFERS = 5, 4
 """deepspeed's own numbers: parameters in memory at once; weights, two moments and a gradient."""
@@ -81,3 +84,43 @@ def settings(config: DeepSpeedConfig, recipe: "RankRecipe", largest: int, folder
 
 def _home(kind: str, folder: Path | None) -> dict[str, Any]:
     return {"device": kind} if kind == "cpu" or folder is None else {"device": kind, "nvme_path": str(folder)}
+
+
+def check_machine(
+    config: DeepSpeedConfig, sizes: list[int], copies: int, local_copies: int, device: str, *, build: bool
+) -> None:
+    """Refuse what this machine cannot do.
+
+    Args:
+        config: The section.
+        sizes: Numbers of each parameter that is trained.
+        copies: Ranks that share them.
+        local_copies: How many of these are on this machine.
+        device: Of the ranks.
+        build: Compile the kernels too, which other ranks then find compiled.
+
+    Raises:
+        ConfigError: Says what is lacking, and what to do.
+    """
+    for lacking in (why_no_extra(), _why_no_place(config, sizes, copies, local_copies)):
+        if lacking is not None:
+            raise ConfigError(f"deepspeed: {lacking}")
+    adam, files = config.offload_optimizer != "none", config.uses_disk
+    with environment(device, 0):
+        load()
+        lacking = why_no_kernels(adam=adam, files=files)
+        if lacking is not None:
+            raise ConfigError(f"deepspeed: {lacking}")
+        if build:
+            build_kernels(adam=adam, files=files)
+
+
+def _why_no_place(config: DeepSpeedConfig, sizes: list[int], copies: int, local_copies: int) -> str | None:
+    if config.directory is None:
+        return None
+    total = sum(sizes)
+    needed = config.bytes_on_disk * total * local_copies // copies
+    lacking = why_no_disk(Path(config.directory), needed)
+    if lacking is not None:
+        return f"directory: {lacking}"
+    return why_no_locked_memory(locked_bytes(config, total, max(sizes), copies))

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from phalanx.models import CAUSAL, MARKED_KINDS, AttentionPattern, Family, StageModule
 from phalanx.objectives import causal_lm
-from phalanx.parallel.context.positions import own_positions
-from phalanx.parallel.context.ring import share_by_ring
+from phalanx.parallel.context.ring import own_positions, share_by_ring
 from phalanx.parallel.context.ulysses import share_context
 from phalanx.parallel.groups.collectives import enter, gather_copies, gather_parts, keep_slice
 from phalanx.parallel.groups.mesh import Domain

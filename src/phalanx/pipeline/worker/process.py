@@ -122,7 +122,7 @@ class Worker:
         self._timer = PhaseTimer(cpu_clock=time.thread_time)
         self._party: Party | None = None
         self._plan: StepPlan | None = None
-        self._wants_to_leave = False
+        self._wants_to_leave = self._has_asked = False
         self._place: tuple[int, int] | None = None
         self._sample = Sample()
         self._journal = None if config.journal is None else Path(config.journal)
@@ -152,12 +152,17 @@ class Worker:
         self._mail.post(config.owner_name, hello)
         try:
             return self._serve(address)
+        except PeerLostError as exc:
+            if not (self._wants_to_leave or self._has_asked):
+                raise
+            # the owner that was to let it go is gone, and what this worker wanted still holds
+            self.story.ended(WorkerOutcome.LEFT, str(exc))
+            return WorkerOutcome.LEFT
         finally:
             self._memory.keep()
 
     def _serve(self, address: str) -> WorkerOutcome:
         config = self._config
-        has_asked = False
         last_mail = time.monotonic()
         deadline = last_mail + _SETUP_TIMEOUT_S
         while True:
@@ -167,7 +172,7 @@ class Worker:
                 elif isinstance(item.message, Shutdown) and item.sender == self._config.owner_name:
                     self._remember(item)
                     self._tidy_up()
-                    ending = WorkerOutcome.LEFT if has_asked else WorkerOutcome.COMPLETE
+                    ending = WorkerOutcome.LEFT if self._has_asked else WorkerOutcome.COMPLETE
                     self.story.ended(ending, item.message.reason)
                     return ending
                 elif isinstance(item.message, NotLetIn) and item.sender == self._config.owner_name:
@@ -179,7 +184,7 @@ class Worker:
                 if self._party is None:
                     self.story.ended(WorkerOutcome.LEFT)
                     return WorkerOutcome.LEFT
-                has_asked = True
+                self._has_asked = True
                 self._mail.post(self._config.owner_name, Leave(epoch=0))
             if self._party is None and time.monotonic() > deadline:
                 raise PeerLostError(

@@ -10,7 +10,7 @@ from phalanx.config import load_config
 from phalanx.errors import ConfigError
 from phalanx.planner.cluster.hardware import Cluster, Device
 from phalanx.planner.cluster.links import Link
-from phalanx.planner.guard.guarding import sealed_bandwidth
+from phalanx.planner.guard.finding import sealed_bandwidth
 from phalanx.planner.model.read import read_shape, shape_of
 from phalanx.planner.model.shape import ModelShape
 

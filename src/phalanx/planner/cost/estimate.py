@@ -8,10 +8,10 @@ from phalanx.errors import ConfigError
 from phalanx.planner.cluster.catalog import device_of, link_of
 from phalanx.planner.cluster.hardware import GIB, Cluster, Device
 from phalanx.planner.cluster.machine import Machine
+from phalanx.planner.cost.exchanging import Traffic, traffic
 from phalanx.planner.cost.memory import RankMemory, worst_rank
 from phalanx.planner.cost.step import StepTime, step_time
-from phalanx.planner.cost.traffic import Traffic, traffic
-from phalanx.planner.guard.guarding import Verification
+from phalanx.planner.guard.finding import Verification
 from phalanx.planner.layout import Layout
 from phalanx.planner.model.compute import DAY_S, HOUR_S, training_flops, utilization
 from phalanx.planner.model.recipe import Precision, Recipe

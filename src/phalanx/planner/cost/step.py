@@ -10,13 +10,13 @@ from phalanx.planner.cost.exchanging import (
     block_exchanges,
     data_exchange,
     link_of_axis,
+    most_held,
     vocabulary_exchange,
 )
 from phalanx.planner.cost.memory import stage_layers
 from phalanx.planner.cost.schedule import StageTimes, Timeline, bubble_formula, simulate
 from phalanx.planner.cost.shared_cores import play_sharing
-from phalanx.planner.cost.traffic import most_held
-from phalanx.planner.guard.guarding import Verification
+from phalanx.planner.guard.finding import Verification
 from phalanx.planner.layout import Layout
 from phalanx.planner.model.activations import boundary_bytes, microbatch_tokens
 from phalanx.planner.model.compute import adapter_flops, backward_factor, forward_flops

@@ -9,7 +9,7 @@ from phalanx.errors import ConfigError
 from phalanx.planner.cluster.catalog import known_links
 from phalanx.planner.cluster.hardware import GIB, TERA, Cluster
 from phalanx.planner.cluster.links import Link
-from phalanx.planner.guard.guarding import sealed_bandwidth
+from phalanx.planner.guard.finding import sealed_bandwidth
 
 Mode = Literal["sealed", "plaintext"]
 

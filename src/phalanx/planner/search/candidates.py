@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from phalanx.planner.cost.traffic import SHARED_GRADIENTS
+from phalanx.planner.cost.exchanging import SHARED_GRADIENTS
 from phalanx.planner.layout import Layout, layouts
 from phalanx.planner.model.recipe import Outer
 

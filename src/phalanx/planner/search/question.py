@@ -7,7 +7,7 @@ from typing import cast, get_args
 from phalanx.errors import ConfigError
 from phalanx.planner.cluster.catalog import open_model_shape
 from phalanx.planner.cluster.hardware import Cluster
-from phalanx.planner.guard.guarding import Verification
+from phalanx.planner.guard.finding import Verification
 from phalanx.planner.layout import Layout, parse_layout
 from phalanx.planner.model.recipe import Offload, Precision, Recipe
 from phalanx.planner.model.shape import ModelShape

@@ -9,7 +9,7 @@ from phalanx.planner.cluster.hardware import Cluster
 from phalanx.planner.cost.estimate import Estimate, as_done, estimate, usable_bytes, why_too_large
 from phalanx.planner.cost.memory import RankMemory, worst_rank
 from phalanx.planner.cost.mixed import estimate_mixed, mixed_layouts, place
-from phalanx.planner.guard.guarding import Verification
+from phalanx.planner.guard.finding import Verification
 from phalanx.planner.layout import Layout
 from phalanx.planner.model.recipe import Checkpointing, Recipe
 from phalanx.planner.model.shape import ModelShape

@@ -14,11 +14,9 @@ What the guarantee covers, against which adversary, and what it does not: docs/p
 
 from phalanx.security.privacy.accountant import PoissonGaussian, check_rate, noise_for
 from phalanx.security.privacy.config import PrivacyConfig
-from phalanx.security.privacy.discrete import discrete_gaussian
 from phalanx.security.privacy.distributed import NoisyRounds, NoisySum
 from phalanx.security.privacy.ledger import CHARGED, TERMS, BudgetLedger, PastCharges, PrivateMechanism
-from phalanx.security.privacy.noise import SEED_BYTES, SecureStream, gaussian_noise
-from phalanx.security.privacy.sampling import poisson_sample
+from phalanx.security.privacy.noise import SEED_BYTES, SecureStream, discrete_gaussian, gaussian_noise, poisson_sample
 
 __all__ = [
     "CHARGED",

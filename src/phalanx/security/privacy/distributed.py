@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from phalanx.errors import ConfigError
 from phalanx.security.aggregate import RingEncoding, most_colluding
-from phalanx.security.privacy.discrete import discrete_gaussian
+from phalanx.security.privacy.noise import discrete_gaussian
 
 _TAIL = 12
 """Standard deviations of a sum's noise that fit into the ring beside all values; beyond is a chance of 10^-32."""

@@ -5,11 +5,20 @@ variates are added for each value: their sum does not tell the grid of floating-
 by which a single one can be found out (Mironov 2012; Holohan and Braghin 2021).
 """
 
+import hmac
+import math
+import secrets
+from collections.abc import Callable
+from fractions import Fraction
+
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES256
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 from numpy.typing import NDArray
+
+from phalanx.config import canonical_json
+from phalanx.security.crypto import in_domain
 
 SEED_BYTES = 32
 _SUMMANDS = 4
@@ -56,3 +65,79 @@ def gaussian_noise(stream: SecureStream, count: int, deviation: float) -> NDArra
         part = out[start : start + _CHUNK]
         part[:] = stream.normal(len(part)) * deviation
     return out
+
+
+Below = Callable[[int], int]
+"""Draws a uniform integer from 0 to below its argument."""
+
+
+def discrete_gaussian(count: int, variance: Fraction, below: Below = secrets.randbelow) -> NDArray[np.int64]:
+    """Draw integers of a discrete Gaussian.
+
+    Args:
+        count: How many.
+        variance: The parameter sigma^2, above 0; the variance itself is at most that.
+        below: Draws uniform integers; another one than the system's generator is for test vectors.
+
+    Guarantees:
+        Each value has exactly the distribution, if `below` is uniform. Time depends on what is drawn.
+    """
+    if variance <= 0:
+        raise ValueError(f"variance {variance}: expected more than 0")
+    # floor(sigma) + 1, without a root of a rational being rounded
+    scale = math.isqrt(math.floor(variance)) + 1
+    return np.array([_gaussian(variance, scale, below) for _ in range(count)], np.int64)
+
+
+def _gaussian(variance: Fraction, scale: int, below: Below) -> int:
+    while True:
+        value = _laplace(scale, below)
+        miss = abs(value) - variance / scale
+        if _bernoulli_exp(miss * miss / (2 * variance), below):
+            return value
+
+
+def _laplace(scale: int, below: Below) -> int:
+    """Draw an integer x with a chance proportional to ``exp(-|x| / scale)``."""
+    while True:
+        rest = below(scale)
+        if not _bernoulli_exp(Fraction(rest, scale), below):
+            continue
+        whole = 0
+        while _bernoulli_exp(Fraction(1), below):
+            whole += 1
+        size, is_negative = rest + scale * whole, below(2) == 1
+        # zero has one sign only
+        if size or not is_negative:
+            return -size if is_negative else size
+
+
+def _bernoulli_exp(gamma: Fraction, below: Below) -> bool:
+    """Return True with the chance ``exp(-gamma)``."""
+    while gamma > 1:
+        if not _bernoulli_exp(Fraction(1), below):
+            return False
+        gamma -= 1
+    count = 1
+    while below(gamma.denominator * count) < gamma.numerator:
+        count += 1
+    return count % 2 == 1
+
+
+def poisson_sample(key: bytes, number: int, rows: int, batch_size: int) -> NDArray[np.int64]:
+    """Return the rows of one sample, ascending; it may be empty.
+
+    Args:
+        key: 32 secret bytes. Where an adversary knows them, it knows which step saw a row, and sampling hides nothing.
+        number: Of the charge; each has a sample of its own.
+        rows: How many there are.
+        batch_size: How many are drawn in the mean, at most `rows`.
+
+    Guarantees:
+        The chance of a row is the largest multiple of 2^-64 up to ``batch_size / rows``, whatever others are drawn.
+    """
+    if batch_size == rows:
+        return np.arange(rows)
+    seed = hmac.digest(key, in_domain("privacy-sample/1", canonical_json([number])), "sha256")
+    threshold = np.uint64((batch_size << 64) // rows)
+    return np.flatnonzero(SecureStream(seed).words(rows) < threshold)

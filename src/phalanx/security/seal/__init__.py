@@ -9,7 +9,6 @@ ReleaseGate                                                             when ada
 
 from phalanx.security.crypto import MonotonicCounter, NotRollbackProofCounter
 from phalanx.security.seal.blob import BlobPlace, BlobSealer
-from phalanx.security.seal.channel import Channel
 from phalanx.security.seal.context import (
     DEFAULT_CHUNK_BYTES,
     MAX_CHUNK_BYTES,
@@ -20,10 +19,9 @@ from phalanx.security.seal.context import (
 )
 from phalanx.security.seal.epochs import EpochSource, EpochStore
 from phalanx.security.seal.handshake import Offer, answer
-from phalanx.security.seal.receiver import ClaimedContents, Receiver
-from phalanx.security.seal.refusal import SealRefusal
+from phalanx.security.seal.header import SealRefusal
 from phalanx.security.seal.release import PermittedRelease, ReleaseGate, ReleasePolicy, ReleaseRefusal, ReleaseRequest
-from phalanx.security.seal.sender import Sender
+from phalanx.security.seal.sender import Channel, ClaimedContents, Receiver, Sender
 from phalanx.security.seal.tensor import ITEM_BYTES, TensorKind
 from phalanx.security.seal.transcript import (
     ChainHead,

@@ -7,7 +7,7 @@ from enum import IntEnum
 
 from phalanx.errors import SealError
 from phalanx.security.crypto import check_party_name
-from phalanx.security.seal.refusal import SealRefusal
+from phalanx.security.seal.header import SealRefusal
 
 DIGEST_BYTES = 32
 SESSION_BYTES = 16

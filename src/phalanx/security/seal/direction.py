@@ -11,8 +11,7 @@ from phalanx.closing import Closeable
 from phalanx.errors import SealError
 from phalanx.security.crypto import in_domain
 from phalanx.security.seal.context import Context, Direction, Purpose
-from phalanx.security.seal.header import TAG_BYTES, Header, count_chunks, header_size
-from phalanx.security.seal.refusal import SealRefusal
+from phalanx.security.seal.header import TAG_BYTES, Header, SealRefusal, count_chunks, header_size
 from phalanx.security.seal.tensor import TensorKind
 
 

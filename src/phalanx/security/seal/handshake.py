@@ -20,15 +20,13 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 
 from phalanx.errors import SealError
 from phalanx.security.crypto import Identity, Peer, in_domain
-from phalanx.security.seal.channel import Channel
 from phalanx.security.seal.context import SESSION_BYTES, Context, Direction, Terms
 from phalanx.security.seal.direction import BoundToProcess, Lane
 from phalanx.security.seal.epochs import EpochSource
+from phalanx.security.seal.header import SealRefusal
 from phalanx.security.seal.hello import SALT_BYTES, HandshakeHello, read_hello
 from phalanx.security.seal.keys import derive_ciphers, wipe
-from phalanx.security.seal.receiver import Receiver
-from phalanx.security.seal.refusal import SealRefusal
-from phalanx.security.seal.sender import Sender
+from phalanx.security.seal.sender import Channel, Receiver, Sender
 
 
 class Offer(BoundToProcess):

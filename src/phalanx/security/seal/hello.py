@@ -9,7 +9,7 @@ from phalanx.errors import SealError, SignatureError
 from phalanx.security.crypto import Identity, Peer, in_domain, parse_canonical
 from phalanx.security.seal.context import DIGEST_BYTES, SESSION_BYTES, Terms
 from phalanx.security.seal.direction import MAX_EPOCH
-from phalanx.security.seal.refusal import SealRefusal
+from phalanx.security.seal.header import SealRefusal
 
 SALT_BYTES = SHARE_BYTES = 32
 MAX_HELLO_BYTES = 8192

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from phalanx.errors import SealError
 from phalanx.security.crypto import in_domain
 from phalanx.security.seal.context import Context, Direction, Purpose
-from phalanx.security.seal.refusal import SealRefusal
+from phalanx.security.seal.header import SealRefusal
 
 KEY_BYTES = 32
 _LANE = struct.Struct(">BBI")

@@ -1,9 +1,16 @@
-"""Sealing: tensors in, frames out, no nonce twice."""
+"""A channel: the sealing end and the opening end that came out of one handshake."""
 
+from collections.abc import Callable
+from typing import NamedTuple, NoReturn
+
+from cryptography.exceptions import InvalidTag
+
+from phalanx.closing import Closeable
 from phalanx.errors import SealError
+from phalanx.security.seal.context import Context
 from phalanx.security.seal.direction import LaneEnd, Readable, Writable, flat, frame_size
-from phalanx.security.seal.header import TAG_BYTES
-from phalanx.security.seal.refusal import SealRefusal
+from phalanx.security.seal.header import TAG_BYTES, Header, SealRefusal, parse_header
+from phalanx.security.seal.keys import wipe
 from phalanx.security.seal.tensor import TensorKind
 
 
@@ -76,3 +83,169 @@ class Sender(LaneEnd):
                 # the receiver waits for counters that are gone
                 lane.close()
                 raise
+
+
+class ClaimedContents(NamedTuple):
+    """The contents that a frame claims; nothing of it is authenticated before the frame opens.
+
+    Attributes:
+        kind: The tensor.
+        step: Optimizer step.
+        microbatch: Index in the step.
+    """
+
+    kind: TensorKind
+    step: int
+    microbatch: int
+
+
+class Receiver(LaneEnd):
+    """A receiver that opens the frames of one direction, each once, in the order in which they were sealed.
+
+    Args:
+        lane: Used by no other object.
+
+    Guarantees:
+        A refused frame changes nothing: the one that is due is still accepted afterwards. Nothing of a refused
+        frame is left in the buffer. Safe to use from several threads.
+    """
+
+    def announced(self, frame: Readable) -> ClaimedContents:
+        """Read what the next frame claims to be, where a shape is not known before.
+
+        The caller compares it with what it allows, and then opens the frame as exactly that. A tensor that is
+        announced is never larger than its frame.
+
+        Raises:
+            SealError: The frame is malformed, or not the next one of this lane.
+        """
+        view = flat(frame, "frame")
+        found, _ = parse_header(view)
+        kind = TensorKind.parse(found.kind)
+        with self._lane.lock:
+            due = self._lane.header(kind, found.step, found.microbatch)
+        _compare(found, due)
+        _explain_size(view.nbytes, frame_size(kind, due.chunk_bytes))
+        return ClaimedContents(kind, found.step, found.microbatch)
+
+    def open(self, frame: Readable, kind: TensorKind, step: int, microbatch: int) -> bytearray:
+        """Return the plain tensor; as `open_into` with a new buffer."""
+        plain = bytearray(kind.size_bytes)
+        self.open_into(frame, kind, step, microbatch, plain)
+        return plain
+
+    def open_into(self, frame: Readable, kind: TensorKind, step: int, microbatch: int, plain: Writable) -> None:
+        """Decrypt the frame that is due into memory of the caller; the only pass over its bytes.
+
+        Args:
+            frame: What arrived.
+            kind: The tensor that is due.
+            step: The step that is due.
+            microbatch: The microbatch that is due.
+            plain: Contiguous memory of exactly ``kind.size_bytes``; zeros where the frame is refused half-way.
+
+        Raises:
+            SealError: It is any other frame, or altered; `reason` tells which. Or the lane is closed or forked.
+        """
+        lane, view, out = self._lane, flat(frame, "frame"), flat(plain, f"tensor {kind.name}")
+        if out.nbytes != kind.size_bytes or out.readonly:
+            raise SealError(SealRefusal.MALFORMED, f"tensor {kind}: to {out.nbytes} bytes, expected {kind.size_bytes}")
+        with lane.lock:
+            cipher, clock = lane.cipher(kind.purpose), lane.clock
+            header = lane.header(kind, step, microbatch)
+            # what is authenticated is what this side expects; the peer's header is only compared with it
+            encoded = header.encode()
+            size = len(encoded) + kind.size_bytes + TAG_BYTES * header.chunks
+            if view.nbytes != size or view[: len(encoded)] != encoded:
+                _explain(view, header, size)
+            lane.check_room(header.chunks)
+            try:
+                about, chunk_bytes, position = lane.about(encoded), header.chunk_bytes, len(encoded)
+                for index in range(header.chunks):
+                    chunk = out[index * chunk_bytes : (index + 1) * chunk_bytes]
+                    end = position + chunk.nbytes + TAG_BYTES
+                    nonce, extra = lane.nonce(header.counter + index), about + index.to_bytes(4, "big")
+                    started = clock() if clock is not None else 0.0
+                    cipher.decrypt_into(nonce, view[position:end], extra, chunk)
+                    if clock is not None:
+                        lane.cipher_seconds += clock() - started
+                    position = end
+            except InvalidTag as exc:
+                wipe(out)
+                raise SealError(
+                    SealRefusal.ALTERED, f"frame {header.counter}: chunk {index} of {header.chunks} does not open"
+                ) from exc
+            except BaseException:
+                wipe(out)
+                raise
+            lane.counter += header.chunks
+
+
+def _explain(frame: memoryview, due: Header, size: int) -> NoReturn:
+    """Raise the reason for which a frame is not the one that is due."""
+    found, _ = parse_header(frame)
+    _compare(found, due)
+    if found != due:
+        raise SealError(SealRefusal.OTHER_TENSOR, f"frame: holds {_named(found)}, due is {_named(due)}")
+    _explain_size(frame.nbytes, size)
+    raise SealError(SealRefusal.MALFORMED, "frame: is not the one that is due")
+
+
+def _explain_size(found: int, due: int) -> None:
+    if found < due:
+        raise SealError(SealRefusal.TRUNCATED, f"frame: {found} bytes, expected {due}")
+    if found > due:
+        raise SealError(SealRefusal.TOO_LONG, f"frame: {found} bytes, expected {due}")
+
+
+def _compare(found: Header, due: Header) -> None:
+    if found.session != due.session:
+        raise SealError(SealRefusal.FOREIGN_SESSION, "frame: belongs to another session than this channel")
+    if found.direction != due.direction:
+        raise SealError(
+            SealRefusal.FOREIGN_DIRECTION, "frame: goes the other way; it was sent back to where it came from"
+        )
+    if found.epoch != due.epoch:
+        raise SealError(
+            SealRefusal.FOREIGN_EPOCH, f"frame: of epoch {found.epoch}, this channel is of epoch {due.epoch}"
+        )
+    if found.counter < due.counter:
+        raise SealError(SealRefusal.REPLAYED, f"frame: number {found.counter} was here before, due is {due.counter}")
+    if found.counter > due.counter:
+        raise SealError(SealRefusal.OUT_OF_ORDER, f"frame: number {found.counter} is too early, due is {due.counter}")
+
+
+def _named(header: Header) -> str:
+    kind = TensorKind.parse(header.kind)
+    return f"{kind} of step {header.step}, microbatch {header.microbatch}, {header.chunks} x {header.chunk_bytes} bytes"
+
+
+class Channel(Closeable):
+    """One end of a channel in one pair of epochs.
+
+    Attributes:
+        context: What it is about.
+        sender: Seals what this side sends.
+        receiver: Opens what the other side sends.
+    """
+
+    def __init__(self, context: Context, sender: Sender, receiver: Receiver) -> None:
+        self.context, self.sender, self.receiver = context, sender, receiver
+
+    @property
+    def cipher_seconds(self) -> float:
+        """In the ciphers of both directions so far, by the clock of `measure`; 0 without one."""
+        return self.sender.cipher_seconds + self.receiver.cipher_seconds
+
+    def measure(self, clock: Callable[[], float]) -> None:
+        """Read a clock, such as `time.thread_time`, before and after each call of a cipher from now on."""
+        self.sender.measure(clock)
+        self.receiver.measure(clock)
+
+    def close(self) -> None:
+        """Forget the keys of both directions; closing twice is harmless."""
+        self.sender.close()
+        self.receiver.close()
+
+    def __repr__(self) -> str:
+        return f"Channel(sends in epoch {self.sender.epoch}, receives in epoch {self.receiver.epoch})"

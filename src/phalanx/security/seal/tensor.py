@@ -8,7 +8,7 @@ from typing import Self
 
 from phalanx.errors import SealError
 from phalanx.security.seal.context import Purpose
-from phalanx.security.seal.refusal import SealRefusal
+from phalanx.security.seal.header import SealRefusal
 
 ITEM_BYTES = {
     "bool": 1,

@@ -11,8 +11,8 @@ from typing import Any
 from phalanx.config import canonical_json
 from phalanx.errors import SignatureError, TranscriptError
 from phalanx.security.crypto import DIGEST_PATTERN, Identity, Peer, digest_hex, in_domain, parse_canonical
-from phalanx.security.seal.channel import Channel
 from phalanx.security.seal.context import Context, Direction
+from phalanx.security.seal.sender import Channel
 
 _DOMAIN = "seal-statement/1"
 _SIGNATURE = re.compile(r"[0-9a-f]{128}")

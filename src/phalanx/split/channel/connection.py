@@ -7,9 +7,9 @@ from typing import TypeVar
 
 from phalanx.errors import FrameError, PeerLostError
 from phalanx.split.channel.costs import Costs
+from phalanx.split.channel.link import PackedFrame, post
 from phalanx.split.channel.message import SplitMessage
 from phalanx.split.channel.messages import RefusedRequest, error_of, parse_message
-from phalanx.split.channel.packed import PackedFrame, post
 from phalanx.transport import CheckedFrame, Endpoint, LinkFault
 
 _LOOK_EVERY_S = 0.2

@@ -12,9 +12,34 @@ from phalanx.errors import FrameError, SealError
 from phalanx.security.crypto import Identity, digest_hex
 from phalanx.security.seal import Channel, TensorKind, Transcript
 from phalanx.split.channel.costs import Costs
-from phalanx.split.channel.packed import PackedFrame
+from phalanx.split.channel.message import SplitMessage
 from phalanx.split.channel.tensor_kinds import DTYPES
+from phalanx.transport import Endpoint
 from phalanx.transport.tensors import tensor_buffers, tensor_memory
+
+
+class PackedFrame(bytearray):
+    """A frame of a link.
+
+    Attributes:
+        digest: Its `digest_hex`, which the transport that signs it need not make again; empty where it was not made.
+    """
+
+    digest: str = ""
+
+
+def post(endpoint: Endpoint, receiver: str, message: SplitMessage, frame: PackedFrame) -> None:
+    """Send a message with a frame.
+
+    Raises:
+        FrameError, PeerRefusedError, PeerLostError: As `Endpoint.send`.
+    """
+    body, payload = message.model_dump(mode="json"), memoryview(frame)
+    if frame.digest:
+        endpoint.send_hashed(receiver, message.kind, body, payload, frame.digest)
+    else:
+        endpoint.send(receiver, message.kind, body, (payload,))
+
 
 Frame = bytes | bytearray | memoryview
 _PLAIN = struct.Struct(">4sQIH")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from phalanx.errors import FrameError
 from phalanx.split.channel import messages as say
-from phalanx.split.channel.packed import PackedFrame
+from phalanx.split.channel.link import PackedFrame
 from phalanx.transport import CheckedFrame
 
 TRIES = 3

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from phalanx.config import load_config
 from phalanx.errors import PhalanxError
-from phalanx.split.masked.piped import PipedWorkerConfig, serve_pipe
+from phalanx.split.masked.remote import PipedWorkerConfig, serve_pipe
 
 
 def main(path: str, number: str) -> int:

@@ -1,8 +1,8 @@
-"""The enclave process of tier "process": in a sandbox that reaches its own directory, the model and one pipe."""
+"""The processes of tier "process": each in a sandbox that reaches its own directory, the model and one pipe."""
 
 import contextlib
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -11,7 +11,8 @@ from phalanx.config import dump_toml
 from phalanx.errors import IsolationError, PeerLostError
 from phalanx.security.crypto import make_private_directory
 from phalanx.security.isolation import IsolatedProcess, IsolationReport, Program, Sandbox, start_isolated
-from phalanx.split.processes.enclave_file import EnclaveConfig
+from phalanx.split.masked.remote import PipedWorkerConfig
+from phalanx.split.processes.local_enclave import EnclaveConfig
 
 _SECONDS_TO_END = 5.0
 _SECONDS_TO_CLOSE = 60.0
@@ -98,3 +99,43 @@ class ConfinedEnclave:
         self._end.close()
         if self._process is not None:
             self._process.close()
+
+
+@contextlib.contextmanager
+def confined_workers(
+    directory: Path, configs: Mapping[str, PipedWorkerConfig], threads: int
+) -> Iterator[dict[str, socket.socket]]:
+    """Start workers, give the enclave's end of each one's pipe, and end them whatever happens.
+
+    Args:
+        directory: Gets their files.
+        configs: By worker.
+        threads: Of tensor kernels, of each.
+
+    Raises:
+        IsolationError: The machine cannot give what the tier promises; nothing was run.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        ends: dict[str, socket.socket] = {}
+        for name, config in configs.items():
+            near, far = socket.socketpair()
+            stack.callback(near.close)
+            ends[name] = near
+            stack.callback(_start(directory / f"{name}.toml", config, far, threads).close)
+        yield ends
+
+
+def _start(path: Path, config: PipedWorkerConfig, end: socket.socket, threads: int) -> IsolatedProcess:
+    path.write_text(dump_toml(config), encoding="utf-8")
+    program = Program(
+        "phalanx.split.masked",
+        (str(path.resolve()), str(end.fileno())),
+        (end.fileno(),),
+        {"OMP_NUM_THREADS": str(threads)},
+    )
+    try:
+        return start_isolated(program, Sandbox((str(path.resolve()), config.identity)), _SECONDS_TO_CLOSE)
+    finally:
+        # the worker has it now, and the enclave must see it close
+        end.close()

@@ -8,8 +8,8 @@ from pathlib import Path
 from phalanx.models import StageModule
 from phalanx.security.crypto import Identity
 from phalanx.split.masked import RemoteWorker, local_masked_workers, mask_linears, open_masking_client, remote_workers
-from phalanx.split.masked.piped import piped_workers
-from phalanx.split.processes.enclave_file import EnclaveConfig
+from phalanx.split.masked.remote import piped_workers
+from phalanx.split.processes.local_enclave import EnclaveConfig
 
 Prepare = Callable[[StageModule], object]
 """Changes the back part before it is trained."""

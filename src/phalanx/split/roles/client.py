@@ -8,8 +8,7 @@ from torch import Tensor
 
 from phalanx.engine import NO_EXTRAS
 from phalanx.errors import DataError, FrameError
-from phalanx.split.channel.link import Frame, FrameLink
-from phalanx.split.channel.packed import PackedFrame
+from phalanx.split.channel.link import Frame, FrameLink, PackedFrame
 from phalanx.split.channel.tensor_kinds import TensorKinds, What
 from phalanx.split.training.measured import HeldOutScores
 from phalanx.split.training.parts import Front

@@ -10,8 +10,7 @@ from phalanx.errors import FailedBatchError, FrameError
 from phalanx.objectives import IGNORE
 from phalanx.security.seal import ReleaseGate
 from phalanx.split.channel.costs import Costs
-from phalanx.split.channel.link import Frame, FrameLink, costs_of
-from phalanx.split.channel.packed import PackedFrame
+from phalanx.split.channel.link import Frame, FrameLink, PackedFrame, costs_of
 from phalanx.split.channel.tensor_kinds import TensorKinds, What
 from phalanx.split.roles.client import client_of, microbatches_of
 from phalanx.split.training.trainer import SplitTrainer

@@ -15,7 +15,7 @@ from phalanx.security.crypto import Identity
 from phalanx.split.channel.frame_pipe import FramePipe
 from phalanx.split.processes.arrivals import Arrivals, PipeRelay
 from phalanx.split.processes.confined import ConfinedEnclave
-from phalanx.split.processes.enclave_file import EnclaveConfig
+from phalanx.split.processes.local_enclave import EnclaveConfig
 from phalanx.split.roles.server import EnclaveServer
 from phalanx.transport import Endpoint, GrpcWire, JoinedPeer, TransportConfig
 

@@ -14,15 +14,14 @@ from phalanx.security.crypto import Identity
 from phalanx.split.channel import messages as say
 from phalanx.split.channel import turn_messages as ask
 from phalanx.split.channel.costs import Costs
-from phalanx.split.channel.link import REFUSALS, FrameLink, PlainLink
+from phalanx.split.channel.link import REFUSALS, FrameLink, PackedFrame, PlainLink, post
 from phalanx.split.channel.message import SplitMessage
-from phalanx.split.channel.packed import PackedFrame, post
 from phalanx.split.channel.resend_window import ReceiveWindow
 from phalanx.split.channel.tensor_kinds import TensorKinds
 from phalanx.split.handshake.meeting import EnclaveHandshake, HandshakeTerms, attested_keys
 from phalanx.split.hardware.state import StateKeeper
 from phalanx.split.hardware.tier import open_epochs, open_tier
-from phalanx.split.processes.enclave_file import OWNER, EnclaveConfig
+from phalanx.split.processes.local_enclave import OWNER, EnclaveConfig
 from phalanx.split.processes.offload import Prepare, as_it_is
 from phalanx.split.roles.enclave import Enclave, Replies
 from phalanx.split.roles.turns import ClientTurns

@@ -11,7 +11,7 @@ from phalanx.models import ModelSource, open_model
 from phalanx.security.crypto import load_identity, peer_from_certificate
 from phalanx.split.channel.frame_pipe import FramePipe, PipeWire
 from phalanx.split.config import ENCLAVE
-from phalanx.split.processes.enclave_file import EnclaveConfig
+from phalanx.split.processes.local_enclave import EnclaveConfig
 from phalanx.split.processes.offload import offloaded
 from phalanx.split.roles.server import EnclaveServer, MakeTrainer
 from phalanx.transport import Endpoint, GrpcWire

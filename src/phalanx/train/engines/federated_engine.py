@@ -10,7 +10,7 @@ from phalanx.errors import CheckpointError
 from phalanx.federated.algorithms import Named
 from phalanx.federated.local import SiteScores
 from phalanx.federated.rounds.coordinator import RoundCoordinator
-from phalanx.federated.rounds.record import RoundRecord
+from phalanx.federated.rounds.journal import RoundRecord
 from phalanx.federated.site_trainer import WholeModel
 from phalanx.security.privacy import BudgetLedger
 from phalanx.telemetry import MetricsFile

@@ -25,7 +25,7 @@ from phalanx.split.handshake.party import EnclavePeer
 from phalanx.split.hardware.tier import file_counter, open_epochs, worth
 from phalanx.split.roles.client import Feedback
 from phalanx.split.roles.client_end import ClientEnd
-from phalanx.split.roles.turn_taker import TurnTaker
+from phalanx.split.roles.turns import TurnTaker
 from phalanx.telemetry import PhaseTimer
 from phalanx.train.config import RunConfig
 from phalanx.train.parties.client_file import ClientFile

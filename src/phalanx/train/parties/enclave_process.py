@@ -12,7 +12,7 @@ from phalanx.split import ENCLAVE
 from phalanx.split.check import check_split
 from phalanx.split.config import OWNER
 from phalanx.split.hardware.tier import worth
-from phalanx.split.processes.enclave_file import EnclaveConfig
+from phalanx.split.processes.local_enclave import EnclaveConfig
 from phalanx.split.roles.host import EnclaveHost, EnclavePlace
 from phalanx.train.config import RunConfig, load_run
 from phalanx.train.records.run_directory import cache_beside

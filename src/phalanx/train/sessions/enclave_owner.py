@@ -16,7 +16,7 @@ from phalanx.pipeline import OWNER, PipelineEngine, StageChecks, WorkerConfig
 from phalanx.security.audit import AuditLog, LogHead
 from phalanx.split.channel import messages as say
 from phalanx.split.channel.message import SplitMessage
-from phalanx.split.processes.enclave_file import EnclaveConfig
+from phalanx.split.processes.local_enclave import EnclaveConfig
 from phalanx.split.roles.server import MakeTrainer
 from phalanx.split.roles.serving import serve
 from phalanx.train.config import RunConfig

@@ -17,11 +17,9 @@ from phalanx.split.handshake.meeting import ClientHandshake, HandshakeTerms, att
 from phalanx.split.handshake.party import EnclavePeer
 from phalanx.split.hardware.measure import policy_of
 from phalanx.split.hardware.tier import file_counter, open_epochs
-from phalanx.split.masked.piped import PipedWorkerConfig
-from phalanx.split.processes.confined import ConfinedEnclave
-from phalanx.split.processes.confined_workers import confined_workers
-from phalanx.split.processes.enclave_file import EnclaveConfig
-from phalanx.split.processes.local_enclave import LocalEnclave
+from phalanx.split.masked.remote import PipedWorkerConfig
+from phalanx.split.processes.confined import ConfinedEnclave, confined_workers
+from phalanx.split.processes.local_enclave import EnclaveConfig, LocalEnclave
 from phalanx.split.processes.offload import masked_session
 from phalanx.train.config import RunConfig
 from phalanx.train.records.run_directory import RunDirectory

@@ -1,8 +1,7 @@
 """The outlook of a run's guard: what it finds, and when, and what it costs, printed before anything is trained."""
 
 from phalanx.pipeline import GuardConfig
-from phalanx.planner.guard.finding import AuditRates, DetectionOdds, GuardPrice, findings, price
-from phalanx.planner.guard.guarding import measured_costs
+from phalanx.planner.guard.finding import AuditRates, DetectionOdds, GuardPrice, findings, measured_costs, price
 from phalanx.train.config import RunConfig
 
 _UPKEEP_BYTES = {"gradient": 4, "adapters": 4, "update": 4, "lockstep": 0, "snapshot": 12}

@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from phalanx.data.rules.libraries import library
 from phalanx.data.rules.page import LONGEST_GRAM, Page
-from phalanx.data.rules.rule import Drop, Outcome, RuleReason, RuleSettings, Texts
+from phalanx.data.rules.rule import Drop, Outcome, RuleReason, RuleSettings, Texts, library
 
 _FACTOR, _HALF = np.uint64(0x9E3779B97F4A7C15), np.uint64(32)
 _CACHED_SHINGLES = 1 << 23

@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from phalanx.data.rules.duplicates.gram_index import EarlierTexts
-from phalanx.data.rules.libraries import library
 from phalanx.data.rules.page import Page
-from phalanx.data.rules.rule import Drop, Edit, Outcome, RuleReason, RuleSettings, Texts
+from phalanx.data.rules.rule import Drop, Edit, Outcome, RuleReason, RuleSettings, Texts, library
 
 _SEPARATOR = b"\xff"
 """Behind each document: a byte that no UTF-8 has."""

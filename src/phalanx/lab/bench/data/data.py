@@ -6,7 +6,7 @@ from typing import Any
 
 from phalanx.data.rules import RULES, DecontaminationConfig, EvaluationSetConfig, RuleSettings
 from phalanx.data.sources import Document
-from phalanx.data.tasks.files import find_file
+from phalanx.data.tasks.task import find_file
 from phalanx.errors import DataError
 from phalanx.lab.bench.data.documents import real_documents
 from phalanx.lab.bench.data.order import measure_order

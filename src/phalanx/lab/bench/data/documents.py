@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from phalanx.data.sources import SOURCES, Document
-from phalanx.data.tasks.files import find_file
+from phalanx.data.tasks.task import find_file
 from phalanx.errors import DataError
 
 _DEBIAN = ("python3.11", "postgresql-doc-15", "debian-handbook")

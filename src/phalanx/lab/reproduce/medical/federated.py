@@ -14,8 +14,7 @@ from phalanx.lab.reproduce.medical.size import DELTA, EPSILON
 from phalanx.security.aggregate import LEAST_CONTRIBUTORS, CohortMember, ExpectedRound, SumClient, SumServer, SumTerms
 from phalanx.security.crypto import Identity
 from phalanx.security.privacy.accountant import PoissonGaussian, check_rate, noise_for
-from phalanx.security.privacy.noise import SecureStream, gaussian_noise
-from phalanx.security.privacy.sampling import poisson_sample
+from phalanx.security.privacy.noise import SecureStream, gaussian_noise, poisson_sample
 from phalanx.split import BackTrainer
 
 State = Mapping[str, Tensor]
