@@ -21,13 +21,13 @@ from phalanx.pipeline.protocol.messages import (
     UpdateReport,
     WeightsHeld,
 )
-from phalanx.pipeline.protocol.running_costs import BUSY
 from phalanx.pipeline.protocol.signed import Link, Statement, to_signed
 from phalanx.pipeline.protocol.tensor_stream import announces_a_boundary
 from phalanx.pipeline.tolerance.screen import NOT_FINITE
 from phalanx.pipeline.verify.audits import Audits, target_of
 from phalanx.pipeline.verify.facts import Judgement, StepFacts, StepLedger
 from phalanx.pipeline.verify.state_judgement import StateJudgement
+from phalanx.telemetry import BUSY
 from phalanx.transport import SignedHeader
 
 
