@@ -3,13 +3,15 @@
 from phalanx.telemetry.histogram import Histogram
 from phalanx.telemetry.metrics import MetricsFile, read_metrics
 from phalanx.telemetry.parties import PEERS_FILE, PartiesStatus, PartyRow, PartyState, PeersFile
-from phalanx.telemetry.phases import PhaseTimer
+from phalanx.telemetry.phases import BUSY, COSTS, PhaseTimer, known_cost
 from phalanx.telemetry.progress import ProgressDisplay, StepReading
 from phalanx.telemetry.row_bar import RowsTold, row_bar
 from phalanx.telemetry.tensorboard import TensorBoardWriter
 from phalanx.telemetry.tracking import CurveWriter, open_tracking
 
 __all__ = [
+    "BUSY",
+    "COSTS",
     "PEERS_FILE",
     "CurveWriter",
     "Histogram",
@@ -23,6 +25,7 @@ __all__ = [
     "RowsTold",
     "StepReading",
     "TensorBoardWriter",
+    "known_cost",
     "open_tracking",
     "read_metrics",
     "row_bar",

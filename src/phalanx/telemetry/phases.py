@@ -1,9 +1,44 @@
-"""The timer of a step's named phases, in wall and in CPU seconds."""
+"""The timer of a step's named phases, in wall and in CPU seconds, and the names of all costs."""
 
 import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
+
+BUSY = "busy_wall"
+
+COSTS = frozenset(
+    {
+        "audit",
+        "commit",
+        "compute",
+        "journal",
+        "optimizer",
+        "screen",
+        "send",
+        "shadow_apply",
+        "shadow_receive",
+        "shadow_send",
+        "state_digest",
+        "wait",
+        "process",
+        "hashing",
+        "signing",
+        BUSY,
+    }
+)
+"""Everything that a party reports seconds of: the phases of its compute thread, and what cuts across them."""
+
+
+def known_cost(name: str) -> str:
+    """Return the name of a cost unchanged.
+
+    Raises:
+        ValueError: There is none of that name.
+    """
+    if name not in COSTS:
+        raise ValueError("is no phase that a party has")
+    return name
 
 
 class PhaseTimer:

@@ -10,7 +10,7 @@ from phalanx.pipeline.assignment.assignment import first_assignment
 from phalanx.pipeline.assignment.rebalance import Balance, loads, regrouped
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.protocol.messages import UpdateReport
-from phalanx.pipeline.protocol.running_costs import BUSY
+from phalanx.telemetry import BUSY
 from phalanx.testing import Actor, only, tiny_run
 
 WORKERS = ["worker-1", "worker-2", "worker-3"]

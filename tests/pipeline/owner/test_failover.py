@@ -1,7 +1,7 @@
 """The failover by itself: which party leaves, for good or not, what the others get, and from which step on."""
 
 import pytest
-from hand_made import EPOCH, IDENTITIES, OWNER, make_world, received, standing
+from hand_made import EPOCH, IDENTITIES, OWNER, make_world, received, run_task, standing
 
 from phalanx.errors import ConfigError, NoHolderError, PeerLostError, PeerRefusedError, VerificationError
 from phalanx.pipeline.assignment.assignment import roles_of
@@ -12,7 +12,7 @@ from phalanx.pipeline.owner.coordinator import Coordinator
 from phalanx.pipeline.owner.failover import Failover
 from phalanx.pipeline.processes.own_memory import ALONE
 from phalanx.pipeline.protocol.messages import Assign, Ready, Shutdown, StateDigest
-from phalanx.pipeline.protocol.needs import ProgressNeed, Turn, run_task
+from phalanx.pipeline.protocol.needs import ProgressNeed, Turn
 from phalanx.pipeline.protocol.requests import Patience
 from phalanx.pipeline.verify.draw import AuditDraw
 from phalanx.security.crypto import Identity, Revocation

@@ -5,11 +5,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from hand_made import run_task
 
 import phalanx
 from phalanx.lab.attacks import actor
 from phalanx.pipeline import AttackConfig, GuardConfig
-from phalanx.pipeline.protocol.needs import OwnMail, Turn, run_task, task
+from phalanx.pipeline.protocol.needs import OwnMail, Turn, task
 from phalanx.testing import tiny_run
 
 SOURCE = Path(phalanx.__file__).parent
@@ -41,17 +42,18 @@ class Watch:
         if event != "call" or not frame.f_code.co_filename.startswith(str(SOURCE)):
             return
         name = frame.f_code.co_qualname
-        if name in ("EventLoop.turn", "Coordinator.handle"):
+        if name in ("EventLoop.turn", "ClaimRecorder.handle"):
             stack = stack_of(frame)
-            self.handled += name == "Coordinator.handle"
-            if any(file.startswith("pipeline/verify/") or "Coordinator.advance" in called for file, called in stack):
+            self.handled += name == "ClaimRecorder.handle"
+            above = stack[:-1]
+            if any(file.startswith("pipeline/verify/") or "Coordinator.advance" in called for file, called in above):
                 self.handled_in_a_judge.append(stack)
         path = frame.f_code.co_filename.removeprefix(f"{SOURCE}/")
         # what tensors and signatures take below a judge is no part of how deep it stands
         if path.startswith(DECIDING) and not name.endswith(">"):
             stack = [step for step in stack_of(frame) if not step[1].endswith(">")]
             # nor is what the recording of a message takes: no judge waits above it on the stack
-            records = any("Coordinator.handle" in called for _, called in stack[:-1])
+            records = any("ClaimRecorder.handle" in called for _, called in stack[:-1])
             if len(stack) > len(self.deepest) and not records:
                 self.deepest = stack
 

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hand_made import ASSIGNMENT, EPOCH, HOLDER, OWNER, SHADOW, STAGE, bytes_of, digest_of, make_world
+from hand_made import ASSIGNMENT, EPOCH, HOLDER, OWNER, SHADOW, STAGE, bytes_of, digest_of, make_world, run_task
 
 from phalanx.engine import StepInputs
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.owner.rollback import PastStep, Replay, StepHistory
 from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import FetchReply
-from phalanx.pipeline.protocol.needs import MessageNeed, TensorsNeed, run_task
+from phalanx.pipeline.protocol.needs import MessageNeed, TensorsNeed
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.verify.facts import CommittedMessage, StepLedger
 

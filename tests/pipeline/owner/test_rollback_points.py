@@ -1,12 +1,11 @@
 """How far a run goes back, decided by itself: no further than every copy reaches, no less than what is unverified."""
 
 import pytest
-from hand_made import HOLDER, OWNER, SHADOW, make_world
+from hand_made import HOLDER, OWNER, SHADOW, make_world, run_task
 
 from phalanx.engine import StepInputs
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.owner.rollback import PastStep, Rollback
-from phalanx.pipeline.protocol.needs import run_task
 from phalanx.pipeline.verify.facts import StepLedger
 
 PRESENT = Assignment({0: OWNER, 1: HOLDER, 2: OWNER}, {1: SHADOW})

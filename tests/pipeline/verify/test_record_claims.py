@@ -17,7 +17,6 @@ from phalanx.pipeline.protocol.messages import (
     UpdateReport,
     WeightsHeld,
 )
-from phalanx.pipeline.protocol.running_costs import BUSY
 from phalanx.pipeline.tolerance.screen import NOT_FINITE
 from phalanx.pipeline.verify.audits import Audits
 from phalanx.pipeline.verify.draw import AuditDraw
@@ -26,6 +25,7 @@ from phalanx.pipeline.verify.gradient_bounds import GradientBounds
 from phalanx.pipeline.verify.record_claims import ClaimRecorder, FaultReports
 from phalanx.pipeline.verify.referee import Referee
 from phalanx.pipeline.verify.state_judgement import StateJudgement
+from phalanx.telemetry import BUSY
 
 PLACE = {"epoch": EPOCH, "step": STEP, "stage": STAGE}
 GRADIENT = {"gradient": "ab" * 32, "norm_squared": 1.0}

@@ -13,7 +13,6 @@ from phalanx.lab.attacks import actor
 from phalanx.models import LoraConfig, open_model
 from phalanx.optimizers import OptimizerConfig
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig, StageCopy, explain_evidence
-from phalanx.pipeline.owner.coordinator import Coordinator
 from phalanx.pipeline.protocol.messages import AuditReport, Bulk, Commit, WeightsHeld
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.verify.sent_state import SentState
@@ -297,17 +296,18 @@ def test_a_shadow_in_lockstep_vouches_for_what_it_computed_and_not_for_what_it_w
 
 def test_weights_that_have_arrived_are_progress(make_company, monkeypatch):
     moved = []
-    handle = Coordinator.handle
+    company = make_company(tiny_run(guard=UPDATE))
+    coordinator = company.engine._loop.coordinator
+    handle = coordinator.handle
 
-    def watch(coordinator, received):
+    def watch(received):
         before = coordinator.progress
-        taken = handle(coordinator, received)
+        taken = handle(received)
         if isinstance(received.message, WeightsHeld):
             moved.append(coordinator.progress != before)
         return taken
 
-    monkeypatch.setattr(Coordinator, "handle", watch)
-    company = make_company(tiny_run(guard=UPDATE))
+    monkeypatch.setattr(coordinator, "handle", watch)
 
     company.run(2)
     company.weights_digest()

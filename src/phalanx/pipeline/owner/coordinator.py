@@ -6,7 +6,7 @@ from phalanx.optimizers import clip_coefficient
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.owner.paper_recovery import PLAIN, Attempt
-from phalanx.pipeline.protocol.message import Message, ReceivedMessage
+from phalanx.pipeline.protocol.message import Message
 from phalanx.pipeline.protocol.messages import StateDigest
 from phalanx.pipeline.protocol.needs import Delivery, task
 from phalanx.pipeline.verify.audit_judgement import compare_links
@@ -25,6 +25,7 @@ class Coordinator:
 
     Attributes:
         facts: Assignment, commitments and agreed states.
+        handle: Records a message to the coordinator; False when it is not for it.
         ready: Parties that have taken their roles of this epoch.
         usage: Running costs by party, as each reported them last.
         busy: Seconds in which each party has worked since it was started, as each reported them last.
@@ -40,11 +41,11 @@ class Coordinator:
         self._updates = StateJudgement(facts, self._referee, bounds)
         self._faults = FaultReports(facts)
         self._claims = ClaimRecorder(facts, self._audits, self._updates, self._faults)
+        self.handle = self._claims.handle
         self.ready, self.usage, self.busy = self._claims.ready, self._claims.usage, self._claims.busy
         self.bytes_sent, self._convictions = self._claims.bytes_sent, self._claims.convictions
         self._owner_audits = OwnerAudits(facts, self._referee, bounds)
         self._diagnosis = StallDiagnosis(facts)
-        self._has_news = True
 
     @property
     def ledger(self) -> StepLedger:
@@ -61,28 +62,18 @@ class Coordinator:
 
     # --- what arrives -----------------------------------------------------------------------------
 
-    def handle(self, received: ReceivedMessage) -> bool:
-        """Record a message to the coordinator; False when it is not for it.
-
-        Raises:
-            FrameError: The sender has no part in what it reports.
-        """
-        is_mine = self._claims.handle(received)
-        self._has_news = self._has_news or is_mine
-        return is_mine
-
     @property
     def has_news(self) -> bool:
         """Whether `advance` may find something: something has come, or was concluded, since it looked."""
-        return self._has_news
+        return self._claims.has_news
 
     def look_again(self) -> None:
         """Let the next `advance` look at everything, whether anything has come or not."""
-        self._has_news = True
+        self._claims.has_news = True
 
     def said_ready(self, stage: int, states: Mapping[str, StateDigest | None]) -> None:
         """Take what holder and shadow got ready with as what they say about the state after the last update."""
-        self._has_news = True
+        self._claims.has_news = True
         for party, state in states.items():
             if state is not None:
                 self._updates.said.setdefault(stage, {})[party] = state
@@ -110,19 +101,19 @@ class Coordinator:
         self._updates.forget()
         self._audits.reset()
         self._convictions.clear()
-        self._has_news = True
+        self._claims.has_news = True
 
     @task
     async def advance(self) -> Judgement | None:
         """Draw what conclusions can be drawn now; the first guilty party ends it."""
-        if not (self._has_news or self.facts.proved):
+        if not (self._claims.has_news or self.facts.proved):
             return None
-        self._has_news, before = False, self._conclusions()
+        self._claims.has_news, before = False, self._conclusions()
         judgement = await self._conclude()
         for delivery in self.take_outgoing():
             await delivery
         # one conclusion may be what another one waits for
-        self._has_news = self._has_news or judgement is not None or self._conclusions() != before
+        self._claims.has_news = self._claims.has_news or judgement is not None or self._conclusions() != before
         return judgement
 
     def _conclusions(self) -> tuple[int, ...]:
@@ -201,7 +192,7 @@ class Coordinator:
         if facts.plan.guard.mode != "phalanx":
             return False
         ledger.owners_audits |= set(facts.watched) - ledger.owner_audited
-        self._has_news = True
+        self._claims.has_news = True
         return bool(ledger.owners_audits)
 
     @property

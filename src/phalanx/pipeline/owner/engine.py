@@ -16,7 +16,7 @@ from phalanx.pipeline.membership.members import Files, Incarnations, Members, Ow
 from phalanx.pipeline.owner.coordinator import Coordinator
 from phalanx.pipeline.owner.event_loop import EventLoop
 from phalanx.pipeline.owner.failover import Failover
-from phalanx.pipeline.owner.step_books import Duplicate, Duplicates, JournalNotes, StepBooks
+from phalanx.pipeline.owner.step_books import BytesByLink, Duplicate, Duplicates, JournalNotes, StepBooks
 from phalanx.pipeline.owner.verified_step import VerifiedStep
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.proof.step_record import StepRecords
@@ -24,11 +24,10 @@ from phalanx.pipeline.protocol.mailbox import Mailbox
 from phalanx.pipeline.protocol.messages import FetchBulk, Purpose, Shutdown, StateDigest
 from phalanx.pipeline.protocol.needs import TensorsNeed, task
 from phalanx.pipeline.protocol.requests import Awake, Patience, Requests
-from phalanx.pipeline.protocol.running_costs import BytesByLink, RunningCosts
 from phalanx.pipeline.stage.stage_copy import StageCopy
 from phalanx.pipeline.verify.draw import AuditDraw
 from phalanx.pipeline.verify.facts import StepFacts
-from phalanx.pipeline.worker.party import Party
+from phalanx.pipeline.worker.party import Party, RunningCosts
 from phalanx.pipeline.worker.roles import Library
 from phalanx.security.crypto import certified_name
 from phalanx.telemetry import PhaseTimer

@@ -1,5 +1,6 @@
 """The owner's one loop: it alone waits for messages, and hands on what arrives to the part that waits for it."""
 
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -21,7 +22,6 @@ from phalanx.pipeline.protocol.needs import (
     TensorsDelivery,
     TensorsNeed,
     Turn,
-    run_task,
 )
 from phalanx.pipeline.protocol.requests import Requests
 from phalanx.pipeline.protocol.tensor_stream import send_bulk
@@ -59,7 +59,10 @@ class EventLoop:
     _is_running: bool = False
 
     def run(self, task: OwnerTask[T]) -> T:
-        """Carry a task out, and see to everything that it needs.
+        """Carry a task out, and every other one that it awaits, and see to everything that they need.
+
+        Returns:
+            Its result. What it raises is raised; so is what a need comes to, unless the task that asked catches it.
 
         Raises:
             RuntimeError: Another task is being carried out: this one was to be awaited there.
@@ -68,14 +71,42 @@ class EventLoop:
             task.work.close()
             raise RuntimeError("the owner's loop was called from inside itself")
         self._is_running = True
+        waiting: list[Coroutine[Need[Any], Any, Any]] = []
+        work: Coroutine[Need[Any], Any, Any] = task.work
+        value: Any = None
+        error: BaseException | None = None
         try:
-            return run_task(task, self._see_to)
+            while True:
+                try:
+                    need = work.send(value) if error is None else work.throw(error)
+                except StopIteration as done:
+                    if not waiting:
+                        result: T = done.value
+                        return result
+                    work, value, error = waiting.pop(), done.value, None
+                    continue
+                except BaseException as exc:
+                    # whatever ends a task is for the one that waits for it to clear up after
+                    if not waiting:
+                        raise
+                    work, value, error = waiting.pop(), None, exc
+                    continue
+                value, error = None, None
+                if isinstance(need, OwnerTask):
+                    waiting.append(work)
+                    work = need.work
+                    continue
+                try:
+                    value = self.answer(need)
+                except BaseException as exc:  # noqa: BLE001 - raised where it was waited for
+                    error = exc
         finally:
             self._is_running = False
 
     # --- what tasks need ----------------------------------------------------------------------------
 
-    def _see_to(self, need: Need[Any]) -> object:
+    def answer(self, need: Need[Any]) -> object:
+        """See to a need that is no task, and return what came of it."""
         mail = self.failover.links.mail
         match need:
             case Turn():

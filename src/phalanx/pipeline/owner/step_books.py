@@ -1,6 +1,6 @@
 """The record of each step: verified states, what proves the step, costs, and copies of all stages for checkpoints."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -12,12 +12,12 @@ from phalanx.pipeline.proof.step_record import NoteChecks, StepRecords, step_che
 from phalanx.pipeline.protocol.log_memory import LogHeadExchange
 from phalanx.pipeline.protocol.messages import FetchBulk, StateDigest
 from phalanx.pipeline.protocol.requests import PendingRequest, Requests
-from phalanx.pipeline.protocol.running_costs import BytesByLink
 from phalanx.pipeline.stage.stage_copy import StageCopy, state_digest
 from phalanx.pipeline.verify.facts import StepFacts
 from phalanx.pipeline.worker.party import Party
 from phalanx.pipeline.worker.roles import Roles
 from phalanx.telemetry import PhaseTimer
+from phalanx.transport import Endpoint
 
 _DIGEST_CHARACTERS = 64
 
@@ -202,6 +202,31 @@ class JournalNotes:
             return facts.agreed.keys() >= set(facts.watched) and facts.lagging is None
         # a party that commits has the state that it began with
         return len(facts.ledger.commits) == len(facts.assignment.holders)
+
+
+class BytesByLink:
+    """Bytes of frames by link, since they were last taken; ``a>b`` is what a sent to b."""
+
+    def __init__(self, owner: Endpoint) -> None:
+        self._owner = owner
+        self._last: dict[str, int] = {}
+
+    def take(self, reported: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
+        """Return the bytes sent since the last call: the owner's as it saw them, others' as their senders say."""
+        totals: dict[str, int] = {}
+        for party, sent in reported.items():
+            if party != OWNER:
+                totals |= {f"{party}>{peer}": size for peer, size in sent.items()}
+        totals |= {f"{OWNER}>{peer}": size for peer, size in self._owner.bytes_sent.items()}
+        totals |= {f"{peer}>{OWNER}": size for peer, size in self._owner.bytes_received.items()}
+        moved = {link: total - self._last.get(link, 0) for link, total in totals.items()}
+        self._last = totals
+        return moved
+
+
+def claimed_links(links: Iterable[str]) -> tuple[str, ...]:
+    """Those of the links of which the owner sees neither end: what crosses them is what its sender says."""
+    return tuple(sorted(link for link in links if OWNER not in link.split(">")))
 
 
 @dataclass(frozen=True)

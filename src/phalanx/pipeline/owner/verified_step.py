@@ -9,11 +9,10 @@ from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.owner.coordinator import Coordinator
 from phalanx.pipeline.owner.failover import Failover
 from phalanx.pipeline.owner.rollback import PastStep
-from phalanx.pipeline.owner.step_books import StepBooks
+from phalanx.pipeline.owner.step_books import StepBooks, claimed_links
 from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import Apply
 from phalanx.pipeline.protocol.needs import OwnMail, Turn, task
-from phalanx.pipeline.protocol.running_costs import claimed_links
 from phalanx.pipeline.verify.facts import Judgement, StepFacts
 from phalanx.pipeline.worker.party import Party
 

@@ -31,10 +31,10 @@ from phalanx.pipeline.protocol.message import (
     WeightsDigest,
     Words,
 )
-from phalanx.pipeline.protocol.running_costs import known_cost
 from phalanx.pipeline.tolerance.screen import Doubt
 from phalanx.planner.schedules import Direction
 from phalanx.security.audit import PublicHead
+from phalanx.telemetry import known_cost
 from phalanx.transport import by_kind, parse_body
 
 Purpose = Literal["state", "weights", "undo", "gradient", "audited", "past", "update", "snapshot", "duplicate", "kept"]

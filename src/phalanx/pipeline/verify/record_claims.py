@@ -21,13 +21,13 @@ from phalanx.pipeline.protocol.messages import (
     UpdateReport,
     WeightsHeld,
 )
-from phalanx.pipeline.protocol.running_costs import BUSY
 from phalanx.pipeline.protocol.signed import Link, Statement, to_signed
 from phalanx.pipeline.protocol.tensor_stream import announces_a_boundary
 from phalanx.pipeline.tolerance.screen import NOT_FINITE
 from phalanx.pipeline.verify.audits import Audits, target_of
 from phalanx.pipeline.verify.facts import Judgement, StepFacts, StepLedger
 from phalanx.pipeline.verify.state_judgement import StateJudgement
+from phalanx.telemetry import BUSY
 from phalanx.transport import SignedHeader
 
 
@@ -120,6 +120,7 @@ class ClaimRecorder:
         busy: Seconds in which each party claims to have worked since it was started, at most those of the run.
         bytes_sent: Bytes by party and receiver, as each claims them.
         convictions: What a message alone proves against its sender.
+        has_news: Whether anything was recorded since this was last set to False.
     """
 
     def __init__(self, facts: StepFacts, audits: Audits, updates: StateJudgement, faults: FaultReports) -> None:
@@ -128,6 +129,7 @@ class ClaimRecorder:
         self.busy: dict[str, float] = {}
         self.bytes_sent: dict[str, Mapping[str, int]] = {}
         self.convictions: list[Judgement] = []
+        self.has_news = True
         self._facts = facts
         self._audits = audits
         self._updates = updates
@@ -165,6 +167,7 @@ class ClaimRecorder:
                 pass
             case _:
                 return False
+        self.has_news = True
         return True
 
     def _add_applied(self, sender: str, message: UpdateReport) -> None:

@@ -4,6 +4,7 @@ One inbox, one compute thread. `handle` takes a message and records it; `work` t
 urgent thing that has all it needs. Nothing ever blocks in the middle of a step.
 """
 
+import time
 from collections.abc import Callable
 
 from phalanx.engine import StepInputs
@@ -38,7 +39,8 @@ from phalanx.pipeline.worker.serving import ServedStages
 from phalanx.pipeline.worker.shadowing import ShadowedStages
 from phalanx.pipeline.worker.snapshot_receiver import SnapshotReceiver
 from phalanx.security.crypto import digest_hex
-from phalanx.telemetry import PhaseTimer
+from phalanx.telemetry import BUSY, PhaseTimer
+from phalanx.transport import Endpoint
 
 Usage = Callable[[], tuple[dict[str, float], dict[str, int]]]
 
@@ -322,3 +324,29 @@ class Party:
                 for role in self.roles.all()
                 if role.index in covered and role.index not in left_out
             }
+
+
+class RunningCosts:
+    """CPU seconds by purpose and bytes by receiver, both since the process started.
+
+    The phases of the compute thread, plus ``process`` (every thread, the transport's included) and, cutting
+    across both, ``hashing`` and ``signing`` of frames. `BUSY` is wall time: that in which it did not wait.
+    """
+
+    def __init__(self, timer: PhaseTimer, endpoint: Endpoint) -> None:
+        self._timer = timer
+        self._endpoint = endpoint
+        self._by_phase: dict[str, float] = {}
+
+    def __call__(self) -> tuple[dict[str, float], dict[str, int]]:
+        """Totals so far: seconds by purpose, and bytes of frames by the receiver that signed for them."""
+        for name, seconds in self._timer.take_cpu().items():
+            self._by_phase[name] = self._by_phase.get(name, 0.0) + seconds
+        totals = {
+            **self._by_phase,
+            "process": time.process_time(),
+            "hashing": self._endpoint.seconds_hashing,
+            "signing": self._endpoint.seconds_signing,
+            BUSY: self._timer.wall_s(without="wait"),
+        }
+        return totals, dict(self._endpoint.bytes_sent)

@@ -24,14 +24,13 @@ from phalanx.pipeline.protocol.log_memory import LogMemory
 from phalanx.pipeline.protocol.mailbox import Mailbox
 from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import Apply, Assign, Fault, FetchBulk, ProgressReport, Shutdown
-from phalanx.pipeline.protocol.running_costs import RunningCosts
 from phalanx.pipeline.stage.battery import run_battery
 from phalanx.pipeline.stage.stage_copy import WrapCopy, unwrapped
 from phalanx.pipeline.tolerance.numeric_class import local_numeric_class, settle_numerics
 from phalanx.pipeline.worker.kept_states import send_kept
 from phalanx.pipeline.worker.narration import Narration, WorkerOutcome
 from phalanx.pipeline.worker.own_code import check_code, load_code
-from phalanx.pipeline.worker.party import Party
+from phalanx.pipeline.worker.party import Party, RunningCosts
 from phalanx.security.crypto import Identity, Peer, certified_name, load_identity, peer_from_certificate
 from phalanx.telemetry import PhaseTimer
 from phalanx.transport import Endpoint, GrpcWire, LinkFault, TransportConfig, Wire, describe
