@@ -1,4 +1,4 @@
-"""Write tests/federated/byzfl_answers.json: what byzfl's rules make of fixed inputs.
+"""Write tests/aggregators/byzfl_answers.json: what byzfl's rules make of fixed inputs.
 
 ``PYTHON_WITH_BYZFL scripts/byzfl_answers.py``; byzfl 0.0.11 imports torchvision, matplotlib and seaborn, which the
 rules do not use, and which are stubbed here. Its CAF starts from a random direction, so it is not asked.
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from unittest import mock
 
-FILE = Path(__file__).parents[1] / "tests" / "federated" / "byzfl_answers.json"
+FILE = Path(__file__).parents[1] / "tests" / "aggregators" / "byzfl_answers.json"
 
 
 def main() -> None:

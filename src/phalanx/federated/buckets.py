@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from phalanx.aggregators import AGGREGATORS, aggregate
 from phalanx.errors import ConfigError
-from phalanx.federated.aggregators import AGGREGATORS, aggregate
 from phalanx.security.aggregate import LEAST_CONTRIBUTORS, SumResult
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from phalanx.federated.aggregators import aggregate
+from phalanx.aggregators import aggregate
 from phalanx.lab.attacks.updates import UPDATE_ATTACKS, AttackerView
 from phalanx.lab.bench.alone.update_attacks import LIARS, MAX_NORM, SITES, SYBILS, Door
 

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from phalanx.aggregators import aggregate
 from phalanx.errors import AggregationError, ConfigError, FailedRoundError, UpdateRefusedError
 from phalanx.federated.admission import DueUpdates, UpdateAdmission, UpdateRefusal
-from phalanx.federated.aggregators import aggregate
 from phalanx.federated.algorithms import ALGORITHMS, CONTROL, Named, staleness_weight
 from phalanx.federated.carriers import messages as m
 from phalanx.federated.carriers.carrier import SentOrder

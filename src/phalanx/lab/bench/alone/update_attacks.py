@@ -20,9 +20,9 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from phalanx.aggregators import aggregate
 from phalanx.errors import UpdateRefusedError
 from phalanx.federated.admission import DueUpdates, UpdateAdmission, UpdateHeader, sign_update
-from phalanx.federated.aggregators import aggregate
 from phalanx.lab.attacks.updates import UPDATE_ATTACKS, AttackerView, UpdateLine
 from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
 from phalanx.security.crypto import Identity, digest_hex

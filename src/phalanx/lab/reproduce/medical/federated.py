@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from phalanx.federated.aggregators import aggregate
+from phalanx.aggregators import aggregate
 from phalanx.lab.attacks.updates import UPDATE_ATTACKS, AttackerView
 from phalanx.lab.reproduce.medical.bench import ArmMaterial, ArmResult, copied
 from phalanx.lab.reproduce.medical.material import Indices

@@ -3,17 +3,17 @@
 import torch
 from torch import Tensor
 
+from phalanx.aggregators import krum as _krum
+from phalanx.aggregators import mda as _mda
+from phalanx.aggregators.caf import caf
+from phalanx.aggregators.centered_clipping import centered_clipping
+from phalanx.aggregators.geometric_median import geometric_median
+from phalanx.aggregators.mean import mean
+from phalanx.aggregators.median import median
+from phalanx.aggregators.pre_steps import PreStep, bucketing, nearest_neighbour_mixing
+from phalanx.aggregators.rule import Aggregator, Rule, below_half, squared_distances
+from phalanx.aggregators.trimmed_mean import trimmed_mean
 from phalanx.errors import ConfigError
-from phalanx.federated.aggregators import krum as _krum
-from phalanx.federated.aggregators import mda as _mda
-from phalanx.federated.aggregators.caf import caf
-from phalanx.federated.aggregators.centered_clipping import centered_clipping
-from phalanx.federated.aggregators.geometric_median import geometric_median
-from phalanx.federated.aggregators.mean import mean
-from phalanx.federated.aggregators.median import median
-from phalanx.federated.aggregators.pre_steps import PreStep, bucketing, nearest_neighbour_mixing
-from phalanx.federated.aggregators.rule import Aggregator, Rule, below_half, squared_distances
-from phalanx.federated.aggregators.trimmed_mean import trimmed_mean
 
 AGGREGATORS: dict[str, Aggregator] = {
     "mean": Aggregator(mean, lambda clients: 0, "McMahan et al. 2017"),

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from phalanx.aggregators import AGGREGATORS, PRE_STEPS, aggregate, squared_distances
+from phalanx.aggregators.centered_clipping import clip_around
 from phalanx.errors import ConfigError
-from phalanx.federated.aggregators import AGGREGATORS, PRE_STEPS, aggregate, squared_distances
-from phalanx.federated.aggregators.centered_clipping import clip_around
 
 ORACLE = json.loads((Path(__file__).parent / "byzfl_answers.json").read_text(encoding="utf-8"))
 ROBUST = [name for name in AGGREGATORS if name != "mean"]

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from phalanx.federated.aggregators.rule import inner_products, weighted_mean
+from phalanx.aggregators.rule import inner_products, weighted_mean
 
 
 def caf(updates: Tensor, byzantine: int) -> Tensor:

@@ -6,7 +6,7 @@ import math
 import torch
 from torch import Tensor
 
-from phalanx.federated.aggregators.rule import below_half, squared_distances
+from phalanx.aggregators.rule import below_half, squared_distances
 
 MOST_SUBSETS = 200_000
 

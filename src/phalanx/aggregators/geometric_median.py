@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from phalanx.federated.aggregators.rule import inner_products, weighted_mean
+from phalanx.aggregators.rule import inner_products, weighted_mean
 
 _MOST_TURNS = 2000
 _LEAST_CHANGE = 1e-9

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from phalanx.federated.aggregators.rule import squared_distances
+from phalanx.aggregators.rule import squared_distances
 
 PreStep = Callable[[Tensor, int, torch.Generator], tuple[Tensor, int]]
 """Takes updates, how many may be Byzantine, and a source of chance; returns other updates and how many of those may be

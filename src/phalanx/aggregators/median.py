@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from phalanx.federated.aggregators.rule import by_column
+from phalanx.aggregators.rule import by_column
 
 
 def median(updates: Tensor, byzantine: int) -> Tensor:

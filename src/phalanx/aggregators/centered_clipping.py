@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from phalanx.federated.aggregators.median import median
+from phalanx.aggregators.median import median
 
 TURNS = 5
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from phalanx.federated.aggregators.rule import squared_distances
+from phalanx.aggregators.rule import squared_distances
 
 
 def krum(updates: Tensor, byzantine: int) -> Tensor:
