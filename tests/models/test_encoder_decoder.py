@@ -174,7 +174,7 @@ def test_eager_attention_dropout_and_recomputation_are_bit_equal_too(cache):
     assert all(torch.equal(value, found[1][key]) for key, value in found[0].items())
 
 
-@pytest.mark.parametrize("num_stages", [1, LAYERS])
+@pytest.mark.parametrize("num_stages", range(1, LAYERS + 1))
 @pytest.mark.parametrize("name", ["t5", "t5-1.1"])
 def test_bf16_is_bit_equal_too(cache, name, num_stages):
     source = source_of(name, cache)

@@ -71,9 +71,10 @@ def test_logits_and_gradients_are_bit_equal_for_every_number_of_stages(cache, na
         assert_same(source, num_stages)
 
 
-@pytest.mark.parametrize("num_stages", [1, LAYERS])
-def test_experts_in_bf16_are_bit_equal_too(cache, num_stages):
-    assert_same(source_of("qwen3_moe", cache), num_stages, torch.bfloat16)
+@pytest.mark.parametrize("num_stages", range(1, LAYERS + 1))
+@pytest.mark.parametrize("tied", [False, True])
+def test_experts_in_bf16_are_bit_equal_too(cache, num_stages, tied):
+    assert_same(source_of("qwen3_moe", cache, tie_word_embeddings=tied), num_stages, torch.bfloat16)
 
 
 @pytest.mark.parametrize("name", PLANNED)

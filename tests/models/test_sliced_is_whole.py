@@ -116,8 +116,8 @@ def test_activation_checkpointing_keeps_fewer_tensors(cache):
     assert saved[1] < saved[0] / 3
 
 
-@pytest.mark.parametrize("num_stages", [1, LAYERS])
-@pytest.mark.parametrize("name", ["llama", "falcon", "falcon-untied"])
+@pytest.mark.parametrize("num_stages", range(1, LAYERS + 1))
+@pytest.mark.parametrize("name", ["llama", "llama-tied", "falcon", "falcon-untied"])
 def test_bf16_autocast_is_bit_equal(cache, name, num_stages):
     source = tiny_source(name, cache)
     model, stages, ids = whole_model(source), build_all(source, num_stages), some_ids()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from phalanx.objectives.objective import ObjectiveSettings
-from phalanx.objectives.pairs import REFERENCE, row_log_probs, sides
+from phalanx.objectives.pairs import log_ratios, row_log_probs, sides
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,11 +16,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from phalanx.objectives.kto import KtoSettings
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from jaxtyping import Float, Int64
-    from torch import Tensor
 
 
 class DpoSettings(ObjectiveSettings):
@@ -67,8 +62,7 @@ def dpo(
     """
     from torch.nn import functional  # noqa: PLC0415 - the table of objectives is read without torch
 
-    rows = row_log_probs("dpo", logits, labels)
-    chosen, rejected = sides("dpo", rows.total - extras[REFERENCE].to(rows.total.device))
+    chosen, rejected = sides("dpo", log_ratios("dpo", logits, labels, extras).total)
     gap = settings.beta * (chosen - rejected)
     wrong = settings.label_smoothing
     losses = -functional.logsigmoid(gap) * (1 - wrong)
@@ -102,9 +96,7 @@ def ipo(
 
     Source: Azar et al. 2023, equation 17.
     """
-    rows = row_log_probs("ipo", logits, labels)
-    ratios = (rows.total - extras[REFERENCE].to(rows.total.device)) / rows.count
-    chosen, rejected = sides("ipo", ratios)
+    chosen, rejected = sides("ipo", log_ratios("ipo", logits, labels, extras).mean)
     losses = (chosen - rejected - 1 / (2 * settings.beta)) ** 2
     return losses.sum(), len(losses)
 
@@ -117,8 +109,7 @@ def log_ratio_worth(
     settings: DpoSettings | KtoSettings,
 ) -> Float[Tensor, " batch"]:
     """Return ``beta (p - r)`` of each row, the reward that DPO and KTO imply."""
-    rows = row_log_probs(settings.kind, logits, labels)
-    return settings.beta * (rows.total - extras[REFERENCE].to(rows.total.device))
+    return settings.beta * log_ratios(settings.kind, logits, labels, extras).total
 
 
 def mean_log_ratio_worth(
@@ -129,8 +120,7 @@ def mean_log_ratio_worth(
     settings: IpoSettings,
 ) -> Float[Tensor, " batch"]:
     """Return ``(p - r) / n`` of each row, of which IPO aims at a gap."""
-    rows = row_log_probs(settings.kind, logits, labels)
-    return (rows.total - extras[REFERENCE].to(rows.total.device)) / rows.count
+    return log_ratios(settings.kind, logits, labels, extras).mean
 
 
 class OrpoSettings(ObjectiveSettings):

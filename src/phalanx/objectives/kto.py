@@ -8,7 +8,7 @@ from pydantic import Field
 
 from phalanx.errors import DataError
 from phalanx.objectives.objective import ObjectiveSettings
-from phalanx.objectives.pairs import REFERENCE, row_log_probs, sides
+from phalanx.objectives.pairs import log_ratios, sides
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -64,8 +64,7 @@ def kto(
     """
     import torch  # noqa: PLC0415 - the table of objectives is read without torch
 
-    rows = row_log_probs("kto", logits, labels)
-    examples, companions = sides("kto", rows.total - extras[REFERENCE].to(rows.total.device))
+    examples, companions = sides("kto", log_ratios("kto", logits, labels, extras).total)
     wanted, _ = sides("kto", extras[WANTED].to(examples.device))
     if bool(((wanted != 0) & (wanted != 1)).any()):
         raise DataError("extras.wanted: has another number than 0 and 1; give 1 for an answer that is wanted")

@@ -12,6 +12,8 @@ from phalanx.errors import DataError
 from phalanx.objectives.causal_lm import IGNORE, check_labels
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from jaxtyping import Float, Int64
     from torch import Tensor
 
@@ -21,10 +23,10 @@ REFERENCE = "reference"
 
 @dataclass(frozen=True)
 class RowLogProbs:
-    """What a model says of the counted labels of each row.
+    """What a model says of the counted labels of each row, alone or beside its reference.
 
     Attributes:
-        total: Their log-probability together, in nats, float32 ``[batch]``.
+        total: Their log-probability, or log-ratio, together, in nats, float32 ``[batch]``.
         count: How many they are, float32 ``[batch]``, at least 1.
     """
 
@@ -33,7 +35,7 @@ class RowLogProbs:
 
     @property
     def mean(self) -> Tensor:
-        """The log-probability of a label, on average over its row."""
+        """That of a label, on average over its row."""
         return self.total / self.count
 
 
@@ -64,6 +66,27 @@ def row_log_probs(
         logits.float().reshape(-1, logits.shape[2]), labels.reshape(-1), ignore_index=IGNORE, reduction="none"
     )
     return RowLogProbs(-losses.view_as(labels).sum(1), count.float())
+
+
+def log_ratios(
+    name: str,
+    logits: Float[Tensor, "batch seq vocab"],
+    labels: Int64[Tensor, "batch seq"],
+    extras: Mapping[str, Tensor],
+) -> RowLogProbs:
+    """Add up the log-ratios of each row's labels, of the model to its reference.
+
+    Args:
+        name: As `row_log_probs`.
+        logits: As `row_log_probs`.
+        labels: As `row_log_probs`.
+        extras: ``reference``, float32 ``[batch]``.
+
+    Raises:
+        DataError: As `row_log_probs`.
+    """
+    rows = row_log_probs(name, logits, labels)
+    return RowLogProbs(rows.total - extras[REFERENCE].to(rows.total.device), rows.count)
 
 
 def sides(name: str, rows: Tensor) -> tuple[Tensor, Tensor]:

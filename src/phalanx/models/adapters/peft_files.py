@@ -20,6 +20,7 @@ NAMES_BEGIN = "base_model.model."
 """How the name of every tensor of low-rank adapters begins in peft's files."""
 
 _PROMPT = "prompt_embeddings"
+_LONGER_ROWS = ("P_TUNING", "PROMPT_TUNING", "MULTITASK_PROMPT_TUNING")
 _SILENT = {None, False, "", "none"}
 _USUAL: dict[str, tuple[Any, ...]] = {
     "init_lora_weights": (True, "gaussian"),
@@ -136,7 +137,11 @@ def _compare(adapter: LoraConfig | PrefixConfig, said: LoraConfig | PrefixConfig
 def _refuse_foreign(found: Mapping[str, Any], path: Path) -> None:
     kind = found.get("peft_type")
     if kind not in ("LORA", "PREFIX_TUNING"):
-        raise ModelError(f"{path}: peft_type: found {kind!r}; stages can carry LORA (DoRA, rsLoRA) and PREFIX_TUNING")
+        why = "; its virtual tokens would make every row that crosses longer" if kind in _LONGER_ROWS else ""
+        raise ModelError(
+            f"{path}: peft_type: found {kind!r}{why}; stages can carry LORA (DoRA, rsLoRA) and PREFIX_TUNING, which is "
+            "P-tuning v2"
+        )
     if isinstance(found.get("target_modules"), str):
         raise ModelError(f"{path}: target_modules: is a pattern; list the names of the layers")
     if found.get("modules_to_save") not in (None, [], ["score"]):
