@@ -99,10 +99,10 @@ class Writers:
                     return
 
 
-def after_a_step(policy: RolloutPolicy, seed: int = 1) -> RolloutPolicy:
-    """The policy after a step of AdamW with a learning rate of 0.01: every weight moved by about that."""
+def after_a_step(policy: RolloutPolicy, seed: int = 1, lr: float = 0.01) -> RolloutPolicy:
+    """The policy after a step of AdamW with this learning rate: every weight moved by about that."""
     generator = torch.Generator().manual_seed(seed)
     moved = {
-        name: one + 0.01 * torch.randn(one.shape, generator=generator).sign() for name, one in policy.tensors.items()
+        name: one + lr * torch.randn(one.shape, generator=generator).sign() for name, one in policy.tensors.items()
     }
     return RolloutPolicy(policy.config, moved)

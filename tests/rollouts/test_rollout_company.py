@@ -95,6 +95,31 @@ def test_a_liar_is_named_and_nothing_of_it_is_trained_on(kind, careful, policy, 
     assert facts["conclusion"].startswith(proved)
 
 
+@pytest.mark.parametrize("lr", [1e-5, 1e-6, 0.0])
+def test_a_policy_that_is_older_by_a_step_within_every_tolerance_is_named_and_an_honest_worker_never(
+    policy, scene, tmp_path, lr
+):
+    request, later = scene[2], after_a_step(policy, lr=lr)
+    model = PolicyModel.build(later)
+    request = request.model_copy(update={"policy": later.digest})
+    writers = {"writer-0": RolloutWriter("eager"), "writer-1": make_liar("stale_policy", careful=False)}
+
+    with (company := Writers(tmp_path, writers, RolloutCheck(rate=0.25))) as owner:
+        first_step(owner, policy, request)
+        found = owner.generate(later, model, request)
+
+    assert tokens(found) == tokens(generate_rollouts(model, request))
+    if lr == 0.0:
+        # equal weights are no older ones
+        assert owner.verdicts == []
+        return
+    (verdict,) = owner.verdicts
+    assert (verdict.party, verdict.offence) == ("writer-1", "stale")
+    facts = explain_any_evidence(tmp_path / verdict.evidence, company.pki / "authority.pem", "run-1")
+    assert facts["conclusion"] == "not proved by this file alone"
+    assert "the policy before" in facts["rests on the owner's word"]
+
+
 @pytest.mark.parametrize("kind", sorted(set(ROLLOUT_ATTACKS) - SIGNED))
 def test_every_liar_wins_where_nothing_is_read_again(kind, policy, scene, tmp_path):
     later, model, request, alone = scene

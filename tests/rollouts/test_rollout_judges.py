@@ -8,16 +8,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.rollouts import BorderBook, CheckedShare, RereadRollout, RolloutTolerance, judge_rollout
+from phalanx.rollouts import (
+    BorderBook,
+    CheckedShare,
+    RereadRollout,
+    RolloutTolerance,
+    judge_age,
+    judge_rollout,
+)
 from phalanx.rollouts.judgement import judge_reward, too_many_borders
 
 TOLERANCE = RolloutTolerance()
 
 
-def reread(tokens=10, **changed):
+def reread(tokens=10, noise=0.0, **changed):
     """Facts about a text that is right to the last bit, with one number changed for each name."""
     zero = {"margins": tokens, "logprob_gaps": tokens, "sketch_gaps": 2}
     facts = {name: np.zeros(size) for name, size in zero.items()}
+    facts["logprob_gaps"] += noise
     for name, value in changed.items():
         facts[name][1] = value
     return RereadRollout(differs=facts["margins"] > 0, **facts)
@@ -28,28 +36,98 @@ def reread(tokens=10, **changed):
 )
 @pytest.mark.parametrize(("value", "is_lie"), [(1e-3, False), (1.0001e-3, True), (math.inf, True), (math.nan, True)])
 def test_the_tolerance_is_the_border(name, offence, value, is_lie, honest, request_of_step):
-    verdict = judge_rollout("writer-1", request_of_step, honest[0], reread(**{name: value}), TOLERANCE)
+    found = reread(noise=2e-4, **{name: value})
+
+    verdict = judge_rollout("writer-1", request_of_step, honest[0], found, TOLERANCE)
 
     assert (None if verdict is None else verdict.offence) == (offence if is_lie else None)
+
+
+# a tenth of the tolerance without noise; then eight times the noise at a temperature of 0.8; never more than 1e-3
+@pytest.mark.parametrize(
+    ("noise", "margin", "is_lie"),
+    [
+        (0.0, 1e-4, False),
+        (0.0, 1.001e-4, True),
+        (1e-5, 1.001e-4, True),
+        (5e-5, 3.1e-4, False),
+        (5e-5, 3.3e-4, True),
+        (9e-4, 1e-3, False),
+        (9e-4, 1.1e-3, True),
+    ],
+)
+def test_a_draw_is_held_to_what_the_log_probabilities_say_of_the_noise(noise, margin, is_lie, honest, request_of_step):
+    assert request_of_step.sampler.temperature == 0.8
+
+    verdict = judge_rollout("writer-1", request_of_step, honest[0], reread(noise=noise, margins=margin), TOLERANCE)
+
+    assert (None if verdict is None else verdict.offence) == ("draw" if is_lie else None)
+
+
+def aged(now, older, honest, request):
+    return judge_age("writer-1", request, honest, reread(24, noise=now), reread(24, noise=older))
+
+
+@pytest.mark.parametrize(
+    ("now", "older", "is_lie"),
+    [
+        (1e-6, 1e-4, False),
+        (1e-6, 1e-6, False),
+        # bits of the present policy, and a step of nothing
+        (0.0, 0.0, False),
+        (0.0, 1e-4, False),
+        # 24 tokens give 40 nats from a ratio of e^(40 / 24) = 5.3 on
+        (5.2e-6, 1e-6, False),
+        (5.4e-6, 1e-6, True),
+        (1e-4, 1e-6, True),
+        (1e-4, 0.0, True),
+        (math.nan, 1e-6, False),
+    ],
+)
+def test_claims_that_fit_the_older_policy_are_stale_and_rounding_is_not(now, older, is_lie, honest, request_of_step):
+    (text,) = [one for one in honest if len(one.ids) == 24][:1]
+
+    verdict = aged(now, older, text, request_of_step)
+
+    assert (None if verdict is None else verdict.offence) == ("stale" if is_lie else None)
+
+
+def test_long_texts_need_the_older_policy_to_be_twice_as_near(honest, request_of_step):
+    long = replace(honest[0], ids=(7,) * 10_000)
+
+    assert aged(1.9e-6, 1e-6, long, request_of_step) is None
+    assert aged(2.1e-6, 1e-6, long, request_of_step).offence == "stale"
 
 
 def test_a_verdict_says_where_and_how_much(honest, request_of_step):
     verdict = judge_rollout("writer-1", request_of_step, honest[0], reread(margins=0.25), TOLERANCE)
 
     assert verdict.reason == (
-        "prompt 0, sample 0: a token lost its draw: first at token 1, 1 of 10, worst 2.5e-01, allowed 1.0e-03"
+        "prompt 0, sample 0: a token lost its draw: first at token 1, 1 of 10, worst 2.5e-01, allowed 1.0e-04"
     )
-    assert (verdict.measured, verdict.allowed) == (0.25, 1e-3)
+    assert (verdict.measured, verdict.allowed) == (0.25, 1e-4)
 
 
 def test_one_draw_at_a_border_is_luck_and_many_are_not(request_of_step):
     book = BorderBook(rate=1e-4)
 
-    found = [book.add("writer-1", request_of_step, reread(1000, margins=1e-4)) for _ in range(16)]
+    found = [book.add("writer-1", request_of_step, reread(1000, noise=1.0, margins=1e-4)) for _ in range(16)]
 
     # 16 tokens of 16,000, where rounding gives 1.6
     assert found[0] is None
     assert found[-1].offence == "borders"
+
+
+def test_how_many_draws_rounding_decides_is_what_the_log_probabilities_say(request_of_step):
+    noisy, exact = BorderBook(rate=1e-4), BorderBook(rate=1e-4)
+
+    of_noise = [noisy.add("writer-1", request_of_step, reread(1000, noise=1e-5, margins=1e-5)) for _ in range(6)]
+    of_a_liar = [exact.add("writer-1", request_of_step, reread(1000, noise=1e-6, margins=1e-5)) for _ in range(6)]
+
+    # rounding gives 0.24 of 6,000 in the one, 0.024 in the other
+    assert of_noise == [None] * 6
+    assert of_a_liar[:3] == [None] * 3
+    assert of_a_liar[-1].offence == "borders"
 
 
 def test_workers_have_accounts_of_their_own(request_of_step):

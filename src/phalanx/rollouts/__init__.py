@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from phalanx.rollouts.company import RolloutCompany, RolloutCosts
     from phalanx.rollouts.evidence import explain_any_evidence, explain_rollout_evidence
     from phalanx.rollouts.generate import generate_rollouts
-    from phalanx.rollouts.judgement import BorderBook, judge_reward, judge_rollout, judge_texts
+    from phalanx.rollouts.judgement import BorderBook, judge_age, judge_reward, judge_rollout, judge_texts
     from phalanx.rollouts.policy import PolicyModel, ReadTexts, RolloutPolicy
     from phalanx.rollouts.prefill import RereadRollout, reread_rollouts
     from phalanx.rollouts.processes import local_rollout_workers, rollout_company
@@ -42,6 +42,7 @@ __all__ = [
     "explain_any_evidence",
     "explain_rollout_evidence",
     "generate_rollouts",
+    "judge_age",
     "judge_reward",
     "judge_rollout",
     "judge_texts",
@@ -62,7 +63,7 @@ if not TYPE_CHECKING:
             "company": ("RolloutCompany", "RolloutCosts"),
             "evidence": ("explain_any_evidence", "explain_rollout_evidence"),
             "generate": ("generate_rollouts",),
-            "judgement": ("BorderBook", "judge_reward", "judge_rollout", "judge_texts"),
+            "judgement": ("BorderBook", "judge_age", "judge_reward", "judge_rollout", "judge_texts"),
             "policy": ("PolicyModel", "ReadTexts", "RolloutPolicy"),
             "prefill": ("RereadRollout", "reread_rollouts"),
             "processes": ("local_rollout_workers", "rollout_company"),

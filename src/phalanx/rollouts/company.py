@@ -15,6 +15,7 @@ from phalanx.rollouts.generate import check_room, generate_rollouts
 from phalanx.rollouts.judgement import (
     BorderBook,
     RewardRule,
+    judge_age,
     judge_reward,
     judge_rollout,
     judge_second_answer,
@@ -22,7 +23,7 @@ from phalanx.rollouts.judgement import (
 )
 from phalanx.rollouts.messages import TO_OWNER, PolicyOffer, PolicyPart, RolloutRefusal, RolloutsEnd
 from phalanx.rollouts.policy import PolicyModel, RolloutPolicy
-from phalanx.rollouts.prefill import reread_rollouts
+from phalanx.rollouts.prefill import RereadRollout, reread_rollouts
 from phalanx.rollouts.request import Prompt, RolloutRequest
 from phalanx.rollouts.rollout import Rollout, RolloutAnswer
 from phalanx.rollouts.share import CheckedShare
@@ -52,6 +53,30 @@ class RolloutCosts:
     checked_texts: int = 0
     checked_tokens: int = 0
     check_s: float = 0.0
+
+
+@dataclass
+class KeptPolicies:
+    """The last two policies, as models to read with: a worker may still be using the one before.
+
+    Attributes:
+        now: The policy that was kept last, and its digest.
+        before: The one before that; None until there were two.
+    """
+
+    now: tuple[str, PolicyModel] | None = None
+    before: tuple[str, PolicyModel] | None = None
+
+    def keep(self, policy: RolloutPolicy, device: str) -> None:
+        """Keep a copy of these weights beside those before."""
+        if self.now is not None and self.now[0] == policy.digest:
+            return
+        if self.before is None:
+            model = PolicyModel.build(policy, device=device)
+        else:
+            model = self.before[1]
+            model.take(policy)
+        self.now, self.before = (policy.digest, model), self.now
 
 
 @dataclass
@@ -93,6 +118,7 @@ class RolloutCompany:
         self._endpoint, self._check, self._share, self._desk, self._reward = endpoint, check, share, desk, reward
         self._active = list(workers)
         self._borders = BorderBook(check.tolerance.border_rate)
+        self._kept = KeptPolicies()
         self._has: dict[str, str] = {}
         # the requests of the step at hand, and the latest ones of all steps, by worker and digest
         self._sent: dict[tuple[str, str], _Sent] = {}
@@ -126,6 +152,8 @@ class RolloutCompany:
             FrameError: The prompts of one worker are too long for one request.
         """
         check_room(model, request)
+        if self._check.rate > 0.0:
+            self._kept.keep(policy, model.device)
         self._sent.clear()
         passed_over: set[str] = set()
         missing = request.prompts
@@ -259,13 +287,28 @@ class RolloutCompany:
         self.costs.check_s += time.thread_time() - begin
         self.costs.checked_texts += len(drawn)
         self.costs.checked_tokens += sum(len(one.ids) for one in drawn)
+        # more tokens say more of their policy
+        longest = max(drawn, key=lambda one: len(one.ids), default=None)
         for one, found in zip(drawn, reread, strict=True):
-            verdict = judge_rollout(name, request, one, found, tolerance) or self._borders.add(name, request, found)
+            verdict = (
+                judge_rollout(name, request, one, found, tolerance)
+                or (self._aged(name, request, one, found) if one is longest else None)
+                or self._borders.add(name, request, found)
+            )
             if verdict is None and self._reward is not None:
                 verdict = judge_reward(name, request, one, self._reward)
             if verdict is not None:
                 return verdict
         return None
+
+    def _aged(self, name: str, request: RolloutRequest, one: Rollout, now: RereadRollout) -> RolloutVerdict | None:
+        """Compare one text of an answer with the policy of the step before."""
+        if self._kept.before is None:
+            return None
+        begin = time.thread_time()
+        (older,) = reread_rollouts(self._kept.before[1], request, [one], self._check.tolerance.margin)
+        self.costs.check_s += time.thread_time() - begin
+        return judge_age(name, request, one, now, older)
 
     def _send_policy(self, name: str, policy: RolloutPolicy) -> None:
         if self._has.get(name) == policy.digest:

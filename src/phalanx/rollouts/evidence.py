@@ -45,6 +45,7 @@ _WEIGHT = "policy/"
 _NEED_NO_WEIGHTS = ("equivocation", "form", "request")
 _OWNER_ONLY = {
     "reward": "what the text earns: the owner's reward rule is not in this file",
+    "stale": "what the policy before says: its weights are not in this file",
     "borders": "how often it did so: the count over all its answers is the owner's",
 }
 

@@ -21,6 +21,20 @@ REWARD_SLACK = 1e-6
 FALSE_ALARM = 1e-9
 """Chance that `too_many_borders` accuses an honest worker in one look."""
 
+SURE_SHARE = 0.1
+"""Of `RolloutTolerance.margin`: allowed of a draw where log-probabilities agree to the last bits."""
+MARGIN_OF_NOISE = 8.0
+"""A draw may be lost by so many times the largest distance of a log-probability in the same text."""
+BORDERS_OF_NOISE = 4.0
+"""Two scores of a race are nearer than x with a chance of at most x, and x is at most so many times the noise."""
+LEAST_NOISE = 1e-6
+"""Of log-probabilities that float32 can tell apart."""
+
+OLDER_FIT = 2.0
+"""So many times nearer to the older policy are the claims of a worker that used it, at least."""
+OLDER_EVIDENCE = 40.0
+"""Nats by which the older policy must explain the claims better; by luck, one chance in 10^17."""
+
 
 def read_answer(
     worker: str, request: RolloutRequest, answer: RolloutAnswer, payload: bytes, vocab_size: int
@@ -70,12 +84,13 @@ def judge_rollout(
 
     Guarantees:
         Nothing that is no number passes. What passes was drawn by the rule, token by token, but where two tokens were
-        nearly equal; `BorderBook` bounds these.
+        nearly equal; `BorderBook` bounds these. Where log-probabilities are the checker's to the last bits, so are
+        logits, and draws are held to a tenth of the tolerance.
     """
     looks: tuple[tuple[RolloutOffence, NDArray[np.float64], float, str], ...] = (
         ("sketch", reread.sketch_gaps, tolerance.sketch, "its hidden states are of other weights or another prompt"),
         ("logprob", reread.logprob_gaps, tolerance.logprob, "its log-probabilities are not those of the weights"),
-        ("draw", reread.margins, tolerance.margin, "a token lost its draw"),
+        ("draw", reread.margins, _allowed_margin(request, reread, tolerance), "a token lost its draw"),
     )
     for offence, values, allowed, what in looks:
         # never "larger than": that would let pass what is no number
@@ -96,6 +111,53 @@ def judge_rollout(
                 checked=len(one.ids),
             )
     return None
+
+
+def _allowed_margin(request: RolloutRequest, reread: RereadRollout, tolerance: RolloutTolerance) -> float:
+    """By how many logits a token of this text may have lost: what its own log-probabilities say of the noise."""
+    noise = MARGIN_OF_NOISE * float(reread.logprob_gaps.max()) * request.sampler.divisor
+    return min(tolerance.margin, max(SURE_SHARE * tolerance.margin, noise))
+
+
+def judge_age(
+    worker: str, request: RolloutRequest, one: Rollout, now: RereadRollout, older: RereadRollout
+) -> RolloutVerdict | None:
+    """Judge whether a text was committed to by an older policy, however little the policy has moved since.
+
+    Args:
+        worker: The party that signed it.
+        request: As it was sent to this worker.
+        one: The text.
+        now: What the policy of the request says of it.
+        older: What the policy before that says of it, read in the same way.
+
+    Guarantees:
+        No tolerance is used: one text is compared with itself under two policies. Honest log-probabilities are off from
+        the present policy by rounding, and from an older one by no less; for a false alarm rounding would have to be
+        what training changed, token by token.
+
+    Source: Neyman and Pearson 1933, the ratio of two likelihoods.
+    """
+    near, far = (_root_mean_square(found.logprob_gaps) for found in (older, now))
+    tokens = len(one.ids)
+    ratio = far / max(near, float(np.finfo(np.float32).eps))
+    if not math.isfinite(ratio) or ratio < OLDER_FIT or tokens * math.log(ratio) < OLDER_EVIDENCE:
+        return None
+    return _verdict(
+        worker,
+        request,
+        "stale",
+        f"{_place(one)}: its log-probabilities are off by {far:.1e} from the policy of the request and by {near:.1e} "
+        f"from the one before, over {tokens} tokens",
+        one,
+        measured=ratio,
+        allowed=OLDER_FIT,
+        checked=tokens,
+    )
+
+
+def _root_mean_square(values: NDArray[np.float64]) -> float:
+    return float(np.sqrt(np.mean(np.square(values))))
 
 
 def judge_reward(worker: str, request: RolloutRequest, one: Rollout, rule: RewardRule) -> RolloutVerdict | None:
@@ -122,31 +184,35 @@ class BorderBook:
     """An account for each worker of how often another token won at the checker, within the tolerance.
 
     One such token proves nothing. A worker that always takes the second-best where two are nearly equal has far more of
-    them than rounding gives.
+    them than rounding gives, and how much rounding there is its log-probabilities say.
 
     Args:
-        rate: The share of honest tokens that rounding decides otherwise.
+        rate: The share of honest tokens that rounding decides otherwise, at most.
     """
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
         self._tokens: dict[str, int] = {}
+        self._expected: dict[str, float] = {}
         self._differing: dict[str, int] = {}
 
     def add(self, worker: str, request: RolloutRequest, reread: RereadRollout) -> RolloutVerdict | None:
         """Enter one text that was within the tolerance; a verdict where its worker has too many by now."""
         tokens = self._tokens[worker] = self._tokens.get(worker, 0) + len(reread.differs)
+        noise = max(_root_mean_square(reread.logprob_gaps), LEAST_NOISE)
+        here = len(reread.differs) * min(self._rate, BORDERS_OF_NOISE * noise)
+        expected = self._expected[worker] = self._expected.get(worker, 0.0) + here
         differing = self._differing[worker] = self._differing.get(worker, 0) + int(reread.differs.sum())
-        if not too_many_borders(differing, tokens, self._rate):
+        if not too_many_borders(differing, tokens, expected / tokens):
             return None
         return _verdict(
             worker,
             request,
             "borders",
             f"took the second-best of two nearly equal tokens {differing} times in {tokens} tokens, "
-            f"rounding does {self._rate * tokens:.1g} times",
+            f"rounding does {expected:.1g} times",
             measured=differing / tokens,
-            allowed=self._rate,
+            allowed=expected / tokens,
             checked=tokens,
         )
 

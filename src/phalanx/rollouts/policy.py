@@ -99,6 +99,11 @@ class PolicyModel:
         return int(self._model.get_output_embeddings().weight.shape[0])
 
     @property
+    def device(self) -> str:
+        """Where its weights are."""
+        return str(self._model.device)
+
+    @property
     def window(self) -> int:
         """Tokens that a prompt and its continuation may have together."""
         return int(getattr(self._model.config, "max_position_embeddings", 0) or 1 << 20)

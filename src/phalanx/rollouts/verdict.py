@@ -7,7 +7,7 @@ from pydantic import Field
 from phalanx.config import StrictModel
 from phalanx.pipeline.protocol.message import Digest, PartyName, Step
 
-RolloutOffence = Literal["form", "request", "sketch", "logprob", "draw", "borders", "reward", "equivocation"]
+RolloutOffence = Literal["form", "request", "sketch", "logprob", "draw", "stale", "borders", "reward", "equivocation"]
 """What a worker can be convicted of:
 
 - form: a text that no honest worker sends, whatever the weights: cut short, going on after its end
@@ -15,6 +15,7 @@ RolloutOffence = Literal["form", "request", "sketch", "logprob", "draw", "border
 - sketch: hidden states of other weights, or of another prompt
 - logprob: log-probabilities that these weights do not give
 - draw: a token that lost its draw: other weights, temperature or rule, a text of another place, the best of several
+- stale: log-probabilities that fit the policy of the step before, and not the one of the request
 - borders: the second-best token too often where two are nearly equal
 - reward: a reward that the text does not earn
 - equivocation: two answers to one request
@@ -28,7 +29,7 @@ class RolloutTolerance(StrictModel):
         margin: Of the logits that decide a draw.
         logprob: Of a log-probability.
         sketch: Relative distance of a sketch.
-        border_rate: The share of honest tokens for which another token wins at the checker.
+        border_rate: The largest share of honest tokens for which another token wins at the checker.
     """
 
     margin: float = Field(default=1e-3, ge=0.0, le=100.0)

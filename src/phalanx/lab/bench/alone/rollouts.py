@@ -5,8 +5,10 @@
 A small Llama learns the bytes of Python's standard library; the policy is the model after its last step. An honest
 worker (KV cache, fused attention, one thread, batches of 64) writes texts, which are read again in one pass by checkers
 of other numeric classes: fused attention, attention in plain operations with two threads and other batches, float64.
-Each attack then answers the same requests, once careless and once careful (with the commitments of an honest worker).
-Detection is counted in single texts and in answers of which an eighth is read. Costs are CPU seconds of this process.
+Each attack then answers the same requests, once careless and once careful (with the commitments of an honest worker);
+a stale policy also with smaller steps behind it, and four times as many requests. Detection is counted in single
+texts, and in answers of which an eighth is read, one text also by the policy before. Costs are CPU seconds of this
+process.
 """
 
 import argparse
@@ -35,8 +37,10 @@ from phalanx.rollouts import (
     RolloutPolicy,
     RolloutRequest,
     RolloutTolerance,
+    RolloutVerdict,
     SamplerConfig,
     generate_rollouts,
+    judge_age,
     judge_reward,
     judge_rollout,
     judge_texts,
@@ -55,6 +59,10 @@ _NEW = 64
 _PROMPTS, _SAMPLES = 8, 8
 _LEARNING = 300
 _STEP_LR = 1e-5
+_SMALLER = (1e-1, 1e-2)
+"""Shares of that step, for a policy that has hardly moved."""
+_MANY = 4
+"""So many times as many answers of policies with little difference."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +78,11 @@ class RolloutPolicies:
     now: RolloutPolicy
     before: RolloutPolicy
     text: torch.Tensor
+
+    def nearer(self, share: float) -> "RolloutPolicies":
+        """The same, with so much of the last step: Adam's is linear in its learning rate."""
+        moved = {k: v + share * (self.before.tensors[k] - v) for k, v in self.now.tensors.items()}
+        return RolloutPolicies(self.now, RolloutPolicy(self.now.config, moved), self.text)
 
 
 def learned_policies() -> RolloutPolicies:
@@ -127,14 +140,14 @@ def requests_of(policies: RolloutPolicies, count: int) -> list[RolloutRequest]:
 
 def measure_honest(policies: RolloutPolicies, tokens: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Honest texts, read by checkers of each class; and what writing and reading them costs."""
-    writer = PolicyModel.build(policies.now)
-    wide = RolloutPolicy(policies.now.config, {k: v.double() for k, v in policies.now.tensors.items()})
+    writer, older = PolicyModel.build(policies.now), policies.nearer(_SMALLER[-1]).before
     checkers = {
-        "prefill, fused attention, 1 thread": (PolicyModel.build(policies.now), 1, _NEW),
-        "prefill, plain attention, 2 threads, batches of 16": (PolicyModel.build(policies.now, "eager"), 2, 16),
-        "prefill, float64": (PolicyModel.build(wide, "eager"), 1, _NEW),
+        "prefill, fused attention, 1 thread": (_pair(policies.now, older, "sdpa"), 1, _NEW),
+        "prefill, plain attention, 2 threads, batches of 16": (_pair(policies.now, older, "eager"), 2, 16),
+        "prefill, float64": (_pair(_wide(policies.now), _wide(older), "eager"), 1, _NEW),
     }
     found: dict[str, list[RereadRollout]] = {name: [] for name in checkers}
+    fits: dict[str, list[float]] = {name: [] for name in checkers}
     accused = dict.fromkeys(checkers, 0)
     books = {name: BorderBook(_TOLERANCE.border_rate) for name in checkers}
     written, seconds = 0, {"write": 0.0, "read": 0.0}
@@ -145,27 +158,47 @@ def measure_honest(policies: RolloutPolicies, tokens: int) -> tuple[list[dict[st
         texts = list(generate_rollouts(writer, request))
         seconds["write"] += time.process_time() - begin
         written += sum(len(one.ids) for one in texts)
-        for name, (model, threads, rows) in checkers.items():
+        for name, (models, threads, rows) in checkers.items():
             torch.set_num_threads(threads)
             begin = time.process_time()
-            reread = [
-                one
-                for at in range(0, len(texts), rows)
-                for one in reread_rollouts(model, request, texts[at : at + rows], _TOLERANCE.margin)
-            ]
+            reread = _read_in_parts(models[0], request, texts, rows)
             if name.startswith("prefill, fused"):
                 seconds["read"] += time.process_time() - begin
+            before = _read_in_parts(models[1], request, texts, rows)
             torch.set_num_threads(1)
-            for text, one in zip(texts, reread, strict=True):
+            for text, one, aged in zip(texts, reread, before, strict=True):
                 verdict = judge_rollout("writer", request, text, one, _TOLERANCE)
+                verdict = verdict or judge_age("writer", request, text, one, aged)
                 accused[name] += (verdict or books[name].add("writer", request, one)) is not None
+                fits[name].append(_size(one) / max(_size(aged), 1e-30))
             found[name] += reread
-    rows_of = [_honest_row(name, found[name], written, accused[name]) for name in checkers]
+    rows_of = [_honest_row(name, found[name], written, accused[name], max(fits[name])) for name in checkers]
     size = sum(one.size_bytes for one in texts) / sum(len(one.ids) for one in texts)
     return rows_of, _cost_row(seconds, written, size)
 
 
-def _honest_row(name: str, reread: Sequence[RereadRollout], tokens: int, accused: int) -> dict[str, Any]:
+def _pair(now: RolloutPolicy, older: RolloutPolicy, attention: str) -> tuple[PolicyModel, PolicyModel]:
+    return PolicyModel.build(now, attention), PolicyModel.build(older, attention)
+
+
+def _wide(policy: RolloutPolicy) -> RolloutPolicy:
+    return RolloutPolicy(policy.config, {k: v.double() for k, v in policy.tensors.items()})
+
+
+def _read_in_parts(
+    model: PolicyModel, request: RolloutRequest, texts: Sequence[Rollout], rows: int
+) -> list[RereadRollout]:
+    parts = (texts[at : at + rows] for at in range(0, len(texts), rows))
+    return [one for part in parts for one in reread_rollouts(model, request, part, _TOLERANCE.margin)]
+
+
+def _size(one: RereadRollout) -> float:
+    return float(np.sqrt(np.mean(one.logprob_gaps**2)))
+
+
+def _honest_row(
+    name: str, reread: Sequence[RereadRollout], tokens: int, accused: int, older_fit: float
+) -> dict[str, Any]:
     return {
         "what": "honest",
         "checker": name,
@@ -174,6 +207,8 @@ def _honest_row(name: str, reread: Sequence[RereadRollout], tokens: int, accused
         "differing": int(sum(one.differs.sum() for one in reread)),
         "worst_margin": float(max(one.margins.max() for one in reread)),
         "worst_logprob": float(max(one.logprob_gaps.max() for one in reread)),
+        "usual_logprob": float(np.median([_size(one) for one in reread])),
+        "best_older_fit": older_fit,
         "worst_sketch": float(max(one.sketch_gaps.max() for one in reread)),
         "allowed": _TOLERANCE.margin,
     }
@@ -191,7 +226,8 @@ def _cost_row(seconds: dict[str, float], tokens: int, size_bytes: float) -> dict
         "write_cpu_us_per_token": 1e6 * seconds["write"] / tokens,
         "read_cpu_us_per_token": 1e6 * seconds["read"] / tokens,
         "rate": RATE,
-        "share_of_writing": RATE * seconds["read"] / seconds["write"],
+        # one text of each answer is read by the policy before as well
+        "share_of_writing": (RATE + 1 / (_PROMPTS * _SAMPLES)) * seconds["read"] / seconds["write"],
         "share_of_writing_if_all_is_read": seconds["read"] / seconds["write"],
         "seeded_draw_us_per_token": 1e6 * ours / _NEW,
         "plain_draw_us_per_token": 1e6 * plain / _NEW,
@@ -199,9 +235,9 @@ def _cost_row(seconds: dict[str, float], tokens: int, size_bytes: float) -> dict
     }
 
 
-def measure_attack(policies: RolloutPolicies, kind: str, answers: int) -> list[dict[str, Any]]:
+def measure_attack(policies: RolloutPolicies, kind: str, answers: int, step_lr: float) -> list[dict[str, Any]]:
     """One attack, careless and careful: texts and answers in which it is found."""
-    right, careless = PolicyModel.build(policies.now), make_liar(kind, careful=False)
+    right, careless = _pair(policies.now, policies.before, "sdpa"), make_liar(kind, careful=False)
     careless.take(policies.before)
     careless.take(policies.now)
     honest = PolicyModel.build(policies.now)
@@ -211,20 +247,23 @@ def measure_attack(policies: RolloutPolicies, kind: str, answers: int) -> list[d
         lied = careless.texts(request)
         for way, texts in (("careless", lied), ("careful", careless.made_good(request, lied))):
             counts[way].add(request, texts, true, _found(right, request, texts))
-    rows = [counts[way].row(kind, way, careless) for way in counts]
+    rows = [counts[way].row(kind, way, careless) | {"step_lr": step_lr} for way in counts]
     # a liar about rewards alone has nothing to make good
     return rows[:1] if kind == "invented_reward" else rows
 
 
-def _found(model: PolicyModel, request: RolloutRequest, texts: Sequence[Rollout]) -> list[bool]:
-    """Whether each text would convict its worker if it were drawn."""
-    if judge_texts("writer", request, texts, model.vocab_size) is not None:
-        return [True] * len(texts)
-    reread = reread_rollouts(model, request, texts, _TOLERANCE.margin)
+def _found(
+    models: tuple[PolicyModel, PolicyModel], request: RolloutRequest, texts: Sequence[Rollout]
+) -> list[RolloutVerdict | None]:
+    """Of what each text would convict its worker if it were drawn."""
+    if (formal := judge_texts("writer", request, texts, models[0].vocab_size)) is not None:
+        return [formal] * len(texts)
+    reread, older = (reread_rollouts(model, request, texts, _TOLERANCE.margin) for model in models)
     return [
-        (judge_rollout("writer", request, one, again, _TOLERANCE) or judge_reward("writer", request, one, _reward))
-        is not None
-        for one, again in zip(texts, reread, strict=True)
+        judge_rollout("writer", request, one, now, _TOLERANCE)
+        or judge_age("writer", request, one, now, aged)
+        or judge_reward("writer", request, one, _reward)
+        for one, now, aged in zip(texts, reread, older, strict=True)
     ]
 
 
@@ -238,11 +277,18 @@ class _Counts:
     def __init__(self) -> None:
         self.texts = self.found = self.harmful = self.found_harmful = self.tokens = 0
         self.answers: list[bool] = []
+        self.offences: set[str] = set()
 
     def add(
-        self, request: RolloutRequest, texts: Sequence[Rollout], true: Sequence[Rollout], found: Sequence[bool]
+        self,
+        request: RolloutRequest,
+        texts: Sequence[Rollout],
+        true: Sequence[Rollout],
+        verdicts: Sequence[RolloutVerdict | None],
     ) -> None:
         """Count one answer."""
+        found = [one is not None for one in verdicts]
+        self.offences |= {one.offence for one in verdicts if one is not None}
         # a text with the tokens of an honest worker and no reward does no harm, whatever wrote it
         harmful = [one.ids != other.ids or one.reward is not None for one, other in zip(texts, true, strict=True)]
         self.texts += len(texts)
@@ -255,13 +301,12 @@ class _Counts:
 
     def row(self, kind: str, way: str, liar: LyingWriter) -> dict[str, Any]:
         """The figures."""
-        line = ROLLOUT_ATTACKS[kind]
         return {
             "what": "attack",
             "kind": kind,
             "way": way,
             "liar": type(liar).__name__,
-            "offence": line.careful if way == "careful" else line.careless,
+            "offences": sorted(self.offences),
             "texts": self.texts,
             "tokens": self.tokens,
             "texts_found": self.found / self.texts,
@@ -313,8 +358,12 @@ def main() -> None:
     }
     asked_for = f"--honest {asked.honest} --answers {asked.answers}"
     found["command"] = f"python -m phalanx.lab.bench.alone.rollouts OUT.json {asked_for}"
-    for kind in sorted(set(ROLLOUT_ATTACKS) - {_SIGNED}):
-        rows += measure_attack(policies, kind, asked.answers)
+    attacks = [(policies, kind, asked.answers, _STEP_LR) for kind in sorted(set(ROLLOUT_ATTACKS) - {_SIGNED})]
+    attacks += [
+        (policies.nearer(share), "stale_policy", _MANY * asked.answers, share * _STEP_LR) for share in (1.0, *_SMALLER)
+    ]
+    for attack in attacks:
+        rows += measure_attack(*attack)
         # what is finished is kept
         text = json.dumps({**found, "note": asked.note, "rows": rows}, indent=1)
         asked.out.write_text(text + "\n", encoding="utf-8")
