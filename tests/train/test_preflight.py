@@ -23,7 +23,7 @@ def reading(tmp_path, make_run):
     def read(kind, name, content):
         path = tmp_path / name
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return make_run(f'data.sources=[{{kind="{kind}",path="{path}"}}]')
+        return make_run(f'data.sources=[{{kind="{kind}",path="{path}"}}]', "data.tokenizer.vocab_size=257")
 
     return read
 
@@ -33,7 +33,7 @@ def reading(tmp_path, make_run):
     [
         ("jsonl", "a.jsonl", LINE),
         ("jsonl", "a.jsonl", '{"text": ""}\n' * 20 + LINE),
-        ("jsonl", "a.jsonl", LINE * 20 + "{"),
+        ("jsonl", "a.jsonl", LINE * 4000 + "{"),
         ("text", "a.txt", "shields"),
         ("text", "a.txt", b"\xff" * (1 << 24) + b"\xff"),
     ],
@@ -61,6 +61,40 @@ def test_a_mistake_at_the_beginning_is_found_by_dry_run_and_run(reading, tmp_pat
             begin(run, tmp_path / "run")
 
     assert not (tmp_path / "run").exists()
+
+
+def test_a_small_text_is_read_whole(reading):
+    with pytest.raises(DataError, match=r"a\.jsonl, line 21: is not JSON"):
+        check_inputs(reading("jsonl", "a.jsonl", LINE * 20 + "{"))
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_the_vocabulary_of_a_small_text_is_trained_before_anything_begins(reading, make_run, tmp_path, more):
+    reading("text", "a.txt", "x shields cover shields cover")
+    # 256 bytes, the end of a text, and of each word that comes twice a merge fewer than it has bytes
+    chosen = f'data.sources=[{{kind="text",path="{tmp_path}/a.txt"}}]', "data.validation_share=0.0"
+    run = make_run(*chosen, f"data.tokenizer.vocab_size={257 + 7 + 5 + more}")
+
+    if not more:
+        check_inputs(run)
+        return
+    with pytest.raises(DataError, match=r"vocab_size=270: the training text supports 269 tokens only") as refusal:
+        check_inputs(run)
+    assert refusal.value.facts["code"] == "PHX-I017"
+
+
+def test_a_text_that_is_all_held_out_is_left_to_its_preparation(reading, make_run, tmp_path):
+    reading("text", "a.txt", "shields")
+    chosen = f'data.sources=[{{kind="text",path="{tmp_path}/a.txt"}}]', "data.validation_share=0.5"
+    runs = [make_run(*chosen, f"train.seed={seed}") for seed in range(8)]
+
+    refused = 0
+    for run in runs:
+        try:
+            check_inputs(run)
+        except DataError:
+            refused += 1
+    assert 0 < refused < len(runs)
 
 
 def test_the_second_source_is_named_by_its_number(make_run, tmp_path):

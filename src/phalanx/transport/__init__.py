@@ -1,35 +1,40 @@
 """Signed, chained frames between parties that do not trust each other, over gRPC with mutual TLS 1.3.
 
+The config is there at once; what needs gRPC is imported at its first use: to read a run file must not load it.
 `phalanx.transport.tensors` is apart from the rest because it needs torch.
 """
 
-from phalanx.transport.config import TransportConfig
-from phalanx.transport.endpoint import Endpoint
-from phalanx.transport.frame import (
-    Body,
-    Frame,
-    HeaderFields,
-    Receipt,
-    SignedHeader,
-    by_kind,
-    check_payload,
-    encode_frame,
-    parse_body,
-    parse_frame,
-    sign_header,
-)
-from phalanx.transport.grpc_wire import GrpcWire, JoinedPeer, describe
-from phalanx.transport.inbox import Allowance, Allowances, CheckedFrame, LinkFault
-from phalanx.transport.joined_workers import (
-    JoiningWorkerConfig,
-    LocalWorkerProcesses,
-    OwnerLink,
-    OwnerSession,
-    join_owner,
-    joined_workers,
-)
-from phalanx.transport.link import Meter, Receipts, encode_refusal
-from phalanx.transport.wire import Handle, Wire
+from typing import TYPE_CHECKING
+
+from phalanx.late_names import late_names
+from phalanx.transport.config import JoiningWorkerConfig, TransportConfig
+
+if TYPE_CHECKING:
+    from phalanx.transport.endpoint import Endpoint
+    from phalanx.transport.frame import (
+        Body,
+        Frame,
+        HeaderFields,
+        Receipt,
+        SignedHeader,
+        by_kind,
+        check_payload,
+        encode_frame,
+        parse_body,
+        parse_frame,
+        sign_header,
+    )
+    from phalanx.transport.grpc_wire import GrpcWire, JoinedPeer, describe
+    from phalanx.transport.inbox import Allowance, Allowances, CheckedFrame, LinkFault
+    from phalanx.transport.joined_workers import (
+        LocalWorkerProcesses,
+        OwnerLink,
+        OwnerSession,
+        join_owner,
+        joined_workers,
+    )
+    from phalanx.transport.link import Meter, Receipts, encode_refusal
+    from phalanx.transport.wire import Handle, Wire
 
 __all__ = [
     "Allowance",
@@ -64,3 +69,35 @@ __all__ = [
     "parse_frame",
     "sign_header",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = late_names(
+        __name__,
+        {
+            "endpoint": ("Endpoint",),
+            "frame": (
+                "Body",
+                "Frame",
+                "HeaderFields",
+                "Receipt",
+                "SignedHeader",
+                "by_kind",
+                "check_payload",
+                "encode_frame",
+                "parse_body",
+                "parse_frame",
+                "sign_header",
+            ),
+            "grpc_wire": ("GrpcWire", "JoinedPeer", "describe"),
+            "inbox": ("Allowance", "Allowances", "CheckedFrame", "LinkFault"),
+            "joined_workers": (
+                "LocalWorkerProcesses",
+                "OwnerLink",
+                "OwnerSession",
+                "join_owner",
+                "joined_workers",
+            ),
+            "link": ("Meter", "Receipts", "encode_refusal"),
+            "wire": ("Handle", "Wire"),
+        },
+    )

@@ -53,3 +53,23 @@ def check_port(config: TransportConfig, key: str) -> None:
         raise TransportError(f"{config.bind}:{config.port}: cannot listen ({why}); {do}").about(
             code="PHX-T002", key=f"{key}.port", found=f"{config.bind}:{config.port}", do=do
         ) from exc
+
+
+class JoiningWorkerConfig(StrictModel):
+    """The part of a worker's file that says under which name it joins which owner.
+
+    Attributes:
+        identity: Directory with this worker's certificate and keys.
+        owner: ``host:port`` of the owner.
+        owner_name: Its party name.
+        advertise: Host name or address under which the owner reaches this worker; left out, the one it binds to.
+        join_timeout_s: How long to look for an owner that does not listen yet, seconds.
+        transport: Deadlines and bounds.
+    """
+
+    identity: str
+    owner: str
+    owner_name: str = "owner"
+    advertise: str | None = None
+    join_timeout_s: float = Field(default=300.0, gt=0, le=86400)
+    transport: TransportConfig = TransportConfig()

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from pydantic import Field
-
 from phalanx.child import PythonProcess
 from phalanx.config import StrictModel, dump_toml
 from phalanx.errors import PeerLostError, TransportError
 from phalanx.security.crypto import Identity, load_identity
-from phalanx.transport.config import TransportConfig
+from phalanx.transport.config import JoiningWorkerConfig, TransportConfig
 from phalanx.transport.endpoint import Endpoint
 from phalanx.transport.grpc_wire import GrpcWire, JoinedPeer, describe
 from phalanx.transport.inbox import CheckedFrame, LinkFault
@@ -161,26 +159,6 @@ def _let_in(
             raise PeerLostError(f"{name}: did not join within {patience_s:g} s; start it with its worker file")
     endpoint.add_peer(joined.peer, joined.address)
     return joined.certificate.decode()
-
-
-class JoiningWorkerConfig(StrictModel):
-    """The part of a worker's file that says under which name it joins which owner.
-
-    Attributes:
-        identity: Directory with this worker's certificate and keys.
-        owner: ``host:port`` of the owner.
-        owner_name: Its party name.
-        advertise: Host name or address under which the owner reaches this worker; left out, the one it binds to.
-        join_timeout_s: How long to look for an owner that does not listen yet, seconds.
-        transport: Deadlines and bounds.
-    """
-
-    identity: str
-    owner: str
-    owner_name: str = "owner"
-    advertise: str | None = None
-    join_timeout_s: float = Field(default=300.0, gt=0, le=86400)
-    transport: TransportConfig = TransportConfig()
 
 
 @dataclass(frozen=True)

@@ -133,9 +133,14 @@ class _JoinState:
                     self.hellos.pop(name, None)
                 return
             if time.monotonic() > self._deadline:
-                raise PeerLostError(
-                    f"{', '.join(names)} {what} within {expected.timeout_s:.0f} s; start them with `phalanx worker`"
-                ).about(code="PHX-T052", found=", ".join(names), do="start them with `phalanx worker`")
+                do = (
+                    "start them with `phalanx worker`"
+                    if expected.may_be_absent
+                    else "their processes live, so look at the load of this machine and at workers/*.log of the run"
+                )
+                raise PeerLostError(f"{', '.join(names)} {what} within {expected.timeout_s:.0f} s; {do}").about(
+                    code="PHX-T052", found=", ".join(names), do=do
+                )
             frame = self._endpoint.receive(0.2)
             if isinstance(frame, LinkFault):
                 self._miss(frame)

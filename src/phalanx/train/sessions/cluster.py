@@ -80,9 +80,8 @@ class WorkerProcesses(Protocol):
 OpenWorkers = Callable[[Path], contextlib.AbstractContextManager[WorkerProcesses]]
 """What starts local workers, given the directory of their files and logs."""
 
-_JOIN_TIMEOUT_S = 120.0
-# people start remote workers by hand
-_REMOTE_JOIN_TIMEOUT_S = 600.0
+# people start remote workers by hand; a local one that dies is noticed at once, and a busy machine takes its time
+_JOIN_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -173,7 +172,7 @@ def gathered(
             {name: home.certificate(name) for name in late},
             is_alive=workers.is_alive,
             last_output=workers.last_output,
-            timeout_s=_REMOTE_JOIN_TIMEOUT_S if run.pipeline.remote_workers else _JOIN_TIMEOUT_S,
+            timeout_s=_JOIN_TIMEOUT_S,
             # a process of this machine that does not come is our own failure
             may_be_absent=bool(run.pipeline.remote_workers),
             incarnations=incarnations,

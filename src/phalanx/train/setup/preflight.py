@@ -3,15 +3,17 @@
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from phalanx.config import KEPT_CODE, open_own_code, own_references
-from phalanx.data import DataConfig, FileTokenizerConfig, ModelTokenizerConfig
+from phalanx.data import BpeConfig, DataConfig, FileTokenizerConfig, ModelTokenizerConfig
 from phalanx.data.phases import DatasetTokenizerConfig
 from phalanx.data.run_dataset import open_groups
 from phalanx.data.sources import SourceSettings, no_text, open_source
+from phalanx.data.spool import Intake
 from phalanx.data.tasks import Columns, load_own
-from phalanx.data.tokenizers import load_tokenizer
+from phalanx.data.tokenizers import load_tokenizer, train_bpe
 from phalanx.data.tokenizers.tokenizer import named_tokenizer
 from phalanx.engine import check_build
 from phalanx.errors import ConfigError, DataError
@@ -28,6 +30,8 @@ _EMBEDDINGS = ("vocab_size",)
 _FIRST_DOCUMENTS = 20
 _MOST_BYTES = 1 << 24
 """Of a file that is read whole for its first document."""
+_SMALL_BYTES = 1 << 16
+"""Of all sources together, from which a vocabulary is trained in far less time than torch takes to import."""
 
 
 def check_inputs(run: RunConfig) -> None:
@@ -46,6 +50,7 @@ def check_inputs(run: RunConfig) -> None:
     _check_sizes(run)
     _check_tokenizer(run)
     _check_data(run.data)
+    _check_small_text(run)
 
 
 def _check_sizes(run: RunConfig) -> None:
@@ -90,6 +95,34 @@ def _check_tokenizer(run: RunConfig) -> None:
 
 def _first_number(described: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
     return next((described[name] for name in names if type(described.get(name)) is int), None)
+
+
+def _check_small_text(run: RunConfig) -> None:
+    """Train the vocabulary of a small text for nothing: it may be too large for it, which only its training shows."""
+    data = run.data
+    elsewhere = data.dataset or data.conversations or run.split or run.federated
+    if elsewhere is not None or not isinstance(data.tokenizer, BpeConfig) or not _is_small(data.sources):
+        return
+    intake = Intake(run.train.seed, data.validation_share, data.max_documents)
+    with TemporaryDirectory(prefix="phalanx-") as spare:
+        sources = [(source.kind, open_source(source)) for source in data.sources]
+        spool = intake.spool(sources, Path(spare), lambda _phase, _documents: None)
+        if spool.train.documents:
+            train_bpe(spool.train.texts(), data.tokenizer)
+
+
+def _is_small(sources: Sequence[SourceSettings]) -> bool:
+    """Whether all of it is plain text or JSON lines of this machine, and little of it."""
+    left, named = _SMALL_BYTES, [getattr(source, "path", None) for source in sources]
+    paths = [path for path in named if isinstance(path, Path)]
+    if len(paths) < len(named) or {one.kind for one in sources} - {"text", "jsonl"}:
+        return False
+    for path in paths:
+        for file in path.rglob("*") if path.is_dir() else (path,):
+            left -= file.stat().st_size if file.is_file() else 0
+            if left < 0:
+                return False
+    return bool(paths)
 
 
 def load_own_code(run: RunConfig) -> None:
