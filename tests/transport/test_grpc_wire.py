@@ -434,6 +434,19 @@ def test_a_taken_port_is_our_error(owner, identities):
         GrpcWire(identities["worker"], LIMITS.model_copy(update={"port": port}))
 
 
+def test_a_port_on_which_nobody_was_served_is_free_again_once_it_is_closed(identities):
+    # a worker that has looked for its owner in vain looks again, from the same port
+    wire = GrpcWire(identities["owner"], TransportConfig())
+    port = int(wire.address.rpartition(":")[2])
+    wire.close()
+    wire.close()
+
+    again = GrpcWire(identities["owner"], TransportConfig(port=port))
+
+    assert again.address == wire.address
+    again.close()
+
+
 def test_an_identity_without_certificate_cannot_go_online():
     with pytest.raises(CertificateError, match="no certificate"):
         GrpcWire(Identity.without_certificate("worker"), LIMITS)

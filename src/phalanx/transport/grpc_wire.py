@@ -40,6 +40,8 @@ from phalanx.transport.wire import Handle
 
 _SERVICE = "phalanx.Transport"
 _NUM_THREADS = 64
+_STOP_S = 10.0
+"""A bound on how long a server takes to stop, which a busy machine may need some of."""
 # one frame under way and one repeated by an impatient sender
 _MAX_CALLS_PER_PEER = 2
 _MAX_CACHED_CERTIFICATES = 1024
@@ -102,6 +104,7 @@ class GrpcWire:
         self._known: dict[bytes, tuple[Peer, datetime]] = {}
         self._calls: Counter[str] = Counter()
         self._changed = threading.Condition()
+        self._has_started = False
         pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix=f"serve-{identity.name}")
         self._server = grpc.server(pool, options=server_options(config))
         self._server.add_generic_rpc_handlers((self._methods(),))
@@ -121,7 +124,7 @@ class GrpcWire:
         Raises:
             TransportError: gRPC would agree to TLS 1.2.
         """
-        self._server.start()
+        self._start()
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._config.bind, self._config.bind)  # noqa: S104
         try:
             check_refuses_tls12(host, self._port)
@@ -168,7 +171,14 @@ class GrpcWire:
             channels, self._channels = self._channels, {}
         for channel, _ in channels.values():
             channel.close()
-        self._server.stop(grace=None).wait(1.0)
+        # gRPC gives a port back when its server stops, and only one that has started does; it serves nobody meanwhile
+        self._start()
+        self._server.stop(grace=None).wait(_STOP_S)
+
+    def _start(self) -> None:
+        if not self._has_started:
+            self._has_started = True
+            self._server.start()
 
     def _methods(self) -> grpc.GenericRpcHandler:
         handlers = {
