@@ -52,10 +52,10 @@ test: lint ## lint, then every quick test
 	$(BIN)/pytest $(TEST_WORKERS) $(PYTEST_ARGS)
 
 # an eighth of them: PYTEST_ARGS="--share=3/8"; see tests/slow_shares.py; plain types are checked as well (ADR 69);
-# what takes a minute alone may take ten beside other work, and is not wrong for it
+# what takes a minute alone may take ten beside other work, and is not wrong for it; files in the order of the share
 test-slow: export PHALANX_TEST_TYPES = all
 test-slow: $(STAMP) ## the slow tests only
-	$(BIN)/pytest -m slow -o timeout=1800 $(PYTEST_ARGS)
+	$(BIN)/pytest -m slow -o timeout=1800 $(TEST_WORKERS) --no-loadscope-reorder $(PYTEST_ARGS)
 
 site: $(STAMP) ## the documentation as a site, in site/
 	$(BIN)/pip install --quiet -c constraints.txt -e ".[site]"

@@ -24,7 +24,7 @@ if "PHALANX_TEST_HOME" not in os.environ:
     os.environ["PHALANX_TEST_HOME"] = os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="phalanx-tests-")
     atexit.register(shutil.rmtree, os.environ["PHALANX_TEST_HOME"], ignore_errors=True)
 
-pytest_plugins = ("slow_shares", "known_skips", "pytester")
+pytest_plugins = ("slow_shares", "known_skips", "unseen_tests", "pytester")
 
 STATE_SHAPES = ("phalanx.objectives",)
 """Packages with shapes in their signatures; a test holds that there are no others."""

@@ -3,35 +3,42 @@
 ``--share TURN/N`` keeps one of N shares. Tests stay in the order of collection, so that tests of one file share
 what they have trained; the shares are consecutive pieces of about equal recorded time. Each test is in exactly one of
 them, and N turns that follow each other run every test once. Each time the turns have gone round, a share begins a
-third further on: what the budget cut off last time is not cut off again.
+third further on: what the budget cut off last time is not cut off again. Tests that are marked
+``xdist_group("name")`` share something so expensive that they are never cut apart.
 
 ``--budget-s S`` begins no test that would, by its recorded time, end later than S seconds after the session began.
-Such a test is reported as not run, by name, and never as passed. ``--write-seconds FILE`` records the times.
+Such a test is reported as not run, by name, and never as passed. ``--write-seconds FILE`` records the times: seconds
+of a processor, since a clock would say how busy the machine was (`spent_cpu`).
 """
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from itertools import accumulate, groupby
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
+
+from spent_cpu import spent_s
 
 ROOT = Path(__file__).parent.parent
 RECORD = ROOT / ".ci" / "slow_seconds.json"
 UNKNOWN_S = 30.0
 THIRDS = 3
 NOT_RUN = "not run: the budget of "
+NO_GROUPS: Mapping[str, str] = MappingProxyType({})
 
 
-def file_of(test: str) -> str:
-    return test.partition("::")[0]
+def function_of(test: str) -> str:
+    """A test's file and function, without its parameters."""
+    return test.partition("[")[0]
 
 
 def expected_s(test: str, record: Mapping[str, float]) -> float:
-    """The recorded mean time of a test of this file, or a guess."""
-    return record.get(file_of(test), UNKNOWN_S)
+    """The recorded mean time of a test of this function, or a guess."""
+    return record.get(function_of(test), UNKNOWN_S)
 
 
 def parse_share(text: str) -> tuple[int, int]:
@@ -46,33 +53,38 @@ def parse_share(text: str) -> tuple[int, int]:
     return int(turn), int(num_shares)
 
 
-def share_of(tests: Sequence[str], turn: int, num_shares: int, record: Mapping[str, float]) -> list[str]:
-    """The tests of this turn, in the order in which to run them."""
-    costs = [max(expected_s(test, record), 0.001) for test in tests]
+def share_of(
+    tests: Sequence[str],
+    turn: int,
+    num_shares: int,
+    record: Mapping[str, float],
+    groups: Mapping[str, str] = NO_GROUPS,
+) -> list[str]:
+    """The tests of this turn, in the order in which to run them; `groups` names those that are never cut apart."""
+    units = [list(unit) for _, unit in groupby(tests, lambda test: groups.get(test, test))]
+    costs = [max(sum(expected_s(test, record) for test in unit), 0.001) for unit in units]
     total = sum(costs)
     middles = [end - cost / 2 for end, cost in zip(accumulate(costs), costs, strict=True)]
     mine = [
-        test
-        for test, middle in zip(tests, middles, strict=True)
+        unit
+        for unit, middle in zip(units, middles, strict=True)
         if min(int(num_shares * middle / total), num_shares - 1) == turn % num_shares
     ]
     first = len(mine) * (turn // num_shares % THIRDS) // THIRDS
-    return mine[first:] + mine[:first]
+    return [test for unit in mine[first:] + mine[:first] for test in unit]
 
 
-def fits(test: str, elapsed_s: float, budget_s: float, record: Mapping[str, float]) -> bool:
-    """Whether a test that begins now is expected to end within the budget."""
-    return elapsed_s + expected_s(test, record) <= budget_s
+def fits(cost_s: float, elapsed_s: float, budget_s: float) -> bool:
+    """Whether what begins now is expected to end within the budget."""
+    return elapsed_s + cost_s <= budget_s
 
 
 def means(seconds: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """Mean seconds a test for each file, from (test, seconds of one phase of it)."""
-    totals: dict[str, float] = {}
-    tests: dict[str, set[str]] = {}
-    for test, phase_s in seconds:
-        totals[file_of(test)] = totals.get(file_of(test), 0.0) + phase_s
-        tests.setdefault(file_of(test), set()).add(test)
-    return {file: round(totals[file] / len(tests[file]), 1) for file in sorted(totals)}
+    """Mean seconds of a test for each function, from (test, seconds)."""
+    found: dict[str, list[float]] = {}
+    for test, test_s in seconds:
+        found.setdefault(function_of(test), []).append(test_s)
+    return {function: round(sum(found[function]) / len(found[function]), 1) for function in sorted(found)}
 
 
 def read_record(path: Path) -> dict[str, float]:
@@ -89,35 +101,69 @@ class Shares:
         self._out = config.getoption("--write-seconds")
         self._record = read_record(RECORD)
         self._began_s = time.monotonic()
-        self._seconds: list[tuple[str, float]] = []
+        self._groups: dict[str, str] = {}
+        self._begun: set[str] = set()
+        self._spent_s = 0.0
+        self._seconds: dict[str, float] = {}
+        self._not_passed: set[str] = set()
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Keep the share, after `-m` and `-k` have taken out theirs."""
+        self._groups = {
+            item.nodeid: str(mark.args[0]) for item in items if (mark := item.get_closest_marker("xdist_group"))
+        }
         if self._share is None:
             return
         by_name = {item.nodeid: item for item in items}
-        mine = share_of(list(by_name), *self._share, self._record)
+        mine = share_of(list(by_name), *self._share, self._record, self._groups)
         config.hook.pytest_deselected(items=[by_name[name] for name in by_name.keys() - set(mine)])
         items[:] = [by_name[name] for name in mine]
+
+    def pytest_collection_finish(self) -> None:
+        """What imports and collection have taken is no test's."""
+        self._spent_s = spent_s() if self._out else 0.0
+
+    def _cost_s(self, test: str) -> float:
+        """What is expected of a test; the first of a group makes what all of them share."""
+        group = self._groups.get(test)
+        if group is None:
+            return expected_s(test, self._record)
+        together = (other for other, name in self._groups.items() if name == group)
+        return 0.0 if group in self._begun else sum(expected_s(other, self._record) for other in together)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Begin nothing that would not end within the budget."""
         elapsed_s = time.monotonic() - self._began_s
-        if self._budget_s is not None and not fits(item.nodeid, elapsed_s, self._budget_s, self._record):
+        if self._budget_s is not None and not fits(self._cost_s(item.nodeid), elapsed_s, self._budget_s):
             pytest.skip(f"{NOT_RUN}{self._budget_s:.0f} s is used up")
+        if item.nodeid in self._groups:
+            self._begun.add(self._groups[item.nodeid])
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Say in the last report of a test what it took; it goes from a test worker to where the record is written."""
+        report = yield
+        if self._out and call.when == "teardown":
+            now_s = spent_s()
+            vars(report)["cpu_s"], self._spent_s = now_s - self._spent_s, now_s
+        return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Add up the seconds of tests that passed."""
-        if report.passed:
-            self._seconds.append((report.nodeid, report.duration))
+        """Keep the seconds of tests that passed."""
+        if not report.passed:
+            self._not_passed.add(report.nodeid)
+        if "cpu_s" in vars(report) and report.nodeid not in self._not_passed:
+            self._seconds[report.nodeid] = vars(report)["cpu_s"]
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Write the record; files of which no test passed keep their old figure."""
+        """Write the record; functions of which no test passed keep their old figure."""
         if self._out and not hasattr(session.config, "workerinput"):
             path = Path(self._out)
-            text = json.dumps(dict(sorted((read_record(path) | means(self._seconds)).items())), indent=2)
+            text = json.dumps(dict(sorted((read_record(path) | means(self._seconds.items())).items())), indent=2)
             path.write_text(text + "\n", encoding="utf-8")
 
 
@@ -144,7 +190,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("phalanx")
     group.addoption("--share", metavar="TURN/N", help="run one of N shares of the collected tests; TURN counts up")
     group.addoption("--budget-s", type=float, metavar="S", help="begin no test that would end after S seconds")
-    group.addoption("--write-seconds", metavar="FILE", help="record the mean seconds of a test of each file")
+    group.addoption("--write-seconds", metavar="FILE", help="record the mean seconds of a test of each function")
 
 
 def pytest_configure(config: pytest.Config) -> None:

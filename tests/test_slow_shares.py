@@ -8,12 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slow_shares import ROOT, UNKNOWN_S, fits, means, parse_share, share_of
+from slow_shares import ROOT, expected_s, fits, means, parse_share, read_record, share_of
 
 LAB = """
     import sys
     sys.path.insert(0, {tests!r})
-    pytest_plugins = ("slow_shares", "known_skips")
+    pytest_plugins = ("slow_shares", "known_skips", "unseen_tests")
+"""
+
+
+SPINNING = """
+    import subprocess, sys
+    import pytest
+    SPIN = "import time\\nwhile time.process_time() < 0.5: pass"
+    @pytest.mark.parametrize("n", range(4))
+    def test_it(n):
+        subprocess.run([sys.executable, "-c", SPIN], check=True)
 """
 
 
@@ -26,19 +36,25 @@ def lab(pytester):
 names = st.lists(st.integers(0, 9).map(lambda n: f"tests/test_{n}.py"), min_size=1, max_size=40).map(
     lambda files: [f"{file}::test_{n}" for n, file in enumerate(sorted(files))]
 )
-records = st.dictionaries(st.integers(0, 9).map(lambda n: f"tests/test_{n}.py"), st.floats(0, 500))
+records = st.dictionaries(
+    st.sampled_from([f"tests/test_{f}.py::test_{n}" for f in range(9) for n in range(9)]), st.floats(0, 500)
+)
 
 
-@given(names, records, st.integers(0, 1000), st.integers(1, 9))
-def test_consecutive_turns_run_every_test_once(tests, record, turn, num_shares):
-    drawn = [test for n in range(num_shares) for test in share_of(tests, turn + n, num_shares, record)]
+@given(names, records, st.integers(0, 1000), st.integers(1, 9), st.integers(1, 9))
+def test_consecutive_turns_run_every_test_once_and_cut_no_group(tests, record, turn, num_shares, size):
+    groups = {test: f"group {n // size}" for n, test in enumerate(tests) if n // size % 2}
 
-    assert sorted(drawn) == sorted(tests)
+    shares = [share_of(tests, turn + n, num_shares, record, groups) for n in range(num_shares)]
+
+    assert sorted(test for share in shares for test in share) == sorted(tests)
+    for group in set(groups.values()):
+        assert sum(any(groups.get(test) == group for test in share) for share in shares) == 1
 
 
 def test_shares_take_about_equal_recorded_time():
     tests = [f"tests/test_slow.py::test_{n}" for n in range(4)] + [f"tests/test_quick.py::test_{n}" for n in range(40)]
-    record = {"tests/test_slow.py": 100.0, "tests/test_quick.py": 10.0}
+    record = dict.fromkeys(tests[:4], 100.0) | dict.fromkeys(tests[4:], 10.0)
 
     shares = [share_of(tests, turn, 8, record) for turn in range(8)]
 
@@ -62,34 +78,72 @@ def test_a_malformed_share_is_refused(text):
 
 
 def test_a_test_begins_only_where_it_is_expected_to_end_within_the_budget():
-    record = {"tests/test_some.py": 50.0}
-
-    assert fits("tests/test_some.py::test_a", 50.0, 100.0, record)
-    assert not fits("tests/test_some.py::test_a", 50.1, 100.0, record)
-    assert not fits("tests/test_other.py::test_a", 100.1 - UNKNOWN_S, 100.0, record)
+    assert fits(50.0, 50.0, 100.0)
+    assert not fits(50.0, 50.1, 100.0)
 
 
-def test_the_mean_of_a_file_counts_all_phases_of_each_test_once():
-    assert means([("a.py::x", 1.0), ("a.py::x", 3.0), ("a.py::y", 2.0), ("b.py::z", 1.0)]) == {"a.py": 3.0, "b.py": 1.0}
+def test_what_no_record_knows_is_guessed():
+    record = {"tests/test_some.py::test_a": 50.0}
+
+    assert expected_s("tests/test_some.py::test_a[one [case]]", record) == 50.0
+    assert expected_s("tests/test_some.py::test_b", record) == 30.0
 
 
-def test_tests_outside_the_budget_are_named_and_do_not_pass(lab):
+def test_the_mean_of_a_function_counts_each_of_its_cases():
+    assert means([("a.py::x[1]", 1.0), ("a.py::x[2]", 3.0), ("b.py::z", 1.0)]) == {"a.py::x": 2.0, "b.py::z": 1.0}
+
+
+def test_every_recorded_function_is_still_there():
+    for function in read_record(ROOT / ".ci" / "slow_seconds.json"):
+        file, _, name = function.partition("::")
+        assert f"def {name.rpartition('::')[2]}(" in (ROOT / file).read_text(encoding="utf-8"), function
+
+
+@pytest.mark.parametrize("workers", ["-n0", "-n2"])
+def test_tests_outside_the_budget_are_named_and_do_not_pass(lab, workers):
     lab.makepyfile(test_two="def test_first(): pass\ndef test_second(): pass")
 
-    done = lab.runpytest_subprocess("--budget-s", "0")
+    done = lab.runpytest_subprocess("--budget-s", "0", "--dist=loadfile", workers)
 
     assert "2 not run" in done.stdout.str()
     done.stdout.fnmatch_lines(["*2 tests of this share were not run*", "test_two.py::test_first", "*::test_second"])
     assert "passed" not in done.stdout.str()
 
 
-def test_a_share_and_the_record_of_its_seconds(lab):
-    lab.makepyfile(test_four="import pytest\n@pytest.mark.parametrize('n', range(4))\ndef test_it(n): pass")
+GROUPED = """
+    import pytest
+    @pytest.mark.xdist_group("table")
+    @pytest.mark.parametrize("n", range(2))
+    def test_a_case(n): pass
+"""
 
-    done = lab.runpytest_subprocess("--share", "1/2", "--write-seconds", "seconds.json")
 
-    done.assert_outcomes(passed=2, deselected=2)
-    assert set(json.loads((lab.path / "seconds.json").read_text())) == {"test_four.py"}
+def test_a_group_is_left_out_as_a_whole_where_all_of_it_does_not_fit(lab):
+    lab.makepyfile(test_table=GROUPED)
+
+    # each of the two alone would fit, by the guess
+    done = lab.runpytest_subprocess("--budget-s", "45")
+
+    assert "2 not run" in done.stdout.str()
+
+
+def test_what_a_group_shares_is_made_once_and_then_all_of_it_runs(lab):
+    lab.makepyfile(test_table=GROUPED)
+
+    lab.runpytest_subprocess("--budget-s", "75").assert_outcomes(passed=2)
+
+
+@pytest.mark.parametrize("workers", ["-n0", "-n2"])
+def test_a_share_and_the_record_of_what_it_took_on_a_processor(lab, workers):
+    lab.makepyfile(test_four=SPINNING)
+
+    done = lab.runpytest_subprocess("--share", "1/2", "--write-seconds", "seconds.json", "--dist=loadfile", workers)
+
+    done.assert_outcomes(passed=2)
+    record = json.loads((lab.path / "seconds.json").read_text())
+    assert set(record) == {"test_four.py::test_it"}
+    # half a second of a child that has ended; nothing of what others do
+    assert 0.5 <= record["test_four.py::test_it"] < 5
 
 
 def test_a_malformed_share_ends_the_call_with_its_message(lab):
@@ -116,6 +170,6 @@ def test_every_call_of_the_repository_gives_an_option_its_value_with_an_equals_s
     """A value that stands apart is taken for a path before the options are known, and `testpaths` is not read."""
     texts = [(ROOT / name).read_text(encoding="utf-8") for name in (".ci/run", "Makefile", "CONTRIBUTING.md")]
 
-    apart = re.findall(r"--(?:share|budget-s|write-seconds|known-skips|list-skips) \S+", "\n".join(texts))
+    apart = re.findall(r"--(?:share|budget-s|write-seconds|known-skips|list-skips|unseen) \S+", "\n".join(texts))
 
     assert apart == []

@@ -1,10 +1,13 @@
 """With any one comparison of the guard inverted or switched off, some test goes red."""
 
 import ast
+import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -538,18 +541,44 @@ MUTANTS = (
 MUTANTS += tuple(Mutant(*one) for one in ATTESTATION)
 
 
-def outcome(package: Path, test: str) -> subprocess.CompletedProcess[str]:
-    """Run one test against a copy of the package."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "", test]
-    environment = {**os.environ, "PYTHONPATH": str(package.parent), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+@dataclass(frozen=True)
+class Lab:
+    """A copy of the package, and a process that runs single tests against it."""
+
+    package: Path
+    server: subprocess.Popen[str]
+
+    def outcome(self, test: str) -> tuple[int, str]:
+        """The exit status of pytest, and what it said."""
+        output = self.package.parent / "output"
+        assert self.server.stdin is not None
+        assert self.server.stdout is not None
+        self.server.stdin.write(json.dumps([str(self.package.parent), test, str(output)]) + "\n")
+        self.server.stdin.flush()
+        return int(self.server.stdout.readline()), output.read_text(encoding="utf-8", errors="replace")
+
+    @contextmanager
+    def altered(self, file: str, alter: Callable[[str], str]) -> Iterator[None]:
+        """Change one file of the copy for a while; its time is kept, by which compiled files are known to fit."""
+        path = self.package / file
+        healthy, was = path.read_text(encoding="utf-8"), path.stat()
+        path.write_text(alter(healthy), encoding="utf-8")
+        try:
+            yield
+        finally:
+            path.write_text(healthy, encoding="utf-8")
+            os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
 
 
-@pytest.fixture
-def package(tmp_path):
-    return Path(
-        shutil.copytree(ROOT / "src" / "phalanx", tmp_path / "phalanx", ignore=shutil.ignore_patterns("__pyc*"))
-    )
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    """All mutants' tests are forks of one process: each would import torch and its kin anew."""
+    package = tmp_path_factory.mktemp("mutants") / "phalanx"
+    shutil.copytree(ROOT / "src" / "phalanx", package)
+    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PHALANX_TEST_TYPES")}
+    command = [sys.executable, str(Path(__file__).parent / "mutant_server.py")]
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        yield Lab(package, server)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=str)
@@ -562,25 +591,25 @@ def test_every_mutant_still_fits_the_source(mutant):
 
 
 @pytest.mark.slow
-def test_a_copy_without_a_mutant_is_green_and_is_the_one_that_is_tested(package):
+def test_a_copy_without_a_mutant_is_green_and_is_the_one_that_is_tested(lab):
     test = "tests/transport/test_endpoint.py::test_an_altered_header_is_refused"
 
-    healthy = outcome(package, test)
-    (package / "transport" / "endpoint.py").write_text("raise ImportError('this very copy')\n", encoding="utf-8")
-    broken = outcome(package, test)
+    healthy, said = lab.outcome(test)
+    with lab.altered("transport/endpoint.py", lambda _: "raise ImportError('this very copy')\n"):
+        _, broken = lab.outcome(test)
+    mended, said_again = lab.outcome(test)
 
-    assert healthy.returncode == 0, healthy.stdout
-    assert "this very copy" in broken.stdout + broken.stderr
+    assert healthy == 0, said
+    assert "this very copy" in broken
+    assert mended == 0, said_again
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS, ids=str)
-def test_a_mutant_turns_its_test_red(package, mutant):
-    file = package / mutant.file
-    file.write_text(file.read_text(encoding="utf-8").replace(mutant.old, mutant.new), encoding="utf-8")
-
-    found = outcome(package, mutant.test)
+def test_a_mutant_turns_its_test_red(lab, mutant):
+    with lab.altered(mutant.file, lambda healthy: healthy.replace(mutant.old, mutant.new)):
+        status, said = lab.outcome(mutant.test)
 
     # 1: tests ran and some failed; 2 and more: nothing was tested
-    assert found.returncode == 1, found.stdout[-2000:]
-    assert "= FAILURES =" in found.stdout
+    assert status == 1, said[-2000:]
+    assert "= FAILURES =" in said

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from real_runs import TINY, Place, Process, children_of, exists
 
+from machine_patience import patience_s
 from phalanx.telemetry import read_metrics
 
 PATIENCE_S = 400.0
@@ -75,7 +76,7 @@ def rank_pid(process: Process, rank: int) -> int:
 
 def wait_until(process: Process, condition: Callable[[], bool]) -> None:
     """Until something has happened in a run that goes on; each process of it takes seconds to begin."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience_s(PATIENCE_S)
     while not condition():
         assert process.popen.poll() is None, process.text
         assert time.monotonic() < deadline, process.text
@@ -96,7 +97,7 @@ def seconds_until_gone(process: Process, pid: int) -> float:
 
 def end_of(process: Process) -> int:
     """Exit code."""
-    return process.popen.wait(PATIENCE_S)
+    return process.popen.wait(patience_s(PATIENCE_S))
 
 
 def finish(process: Process) -> float:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from forked_commands import ForkedCommand, ForkedCommands
+from machine_patience import patience_s
 from phalanx.lab.bench.chaos.run_process import descendants
 from tiny_run_file import tiny_run_file
 
@@ -63,12 +64,12 @@ class Process:
 
     def wait(self) -> int:
         """Exit code; what it printed is in `text`."""
-        return self.popen.wait(PATIENCE_S)
+        return self.popen.wait(patience_s(PATIENCE_S))
 
     def kill(self) -> None:
         """SIGKILL, to this process only."""
         self.popen.send_signal(signal.SIGKILL)
-        self.popen.wait(PATIENCE_S)
+        self.popen.wait(patience_s(PATIENCE_S))
 
     @property
     def text(self) -> str:
@@ -161,7 +162,7 @@ class Place:
 
     def wait_for(self, process: Process, condition: Callable[[], bool]) -> None:
         """Poll until something has happened in a run that goes on; fail when the run ends before."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + patience_s(PATIENCE_S)
         while not condition():
             assert process.popen.poll() is None, process.text
             assert time.monotonic() < deadline, process.text
@@ -169,7 +170,7 @@ class Place:
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Poll until something has happened that no process of this place says."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + patience_s(PATIENCE_S)
         while not condition():
             assert time.monotonic() < deadline
             time.sleep(0.002)
@@ -279,4 +280,4 @@ def end_all(place: Place) -> None:
     for process in place.processes:
         if process.popen.poll() is None:
             os.killpg(process.popen.pid, signal.SIGKILL)
-            process.popen.wait(PATIENCE_S)
+            process.popen.wait(patience_s(PATIENCE_S))
