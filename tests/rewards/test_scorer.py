@@ -143,6 +143,43 @@ def test_a_reward_model_scores_prompt_and_text_together(tmp_path, reward_model):
     assert (good, bad) == pytest.approx((scored("is it good"), scored("is it bad")), abs=1e-6)
 
 
+TEMPLATE = "{% for m in messages %}{{ m.role[0] + m.content }}e\n{% endfor %}"
+
+
+@pytest.fixture
+def with_an_end(reward_model, tmp_path):
+    """The same with a small window; its tokenizer ends texts with the letter e, as its template does turns."""
+    copy = tmp_path / "copy"
+    shutil.copytree(reward_model[0], copy)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(copy, eos_token="e")
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(copy)
+    config = json.loads((copy / "config.json").read_text()) | {"max_position_embeddings": 12}
+    (copy / "config.json").write_text(json.dumps(config))
+    return {"kind": "model", "path": str(copy)}, reward_model[1]
+
+
+def test_the_score_is_that_of_the_token_which_ends_the_answer(tmp_path, with_an_end):
+    reward, scored = with_an_end
+    chat = [{"role": "user", "content": "hi"}]
+    asked = [ScoredText("1", "is it ", "good"), ScoredText("2", "is it ", "goode"), ScoredText("3", "hi", "go")]
+    asked[2] = ScoredText("3", "hi", "go", {"prompt": chat})
+
+    with scorer(tmp_path, reward, timeout_s=60.0) as found:
+        (ends_none,), (ends_itself,), (of_a_chat,) = found.score(asked)
+
+    assert ends_none == ends_itself == pytest.approx(scored("is it goode"), abs=1e-6)
+    assert of_a_chat == pytest.approx(scored("uhie\nagoe"), abs=1e-6)
+
+
+def test_a_text_beyond_the_window_of_a_reward_model_is_named(tmp_path, with_an_end):
+    with (
+        scorer(tmp_path, with_an_end[0], timeout_s=60.0) as found,
+        pytest.raises(RewardError, match=r"line 7: .*copy: prompt and text have 13 tokens, its window is 12"),
+    ):
+        found.score([ScoredText("line 7", "a" * 6, "b" * 6)])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("harm", "said"),

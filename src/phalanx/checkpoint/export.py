@@ -49,7 +49,7 @@ class RunTokenizer:
         """Find the file that was made elsewhere, or else the one that the run trained."""
         file = original_tokenizer(config, source.tokenizer_path) or corpus.tokenizer_path
         found = cls(file, corpus.eos_id, of_model=config.kind == "model")
-        if not isinstance(corpus, ChatCorpus):
+        if not isinstance(corpus, ChatCorpus | PairCorpus) or corpus.template is None:
             return found
         return replace(found, template=corpus.template, end_of_turn=corpus.end_of_turn)
 

@@ -68,11 +68,27 @@ def _model(config: ModelReward) -> Rule:
     if model.config.num_labels != 1:
         raise ConfigError(f"{config.path}: has {model.config.num_labels} classes; a reward model has one")
 
-    def rated(prompt: str, text: str, _record: Mapping[str, Any]) -> float:
+    def rated(prompt: str, text: str, record: Mapping[str, Any]) -> float:
+        ids = _rated_ids(tokenizer, prompt, text, record)
+        window = min(tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", None) or len(ids))
+        if len(ids) > window:
+            raise RewardError(f"{config.path}: prompt and text have {len(ids)} tokens, its window is {window}")
         with torch.no_grad():
-            return float(model(**tokenizer(prompt + text, return_tensors="pt", truncation=True)).logits[0, 0])
+            return float(model(input_ids=torch.tensor([ids])).logits[0, 0])
 
     return rated
+
+
+def _rated_ids(tokenizer: Any, prompt: str, text: str, record: Mapping[str, Any]) -> list[int]:
+    """Tokens as a reward model is trained on them: up to the one that ends the answer; its score counts."""
+    messages = record.get("prompt")
+    if isinstance(messages, list) and tokenizer.chat_template is not None:
+        whole = tokenizer.apply_chat_template([*messages, {"role": "assistant", "content": text}], tokenize=False)
+        # what a template writes behind the end of a turn nobody says
+        return list(tokenizer(whole.rstrip(), add_special_tokens=False)["input_ids"])
+    ids = [*tokenizer(prompt)["input_ids"], *tokenizer(text, add_special_tokens=False)["input_ids"]]
+    end = tokenizer.eos_token_id
+    return ids if end is None or ids[-1:] == [end] else [*ids, end]
 
 
 def _judge(config: JudgeReward) -> Rule:

@@ -74,6 +74,11 @@ class AnswerEncoder(Closeable):
         except DataError as exc:
             raise DataError(f"{name}: {exc}") from exc
 
+    @property
+    def chat(self) -> ChatEncoder | None:
+        """What has written conversations; None where no prompt was one."""
+        return self._chat
+
     def close(self) -> None:
         """End the template's process."""
         if self._chat is not None:

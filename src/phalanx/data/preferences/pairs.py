@@ -11,6 +11,7 @@ from torch import Tensor
 
 from phalanx.data.batch import IGNORE, Batch
 from phalanx.data.chat.settings import PreferencesConfig
+from phalanx.data.chat.template import TEMPLATE_FILE
 from phalanx.data.config import BpeConfig, DataConfig
 from phalanx.data.preferences.encoder import AnswerEncoder, EncodedAnswer, PreferenceFiles
 from phalanx.data.preferences.preference import Preference
@@ -102,6 +103,8 @@ class PairCorpus:
         eos_id: Ends every text.
         tokenizer_path: Its ``tokenizer.json``.
         vocabulary_digest: SHA-256 in hex over what decides the ids of a text.
+        template: The chat template that prompts were written by; None where they are texts.
+        end_of_turn: The token that ends an answer by it.
     """
 
     train: PairRows
@@ -110,6 +113,8 @@ class PairCorpus:
     eos_id: int
     tokenizer_path: Path
     vocabulary_digest: str
+    template: Path | None = None
+    end_of_turn: int | None = None
 
     @cached_property
     def digest(self) -> str:
@@ -168,6 +173,7 @@ def prepare_preferences(
     with AnswerEncoder(wanted.template, tokenizer, path, data.sequence_length) as encoder:
         encode = _companioned if single else _paired
         kept, dropped = _encoded(found, encode(found, encoder, seed), wanted)
+        template, end_of_turn = _kept_template(encoder, cache_dir)
     if dropped:
         say(f"data: {dropped} of {len(found)} preferences have a side of over {data.sequence_length} tokens: left out")
     held = [_is_held_out(one, seed, data.validation_share) for one, _ in kept]
@@ -180,7 +186,9 @@ def prepare_preferences(
             "or another data.validation_share"
         )
     rows = [_rows(part, data.sequence_length, tokenizer.eos_id) for part in parts]
-    return PairCorpus(rows[0], rows[1], tokenizer.vocab_size, tokenizer.eos_id, path, vocabulary_digest(tokenizer))
+    train, held_out = rows
+    vocabulary = vocabulary_digest(tokenizer)
+    return PairCorpus(train, held_out, tokenizer.vocab_size, tokenizer.eos_id, path, vocabulary, template, end_of_turn)
 
 
 @dataclass(frozen=True)
@@ -227,6 +235,17 @@ def _tokenizer(
     if not path.is_file():
         path.write_bytes(content)
     return tokenizer, path
+
+
+def _kept_template(encoder: AnswerEncoder, cache_dir: Path) -> tuple[Path | None, int | None]:
+    """The template of conversations as a file, so that what is exported is talked to as it was trained."""
+    if encoder.chat is None:
+        return None, None
+    content = encoder.chat.template.source.encode()
+    home = cache_dir / f"template-{hashlib.sha256(content).hexdigest()[:32]}"
+    home.mkdir(parents=True, exist_ok=True)
+    (home / TEMPLATE_FILE).write_bytes(content)
+    return home / TEMPLATE_FILE, encoder.chat.end_of_turn
 
 
 def _examples(one: Preference) -> list[Preference]:
