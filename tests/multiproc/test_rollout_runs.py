@@ -236,7 +236,7 @@ def test_ranks_write_and_learn_what_one_process_does(tmp_path):
         pytest.param("import time; time.sleep(600)", "took longer than rewards.timeout_s = 1", marks=pytest.mark.slow),
     ],
 )
-def test_a_reward_that_fails_ends_the_run_by_name_and_a_mended_one_goes_on(rollouts, body, said):
+def test_a_reward_that_fails_ends_the_run_by_name(rollouts, body, said):
     own = Path(rollouts.path / "own.py")
     own.write_text(f"def reward(prompt, text, record):\n    {body}\n")
     process = rollouts.train("rewards.of=[{kind='own.py:reward'}]", "rewards.timeout_s=1.0")
@@ -247,3 +247,58 @@ def test_a_reward_that_fails_ends_the_run_by_name_and_a_mended_one_goes_on(rollo
     assert said in process.text
     assert "[PHX-R040]" in process.text
     assert rollouts.summary()["status"] == "failed"
+
+
+OWN = """
+import pathlib
+
+HOME = pathlib.Path("PLACE")
+
+
+def reward(prompt, text, record):
+    calls = HOME / "calls"
+    done = int(calls.read_text()) if calls.exists() else 0
+    calls.write_text(str(done + 1))
+    # from the third draw on it fails, until what it needs is there
+    return float("nan") if done >= 50 and not (HOME / "mended").exists() else float(len(text))
+"""
+
+
+@pytest.mark.slow
+def test_a_run_whose_reward_was_mended_loses_nothing(tmp_path):
+    found = {}
+    for name in ("whole", "mended", "changed"):
+        (tmp_path / name).mkdir()
+        place = written(make_place(tmp_path / name))
+        own, reward = place.path / "own.py", "rewards.of=[{kind='own.py:reward'}]"
+        own.write_text(OWN.replace("PLACE", str(place.path)))
+        if name == "whole":
+            (place.path / "mended").touch()
+            found[name] = place.finish(reward)["final_weights_digest"], learned(place)
+            end_all(place)
+            continue
+        process = place.train(reward)
+        assert process.wait() == 6, process.text
+        assert "go on with --resume; with a function that was changed" in " ".join(process.text.split())
+        if name == "mended":
+            (place.path / "mended").touch()
+            found[name] = place.finish(reward, "rewards.timeout_s=20.0", resume=True)["final_weights_digest"]
+            assert learned(place) == found["whole"][1]
+        else:
+            own.write_text("def reward(prompt, text, record):\n    return float(len(text))\n")
+            process = place.start(
+                "train",
+                str(place.run_file),
+                "--set",
+                reward,
+                "--run-dir",
+                str(place.path / "next"),
+                "--from",
+                str(place.path / "run"),
+            )
+            assert process.wait() == 0, process.text
+            found[name] = place.summary("next")["final_weights_digest"]
+        end_all(place)
+
+    # the same rewards by other words are the same run
+    assert found["mended"] == found["changed"] == found["whole"][0]

@@ -193,7 +193,14 @@ def test_anything_else_is_refused_by_name_with_both_values_and_the_way_out(sessi
 
 def test_what_decides_a_weight_is_in_no_line_of_the_table():
     # a key that is added here must be shown to change no step that is done
-    assert {name.partition(".")[0] for name in run_changes.CHANGEABLE} <= {"train", "checkpoint", "tracking", "data"}
+    assert {name.partition(".")[0] for name in run_changes.CHANGEABLE} <= {
+        "train",
+        "checkpoint",
+        "tracking",
+        "data",
+        "rewards",
+    }
+    assert {name for name in run_changes.CHANGEABLE if name.startswith("rewards.")} == {"rewards.timeout_s"}
     # what the loader of a resumed run compares with what was drawn: tests/data/test_phased_batches.py
     of_data = {name for name in run_changes.CHANGEABLE if name.startswith("data.")}
     assert of_data == {"data.phases", "data.repeats", "data.skip", "data.dataset"}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from phalanx.child import PythonProcess
+from phalanx.config import is_own
 from phalanx.errors import RewardError
 from phalanx.rewards.config import RewardsConfig
 
@@ -121,7 +122,9 @@ class RewardScorer:
     def _failed(self, where: str, why: str) -> RewardError:
         # a child that hangs is of no more use, and one that failed may be
         self.close()
-        return RewardError(f"{where}: {why}; mend the reward, then go on with --resume: nothing is lost")
+        own = any(is_own(one.kind) for one in self._config.of)
+        other = "; with a function that was changed, begin a new run where this one is, with --from" if own else ""
+        return RewardError(f"{where}: {why}; mend the reward, then go on with --resume{other}: nothing is lost")
 
 
 def _line(pipe: IO[str] | None, timeout_s: float) -> str | None:

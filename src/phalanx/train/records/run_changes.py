@@ -22,6 +22,7 @@ CHANGEABLE: Mapping[str, str] = MappingProxyType(
         "data.repeats": "what was seen stays seen; a limit that would have changed it is refused",
         "data.skip": "batches are left out from here on; those that were trained on stay so",
         "data.dataset": "each group that gave samples must be there with the same tokens; new ones may be added",
+        "rewards.timeout_s": "how long a reward may take changes none that came in time",
         "checkpoint.every": "when a state is written changes no state",
         "checkpoint.keep": "older checkpoints are removed after the next one",
         "checkpoint.keep_every": "older checkpoints are removed after the next one",
