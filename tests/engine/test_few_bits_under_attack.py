@@ -31,7 +31,7 @@ def trained(run, directory, cache, actors=None):
 
 
 @NEEDS_QUANT
-@pytest.mark.parametrize("attack", ["sign_flip", "wrong_learning_rate"])
+@pytest.mark.parametrize("attack", ["sign_flip", "gaussian", "wrong_learning_rate"])
 def test_a_liar_is_named_and_the_bits_are_those_of_a_clean_run(tmp_path, attack):
     run, cache = run_of(FEW_BITS), tmp_path / "models"
     clean, results, *accused = trained(run, tmp_path / "clean", cache)

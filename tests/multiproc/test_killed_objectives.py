@@ -6,11 +6,13 @@ import pytest
 from real_runs import TINY, end_all, make_place
 from test_crashes import kill_owner
 
+from phalanx.config.extras import has_bitsandbytes
 from phalanx.telemetry import read_metrics
 
 SOURCES = 'sources = [{ kind = "python_manual" }]'
 PAIRS = 'preferences = { sources = [{ path = "PLACE/pairs.jsonl" }] }'
 STEPS = 8
+NEEDS_QUANT = pytest.mark.skipif(not has_bitsandbytes(), reason="needs the extra `quant`")
 
 
 def learn_pairs(place):
@@ -28,6 +30,18 @@ def learn_hidden_tokens(_place):
     return run.replace("[train]\n", '[train]\nobjective = "masked"\n')
 
 
+def learn_scores(place):
+    """A reward model, of the same pairs."""
+    run = learn_pairs(place).replace('objective = "dpo"', 'objective = "reward"')
+    return run.replace("[model]\n", '[model]\nhead = "score"\n', 1)
+
+
+def learn_in_bytes(_place):
+    """Next tokens, with moments of a byte a number; its matrices are large enough for that."""
+    run = TINY.replace("n_embd = 32", "n_embd = 64")
+    return run.replace("[optimizer]\n", '[optimizer]\nkind = "adamw8bit"\n')
+
+
 def learned(place):
     lines = read_metrics(place.path / "run" / "metrics.jsonl")
     return [(line["step"], line["batch"], line["loss"], line["grad_norm"]) for line in lines]
@@ -35,7 +49,9 @@ def learned(place):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("journal", ["true", "false"])
-@pytest.mark.parametrize("written", [learn_pairs, learn_hidden_tokens])
+@pytest.mark.parametrize(
+    "written", [learn_pairs, learn_hidden_tokens, learn_scores, pytest.param(learn_in_bytes, marks=NEEDS_QUANT)]
+)
 def test_a_killed_run_goes_on_with_equal_bits(tmp_path, written, journal):
     found = {}
     for name in ("whole", "killed"):

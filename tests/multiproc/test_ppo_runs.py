@@ -1,6 +1,7 @@
 """PPO in real runs: critic and policy in one verified step; no liar leaves a trace, a killed owner goes on the same."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -110,23 +111,33 @@ def test_an_owner_that_is_killed_goes_on_with_the_same_values_and_the_same_weigh
     assert learned(critic) == lines
 
 
-@pytest.mark.slow
-def test_ranks_expect_and_learn_what_one_process_does(tmp_path):
-    found = {}
-    for layout in ("dp = 1", "dp = 2", "pp = 2", "cp = 2"):
-        (tmp_path / layout).mkdir()
-        place = with_critic(make_place(tmp_path / layout), f"\n[parallel]\n{layout}\n")
-        # adamw makes a step of its learning rate of a gradient that is nothing but rounding
-        place.finish("optimizer.kind='sgd'", "optimizer.lr=0.1", "optimizer.weight_decay=0.0")
-        found[layout] = [line[: LEARNED.index("batch") + 1] for line in learned(place)], weights(place)
-        end_all(place)
+def by_ranks(path: Path, layout: str) -> tuple[list[list[Any]], dict[str, torch.Tensor]]:
+    """What ranks learn, up to the numbers of a step's batch, and their weights."""
+    path.mkdir()
+    place = with_critic(make_place(path), f"\n[parallel]\n{layout}\n")
+    # adamw makes a step of its learning rate of a gradient that is nothing but rounding
+    place.finish("optimizer.kind='sgd'", "optimizer.lr=0.1", "optimizer.weight_decay=0.0")
+    found = [line[: LEARNED.index("batch") + 1] for line in learned(place)], weights(place)
+    end_all(place)
+    return found
 
-    lines, expected = found.pop("dp = 1")
-    for other, tensors in found.values():
-        for one, two in zip(lines, other, strict=True):
-            assert one == pytest.approx(two, rel=1e-6, abs=1e-6)
-        for name, tensor in expected.items():
-            torch.testing.assert_close(tensor, tensors[name], rtol=1e-6, atol=1e-6)
+
+@pytest.fixture(scope="module")
+def by_one_process(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[list[Any]], dict[str, torch.Tensor]]:
+    return by_ranks(tmp_path_factory.mktemp("ranks") / "one", "dp = 1")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["dp = 2", "pp = 2", "cp = 2"])
+def test_ranks_expect_and_learn_what_one_process_does(by_one_process, tmp_path, layout):
+    lines, expected = by_one_process
+
+    other, tensors = by_ranks(tmp_path / "ranks", layout)
+
+    for one, two in zip(lines, other, strict=True):
+        assert one == pytest.approx(two, rel=1e-6, abs=1e-6)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(tensor, tensors[name], rtol=1e-6, atol=1e-6)
 
 
 def test_a_model_without_a_critic_is_refused_by_name(critic):
