@@ -12,7 +12,15 @@ from phalanx.security.privacy import PoissonGaussian, PrivacyConfig, SecureStrea
 
 pytest.importorskip("opacus", reason="needs the extra `dp`")
 
-from phalanx.lab.bench.alone.privacy_attacks import CLIENTS, audit_run, infer_members, invert
+from phalanx.lab.bench.alone.privacy_attacks import (
+    CLIENTS,
+    area,
+    audit_run,
+    infer_members,
+    infer_property,
+    invert,
+    known_of_all,
+)
 from phalanx.parallel.privacy.row_gradients import RowGradients
 
 DELTA = 1e-5
@@ -39,6 +47,23 @@ def test_runs_that_a_threshold_tells_apart_prove_much_and_equal_ones_nothing():
 
     assert apart > 3.0
     assert equal < 0.3
+
+
+def test_what_a_sum_says_of_all_its_clients_finds_this_much_of_one():
+    texts = [torch.tensor([[1, 2, 2]]), torch.tensor([[2, 3]]), torch.tensor([[3, 4]])]
+
+    any_word, commonest = known_of_all(texts, texts[0])
+
+    # two words of four that stand in the sum; 2 and 3 are the commonest, and one of them is the client's
+    assert (any_word, commonest) == (1.0, 1.0)
+    # of the three words in all, two are listed surely or by lot
+    assert known_of_all([texts[0], texts[1]], texts[0]) == (pytest.approx(4 / 3), 1.5)
+
+
+def test_the_area_is_the_chance_that_a_marked_one_scores_higher():
+    assert area([(2.0, True), (1.0, False), (3.0, True), (0.0, False)]) == 1.0
+    assert area([(1.0, True), (1.0, False)]) == 0.5
+    assert area([(0.0, True), (1.0, False), (2.0, True), (3.0, False)]) == 0.25
 
 
 def step_with(row, noise):
@@ -75,6 +100,19 @@ def test_tokens_of_one_update_are_found_and_those_of_noisy_ones_by_chance_alone(
         # seven thousand tokens: three deviations of chance are a fifth of it
         allowed = 3 * math.sqrt(defended["chance"] / defended["tokens"])
         assert defended["recall"] <= 1.1 * defended["chance"] + allowed
+    # a sum of thirty tells what its clients' words are, and less of one than a list of their commonest words does
+    assert rows["secure sum", CLIENTS]["recall"] < rows["secure sum", CLIENTS]["commonest"]
+
+
+@pytest.mark.slow
+def test_a_topic_is_told_from_one_update_and_hardly_from_sums_or_noisy_ones():
+    rows = {(one["defence"], one["clients"]): one["auc"] for one in infer_property(4)}
+
+    assert rows["none", 1] > 0.9
+    assert rows["secure sum", 3] > rows["secure sum", 10]
+    # 120 questions: three deviations of a coin's area
+    assert abs(rows["noise 1.0 of its own", 1] - 0.5) < 0.16
+    assert rows["secure sum", CLIENTS] < 0.66
 
 
 @pytest.mark.slow

@@ -1,11 +1,13 @@
 """Each attack on federated updates is stopped at the door or left to a rule, as its line of the table says."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from phalanx.aggregators import aggregate
 from phalanx.lab.attacks.updates import UPDATE_ATTACKS, AttackerView
-from phalanx.lab.bench.alone.update_attacks import LIARS, MAX_NORM, SITES, SYBILS, Door
+from phalanx.lab.bench.alone.update_attacks import LIARS, MAX_NORM, SITES, SYBILS, Arm, Door, World, harm_of, run
 
 WIDTH = 64
 
@@ -36,6 +38,36 @@ def test_a_lie_is_refused_at_the_door_or_withstood_by_a_rule(name):
         assert len(admitted) == SITES
     found = aggregate(torch.stack(admitted), "multi_krum", max(0, LIARS - (SITES - len(admitted))))
     assert (found - seen.honest.mean(0)).norm() < 0.5 * seen.honest.mean(0).norm()
+
+
+@pytest.mark.parametrize("name", ["a_little", "inner_product"])
+def test_an_attacker_that_knows_door_and_rule_sends_what_harms_most_and_no_copy(name):
+    seen, lie = view(), UPDATE_ATTACKS[name].lie
+    undefended = replace(seen, harm=harm_of(seen.honest, None))
+    defended = replace(seen, harm=harm_of(seen.honest, "multi_krum"))
+
+    bare, close = lie(undefended), lie(defended)
+
+    # without a rule the largest lie harms most; with one it must pass the door, and stays near honest updates
+    assert bare.norm() > 5 * lie(seen).norm() and bare.norm() > MAX_NORM >= close.norm()
+    assert defended.harm(close) >= 0.99 * max(defended.harm(bare), defended.harm(lie(seen)))
+    assert not torch.equal(lie(defended), lie(defended))
+
+
+def test_a_free_rider_wins_undefended_that_all_its_updates_count_and_none_that_trains_nothing_passes_the_door():
+    line = UPDATE_ATTACKS["free_rider"]
+
+    undefended, defended = (run(Arm(line, defence), 3, 0) for defence in (None, "median"))
+
+    assert (undefended["counted"], defended["counted"]) == (1.0, 1 / 3)
+    # in the first round it has nothing to pass off, and trains
+    assert defended["refused"] == 2 * LIARS
+
+
+def test_a_sites_texts_are_the_more_its_own_the_larger_the_difference():
+    one, other = (World(0, difference).chains for difference in (0.5, 2.0))
+
+    assert (other[0] - other[1]).abs().mean() > 2 * (one[0] - one[1]).abs().mean()
 
 
 def test_without_a_door_and_a_rule_one_lie_moves_the_mean():

@@ -1,6 +1,6 @@
 """The table of attacks on federated updates: what a lying site sends, and which layer must stop it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
@@ -19,6 +19,8 @@ class AttackerView:
         own_before: What it sent in the round before; zero in the first.
         moved_before: How the shared weights moved in the round before; zero in the first.
         chance: For attacks that draw.
+        harm: Tells how far a lie, sent by all liars of the round, would carry the shared step from the honest mean: the
+            attacker knows door and rule. None where it does not.
     """
 
     honest: Tensor
@@ -26,9 +28,12 @@ class AttackerView:
     own_before: Tensor
     moved_before: Tensor
     chance: torch.Generator
+    harm: Callable[[Tensor], float] | None = None
 
 
 Lie = Callable[[AttackerView], Tensor]
+_FACTORS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+"""What attacks that know the rule choose from; small ones slip between honest updates, large ones need no rule."""
 
 
 @dataclass(frozen=True)
@@ -56,17 +61,32 @@ def _sign_flip(view: AttackerView) -> Tensor:
     return -view.own
 
 
+def _apart(view: AttackerView, lie: Tensor) -> Tensor:
+    """Make a lie that is not another liar's bit by bit: the door refuses copies."""
+    return lie * (1 + 1e-4 * float(torch.rand(1, generator=view.chance)))
+
+
+def _strongest(view: AttackerView, factors: Sequence[float], lie_of: Callable[[float], Tensor]) -> Tensor:
+    """Take the factor that harms most; the first one where the attacker cannot know."""
+    harm = view.harm
+    chosen = factors[0] if harm is None else max(factors, key=lambda one: harm(lie_of(one)))
+    return _apart(view, lie_of(chosen))
+
+
 def _inner_product(view: AttackerView) -> Tensor:
-    return -5 * view.honest.mean(0)
+    mean = view.honest.mean(0)
+    return _strongest(view, (5.0, *_FACTORS), lambda factor: -factor * mean)
 
 
 def _a_little(view: AttackerView) -> Tensor:
-    return view.honest.mean(0) - 1.5 * view.honest.std(0)
+    mean, spread = view.honest.mean(0), view.honest.std(0)
+    return _strongest(view, (1.5, *_FACTORS), lambda factor: mean - factor * spread)
 
 
 def _mimic(view: AttackerView) -> Tensor:
-    # not bit by bit: copies are refused at the door
-    return view.honest[0] * (1 + 1e-4)
+    # the site that is furthest from the others, so that its data count most against theirs
+    away = (view.honest - view.honest.mean(0)).norm(dim=1)
+    return _apart(view, view.honest[int(away.argmax())])
 
 
 def _scaled(view: AttackerView) -> Tensor:
@@ -104,12 +124,13 @@ UPDATE_ATTACKS: Mapping[str, UpdateLine] = MappingProxyType(
         "label_flip": UpdateLine(_honest, "labels", "rule", "Biggio et al. 2012"),
         "sign_flip": UpdateLine(_sign_flip, None, "rule", "Li et al. 2019"),
         "inner_product": UpdateLine(_inner_product, None, "rule", "Xie et al. 2020 (IPM)"),
-        "a_little": UpdateLine(_a_little, None, "rule", "Baruch et al. 2019 (ALIE)"),
+        "a_little": UpdateLine(_a_little, None, "rule", "Baruch et al. 2019 (ALIE); Shejwalkar and Houmansadr 2021"),
         "mimic": UpdateLine(_mimic, None, "rule", "Karimireddy et al. 2022"),
         "scaling": UpdateLine(_scaled, None, "admission", "Blanchard et al. 2017"),
         "gaussian": UpdateLine(_gaussian, None, "rule", "Blanchard et al. 2017"),
         "not_a_number": UpdateLine(_not_a_number, None, "admission", "McMahan et al. 2017, without a check"),
         "backdoor": UpdateLine(_boosted, "trigger", "rule", "Bagdasaryan et al. 2020"),
+        "quiet_backdoor": UpdateLine(_honest, "trigger", "rule", "Wang et al. 2020, within the norm"),
         "replay": UpdateLine(_replay, None, "admission", "Fraboni et al. 2021"),
         "free_rider": UpdateLine(_free_ride, None, "admission", "Fraboni et al. 2021"),
         "hidden_free_rider": UpdateLine(_hidden_free_ride, None, "rule", "Fraboni et al. 2021"),

@@ -1,11 +1,15 @@
 """A bench of attacks on what training tells of its rows: each where nothing defends, and behind each defence.
 
-``python -m phalanx.lab.bench.alone.privacy_attacks OUT.json [--sums 4] [--runs 3]``
+``python -m phalanx.lab.bench.alone.privacy_attacks OUT.json [--sums 4] [--runs 3] [--members 120 1000]``
 
 Inversion: the span check on one step's gradient of a LoRA matrix of rank 16, 64 tokens of 2000; the share of a client's
-tokens among the likeliest, as many as it has. Membership: rows of random tokens; the area under the curve of the loss,
-and how many members are found where one stranger in a hundred is accused. Exposure of canaries that stand once, four
-and sixteen times: log2 of candidates over the rank. Audit: coins decide which rows are in; what the guesses prove.
+tokens among the likeliest, as many as it has. Beside it what lists would find that know of a sum what it says of all
+its clients and nothing of one: `any_word`, words that stand in the sum, in any order; `commonest`, those that most of
+its clients have; and `absent`, what the same list finds of a client that is in no sum. Property: whether a client's
+text is about a topic, told from its update by the same check. Membership: rows of random tokens; the area under the
+curve of the loss, and how many members are found where one stranger in a hundred is accused. Exposure of canaries that
+stand once, four and sixteen times: log2 of candidates over the rank. Audit: coins decide which rows are in; what the
+guesses prove.
 """
 
 import argparse
@@ -26,9 +30,10 @@ from phalanx.lab.bench.measure.machine import current_commit, describe_machine, 
 from phalanx.security.privacy import SecureStream, gaussian_noise
 
 WORDS, TOKENS, WIDTH, RANK = 2000, 64, 256, 16
-CLIENTS = 30
+CLIENTS, TOPIC = 30, 40
 MEMBERS, STRANGERS, STEPS, DELTA = 120, 1000, 60, 1e-4
 COPIES = (1, 4, 16)
+BATCH = (MEMBERS + sum(COPIES)) // 2
 BUDGETS: tuple[float | None, ...] = (None, 8.0, 1.0)
 NOISES = (0.5, 1.0)
 
@@ -58,50 +63,135 @@ class AdaptedModel:
         return torch.autograd.grad(loss, self.first)[0]
 
 
-def recall(gradient: Tensor, inputs: Tensor, ids: Tensor) -> tuple[int, int]:
-    """How many of a client's tokens are among the likeliest, and how many it has."""
+def listed(gradient: Tensor, inputs: Tensor) -> Tensor:
+    """The tokens, likeliest first."""
+    return outside_of_rows(gradient, inputs).argsort()
+
+
+def recall(likeliest: Tensor, ids: Tensor) -> tuple[int, int]:
+    """How many of a client's tokens are among the likeliest, as many as it has, and how many it has."""
     own = torch.unique(ids)
-    likeliest = outside_of_rows(gradient, inputs).argsort()[: len(own)]
-    return int(torch.isin(own, likeliest).sum()), len(own)
+    return int(torch.isin(own, likeliest[: len(own)]).sum()), len(own)
+
+
+def known_of_all(texts: list[Tensor], ids: Tensor) -> tuple[float, float]:
+    """How many of a client's tokens two perfect lists of what a sum says of all its clients hold, in the mean.
+
+    Returns:
+        Of a list of any words that stand in the sum, and of one of those that most of its clients have.
+    """
+    clients = torch.zeros(WORDS)
+    for one in texts:
+        clients[torch.unique(one)] += 1
+    own = torch.unique(ids)
+    size, there = len(own), int((clients > 0).sum())
+    level = clients.sort(descending=True).values[size - 1]
+    sure, tied = clients > level, clients == level
+    share = (size - float(sure.sum())) / float(tied.sum())
+    return size * size / there, float(sure[own].sum()) + share * float(tied[own].sum())
+
+
+class Tally:
+    """What lists have found, by defence and number of clients."""
+
+    def __init__(self, inputs: Tensor) -> None:
+        self.inputs = inputs
+        self._found: dict[tuple[str, int], Tensor] = {}
+
+    def count(self, arm: tuple[str, int], gradient: Tensor, texts: list[Tensor], absent: list[Tensor]) -> None:
+        """Look for the tokens of each client of an update, and of some that are not in it."""
+        likeliest = listed(gradient, self.inputs)
+        for ids in texts:
+            hits, size = recall(likeliest, ids)
+            missed, other = torch.tensor([recall(likeliest, one) for one in absent]).sum(0).tolist()
+            row = torch.tensor([hits, size, *known_of_all(texts, ids), missed, other, 1.0], dtype=torch.float64)
+            self._found[arm] = self._found.get(arm, torch.zeros_like(row)) + row
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One for each."""
+        return [
+            {
+                "attack": "inversion",
+                "defence": name,
+                "clients": number,
+                "recall": float(hits / size),
+                "chance": float(size / count / WORDS),
+                "any_word": float(any_word / size),
+                "commonest": float(commonest / size),
+                "absent": float(missed / other),
+                "tokens": int(size),
+            }
+            for (name, number), (hits, size, any_word, commonest, missed, other, count) in self._found.items()
+        ]
 
 
 def invert(sums: int) -> list[dict[str, Any]]:
     """The inversion of one client's update, of sums of several, and of private ones."""
-    found: dict[tuple[str, int], list[int]] = {}
+    tally = Tally(torch.empty(0))
     for seed in range(sums):
         world = AdaptedModel(seed)
-        inputs = world.inputs()
+        tally.inputs = world.inputs()
         chance = torch.Generator().manual_seed(seed)
         texts = [torch.randint(WORDS, (1, TOKENS), generator=chance) for _ in range(CLIENTS)]
+        absent = [torch.randint(WORDS, (1, TOKENS), generator=chance) for _ in range(CLIENTS)]
         gradients = [world.gradient(ids) for ids in texts]
-
-        def count(name: str, number: int, gradient: Tensor, ids: Tensor, known: Tensor = inputs) -> None:
-            for at, one in enumerate(recall(gradient, known, ids)):
-                found.setdefault((name, number), [0, 0])[at] += one
-
         for number in (1, 3, 10, CLIENTS):
             for start in range(0, CLIENTS, number):
-                total = torch.stack(gradients[start : start + number]).sum(0)
-                for ids in texts[start : start + number]:
-                    count("none" if number == 1 else "secure sum", number, total, ids)
+                part = slice(start, start + number)
+                name = "none" if number == 1 else "secure sum"
+                tally.count((name, number), torch.stack(gradients[part]).sum(0), texts[part], absent)
         clipped = [one * min(1.0, 1.0 / float(one.norm())) for one in gradients]
         for noise in NOISES:
             hidden = torch.stack(clipped).sum(0) + _noise(noise)
-            for ids in texts:
-                count(f"noisy sum, noise {noise}", CLIENTS, hidden, ids)
+            tally.count((f"noisy sum, noise {noise}", CLIENTS), hidden, texts, absent)
             for gradient, ids in zip(clipped, texts, strict=True):
-                count(f"noise {noise} of its own", 1, gradient + _noise(noise), ids)
+                tally.count((f"noise {noise} of its own", 1), gradient + _noise(noise), [ids], absent)
+    return tally.rows()
+
+
+def infer_property(sums: int) -> list[dict[str, Any]]:
+    """Whether a client's rows are about a topic, told from what the owner sees of its update.
+
+    Half of the clients have texts of which a tenth of the tokens are of a topic's 40 words. The attacker knows the
+    words, and scores an update by how near they are to its row space, against other words; of a sum it asks each
+    client's question, and has one answer for all.
+    """
+    arms = [("none", 1), ("secure sum", 3), ("secure sum", 10), ("secure sum", CLIENTS), ("noise 1.0 of its own", 1)]
+    scores: dict[tuple[str, int], list[tuple[float, bool]]] = {arm: [] for arm in arms}
+    for seed in range(sums):
+        world, chance = AdaptedModel(seed), torch.Generator().manual_seed(500 + seed)
+        inputs, topic = world.inputs(), torch.randperm(WORDS, generator=chance)[:TOPIC]
+        has = (torch.rand(CLIENTS, generator=chance) < 0.5).tolist()
+        gradients = [world.gradient(_text(topic, mark, chance)) for mark in has]
+        for (name, number), found in scores.items():
+            for start in range(0, CLIENTS, number):
+                part = gradients[start : start + number]
+                if name.startswith("noise"):
+                    part = [one * min(1.0, 1.0 / float(one.norm())) + _noise(1.0) for one in part]
+                outside = outside_of_rows(torch.stack(part).sum(0), inputs)
+                score = float(outside.mean() - outside[topic].mean())
+                found += [(score, mark) for mark in has[start : start + number]]
     return [
-        {
-            "attack": "inversion",
-            "defence": name,
-            "clients": number,
-            "recall": hits / own,
-            "chance": own / (sums * CLIENTS) / WORDS,
-            "tokens": own,
-        }
-        for (name, number), (hits, own) in found.items()
+        {"attack": "property", "defence": name, "clients": number, "auc": area(found), "asked": len(found)}
+        for (name, number), found in scores.items()
     ]
+
+
+def _text(topic: Tensor, is_about: bool, chance: torch.Generator) -> Tensor:
+    ids = torch.randint(WORDS, (1, TOKENS), generator=chance)
+    places = torch.randperm(TOKENS, generator=chance)[: TOKENS // 10]
+    words = topic[torch.randint(len(topic), (len(places),), generator=chance)]
+    if is_about:
+        ids[0, places] = words
+    return ids
+
+
+def area(found: list[tuple[float, bool]]) -> float:
+    """Return the area under the curve of scores: how often one with the mark has the higher one; ties count half."""
+    marked = torch.tensor([score for score, mark in found if mark], dtype=torch.float64)
+    others = torch.tensor([score for score, mark in found if not mark], dtype=torch.float64)
+    above = (marked[:, None] > others).double() + 0.5 * (marked[:, None] == others).double()
+    return float(above.mean())
 
 
 def _noise(deviation: float) -> Tensor:
@@ -109,27 +199,38 @@ def _noise(deviation: float) -> Tensor:
     return torch.from_numpy(drawn).view(RANK, WIDTH)
 
 
+def _budget(epsilon: float | None) -> tuple[float, float] | None:
+    return None if epsilon is None else (epsilon, DELTA)
+
+
 def ranks_of(losses: Tensor, others: Tensor) -> Tensor:
     """The rank of each loss among those of candidates, from 1; ties are broken for the candidates."""
     return 1 + (others[None] <= losses[:, None]).sum(1)
 
 
-def infer_members(epsilon: float | None, seed: int) -> dict[str, Any]:
-    """Membership and exposure of one trained model."""
+def infer_members(epsilon: float | None, seed: int, count: int = MEMBERS) -> dict[str, Any]:
+    """Membership and exposure of one trained model.
+
+    Args:
+        epsilon: Budget; None for no privacy.
+        seed: Of the rows and the first weights.
+        count: Members; a batch stays as large as of the fewest, so of more each is in fewer steps.
+    """
     chance = torch.Generator().manual_seed(1000 + seed)
-    members = torch.randint(VOCABULARY, (MEMBERS, LENGTH), generator=chance)
+    members = torch.randint(VOCABULARY, (count, LENGTH), generator=chance)
     canaries = torch.randint(VOCABULARY, (len(COPIES), LENGTH), generator=chance)
     strangers = torch.randint(VOCABULARY, (STRANGERS, LENGTH), generator=chance)
     rows = torch.cat([members, *(one.expand(times, -1) for one, times in zip(canaries, COPIES, strict=True))])
     asked = torch.cat([members, canaries, strangers])
-    world = train_rows(rows, asked, epsilon=epsilon, delta=DELTA, steps=STEPS, seed=seed)
-    known, secret, outside = torch.split(world.losses, [MEMBERS, len(COPIES), STRANGERS])
+    world = train_rows(rows, asked, budget=_budget(epsilon), steps=STEPS, seed=seed, batch=BATCH)
+    known, secret, outside = torch.split(world.losses, [count, len(COPIES), STRANGERS])
     ranks = ranks_of(known, outside)
     bits = torch.log2((STRANGERS + 1) / ranks_of(secret, outside).float())
     return {
         "attack": "membership",
         "defence": "none" if epsilon is None else f"epsilon {epsilon:g}",
         "seed": seed,
+        "members": count,
         "auc": float((1 - (ranks - 1) / STRANGERS).mean()),
         "found_at_1_percent": float((ranks <= 1 + STRANGERS // 100).float().mean()),
         "exposure_bits": {str(times): float(one) for times, one in zip(COPIES, bits, strict=True)},
@@ -143,7 +244,7 @@ def audit_run(epsilon: float | None, seed: int) -> dict[str, Any]:
     chance = torch.Generator().manual_seed(2000 + seed)
     candidates = torch.randint(VOCABULARY, (4 * MEMBERS, LENGTH), generator=chance)
     coins = torch.rand(len(candidates), generator=chance) < 0.5
-    world = train_rows(candidates[coins], candidates, epsilon=epsilon, delta=DELTA, steps=STEPS, seed=seed)
+    world = train_rows(candidates[coins], candidates, budget=_budget(epsilon), steps=STEPS, seed=seed)
     order, guesses = world.losses.argsort(), len(candidates) // 4
     right = int(coins[order[:guesses]].sum() + (~coins[order[-guesses:]]).sum())
     return {
@@ -157,10 +258,11 @@ def audit_run(epsilon: float | None, seed: int) -> dict[str, Any]:
     }
 
 
-def measure(sums: int, runs: int) -> list[dict[str, Any]]:
+def measure(sums: int, runs: int, members: list[int]) -> list[dict[str, Any]]:
     """All rows."""
     pairs = [(epsilon, seed) for epsilon in BUDGETS for seed in range(runs)]
-    return [*invert(sums), *(infer_members(*one) for one in pairs), *(audit_run(*one) for one in pairs)]
+    known = [infer_members(*one, count) for count in members for one in pairs]
+    return [*invert(sums), *infer_property(sums), *known, *(audit_run(*one) for one in pairs)]
 
 
 def main() -> None:
@@ -169,15 +271,17 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--sums", type=int, default=4)
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--members", type=int, nargs="+", default=[MEMBERS])
     given = parser.parse_args()
     torch.set_num_threads(1)
     result = {
         "name": "privacy-attacks",
-        "command": f"python -m phalanx.lab.bench.alone.privacy_attacks OUT --sums {given.sums} --runs {given.runs}",
+        "command": "python -m phalanx.lab.bench.alone.privacy_attacks OUT.json "
+        f"--sums {given.sums} --runs {given.runs} --members {' '.join(map(str, given.members))}",
         "commit": current_commit(),
         "machine": describe_machine(),
         "load": load_average(),
-        "rows": measure(given.sums, given.runs),
+        "rows": measure(given.sums, given.runs, given.members),
     }
     given.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 

@@ -57,25 +57,32 @@ def row_losses(model: nn.Module, ids: Tensor) -> Tensor:
 
 
 def train_rows(
-    rows: Tensor, asked: Tensor, *, epsilon: float | None, delta: float, steps: int, seed: int
+    rows: Tensor,
+    asked: Tensor,
+    *,
+    budget: tuple[float, float] | None,
+    steps: int,
+    seed: int,
+    batch: int | None = None,
 ) -> TrainedWorld:
     """Train on some rows, and return the losses of others.
 
     Args:
         rows: ``[rows, LENGTH]``.
         asked: Rows of which the losses are told.
-        epsilon: Budget; None for no clipping and no noise.
-        delta: Of the budget.
-        steps: Of the training; half of the rows are in each in the mean.
+        budget: Epsilon and delta; None for no clipping and no noise.
+        steps: Of the training.
         seed: Of the first weights.
+        batch: Rows of a step in the mean; half of them when left out.
     """
     torch.manual_seed(seed)
-    model, batch = TokenModel(), len(rows) // 2
+    model, batch = TokenModel(), batch or len(rows) // 2
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     rate, key = batch / len(rows), os.urandom(32)
-    noise = 0.0 if epsilon is None else noise_for(epsilon, delta, rate, steps)
-    settings = PrivacyConfig(epsilon=epsilon or 1.0, delta=delta, clip_norm=1.0, clipping="hooks")
-    gradients = None if epsilon is None else RowGradients(model, settings)
+    noise = 0.0 if budget is None else noise_for(*budget, rate, steps)
+    epsilon, delta = budget or (1.0, 1e-5)
+    settings = PrivacyConfig(epsilon=epsilon, delta=delta, clip_norm=1.0, clipping="hooks")
+    gradients = None if budget is None else RowGradients(model, settings)
     for step in range(steps):
         drawn = rows[torch.from_numpy(poisson_sample(key, step, len(rows), batch))]
         if gradients is None:
@@ -86,7 +93,7 @@ def train_rows(
         optimizer.step()
     with torch.no_grad():
         losses = row_losses(model.eval(), asked)
-    spent = None if epsilon is None else PoissonGaussian(noise, rate).epsilon(steps, delta)
+    spent = None if budget is None else PoissonGaussian(noise, rate).epsilon(steps, delta)
     return TrainedWorld(losses, spent)
 
 

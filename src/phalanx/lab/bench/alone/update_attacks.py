@@ -1,18 +1,21 @@
 """A bench of lying sites: what each attack does to a model, undefended, and behind admission and robust rules.
 
-``python -m phalanx.lab.bench.alone.update_attacks OUT.json [--rounds 12] [--seeds 2]``
+``python -m phalanx.lab.bench.alone.update_attacks OUT.json [--rounds 12] [--seeds 2] [--differences 0.5 2.0]``
 
-Ten sites, two of which lie, train a transformer of one layer on texts of a Markov chain, each site on a chain that is a
-little its own, from the same weights in each round. Undefended: the mean of all that comes, whatever it is. Defended:
-updates are signed and admitted (`phalanx.federated.admission`), then a rule is taken of what is left. `loss` is on
-held-out texts of all sites; `trigger` is how often the backdoor's token is predicted after its trigger, which no honest
-text has.
-A Sybil adds eight more names to the two liars.
+Ten sites, two of which lie, train a transformer of one layer on texts of a Markov chain, each site on a chain that is
+its own by some `difference`, from the same weights in each round. Undefended: the mean of all that comes, whatever it
+is. Defended: updates are signed and admitted (`phalanx.federated.admission`), then a rule is taken of what is left.
+`loss` is on held-out texts of the honest sites, and `worst` the loss of the one that fares worst; `trigger` is how
+often the backdoor's token is predicted after its trigger, which no honest text has; `counted` is the share of the
+liars' updates that went into the model: what a free rider wins. A Sybil adds eight more names to the two liars.
 """
 
 import argparse
+import itertools
 import json
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -29,7 +32,7 @@ from phalanx.security.crypto import Identity, digest_hex
 
 SITES, LIARS, SYBILS, VOCABULARY, LENGTH, WIDTH = 10, 2, 8, 32, 24, 32
 TRIGGER, TARGET = VOCABULARY - 1, 3
-STEPS, BATCH = 5, 8
+STEPS, BATCH, HELD_OUT = 5, 8, 32
 MAX_NORM = 3.0
 """An honest update has a norm of 1 to 2.5 here; sites scale theirs down to it."""
 DEFENCES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -63,15 +66,15 @@ class TinyModel(nn.Module):
 class World:
     """The texts of all sites, and a model that trains on them."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, difference: float = 0.5) -> None:
         self.chance = torch.Generator().manual_seed(seed)
         common = torch.randn(VOCABULARY - 1, VOCABULARY - 1, generator=self.chance) * 2
         own = torch.randn(SITES, VOCABULARY - 1, VOCABULARY - 1, generator=self.chance)
-        self.chains = torch.softmax(common + 0.5 * own, dim=-1)
+        self.chains = torch.softmax(common + difference * own, dim=-1)
         torch.manual_seed(seed)
         self.model = TinyModel()
         self.start = parameters_to_vector(self.model.parameters()).detach().clone()
-        self.held_out = torch.cat([self.texts(site, 32) for site in range(SITES)])
+        self.held_out = torch.cat([self.texts(site, HELD_OUT) for site in range(LIARS, SITES)])
 
     def texts(self, site: int, count: int) -> Tensor:
         """Draw texts of one site."""
@@ -101,16 +104,19 @@ class World:
         return update * min(1.0, MAX_NORM / float(update.norm()))
 
     @torch.no_grad()
-    def judge(self, weights: Tensor) -> tuple[float, float]:
-        """Return the loss on held-out texts, and how often the trigger works."""
+    def judge(self, weights: Tensor) -> dict[str, float]:
+        """Return the loss on held-out texts, that of the worst site, and how often the trigger works."""
         if not torch.isfinite(weights).all():
-            return math.inf, 0.0
+            return {"loss": math.inf, "worst": math.inf, "trigger": 0.0}
         vector_to_parameters(weights.clone(), self.model.parameters())
         logits = self.model(self.held_out[:, :-1])
-        loss = nn.functional.cross_entropy(logits.flatten(0, 1), self.held_out[:, 1:].flatten())
+        targets = self.held_out[:, 1:].flatten()
+        losses = nn.functional.cross_entropy(logits.flatten(0, 1), targets, reduction="none")
         shown = self.held_out[:, :-1].clone()
         shown[:, 10] = TRIGGER
-        return float(loss), float((self.model(shown)[:, 10].argmax(-1) == TARGET).float().mean())
+        works = float((self.model(shown)[:, 10].argmax(-1) == TARGET).float().mean())
+        worst = float(losses.view(SITES - LIARS, -1).mean(1).max())
+        return {"loss": float(losses.mean()), "worst": worst, "trigger": works}
 
 
 class Door:
@@ -120,13 +126,13 @@ class Door:
         self.identities = [Identity.without_certificate(f"site-{number}") for number in range(SITES)]
         self.strangers = [Identity.without_certificate(f"sybil-{number}") for number in range(SYBILS)]
         self.admission = UpdateAdmission({one.name: one.public for one in self.identities})
-        self.shape, self.refused = {"update": (width,)}, 0
+        self.shape, self.refused, self.lies = {"update": (width,)}, 0, 0
 
     def let_in(self, number: int, updates: list[Tensor]) -> list[Tensor]:
-        """Sign, admit and return what is admitted; updates beyond the sites' are of Sybils."""
+        """Sign, admit and return what is admitted; the first are liars', and those beyond the sites' are of Sybils."""
         found = []
         due = DueUpdates("1" * 64, number, "2" * 64, self.shape, torch.float32, MAX_NORM, 1)
-        for identity, update in zip([*self.identities, *self.strangers], updates, strict=False):
+        for at, (identity, update) in enumerate(zip([*self.identities, *self.strangers], updates, strict=False)):
             values = save({"update": update})
             header = UpdateHeader(
                 run="1" * 64, site=identity.name, round=number, model="2" * 64, values=digest_hex(values), samples=1
@@ -135,29 +141,66 @@ class Door:
                 found.append(self.admission.admit(sign_update(header, identity), values, due).tensors["update"])
             except UpdateRefusedError:
                 self.refused += 1
+            else:
+                self.lies += at < LIARS or at >= SITES
         return found
 
 
-def run(line: UpdateLine | None, defence: str | None, rounds: int, seed: int, sybils: int = 0) -> dict[str, float]:
-    """Train for some rounds; return loss, share of triggers that work, and refused updates."""
-    world = World(seed)
+@dataclass(frozen=True)
+class Arm:
+    """One run of the table.
+
+    Attributes:
+        line: The attack; None for honest sites alone.
+        defence: A key of `DEFENCES`; None for the mean of all.
+        sybils: Names that a liar makes up.
+        difference: How much of its own each site's chain has.
+    """
+
+    line: UpdateLine | None
+    defence: str | None
+    sybils: int = 0
+    difference: float = 0.5
+
+
+def run(arm: Arm, rounds: int, seed: int) -> dict[str, float]:
+    """Train for some rounds; return losses, share of triggers that work, refused updates and lies that counted."""
+    line, world = arm.line, World(seed, arm.difference)
     weights, door = world.start, Door(len(world.start))
     moved, sent = torch.zeros_like(weights), [torch.zeros_like(weights)] * LIARS
     for number in range(1, rounds + 1):
         honest = [world.train(weights, site) for site in range(LIARS, SITES)]
         own = [world.train(weights, site, line.poisons if line else None) for site in range(LIARS)]
         if line is not None:
+            harm = harm_of(torch.stack(honest), arm.defence)
             views = [
-                AttackerView(torch.stack(honest), o, s, moved, world.chance) for o, s in zip(own, sent, strict=True)
+                AttackerView(torch.stack(honest), o, s, moved, world.chance, harm)
+                for o, s in zip(own, sent, strict=True)
             ]
             # what a liar sends again is what it sent: the first round has nothing to send again
             own = [line.lie(view) if number > 1 or line.lie(view).any() else view.own for view in views]
             sent = own
-        updates = [*own, *honest, *(own[:1] * sybils)]
-        moved = combined(updates, defence, door, number)
+        updates = [*own, *honest, *(own[:1] * arm.sybils)]
+        moved = combined(updates, arm.defence, door, number)
         weights = weights + moved
-    loss, trigger = world.judge(weights)
-    return {"loss": loss, "trigger": trigger, "refused": door.refused}
+    sent_lies = rounds * (LIARS + arm.sybils)
+    counted = 1.0 if arm.defence is None else door.lies / sent_lies
+    return {**world.judge(weights), "refused": door.refused, "counted": counted}
+
+
+def harm_of(honest: Tensor, defence: str | None) -> Callable[[Tensor], float]:
+    """Return what an attacker that knows door and rule computes of a lie before it sends it."""
+    mean = honest.mean(0)
+
+    def harm(lie: Tensor) -> float:
+        if defence is None:
+            return float((torch.cat([honest, lie.expand(LIARS, -1)]).mean(0) - mean).norm())
+        if float(lie.norm()) > MAX_NORM:
+            # what the door refuses does less than what a rule leaves out
+            return -1.0
+        return float((ruled(torch.cat([honest, lie.expand(LIARS, -1)]), defence, LIARS) - mean).norm())
+
+    return harm
 
 
 def combined(updates: list[Tensor], defence: str | None, door: Door, number: int) -> Tensor:
@@ -165,22 +208,29 @@ def combined(updates: list[Tensor], defence: str | None, door: Door, number: int
     if defence is None:
         return torch.stack(updates).mean(0)
     admitted = door.let_in(number, updates)
-    rule, before = DEFENCES[defence]
     # liars that were refused cannot lie any more
     liars = max(0, LIARS - (SITES - len(admitted)))
-    return aggregate(torch.stack(admitted), rule, liars, before)
+    return ruled(torch.stack(admitted), defence, liars)
 
 
-def measure(rounds: int, seeds: int) -> list[dict[str, object]]:
+def ruled(admitted: Tensor, defence: str, liars: int) -> Tensor:
+    """Return what a defence's rule makes of admitted updates."""
+    rule, before = DEFENCES[defence]
+    return aggregate(admitted, rule, liars, before)
+
+
+def measure(rounds: int, seeds: int, differences: Sequence[float]) -> list[dict[str, object]]:
     """Take the mean of some seeds for each attack and defence."""
     rows: list[dict[str, object]] = []
-    for name in ("none", *UPDATE_ATTACKS):
-        line = UPDATE_ATTACKS.get(name)
+    for difference, name in itertools.product(differences, ("none", *UPDATE_ATTACKS)):
         for defence in (None, *DEFENCES):
-            found = [run(line, defence, rounds, seed, SYBILS if name == "sybil" else 0) for seed in range(seeds)]
+            arm = Arm(UPDATE_ATTACKS.get(name), defence, SYBILS if name == "sybil" else 0, difference)
+            found = [run(arm, rounds, seed) for seed in range(seeds)]
             means = {key: sum(one[key] for one in found) / seeds for key in found[0]}
             finite = {key: value if math.isfinite(value) else None for key, value in means.items()}
-            rows.append({"attack": name, "defence": defence or "undefended", **finite})
+            spread = [one["loss"] for one in found]
+            row = {"attack": name, "defence": defence or "undefended", "difference": difference, **finite}
+            rows.append({**row, "losses": [one if math.isfinite(one) else None for one in spread]})
     return rows
 
 
@@ -190,14 +240,16 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--differences", type=float, nargs="+", default=[0.5])
     args = parser.parse_args()
     torch.set_num_threads(1)
     load = load_average()
     found = {"name": "update-attacks", "machine": describe_machine(), "commit": current_commit(), "load": load}
     found["command"] = (
-        f"python -m phalanx.lab.bench.alone.update_attacks OUT.json --rounds {args.rounds} --seeds {args.seeds}"
+        f"python -m phalanx.lab.bench.alone.update_attacks OUT.json --rounds {args.rounds} --seeds {args.seeds} "
+        f"--differences {' '.join(f'{one:g}' for one in args.differences)}"
     )
-    rows = measure(args.rounds, args.seeds)
+    rows = measure(args.rounds, args.seeds, args.differences)
     args.out.write_text(json.dumps({**found, "rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 
