@@ -18,6 +18,19 @@ from phalanx.security.crypto import digest_hex
 _LINES = "rounds.jsonl"
 
 
+@dataclass(frozen=True)
+class ReleasedSum:
+    """A sum of which the masks were about to be taken off.
+
+    Attributes:
+        cohort: The sites that it was begun with.
+        members: Those in it.
+    """
+
+    cohort: tuple[str, ...]
+    members: tuple[str, ...]
+
+
 @dataclass
 class RecalledRounds:
     """What a journal says to a session that goes on after so many finished rounds.
@@ -54,6 +67,11 @@ class RoundJournal:
         self._path, self._values = directory / _LINES, directory / "updates"
         self._values.mkdir(parents=True, exist_ok=True)
         self._next_sum = 1 + max((line["sum"] for line in self._lines() if "sum" in line), default=0)
+        self._released: dict[tuple[int, str], list[ReleasedSum]] = {}
+        for line in self._lines():
+            if "released" in line:
+                found = ReleasedSum(tuple(line["cohort"]), tuple(line["released"]))
+                self._released.setdefault((line["of"], line["by"]), []).append(found)
 
     def opened(self, number: int, model: str) -> None:
         """A round begins with these weights."""
@@ -75,6 +93,18 @@ class RoundJournal:
         self._append({"sum": number})
         self._next_sum += 1
         return number
+
+    def releasing(self, number: int, model: str, found: ReleasedSum) -> None:
+        """The masks of a sum are about to be taken off."""
+        known = self._released.setdefault((number, model), [])
+        if found not in known:
+            lists = {"cohort": list(found.cohort), "released": list(found.members)}
+            self._append({"of": number, "by": model, **lists})
+            known.append(found)
+
+    def released(self, number: int, model: str) -> tuple[ReleasedSum, ...]:
+        """Return all sums that `releasing` has noted of a round from these weights."""
+        return tuple(self._released.get((number, model), ()))
 
     def excluded(self, site: str, reason: str) -> None:
         """A site is shut out."""

@@ -16,6 +16,7 @@ from phalanx.federated.algorithms import ALGORITHMS, CONTROL, ControlRule, Local
 from phalanx.federated.carriers import messages as m
 from phalanx.federated.carriers.carrier import Payload
 from phalanx.federated.local import LocalTrainer, LocalUpdate
+from phalanx.federated.rounds.released import ReleasedSums
 from phalanx.federated.rounds.terms import RunTerms, SiteBudget
 from phalanx.federated.vectors import Shapes, flatten, norm_of, num_values, shapes_of
 from phalanx.security.aggregate import EnteredRounds, ExpectedRound, SumClient
@@ -43,13 +44,14 @@ class Site:
         terms: Of the run.
         trainer: Trains and measures.
         rounds: Book of the secure sums that were entered, kept on disk.
-        directory: Keeps control variates, for an algorithm that has them, and what sums have spent.
+        directory: Keeps control variates, for an algorithm that has them, and books of sums.
 
     Guarantees:
         An update leaves within `max_norm`, signed for its run, round and model; with ``secure`` it leaves only in sums
-        that the site itself finds large enough. An order that is asked again, for the same round and weights, gets the
-        same update and trains nothing. An error is answered by one word. With ``privacy`` nothing that depends on the
-        site's data leaves but in noisy sums, as many as its own budget pays for: no loss, no score, no failure.
+        that the site itself finds large enough, and of one update in the company of one set of sites alone. An order
+        that is asked again, for the same round and weights, gets the same update and trains nothing. An error is
+        answered by one word. With ``privacy`` nothing that depends on the site's data leaves but in noisy sums, as many
+        as its own budget pays for: no loss, no score, no failure.
     """
 
     def __init__(
@@ -60,6 +62,8 @@ class Site:
         self._controls = _Controls(directory, self._shapes)
         wanted, sums = terms.config.privacy, terms.noisy_rounds(num_values(self._shapes))
         self._budget = None if wanted is None or sums is None else SiteBudget(directory, sums, wanted)
+        # beside noise each sum is paid for, whoever is in it
+        self._released = ReleasedSums(directory) if self._budget is None else None
         self._trained: _Trained | None = None
         self._sum: tuple[int, SumClient] | None = None
 
@@ -160,6 +164,8 @@ class Site:
             deposit = client.mask(message, values, kept.reply.samples, noise)
             reply = m.SumReply(ticket=order.ticket, message=deposit.message.decode("ascii"))
             return reply, deposit.values.data.cast("B")
+        if order.phase == "release" and self._released is not None:
+            self._released.enter(kept.model, kept.round, client.included)
         step = {"join": client.join, "share": client.share, "consent": client.consent, "release": client.release}
         return m.SumReply(ticket=order.ticket), step[order.phase](message)
 

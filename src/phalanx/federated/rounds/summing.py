@@ -12,7 +12,7 @@ from phalanx.federated.carriers import messages as m
 from phalanx.federated.carriers.carrier import Payload, SentOrder
 from phalanx.federated.config import least_left_of
 from phalanx.federated.rounds.fleet import Fleet
-from phalanx.federated.rounds.journal import RoundJournal, RoundRecord
+from phalanx.federated.rounds.journal import ReleasedSum, RoundJournal, RoundRecord
 from phalanx.federated.rounds.terms import RunTerms
 from phalanx.security.aggregate import CohortMember, SumRefusal, SumResult, SumServer, SumTerms
 from phalanx.security.crypto import Identity
@@ -47,13 +47,9 @@ class SumMaker:
         Raises:
             AggregationError: Too few sites are left in a sum.
         """
-        config, sites = self._terms.config, sorted(record.shares)
-        size = config.bucket or len(sites)
-        if len(sites) < max(size, config.min_cohort):
-            raise AggregationError(SumRefusal.TOO_FEW, f"{len(sites)} sites have trained; a sum has {size}")
-        buckets = bucket_sites(sites, size, bytes.fromhex(model)) if config.bucket else [tuple(sites)]
-        if least_left_of(min(len(bucket) for bucket in buckets)) < config.min_cohort:
-            raise AggregationError(SumRefusal.TOO_FEW, f"{len(sites)} sites have trained; a sum may end with too few")
+        config, buckets = self._terms.config, self._buckets(record, model)
+        if least_left_of(min(len(one.cohort) for one in buckets)) < config.min_cohort:
+            raise AggregationError(SumRefusal.TOO_FEW, f"{len(record.shares)} sites: a sum may end with too few")
         sums = [self._sum(record, model, bucket, exclude) for bucket in buckets]
         contributors = {name for one in sums for name in one.contributors}
         for site in [site for site in record.shares if site not in contributors]:
@@ -64,7 +60,32 @@ class SumMaker:
         weight = sum(one.weight for one in sums)
         return torch.from_numpy(np.sum([one.mean() * np.float32(one.weight / weight) for one in sums], axis=0))
 
-    def _sum(self, record: RoundRecord, model: str, bucket: tuple[str, ...], exclude: Exclude) -> SumResult:
+    def _buckets(self, record: RoundRecord, model: str) -> list[ReleasedSum]:
+        """Draw the sites of each sum; those whose masks were about to be taken off stay together.
+
+        Without a site that was there, or with another one, a second sum would tell by the difference what one site
+        sent, and honest sites release none.
+        """
+        config, sites = self._terms.config, sorted(record.shares)
+        kept = () if self._noisy is not None else self._journal.released(record.number, model)
+        known = {site for one in kept for site in one.members}
+        if gone := sorted(known - set(sites)):
+            raise AggregationError(
+                SumRefusal.TOO_FEW,
+                f"{', '.join(gone)}: in a sum of this round that was not finished; others give no second one without "
+                "it: have it come back",
+            )
+        rest = [site for site in sites if site not in known]
+        size = config.bucket or len(sites)
+        if not kept and len(sites) < max(size, config.min_cohort):
+            raise AggregationError(SumRefusal.TOO_FEW, f"{len(sites)} sites have trained; a sum has {size}")
+        fresh = [tuple(rest)] if not kept else []
+        if config.bucket:
+            fresh = bucket_sites(rest, size, bytes.fromhex(model)) if len(rest) >= size else []
+        return [*kept, *(ReleasedSum(one, one) for one in fresh)]
+
+    def _sum(self, record: RoundRecord, model: str, due: ReleasedSum, exclude: Exclude) -> SumResult:
+        """Make one sum of a cohort, of which the members alone are asked."""
         config, number = self._terms.config, self._journal.next_sum()
         record.sums = (*record.sums, number)
         terms = SumTerms(
@@ -73,17 +94,19 @@ class SumMaker:
             model_digest=model,
             round=number,
             cohort=tuple(
-                CohortMember(name=site, key=self._terms.roster[site].public_key.hex()) for site in sorted(bucket)
+                CohortMember(name=site, key=self._terms.roster[site].public_key.hex()) for site in sorted(due.cohort)
             ),
             length=self._length,
             clip=config.max_norm,
-            max_weight=self._max_weight(len(bucket)),
+            max_weight=self._max_weight(len(due.cohort)),
             minimum=config.min_cohort,
         )
         server = SumServer(terms, self._identity)
         walk = _Walk(self._fleet, record, (model, number), config.deadline_s)
         try:
-            there = walk.phase("join", dict.fromkeys(bucket, server.invitation), lambda r, p: server.take_advert(p))
+            there = walk.phase(
+                "join", dict.fromkeys(due.members, server.invitation), lambda r, p: server.take_advert(p)
+            )
             there = walk.phase("share", dict.fromkeys(there, server.adverts()), lambda r, p: server.take_boxes(p))
             delivered = server.deliveries()
             there = walk.phase(
@@ -92,6 +115,7 @@ class SumMaker:
                 lambda r, p: server.take_deposit(r.message.encode("utf-8"), np.frombuffer(p, "<u4")),
             )
             there = walk.phase("consent", dict.fromkeys(there, server.deposits()), lambda r, p: server.take_consent(p))
+            self._journal.releasing(record.number, model, ReleasedSum(due.cohort, server.included))
             walk.phase("release", dict.fromkeys(there, server.consents()), lambda r, p: server.take_release(p))
             found = server.result()
         except AggregationError as exc:

@@ -158,6 +158,11 @@ class SumClient:
         """The terms of the round that it has joined."""
         return self._terms
 
+    @property
+    def included(self) -> tuple[str, ...]:
+        """The clients in the sum that it has given its word for, by name; empty before."""
+        return tuple(sorted(self._included))
+
     def share(self, adverts: bytes) -> bytes:
         """Take all clients' keys; return sealed shares of this client's two secrets, one box a neighbour.
 

@@ -181,6 +181,11 @@ class SumServer:
         self._included_digest = m.included_digest(self.terms, self._view, self._included)
         return m.encoded(m.Deposits(deposits=tuple(self._deposits[name] for name in self._included)))
 
+    @property
+    def included(self) -> tuple[str, ...]:
+        """The clients in the sum, by name; known once `deposits` has closed its phase."""
+        return tuple(self._included)
+
     def take_consent(self, data: bytes) -> str:
         """Take a client's word, and return its name.
 

@@ -1,0 +1,84 @@
+"""The sums that a site has let masks be taken off of: of one update, in the company of one set of sites alone."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from phalanx.config import canonical_json
+from phalanx.errors import AggregationError, RollbackError
+from phalanx.security.aggregate import SumRefusal
+from phalanx.security.crypto import digest_hex, in_domain
+
+
+class ReleasedSums:
+    """A book of one site, a line for each set of weights that its updates were relative to.
+
+    Two sums of one update with different company differ by what the others sent, or by what one of them did.
+
+    Args:
+        directory: The site's own.
+
+    Raises:
+        RollbackError: The file is damaged.
+
+    Guarantees:
+        Through crashes and restarts a site releases its share of sums of one update for one set of members only. What
+        a sum is released for is on the disk before. An older directory that is put back is not found out; nor are
+        updates from weights that differ by a little, of which only noise bounds what sums tell together.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "released-sums.jsonl"
+        self._found = dict(self._lines())
+
+    def enter(self, model: str, number: int, members: tuple[str, ...]) -> None:
+        """Write down that a sum is released.
+
+        Args:
+            model: Digest of the weights that its updates are relative to.
+            number: Of the round.
+            members: Those in the sum.
+
+        Raises:
+            AggregationError: One with other members, or for another round, was released for these weights.
+            RollbackError: It cannot be written down.
+        """
+        said = {"round": number, "members": _digest_of(members)}
+        earlier = self._found.get(model)
+        if earlier == said:
+            return
+        if earlier is not None:
+            raise AggregationError(
+                SumRefusal.REPEATED_ROUND,
+                f"round {number}: a sum of these weights was released with other members, or for another round; their "
+                "difference would tell of single sites",
+            )
+        try:
+            with self._path.open("ab") as file:
+                file.write(canonical_json({"model": model, **said}) + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as exc:
+            raise RollbackError(f"{self._path}: cannot be written ({exc.strerror}); nothing is released") from exc
+        self._found[model] = said
+
+    def _lines(self) -> Iterator[tuple[str, dict[str, object]]]:
+        if not self._path.exists():
+            return
+        whole, _, cut = self._path.read_bytes().rpartition(b"\n")
+        if cut:
+            # a crash in the middle of a line: nothing was released for it
+            self._path.write_bytes(whole + b"\n" if whole else b"")
+        for number, line in enumerate(whole.splitlines(), 1):
+            try:
+                found = json.loads(line)
+                yield found["model"], {"round": found["round"], "members": found["members"]}
+            except (ValueError, KeyError, TypeError) as exc:
+                raise RollbackError(
+                    f"{self._path}, line {number}: is none of this book; it is damaged, and nothing is guessed"
+                ) from exc
+
+
+def _digest_of(members: tuple[str, ...]) -> str:
+    return digest_hex(in_domain("released-members/1", canonical_json({"members": sorted(members)})))
