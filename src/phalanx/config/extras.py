@@ -32,6 +32,19 @@ def require_bitsandbytes(key: str) -> None:
         )
 
 
+def require_tenseal(key: str) -> None:
+    """Look for TenSEAL without importing it.
+
+    Args:
+        key: What of the run file needs it.
+
+    Raises:
+        ConfigError: It is not installed.
+    """
+    if importlib.util.find_spec("tenseal") is None:
+        raise ConfigError(f"{key}: needs tenseal, which is not installed; install phalanx-train[he], or leave it out")
+
+
 def import_bitsandbytes() -> None:
     """Import bitsandbytes where it is installed, after which torch has its operators; nothing is fetched.
 

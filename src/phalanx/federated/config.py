@@ -9,6 +9,7 @@ from phalanx.transport import TransportConfig
 
 OWNER = "owner"
 """Party name of the process that keeps the model and asks for rounds."""
+_LEAST_KEEPERS = 2
 LEAST_SUMMED = 3
 """Sites of a secure sum: of two, each would learn what the other one sent."""
 
@@ -103,6 +104,10 @@ class FederatedConfig(StrictModel):
         byzantine: Sites that may lie; the rule must stand so many.
         before: Steps before the rule.
         secure: Whether the owner learns the updates' sum and none of them.
+        sums: How that is: "masked", by masks that sites agree on; or "homomorphic", by ciphertexts that `keepers` open
+            the sum of, where sites cannot talk to each other in a round.
+        keepers: Sites with keys of their own, for "homomorphic": all of them together could read one site's update,
+            and one less nothing.
         privacy: What sums may tell of a site; nothing is promised when left out.
         bucket: Sites of a sum, where a rule looks at the means of several sums; one sum of all when left out.
         weights: Sites count the same, or by their training sequences, up to `most_samples`.
@@ -137,6 +142,8 @@ class FederatedConfig(StrictModel):
     byzantine: Annotated[int, Field(ge=0)] = 0
     before: tuple[Literal["nnm", "bucketing"], ...] = ()
     secure: bool = False
+    sums: Literal["masked", "homomorphic"] = "masked"
+    keepers: tuple[str, ...] = ()
     privacy: SitePrivacyConfig | None = None
     bucket: Annotated[int, Field(ge=LEAST_SUMMED)] | None = None
     weights: Literal["equal", "samples"] = "equal"
@@ -165,6 +172,7 @@ class FederatedConfig(StrictModel):
                 "else; sites of this machine get keys of the run's own"
             )
         self._check_rule()
+        self._check_keepers()
         self._check_sums()
         self._check_privacy()
         if self.algorithm.kind == "fedbuff" and self.algorithm.buffer > self.num_asked:
@@ -189,6 +197,25 @@ class FederatedConfig(StrictModel):
                 'set aggregator = "mean"'
             )
 
+    def _check_keepers(self) -> None:
+        """Return where a sum goes with its keepers, and with nothing that masked sums alone have."""
+        if self.sums == "masked":
+            if self.keepers:
+                raise ValueError('keepers open homomorphic sums; set sums = "homomorphic", or leave them out')
+            return
+        if not self.secure:
+            raise ValueError(f'sums = "{self.sums}" is how the owner learns the sum alone; set secure = true')
+        named = set(self.keepers)
+        if len(named) < max(_LEAST_KEEPERS, len(self.keepers)) or not named <= set(self.sites):
+            raise ValueError(
+                f"keepers: {', '.join(self.keepers) or 'none'}: expected {_LEAST_KEEPERS} sites or more, each once; "
+                "one keeper alone could read every site"
+            )
+        plain: dict[str, object] = {"privacy": None, "bucket": None, "weights": "equal", "aggregator": "mean"}
+        for name, only in plain.items():
+            if getattr(self, name) != only:
+                raise ValueError(f'{name}: goes with sums = "masked" alone; leave one of them out')
+
     def _check_sums(self) -> None:
         if not self.secure:
             if self.bucket is not None:
@@ -205,7 +232,7 @@ class FederatedConfig(StrictModel):
                 "the sites of each of several sums"
             )
         summed = self.bucket or self.num_asked
-        most = least_left_of(summed)
+        most = least_left_of(summed) if self.sums == "masked" else summed
         if not LEAST_SUMMED <= self.min_cohort <= most:
             raise ValueError(
                 f"min_cohort = {self.min_cohort}: a sum of {summed} sites hides none of them with fewer than "
@@ -240,8 +267,13 @@ class FederatedConfig(StrictModel):
     @model_serializer(mode="wrap")
     def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out what is not asked for, so that an older run file keeps its digest."""
-        optional = ("pki", "privacy", "personal")
-        return {name: value for name, value in write(self).items() if name not in optional or value}
+        optional = {"pki": None, "privacy": None, "personal": (), "sums": "masked", "keepers": ()}
+        empty = [*optional.values(), []]
+        return {
+            name: value
+            for name, value in write(self).items()
+            if name not in optional or (value not in empty if name != "sums" else value != optional[name])
+        }
 
     @property
     def cohort_sizes(self) -> range:

@@ -10,8 +10,10 @@ Round = Annotated[int, Field(ge=1, lt=2**53)]
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
 Loss = Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]
-SumPhaseName = Literal["join", "share", "mask", "consent", "release"]
+SumPhaseName = Literal["join", "share", "mask", "consent", "release", "key", "encrypt", "open"]
 SUM_PHASES: tuple[SumPhaseName, ...] = ("join", "share", "mask", "consent", "release")
+KEPT_PHASES: tuple[SumPhaseName, ...] = ("key", "encrypt", "open")
+"""Of a sum that keepers open."""
 
 
 class SiteOrder(Body):

@@ -19,6 +19,7 @@ from phalanx.federated.local import SiteScores
 from phalanx.federated.reputation import ReputationConfig, SiteReputations, distances_to
 from phalanx.federated.rounds.fleet import Fleet, SiteAnswer
 from phalanx.federated.rounds.journal import HeldUpdate, RoundJournal, RoundRecord, SiteShare
+from phalanx.federated.rounds.kept_sums import KeptSumMaker
 from phalanx.federated.rounds.summing import SumMaker
 from phalanx.federated.rounds.terms import RunTerms
 from phalanx.federated.vectors import flatten, mean_of_products, norm_of, num_values, shapes_of, unflatten
@@ -76,7 +77,12 @@ class RoundCoordinator:
         self._asked_in: dict[str, int] = {}
         self._recalled: dict[str, tuple[bytes, bytes]] = {}
         self._held: tuple[int, dict[str, HeldUpdate]] = (0, {})
-        self._sums = SumMaker(terms, identity, fleet, journal, num_values(self._shapes))
+        length = num_values(self._shapes)
+        self._sums = (
+            SumMaker(terms, identity, fleet, journal, length)
+            if terms.config.sums == "masked"
+            else KeptSumMaker(terms, fleet, journal, length)
+        )
 
     @property
     def excluded(self) -> dict[str, str]:

@@ -16,6 +16,7 @@ from phalanx.federated.algorithms import ALGORITHMS, CONTROL, ControlRule, Local
 from phalanx.federated.carriers import messages as m
 from phalanx.federated.carriers.carrier import Payload
 from phalanx.federated.local import LocalTrainer, LocalUpdate
+from phalanx.federated.rounds.keepers import KeptSumSite
 from phalanx.federated.rounds.released import ReleasedSums
 from phalanx.federated.rounds.terms import RunTerms, SiteBudget
 from phalanx.federated.vectors import Shapes, flatten, norm_of, num_values, shapes_of
@@ -63,7 +64,9 @@ class Site:
         wanted, sums = terms.config.privacy, terms.noisy_rounds(num_values(self._shapes))
         self._budget = None if wanted is None or sums is None else SiteBudget(directory, sums, wanted)
         # beside noise each sum is paid for, whoever is in it
-        self._released = ReleasedSums(directory) if self._budget is None else None
+        is_kept = terms.config.sums == "homomorphic"
+        self._released = None if is_kept or self._budget is not None else ReleasedSums(directory)
+        self._kept = KeptSumSite(identity, terms, num_values(self._shapes), directory) if is_kept else None
         self._trained: _Trained | None = None
         self._sum: tuple[int, SumClient] | None = None
 
@@ -151,8 +154,13 @@ class Site:
     def _take_phase(self, order: m.SumOrder, payload: Payload) -> Answer:
         """Take one phase; what is summed is this site's own update of that very round and model."""
         kept, message = self._trained, bytes(payload)
+        if self._kept is not None and order.phase != "encrypt":
+            return m.SumReply(ticket=order.ticket), self._kept.phase(order, message)
         if kept is None or (kept.round, kept.model) != (order.round, order.model) or not self._terms.config.secure:
             raise FrameError("sum: is of another round or model than this site has trained")
+        if self._kept is not None:
+            values = flatten(kept.values).numpy().astype(np.float32, copy=False)
+            return m.SumReply(ticket=order.ticket), self._kept.encrypted(order, values, message)
         if order.phase == "join":
             self._sum = (order.number, SumClient(self._identity, self._expected(kept), self._rounds))
         if self._sum is None or self._sum[0] != order.number:

@@ -1,23 +1,18 @@
 """The secure sums of a round: the owner's side, phase after phase over the sites that are there."""
 
-from collections.abc import Callable, Mapping
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from phalanx.errors import AggregationError
 from phalanx.federated.buckets import bucket_sites, robust_over_buckets
-from phalanx.federated.carriers import messages as m
-from phalanx.federated.carriers.carrier import Payload, SentOrder
 from phalanx.federated.config import least_left_of
 from phalanx.federated.rounds.fleet import Fleet
 from phalanx.federated.rounds.journal import ReleasedSum, RoundJournal, RoundRecord
 from phalanx.federated.rounds.terms import RunTerms
+from phalanx.federated.rounds.walk import Exclude, SumWalk
 from phalanx.security.aggregate import CohortMember, SumRefusal, SumResult, SumServer, SumTerms
 from phalanx.security.crypto import Identity
-
-Exclude = Callable[[str, str], None]
 
 
 class SumMaker:
@@ -102,21 +97,23 @@ class SumMaker:
             minimum=config.min_cohort,
         )
         server = SumServer(terms, self._identity)
-        walk = _Walk(self._fleet, record, (model, number), config.deadline_s)
+        walk = SumWalk(self._fleet, record, (model, number), config.deadline_s)
         try:
             there = walk.phase(
-                "join", dict.fromkeys(due.members, server.invitation), lambda r, p: server.take_advert(p)
+                "join", dict.fromkeys(due.members, server.invitation), lambda site, r, p: server.take_advert(p)
             )
-            there = walk.phase("share", dict.fromkeys(there, server.adverts()), lambda r, p: server.take_boxes(p))
+            there = walk.phase("share", dict.fromkeys(there, server.adverts()), lambda site, r, p: server.take_boxes(p))
             delivered = server.deliveries()
             there = walk.phase(
                 "mask",
                 {site: delivered[site] for site in there},
-                lambda r, p: server.take_deposit(r.message.encode("utf-8"), np.frombuffer(p, "<u4")),
+                lambda site, r, p: server.take_deposit(r.message.encode("utf-8"), np.frombuffer(p, "<u4")),
             )
-            there = walk.phase("consent", dict.fromkeys(there, server.deposits()), lambda r, p: server.take_consent(p))
+            there = walk.phase(
+                "consent", dict.fromkeys(there, server.deposits()), lambda site, r, p: server.take_consent(p)
+            )
             self._journal.releasing(record.number, model, ReleasedSum(due.cohort, server.included))
-            walk.phase("release", dict.fromkeys(there, server.consents()), lambda r, p: server.take_release(p))
+            walk.phase("release", dict.fromkeys(there, server.consents()), lambda site, r, p: server.take_release(p))
             found = server.result()
         except AggregationError as exc:
             if exc.culprit:
@@ -130,48 +127,3 @@ class SumMaker:
         if self._noisy is not None:
             return self._noisy.of(clients).max_weight
         return self._terms.config.most_samples if self._terms.config.weights == "samples" else 1
-
-
-class _Walk:
-    """A walk through the phases of one sum; a site that is silent or says what is refused is out of the rest of it."""
-
-    def __init__(self, fleet: Fleet, record: RoundRecord, place: tuple[str, int], deadline_s: float) -> None:
-        self._fleet, self._record, self._deadline_s = fleet, record, deadline_s
-        self._model, self._number = place
-
-    def phase(
-        self, name: m.SumPhaseName, messages: Mapping[str, bytes], take: Callable[[m.SumReply, bytes], str]
-    ) -> tuple[str, ...]:
-        """Send each site its message, and give what comes back to the server; return the sites that are left."""
-        there: list[str] = []
-        sites = frozenset(messages)
-
-        def order(site: str, ticket: int) -> SentOrder:
-            told = m.SumOrder(
-                ticket=ticket, round=self._record.number, model=self._model, number=self._number, phase=name
-            )
-            return SentOrder(told, messages[site])
-
-        self._fleet.ask({site: _bound(order, site) for site in sorted(sites)}, m.SumReply)
-        for answer in self._fleet.answers(self._deadline_s, sites):
-            if not isinstance(answer.reply, m.SumReply):
-                self._record.left_out[answer.site] = answer.fault
-                continue
-            try:
-                sender = take(answer.reply, _bytes(answer.payload))
-            except (AggregationError, ValueError):
-                self._record.left_out[answer.site] = "refused"
-                continue
-            there.append(sender)
-        for site in sites & self._fleet.waited_for():
-            self._record.left_out[site] = "late"
-        self._fleet.give_up(sites)
-        return tuple(sorted(there))
-
-
-def _bound(order: Callable[[str, int], SentOrder], site: str) -> Callable[[int], SentOrder]:
-    return lambda ticket: order(site, ticket)
-
-
-def _bytes(payload: Payload) -> bytes:
-    return payload if isinstance(payload, bytes) else bytes(payload)

@@ -4,18 +4,34 @@ For few sites that cannot talk to each other in a round. What the holder of the 
 be preferred where sites can talk: docs/privacy.md.
 """
 
-from phalanx.security.homomorphic.key import KeyCommittee, SumKey, join_key, new_key, split_key
-from phalanx.security.homomorphic.sums import EncryptedSum, HomomorphicTerms, add_up, decrypt_sum, encrypt
+from phalanx.security.homomorphic.key import MODULUS, KeyCommittee, SumKey, join_key, new_key, split_key
+from phalanx.security.homomorphic.shares import join_sums, share_out
+from phalanx.security.homomorphic.sums import (
+    EncryptedSum,
+    HomomorphicTerms,
+    add_up,
+    check_part,
+    decrypt_sum,
+    encrypt,
+    encrypt_integers,
+    rounded,
+)
 
 __all__ = [
+    "MODULUS",
     "EncryptedSum",
     "HomomorphicTerms",
     "KeyCommittee",
     "SumKey",
     "add_up",
+    "check_part",
     "decrypt_sum",
     "encrypt",
+    "encrypt_integers",
     "join_key",
+    "join_sums",
     "new_key",
+    "rounded",
+    "share_out",
     "split_key",
 ]

@@ -109,16 +109,42 @@ def encrypt(public: bytes, terms: HomomorphicTerms, name: str, values: Values) -
     Raises:
         AggregationError: Key or values are not those of the terms.
     """
-    context = _context(public, terms, secret=False)
+    return encrypt_integers(public, terms, name, rounded(terms, values))
+
+
+def rounded(terms: HomomorphicTerms, values: Values) -> NDArray[np.int64]:
+    """Return a client's values, clipped, as integers within the terms' levels.
+
+    Raises:
+        AggregationError: They are not those of the terms.
+    """
     if values.shape != (terms.length,) or values.dtype not in (np.float32, np.float64) or not np.isfinite(values).all():
         raise AggregationError(
             SumRefusal.BAD_INPUT, f"values: {values.dtype}{list(values.shape)}, expected {terms.length} finite ones"
         )
-    if name not in terms.clients:
-        raise AggregationError(SumRefusal.FOREIGN_PARTY, f"{name}: is not in the terms")
     norm = float(np.linalg.norm(values.astype(np.float64)))
     scale = min(1.0, terms.clip / norm if norm else 1.0) * terms.levels / terms.clip
-    whole = np.clip(np.rint(values.astype(np.float64) * scale), -terms.levels, terms.levels).astype(np.int64)
+    whole: NDArray[np.int64] = np.clip(np.rint(values.astype(np.float64) * scale), -terms.levels, terms.levels).astype(
+        np.int64
+    )
+    return whole
+
+
+def encrypt_integers(public: bytes, terms: HomomorphicTerms, name: str, whole: NDArray[np.int64]) -> bytes:
+    """Return a client's integers, encrypted.
+
+    Args:
+        public: The key.
+        terms: Of the sum.
+        name: Of the client.
+        whole: ``[length]``, modulo `MODULUS`.
+
+    Raises:
+        AggregationError: Key or client are not those of the terms.
+    """
+    context = _context(public, terms, secret=False)
+    if name not in terms.clients:
+        raise AggregationError(SumRefusal.FOREIGN_PARTY, f"{name}: is not in the terms")
     blocks = []
     for start in range(0, terms.length, _SLOTS):
         part = np.zeros(RING, np.int64)
@@ -126,6 +152,20 @@ def encrypt(public: bytes, terms: HomomorphicTerms, name: str, values: Values) -
         part[_SLOTS] = 1
         blocks.append(tenseal().bfv_vector(context, part.tolist()).serialize())
     return _packed(terms, (name,), blocks)
+
+
+def check_part(public: bytes, terms: HomomorphicTerms, name: str, part: bytes) -> None:
+    """Return when a ciphertext is one client's and could be added; what is in it nobody sees.
+
+    Raises:
+        AggregationError: It is malformed, of other terms or of another client.
+    """
+    context = _context(public, terms, secret=False)
+    said, blocks = _unpacked(terms, part)
+    if said != (name,):
+        raise AggregationError(SumRefusal.FOREIGN_PARTY, f"{name}: sent a ciphertext of other clients")
+    for block in blocks:
+        _vector(context, block)
 
 
 def add_up(public: bytes, terms: HomomorphicTerms, parts: Sequence[bytes]) -> bytes:

@@ -24,6 +24,7 @@ from phalanx.train.batches.scores import describe_texts
 from phalanx.train.batches.site_data import SharedTexts, whole_model
 from phalanx.train.config import RunConfig
 from phalanx.train.engines.federated_engine import FederatedEngine
+from phalanx.train.extras import require_extras
 from phalanx.train.federated_faults import section_of
 from phalanx.train.saving.savepoint import Savepoint
 from phalanx.train.saving.saver import PlainSaver
@@ -64,6 +65,7 @@ class FederatedFactory:
     def prepare(self, context: SessionContext) -> Iterator["FederatedSetup"]:
         """Open model and text; sites open their own."""
         run = context.run
+        require_extras(run)
         source = open_model(run.model, context.home.cache / "models", run.train.seed)
         context.console.print("preparing text")
         texts = SharedTexts(run, source, context.home.cache / "data", lambda phase, count: None)

@@ -1,0 +1,127 @@
+"""The homomorphic sums of a round: the owner's side, which hands on what it cannot read and joins what keepers open."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from phalanx.errors import AggregationError
+from phalanx.federated.carriers import messages as m
+from phalanx.federated.rounds.fleet import Fleet
+from phalanx.federated.rounds.journal import ReleasedSum, RoundJournal, RoundRecord
+from phalanx.federated.rounds.keepers import Item, packed, read_key, read_part, sum_terms, unpacked
+from phalanx.federated.rounds.terms import RunTerms
+from phalanx.federated.rounds.walk import Exclude, SumWalk
+from phalanx.security.aggregate import SumRefusal
+from phalanx.security.crypto import digest_hex
+from phalanx.security.homomorphic import MODULUS, check_part, join_sums
+
+_WORD_BYTES = 4
+
+
+class KeptSumMaker:
+    """What makes one update of sites that have trained, by the keys of keepers among them.
+
+    Args:
+        terms: Of the run.
+        fleet: The sites.
+        journal: Gives each sum a number, and remembers which sites keepers were asked to open a sum of.
+        length: Values of an update.
+    """
+
+    def __init__(self, terms: RunTerms, fleet: Fleet, journal: RoundJournal, length: int) -> None:
+        self._terms, self._fleet, self._journal, self._length = terms, fleet, journal, length
+
+    def update(self, record: RoundRecord, model: str, exclude: Exclude) -> Tensor:
+        """Sum the updates of the round's shares; those that send nothing fit are moved to those left out.
+
+        Raises:
+            AggregationError: A keeper is missing, or too few sites are in the sum.
+        """
+        del exclude
+        number = self._journal.next_sum()
+        record.sums = (*record.sums, number)
+        walk = SumWalk(self._fleet, record, (model, number), self._terms.config.deadline_s)
+        keys = self._keys(walk)
+        parts = self._parts(record, model, walk, keys)
+        members = tuple(sorted(parts))
+        self._journal.releasing(record.number, model, ReleasedSum(members, members))
+        sums = self._opened(walk, parts)
+        for site in [site for site in record.shares if site not in parts]:
+            del record.shares[site]
+            record.left_out.setdefault(site, "left the sum")
+        terms = sum_terms(self._terms, record.number, digest_hex(next(iter(keys.values()))[1]), self._length)
+        return torch.from_numpy(join_sums(terms, members, sums).mean)
+
+    def _keys(self, walk: SumWalk) -> dict[str, Item]:
+        found: dict[str, Item] = {}
+        keepers = self._terms.config.keepers
+
+        def take(site: str, reply: m.SumReply, payload: bytes) -> str:
+            (item,) = unpacked(payload, 1)
+            read_key(self._terms, site, item)
+            found[site] = item
+            return site
+
+        walk.phase("key", dict.fromkeys(keepers, b""), take)
+        self._check_all(found, "gave no key")
+        return {keeper: found[keeper] for keeper in keepers}
+
+    def _parts(
+        self, record: RoundRecord, model: str, walk: SumWalk, keys: Mapping[str, Item]
+    ) -> dict[str, dict[str, Item]]:
+        """Return what each site sent for each keeper; a site with one part that is not fit is in no sum."""
+        kept = self._journal.released(record.number, model)
+        asked = [site for site in sorted(record.shares) if not kept or site in kept[0].members]
+        found: dict[str, dict[str, Item]] = {}
+
+        def take(site: str, reply: m.SumReply, payload: bytes) -> str:
+            items = unpacked(payload, len(keys))
+            if len(items) != len(keys):
+                raise AggregationError(SumRefusal.MALFORMED, f"{site}: {len(items)} parts for {len(keys)} keepers")
+            parts = dict(zip(keys, items, strict=True))
+            for keeper, item in parts.items():
+                public = keys[keeper][1]
+                part = read_part(self._terms, (record.number, model), digest_hex(public), site, item)
+                check_part(public, sum_terms(self._terms, record.number, digest_hex(public), self._length), site, part)
+            found[site] = parts
+            return site
+
+        walk.phase("encrypt", dict.fromkeys(asked, packed(list(keys.values()))), take)
+        if gone := sorted({site for one in kept for site in one.members} - found.keys()):
+            raise AggregationError(
+                SumRefusal.TOO_FEW,
+                f"{', '.join(gone)}: in a sum of this round that was not finished; keepers open no second one without "
+                "it: have it come back",
+            )
+        if len(found) < self._terms.config.min_cohort:
+            raise AggregationError(
+                SumRefusal.TOO_FEW, f"sum: {len(found)} sites, expected {self._terms.config.min_cohort} at least"
+            )
+        return found
+
+    def _opened(self, walk: SumWalk, parts: Mapping[str, Mapping[str, Item]]) -> list[NDArray[np.int64]]:
+        found: dict[str, NDArray[np.int64]] = {}
+        keepers = self._terms.config.keepers
+
+        def take(site: str, reply: m.SumReply, payload: bytes) -> str:
+            if len(payload) != _WORD_BYTES * self._length:
+                raise AggregationError(SumRefusal.MALFORMED, f"{site}: opened {len(payload)} bytes")
+            words = np.frombuffer(payload, "<u4").astype(np.int64)
+            if (words >= MODULUS).any():
+                raise AggregationError(SumRefusal.MALFORMED, f"{site}: opened a number beyond the modulus")
+            found[site] = words
+            return site
+
+        due = {keeper: packed([parts[site][keeper] for site in sorted(parts)]) for keeper in keepers}
+        walk.phase("open", due, take)
+        self._check_all(found, "opened nothing")
+        return [found[keeper] for keeper in keepers]
+
+    def _check_all(self, found: Mapping[str, object], what: str) -> None:
+        if missing := [keeper for keeper in self._terms.config.keepers if keeper not in found]:
+            raise AggregationError(
+                SumRefusal.TOO_FEW, f"{', '.join(missing)}: {what}; a sum is opened by all keepers or not at all"
+            )

@@ -1,0 +1,57 @@
+"""A walk of the owner through the phases of one sum: what each site is sent, and which are left after a phase."""
+
+from collections.abc import Callable, Mapping
+
+from phalanx.errors import AggregationError
+from phalanx.federated.carriers import messages as m
+from phalanx.federated.carriers.carrier import Payload, SentOrder
+from phalanx.federated.rounds.fleet import Fleet
+from phalanx.federated.rounds.journal import RoundRecord
+
+Exclude = Callable[[str, str], None]
+"""Shuts a site out, with the reason."""
+Take = Callable[[str, m.SumReply, bytes], str]
+"""Takes a site's reply and its payload, and returns whose it is; raises where it is refused."""
+
+
+class SumWalk:
+    """A walk through the phases of one sum; a site that is silent or says what is refused is out of the rest of it."""
+
+    def __init__(self, fleet: Fleet, record: RoundRecord, place: tuple[str, int], deadline_s: float) -> None:
+        self._fleet, self._record, self._deadline_s = fleet, record, deadline_s
+        self._model, self._number = place
+
+    def phase(self, name: m.SumPhaseName, messages: Mapping[str, bytes], take: Take) -> tuple[str, ...]:
+        """Send each site its message, and give what comes back to the server; return the sites that are left."""
+        there: list[str] = []
+        sites = frozenset(messages)
+
+        def order(site: str, ticket: int) -> SentOrder:
+            told = m.SumOrder(
+                ticket=ticket, round=self._record.number, model=self._model, number=self._number, phase=name
+            )
+            return SentOrder(told, messages[site])
+
+        self._fleet.ask({site: _bound(order, site) for site in sorted(sites)}, m.SumReply)
+        for answer in self._fleet.answers(self._deadline_s, sites):
+            if not isinstance(answer.reply, m.SumReply):
+                self._record.left_out[answer.site] = answer.fault
+                continue
+            try:
+                sender = take(answer.site, answer.reply, _bytes(answer.payload))
+            except (AggregationError, ValueError):
+                self._record.left_out[answer.site] = "refused"
+                continue
+            there.append(sender)
+        for site in sites & self._fleet.waited_for():
+            self._record.left_out[site] = "late"
+        self._fleet.give_up(sites)
+        return tuple(sorted(there))
+
+
+def _bound(order: Callable[[str, int], SentOrder], site: str) -> Callable[[int], SentOrder]:
+    return lambda ticket: order(site, ticket)
+
+
+def _bytes(payload: Payload) -> bytes:
+    return payload if isinstance(payload, bytes) else bytes(payload)
