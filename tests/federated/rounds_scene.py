@@ -141,7 +141,13 @@ class Scene:
         first = getattr(self, "first", None) or {name: torch.zeros(shape) for name, shape in shapes.items()}
         first = first if weights is None else {"w": weights.clone()}
         self.journal = RoundJournal(self.home / "journal")
-        self.owner = RoundCoordinator(self.terms, OWNER, self.fleet, self.journal, dict(first), self.budget())
+        self.owner = RoundCoordinator(
+            self.terms, self.summed_by(), self.fleet, self.journal, dict(first), self.budget()
+        )
+
+    def summed_by(self):
+        """What makes sums: the owner, or an aggregator."""
+        return OWNER
 
     def budget(self) -> BudgetLedger | None:
         """What sums are charged to."""

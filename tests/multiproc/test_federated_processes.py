@@ -85,6 +85,20 @@ def test_sites_that_are_killed_and_hung_are_left_out_of_secure_sums_and_come_bac
 
 
 @pytest.mark.slow
+def test_an_aggregator_in_a_sandbox_gives_the_bits_of_the_plain_mean_and_keepers_its_weights(tmp_path):
+    place, short = rounds_place(tmp_path), ("train.steps=2", "train.validate_every=2")
+    plain = place.finish(*short, run_dir="plain", anew=True)
+    secure = ("federated.secure=true", *short)
+
+    sealed = place.finish(*secure, 'federated.sums="enclave"', run_dir="enclave", anew=True)
+    keepers = ('federated.sums="homomorphic"', 'federated.keepers=["north","west"]')
+    kept = place.finish(*secure, *keepers, run_dir="homomorphic", anew=True)
+
+    assert sealed["final_weights_digest"] == plain["final_weights_digest"]
+    assert kept["loss_last"] == pytest.approx(plain["loss_last"], abs=1e-5)
+
+
+@pytest.mark.slow
 def test_a_private_run_that_is_killed_pays_for_the_sums_that_it_asks_for_again_and_ends_with_its_budget(tmp_path):
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({one: n for n, one in enumerate(["<|endoftext|>", *letters])}, []))

@@ -90,6 +90,33 @@ class SitePrivacyConfig(StrictModel):
     noise_multiplier: Annotated[float, Field(ge=0.1, le=1000.0)] | None = None
 
 
+class EnclaveSumsConfig(StrictModel):
+    """The enclave of an aggregator that opens single updates, so that the owner does not.
+
+    Attributes:
+        tier: What stands behind its evidence: a sandboxed process, a TPM, or nothing ("sim").
+        tpm: Where the TPM of tier "tpm" is, as `split.tpm` has it.
+        policy: Policy file of the attestation at each site; left out, sites accept this release's own code at the tier.
+        allow_insecure_sim: Whether evidence that proves nothing is accepted.
+    """
+
+    tier: Literal["sim", "process", "tpm"] = "process"
+    tpm: str = "device:/dev/tpmrm0"
+    policy: str | None = None
+    allow_insecure_sim: bool = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.tier == "sim") is not self.allow_insecure_sim:
+            raise ValueError(
+                'tier = "sim" is a simulation that proves nothing: NOT SECURE; set allow_insecure_sim = true to go on '
+                "all the same, and for no other tier"
+            )
+        if self.tier == "tpm" and self.policy is None:
+            raise ValueError('tier = "tpm": policy names the attestation keys and PCR values that sites accept')
+        return self
+
+
 class FederatedConfig(StrictModel):
     """Sites that train on their own data; one step of the run is one round of them.
 
@@ -104,10 +131,12 @@ class FederatedConfig(StrictModel):
         byzantine: Sites that may lie; the rule must stand so many.
         before: Steps before the rule.
         secure: Whether the owner learns the updates' sum and none of them.
-        sums: How that is: "masked", by masks that sites agree on; or "homomorphic", by ciphertexts that `keepers` open
-            the sum of, where sites cannot talk to each other in a round.
+        sums: How that is: "masked", by masks that sites agree on; "homomorphic", by ciphertexts that `keepers` open
+            the sum of, where sites cannot talk to each other in a round; or "enclave", by an aggregator that opens
+            updates where the owner cannot look, and may apply a rule to them.
         keepers: Sites with keys of their own, for "homomorphic": all of them together could read one site's update,
             and one less nothing.
+        enclave: The aggregator's, for "enclave".
         privacy: What sums may tell of a site; nothing is promised when left out.
         bucket: Sites of a sum, where a rule looks at the means of several sums; one sum of all when left out.
         weights: Sites count the same, or by their training sequences, up to `most_samples`.
@@ -142,8 +171,9 @@ class FederatedConfig(StrictModel):
     byzantine: Annotated[int, Field(ge=0)] = 0
     before: tuple[Literal["nnm", "bucketing"], ...] = ()
     secure: bool = False
-    sums: Literal["masked", "homomorphic"] = "masked"
+    sums: Literal["masked", "homomorphic", "enclave"] = "masked"
     keepers: tuple[str, ...] = ()
+    enclave: EnclaveSumsConfig = EnclaveSumsConfig()
     privacy: SitePrivacyConfig | None = None
     bucket: Annotated[int, Field(ge=LEAST_SUMMED)] | None = None
     weights: Literal["equal", "samples"] = "equal"
@@ -172,7 +202,7 @@ class FederatedConfig(StrictModel):
                 "else; sites of this machine get keys of the run's own"
             )
         self._check_rule()
-        self._check_keepers()
+        self._check_kind_of_sums()
         self._check_sums()
         self._check_privacy()
         if self.algorithm.kind == "fedbuff" and self.algorithm.buffer > self.num_asked:
@@ -197,24 +227,31 @@ class FederatedConfig(StrictModel):
                 'set aggregator = "mean"'
             )
 
-    def _check_keepers(self) -> None:
-        """Return where a sum goes with its keepers, and with nothing that masked sums alone have."""
+    def _check_kind_of_sums(self) -> None:
+        """Return where the kind of sums goes with the rest, and with nothing that masked sums alone have."""
+        if self.keepers and self.sums != "homomorphic":
+            raise ValueError('keepers open homomorphic sums; set sums = "homomorphic", or leave them out')
+        if self.enclave != EnclaveSumsConfig() and self.sums != "enclave":
+            raise ValueError('enclave is the aggregator\'s; set sums = "enclave", or leave it out')
         if self.sums == "masked":
-            if self.keepers:
-                raise ValueError('keepers open homomorphic sums; set sums = "homomorphic", or leave them out')
             return
         if not self.secure:
             raise ValueError(f'sums = "{self.sums}" is how the owner learns the sum alone; set secure = true')
+        plain: dict[str, object] = {"privacy": None, "bucket": None}
+        if self.sums == "homomorphic":
+            plain |= {"weights": "equal", "aggregator": "mean"}
+            self._check_keepers()
+        for name, only in plain.items():
+            if getattr(self, name) != only:
+                raise ValueError(f'{name}: does not go with sums = "{self.sums}"; leave one of them out')
+
+    def _check_keepers(self) -> None:
         named = set(self.keepers)
         if len(named) < max(_LEAST_KEEPERS, len(self.keepers)) or not named <= set(self.sites):
             raise ValueError(
                 f"keepers: {', '.join(self.keepers) or 'none'}: expected {_LEAST_KEEPERS} sites or more, each once; "
                 "one keeper alone could read every site"
             )
-        plain: dict[str, object] = {"privacy": None, "bucket": None, "weights": "equal", "aggregator": "mean"}
-        for name, only in plain.items():
-            if getattr(self, name) != only:
-                raise ValueError(f'{name}: goes with sums = "masked" alone; leave one of them out')
 
     def _check_sums(self) -> None:
         if not self.secure:
@@ -226,10 +263,10 @@ class FederatedConfig(StrictModel):
                 f'secure = true does not go with algorithm.kind = "{self.algorithm.kind}": a sum is of updates of one '
                 "size and one round; take another kind"
             )
-        if self.aggregator != "mean" and self.bucket is None:
+        if self.aggregator != "mean" and self.bucket is None and self.sums != "enclave":
             raise ValueError(
                 f'aggregator = "{self.aggregator}" looks at single updates, which secure = true hides; give bucket, '
-                "the sites of each of several sums"
+                'the sites of each of several sums, or set sums = "enclave"'
             )
         summed = self.bucket or self.num_asked
         most = least_left_of(summed) if self.sums == "masked" else summed
@@ -267,13 +304,11 @@ class FederatedConfig(StrictModel):
     @model_serializer(mode="wrap")
     def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out what is not asked for, so that an older run file keeps its digest."""
-        optional = {"pki": None, "privacy": None, "personal": (), "sums": "masked", "keepers": ()}
-        empty = [*optional.values(), []]
-        return {
-            name: value
-            for name, value in write(self).items()
-            if name not in optional or (value not in empty if name != "sums" else value != optional[name])
-        }
+        unasked: dict[str, object] = {"pki": None, "privacy": None, "personal": (), "sums": "masked", "keepers": ()}
+        left_out = {name for name, plain in unasked.items() if getattr(self, name) == plain}
+        if self.sums != "enclave":
+            left_out.add("enclave")
+        return {name: value for name, value in write(self).items() if name not in left_out}
 
     @property
     def cohort_sizes(self) -> range:

@@ -10,10 +10,12 @@ Round = Annotated[int, Field(ge=1, lt=2**53)]
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
 Loss = Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]
-SumPhaseName = Literal["join", "share", "mask", "consent", "release", "key", "encrypt", "open"]
+SumPhaseName = Literal["join", "share", "mask", "consent", "release", "key", "encrypt", "open", "attest", "seal"]
 SUM_PHASES: tuple[SumPhaseName, ...] = ("join", "share", "mask", "consent", "release")
 KEPT_PHASES: tuple[SumPhaseName, ...] = ("key", "encrypt", "open")
 """Of a sum that keepers open."""
+SEALED_PHASES: tuple[SumPhaseName, ...] = ("attest", "seal")
+"""Of updates that an aggregator in an enclave opens."""
 
 
 class SiteOrder(Body):

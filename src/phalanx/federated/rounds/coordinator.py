@@ -15,6 +15,8 @@ from phalanx.federated.admission import DueUpdates, UpdateAdmission, UpdateRefus
 from phalanx.federated.algorithms import ALGORITHMS, CONTROL, Named, staleness_weight
 from phalanx.federated.carriers import messages as m
 from phalanx.federated.carriers.carrier import SentOrder
+from phalanx.federated.enclave.aggregator import AggregatorPort
+from phalanx.federated.enclave.sums import EnclaveSumMaker
 from phalanx.federated.local import SiteScores
 from phalanx.federated.reputation import ReputationConfig, SiteReputations, distances_to
 from phalanx.federated.rounds.fleet import Fleet, SiteAnswer
@@ -36,7 +38,7 @@ class RoundCoordinator:
 
     Args:
         terms: Of the run.
-        identity: The owner's.
+        summed_by: The owner, who signs the terms of masked sums; or the aggregator in an enclave.
         fleet: The sites.
         journal: What is admitted is noted there before it counts.
         weights: What is trained, as it is at first.
@@ -55,7 +57,7 @@ class RoundCoordinator:
     def __init__(
         self,
         terms: RunTerms,
-        identity: Identity,
+        summed_by: Identity | AggregatorPort,
         fleet: Fleet,
         journal: RoundJournal,
         weights: Named,
@@ -77,12 +79,7 @@ class RoundCoordinator:
         self._asked_in: dict[str, int] = {}
         self._recalled: dict[str, tuple[bytes, bytes]] = {}
         self._held: tuple[int, dict[str, HeldUpdate]] = (0, {})
-        length = num_values(self._shapes)
-        self._sums = (
-            SumMaker(terms, identity, fleet, journal, length)
-            if terms.config.sums == "masked"
-            else KeptSumMaker(terms, fleet, journal, length)
-        )
+        self._sums = _sums_of(terms, summed_by, fleet, journal, num_values(self._shapes))
 
     @property
     def excluded(self) -> dict[str, str]:
@@ -313,3 +310,15 @@ class RoundCoordinator:
         named = unflatten(moved, self._shapes)
         record.norm = norm_of(named)
         self.weights = {name: one + named[name] for name, one in self.weights.items()}
+
+
+def _sums_of(
+    terms: RunTerms, summed_by: Identity | AggregatorPort, fleet: Fleet, journal: RoundJournal, length: int
+) -> SumMaker | KeptSumMaker | EnclaveSumMaker:
+    if terms.config.sums == "homomorphic":
+        return KeptSumMaker(terms, fleet, journal, length)
+    if not isinstance(summed_by, Identity):
+        return EnclaveSumMaker(terms, fleet, journal, summed_by)
+    if terms.config.sums == "enclave":
+        raise ConfigError('federated.sums = "enclave": no aggregator was started')
+    return SumMaker(terms, summed_by, fleet, journal, length)

@@ -15,6 +15,7 @@ from phalanx.federated.admission import UpdateHeader, sign_update
 from phalanx.federated.algorithms import ALGORITHMS, CONTROL, ControlRule, LocalRule, Named, next_control
 from phalanx.federated.carriers import messages as m
 from phalanx.federated.carriers.carrier import Payload
+from phalanx.federated.enclave.site import SealingSite
 from phalanx.federated.local import LocalTrainer, LocalUpdate
 from phalanx.federated.rounds.keepers import KeptSumSite
 from phalanx.federated.rounds.released import ReleasedSums
@@ -61,12 +62,14 @@ class Site:
         self._identity, self._terms, self._trainer, self._rounds = identity, terms, trainer, rounds
         self._shapes: Shapes = trainer.shapes()
         self._controls = _Controls(directory, self._shapes)
-        wanted, sums = terms.config.privacy, terms.noisy_rounds(num_values(self._shapes))
-        self._budget = None if wanted is None or sums is None else SiteBudget(directory, sums, wanted)
+        wanted, noisy = terms.config.privacy, terms.noisy_rounds(num_values(self._shapes))
+        self._budget = None if wanted is None or noisy is None else SiteBudget(directory, noisy, wanted)
         # beside noise each sum is paid for, whoever is in it
-        is_kept = terms.config.sums == "homomorphic"
-        self._released = None if is_kept or self._budget is not None else ReleasedSums(directory)
-        self._kept = KeptSumSite(identity, terms, num_values(self._shapes), directory) if is_kept else None
+        sums = terms.config.sums
+        self._released = ReleasedSums(directory) if sums == "masked" and self._budget is None else None
+        length = num_values(self._shapes)
+        self._kept = KeptSumSite(identity, terms, length, directory) if sums == "homomorphic" else None
+        self._sealing = SealingSite(identity, terms) if sums == "enclave" else None
         self._trained: _Trained | None = None
         self._sum: tuple[int, SumClient] | None = None
 
@@ -158,6 +161,9 @@ class Site:
             return m.SumReply(ticket=order.ticket), self._kept.phase(order, message)
         if kept is None or (kept.round, kept.model) != (order.round, order.model) or not self._terms.config.secure:
             raise FrameError("sum: is of another round or model than this site has trained")
+        if self._sealing is not None:
+            sealed = self._sealing.phase(order, kept.values, kept.reply.samples, message)
+            return m.SumReply(ticket=order.ticket), sealed
         if self._kept is not None:
             values = flatten(kept.values).numpy().astype(np.float32, copy=False)
             return m.SumReply(ticket=order.ticket), self._kept.encrypted(order, values, message)

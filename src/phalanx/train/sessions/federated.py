@@ -10,6 +10,8 @@ from rich.table import Table
 from phalanx.checkpoint.export import RunTokenizer
 from phalanx.config import dump_toml
 from phalanx.errors import PeerLostError, TrainingError
+from phalanx.federated.enclave.aggregator import AggregatorPort
+from phalanx.federated.enclave.process import run_aggregator
 from phalanx.federated.rounds.coordinator import RoundCoordinator
 from phalanx.federated.rounds.fleet import Fleet
 from phalanx.federated.rounds.journal import RoundJournal
@@ -17,6 +19,7 @@ from phalanx.federated.site_trainer import WholeModel
 from phalanx.federated.vectors import num_values, shapes_of
 from phalanx.models import ModelSource, StageSpec, open_model, stage_table, weights_digest
 from phalanx.optimizers import learning_rate
+from phalanx.security.crypto import Identity
 from phalanx.telemetry import MetricsFile
 from phalanx.train.batches.private import round_budget
 from phalanx.train.batches.remote_turns import RemoteTurns
@@ -118,7 +121,11 @@ class FederatedSetup:
             budget = round_budget(run, terms.noisy_rounds(length), context.log, context.history.charges)
             if budget is not None:
                 context.spend_from(budget)
-            coordinator = RoundCoordinator(terms, home.owner, fleet, journal, weights, budget)
+            summed_by: Identity | AggregatorPort = home.owner
+            if section.sums == "enclave":
+                found = run_aggregator(terms, shapes_of(self._model.trained), home.path / "aggregator")
+                summed_by = stack.enter_context(found)
+            coordinator = RoundCoordinator(terms, summed_by, fleet, journal, weights, budget)
             rounds = stack.enter_context(MetricsFile(home.path / ROUNDS_FILE))
             rounds.truncate_after(opening.start - 1)
             engine = FederatedEngine(

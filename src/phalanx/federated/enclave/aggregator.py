@@ -1,0 +1,219 @@
+"""What runs in the enclave: the one place where single updates are open, and from which one of all goes out."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from torch import Tensor
+
+from phalanx.aggregators import aggregate
+from phalanx.config import canonical_json
+from phalanx.errors import AggregationError, CheckpointError, ConfigError, RollbackError, UpdateRefusedError
+from phalanx.federated.admission import AdmittedUpdate, DueUpdates, UpdateAdmission
+from phalanx.federated.enclave.channel import Place, binding_of, bound_terms, unseal
+from phalanx.federated.rounds.terms import RunTerms
+from phalanx.federated.vectors import Shapes, flatten
+from phalanx.security.aggregate import LEAST_CONTRIBUTORS, SumRefusal
+from phalanx.security.seal import BlobPlace, BlobSealer, MonotonicCounter
+from phalanx.security.tee import Attester
+
+_HEADER_BYTES = 4
+_MOST_HEADER = 4096
+_STATE = "aggregator.sealed"
+
+
+@dataclass(frozen=True)
+class RoundOutcome:
+    """What leaves the enclave of a round.
+
+    Attributes:
+        members: Sites whose updates are in it.
+        refused: Sites whose updates are not, with one word each.
+        update: What the rule made of them, float32 ``[values]``.
+    """
+
+    members: tuple[str, ...]
+    refused: dict[str, str]
+    update: Tensor
+
+
+class AggregatorPort(Protocol):
+    """An aggregator, in this process or in a child's."""
+
+    def evidence(self, nonce: bytes) -> tuple[bytes, bytes]:
+        """Return its public key, and evidence that binds it to a site's nonce."""
+        ...
+
+    def aggregate(self, number: int, model: str, sealed: Mapping[str, bytes]) -> RoundOutcome:
+        """Open the updates of a round, and return one of them all.
+
+        Raises:
+            AggregationError: Too few are left, or the round had other members before.
+        """
+        ...
+
+
+class AggregatorState:
+    """The enclave's key and its book of rounds, sealed by the tier's key and numbered by its counters.
+
+    Args:
+        directory: Where the host keeps the file.
+        key: 32 bytes that this enclave alone is given.
+        run: Name of the run.
+        sealed: Numbers sealed states; used for nothing else.
+        settled: Number of the newest state that is on the disk; used for nothing else.
+
+    Raises:
+        RollbackError: The file is older than the newest state that was settled.
+        CheckpointError: It is altered, or another enclave's or run's.
+
+    Guarantees:
+        A round's members are on the disk, and every older state is void, before its update leaves. With counters that
+        the host can turn back, so can it turn back the book.
+    """
+
+    def __init__(
+        self, directory: Path, key: bytes, run: str, sealed: MonotonicCounter, settled: MonotonicCounter
+    ) -> None:
+        self._path, self._run = directory / _STATE, run
+        self._sealer, self._sealed, self._settled = BlobSealer(key, sealed), sealed, settled
+        self._members: dict[str, list[str]] = {}
+        if self._settled.read() and not self._path.exists():
+            raise RollbackError(f"{self._path}: is missing, and the counter says that there was one; put it back")
+        if self._path.exists():
+            self._load()
+        else:
+            self.private = X25519PrivateKey.generate()
+            self._write()
+
+    def enter(self, model: str, number: int, members: tuple[str, ...]) -> None:
+        """Note a round's members before its update leaves.
+
+        Raises:
+            AggregationError: It had other members before.
+            RollbackError: It cannot be written down.
+        """
+        said = [str(number), *sorted(members)]
+        earlier = self._members.setdefault(model, said)
+        if earlier != said:
+            raise AggregationError(
+                SumRefusal.REPEATED_ROUND,
+                f"round {number}: was aggregated with other members, or for another round; the difference would tell "
+                "of single sites",
+            )
+        self._write()
+
+    def _write(self) -> None:
+        body = {"private": self.private.private_bytes_raw().hex(), "members": self._members}
+        blob = self._sealer.seal(BlobPlace(self._run, "aggregator", 0), canonical_json(body))
+        number, beside = self._sealed.read(), self._path.with_suffix(".tmp")
+        try:
+            with beside.open("wb") as file:
+                file.write(blob)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(self._path)
+        except OSError as exc:
+            raise RollbackError(f"{self._path}: cannot be written ({exc.strerror})") from exc
+        while self._settled.read() < number:
+            self._settled.increment()
+
+    def _load(self) -> None:
+        behind = self._sealed.read() - self._settled.read()
+        blob = self._path.read_bytes()
+        plain = self._sealer.open(BlobPlace(self._run, "aggregator", 0), blob, unsafe_accept_behind=behind)
+        try:
+            body = json.loads(bytes(plain))
+            self.private = X25519PrivateKey.from_private_bytes(bytes.fromhex(body["private"]))
+            self._members = dict(body["members"])
+        except (ValueError, KeyError, TypeError) as exc:
+            raise CheckpointError(f"{self._path}: holds no state of this release") from exc
+
+
+class Aggregator:
+    """The aggregator of one run.
+
+    Args:
+        terms: Of the run: sites accept its evidence only where these are their own.
+        shapes: Of the tensors of an update.
+        attester: Speaks for the enclave.
+        state: Its key and its book.
+
+    Guarantees:
+        Of a round one update leaves, of `min_cohort` sites or more that have signed for it, by the rule that the terms
+        name; of the updates from one set of weights for one set of sites alone. Single updates leave never.
+    """
+
+    def __init__(self, terms: RunTerms, shapes: Shapes, attester: Attester, state: AggregatorState) -> None:
+        self._terms, self._shapes, self._attester, self._state = terms, dict(shapes), attester, state
+        self._public = state.private.public_key().public_bytes_raw()
+        self._bound = bound_terms(terms)
+
+    def evidence(self, nonce: bytes) -> tuple[bytes, bytes]:
+        """As `AggregatorPort` says.
+
+        Raises:
+            AggregationError: It is no nonce.
+        """
+        try:
+            binding = binding_of(self._terms, self._public, nonce)
+        except ValueError as exc:
+            raise AggregationError(SumRefusal.MALFORMED, f"aggregator: {exc}") from exc
+        return self._public, self._attester.evidence(binding).to_bytes()
+
+    def aggregate(self, number: int, model: str, sealed: Mapping[str, bytes]) -> RoundOutcome:
+        """As `AggregatorPort` says."""
+        config, refused = self._terms.config, dict[str, str]()
+        most = config.most_samples if config.weights == "samples" else 1
+        due = DueUpdates(self._terms.digest, number, model, self._shapes, torch.float32, config.max_norm, most)
+        # of this round alone: what was sent before is bound to another round or model by its header
+        door, vectors, samples = UpdateAdmission(self._terms.roster), dict[str, Tensor](), dict[str, float]()
+        for site in sorted(sealed):
+            try:
+                place = Place(self._bound, number, model, site)
+                found = _admitted(door, due, site, unseal(place, self._state.private, sealed[site]))
+            except (AggregationError, UpdateRefusedError) as exc:
+                refused[site] = str(exc.reason)
+                continue
+            vectors[site], samples[site] = flatten(found.tensors), float(found.samples)
+        least = max(config.min_cohort, LEAST_CONTRIBUTORS)
+        if len(vectors) < least:
+            raise AggregationError(
+                SumRefusal.TOO_FEW, f"aggregator: {len(vectors)} updates, expected {least} at least; {refused or ''}"
+            )
+        update = self._ruled(torch.stack(list(vectors.values())), torch.tensor(list(samples.values())))
+        self._state.enter(model, number, tuple(vectors))
+        return RoundOutcome(tuple(vectors), refused, update)
+
+    def _ruled(self, vectors: Tensor, samples: Tensor) -> Tensor:
+        config = self._terms.config
+        if config.aggregator == "mean":
+            return samples / samples.sum() @ vectors
+        try:
+            return aggregate(vectors, config.aggregator, config.byzantine, config.before)
+        except ConfigError as exc:
+            raise AggregationError(SumRefusal.TOO_FEW, f"aggregator: {exc}") from exc
+
+
+def _admitted(door: UpdateAdmission, due: DueUpdates, site: str, data: bytes) -> AdmittedUpdate:
+    found = door.admit(*_parted(data), due)
+    if found.site != site:
+        raise AggregationError(SumRefusal.FOREIGN_PARTY, f"{site}: sent the update of {found.site}")
+    return found
+
+
+def joined(header: bytes, values: bytes) -> bytes:
+    """Return a signed header and its values in one piece."""
+    return len(header).to_bytes(_HEADER_BYTES, "big") + header + values
+
+
+def _parted(data: bytes) -> tuple[bytes, bytes]:
+    size = int.from_bytes(data[:_HEADER_BYTES], "big")
+    if len(data) < _HEADER_BYTES + size or size > _MOST_HEADER:
+        raise AggregationError(SumRefusal.MALFORMED, "update: its header is longer than it")
+    return data[_HEADER_BYTES : _HEADER_BYTES + size], data[_HEADER_BYTES + size :]

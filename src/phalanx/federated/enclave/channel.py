@@ -1,0 +1,161 @@
+"""What crosses to an aggregator in an enclave: its evidence, and updates that are sealed for the key in it."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from phalanx.config import canonical_json
+from phalanx.errors import AggregationError, RefusedEvidenceError
+from phalanx.federated.config import EnclaveSumsConfig
+from phalanx.federated.rounds.terms import RunTerms
+from phalanx.security.aggregate import SumRefusal
+from phalanx.security.crypto import digest_hex, in_domain, steady_now
+from phalanx.security.tee import Binding, Policy, Verifier, parse_evidence
+from phalanx.split.config import SplitConfig
+from phalanx.split.hardware.measure import policy_of
+
+ROLE = "aggregator"
+KEY_BYTES = 32
+_NONCE = bytes(12)
+"""A key seals one update."""
+
+
+def bound_terms(terms: RunTerms) -> bytes:
+    """Return the digest of everything that an aggregator's word rests on, 32 bytes.
+
+    A host that gives it a smaller cohort, another rule or other sites' keys has evidence that no site accepts.
+    """
+    facts: dict[str, Any] = {
+        "run": terms.digest,
+        "section": terms.config.model_dump(mode="json"),
+        "roster": {name: peer.public_key.hex() for name, peer in sorted(terms.roster.items())},
+    }
+    return bytes.fromhex(digest_hex(in_domain("aggregator-terms/1", canonical_json(facts))))
+
+
+def binding_of(terms: RunTerms, public: bytes, nonce: bytes) -> Binding:
+    """Return what evidence is bound to: a site's nonce, the aggregator's key, and the run's terms."""
+    return Binding(nonce, hashlib.sha256(in_domain("aggregator-key/1", public)).digest(), bound_terms(terms), ROLE)
+
+
+def as_split(config: EnclaveSumsConfig) -> SplitConfig:
+    """Return what the tiers of a split are opened by: there is one list of tiers."""
+    return SplitConfig(
+        cut=1, tier=config.tier, tpm=config.tpm, policy=config.policy, allow_insecure_sim=config.allow_insecure_sim
+    )
+
+
+@dataclass(frozen=True)
+class Place:
+    """The round that an update is of.
+
+    Attributes:
+        terms: `bound_terms` of the run.
+        round: Its number.
+        model: Digest of the weights that updates are relative to.
+        site: Whose update it is.
+    """
+
+    terms: bytes
+    round: int
+    model: str
+    site: str
+
+
+def seal(place: Place, public: bytes, update: bytes) -> bytes:
+    """Return an update that one aggregator can open, for one place.
+
+    Raises:
+        AggregationError: The key is none.
+    """
+    own = X25519PrivateKey.generate()
+    ephemeral = own.public_key().public_bytes_raw()
+    return ephemeral + _cipher(own, public, (ephemeral, public), place).encrypt(_NONCE, update, None)
+
+
+def unseal(place: Place, private: X25519PrivateKey, sealed: bytes) -> bytes:
+    """Return what was sealed.
+
+    Raises:
+        AggregationError: It was sealed for another key or place, or altered.
+    """
+    ephemeral, rest = sealed[:KEY_BYTES], sealed[KEY_BYTES:]
+    ends = (ephemeral, private.public_key().public_bytes_raw())
+    try:
+        return _cipher(private, ephemeral, ends, place).decrypt(_NONCE, rest, None)
+    except InvalidTag as exc:
+        raise AggregationError(
+            SumRefusal.MALFORMED, f"{place.site}: its update does not open for this round and key"
+        ) from exc
+
+
+def _cipher(private: X25519PrivateKey, other: bytes, ends: tuple[bytes, bytes], place: Place) -> AESGCM:
+    try:
+        secret = private.exchange(X25519PublicKey.from_public_bytes(other))
+    except ValueError as exc:
+        raise AggregationError(SumRefusal.MALFORMED, f"{place.site}: a key is none of X25519") from exc
+    facts: Mapping[str, Any] = {
+        "terms": place.terms.hex(),
+        "round": place.round,
+        "model": place.model,
+        "site": place.site,
+        "ends": [one.hex() for one in ends],
+    }
+    info = in_domain("aggregator-seal/1", canonical_json(dict(facts)))
+    return AESGCM(HKDF(SHA256(), 32, None, info).derive(secret))
+
+
+class AggregatorAppraisal:
+    """A site's appraisal of the aggregator that its update is to go to.
+
+    Args:
+        terms: Of the run, as the site knows them.
+
+    Guarantees:
+        A key is returned for the nonce that was drawn last, once, if evidence that the policy accepts binds it to
+        these terms.
+    """
+
+    def __init__(self, terms: RunTerms) -> None:
+        self._terms = terms
+        self._asked: tuple[Verifier, bytes] | None = None
+
+    def nonce(self) -> bytes:
+        """Draw the nonce of the next appraisal, by the policy as it is now.
+
+        Raises:
+            ConfigError: The policy file is missing or malformed.
+        """
+        verifier = Verifier(self._policy())
+        nonce = verifier.new_nonce(steady_now())
+        self._asked = (verifier, nonce)
+        return nonce
+
+    def key(self, payload: bytes) -> bytes:
+        """Return the public key of an aggregator, from its key and evidence.
+
+        Raises:
+            AggregationError: Nobody asked for it, or it does not pass.
+        """
+        if self._asked is None or len(payload) < KEY_BYTES:
+            raise AggregationError(SumRefusal.OUT_OF_PHASE, "aggregator: evidence came that nobody asked for")
+        (verifier, nonce), self._asked = self._asked, None
+        public, evidence = payload[:KEY_BYTES], payload[KEY_BYTES:]
+        try:
+            verifier.appraise(parse_evidence(evidence), binding_of(self._terms, public, nonce), steady_now())
+        except RefusedEvidenceError as exc:
+            raise AggregationError(SumRefusal.FOREIGN_PARTY, f"aggregator: {exc}") from exc
+        return public
+
+    def _policy(self) -> Policy:
+        config = self._terms.config.enclave
+        where = config.policy
+        return policy_of(as_split(config if where is None else config.model_copy(update={"policy": str(Path(where))})))

@@ -1,0 +1,220 @@
+"""The aggregator's process: ``python -m phalanx.federated.enclave.process FILE FD``, behind a sandbox, on one pipe."""
+
+import contextlib
+import json
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+
+from phalanx.config import StrictModel, dump_toml, load_config
+from phalanx.errors import AggregationError, IsolationError, PeerLostError, PhalanxError
+from phalanx.federated.config import OWNER, FederatedConfig
+from phalanx.federated.enclave.aggregator import Aggregator, AggregatorPort, AggregatorState, RoundOutcome
+from phalanx.federated.enclave.channel import ROLE, as_split
+from phalanx.federated.rounds.keepers import packed, unpacked
+from phalanx.federated.rounds.terms import RunTerms
+from phalanx.federated.vectors import Shapes
+from phalanx.security.aggregate import SumRefusal
+from phalanx.security.crypto import Identity, Peer, make_private_directory
+from phalanx.security.isolation import Program, Sandbox, start_isolated
+from phalanx.split.hardware.tier import Tier, open_tier
+
+_SIZE_BYTES, _MOST_BYTES = 8, 2**36
+_SECONDS_TO_CLOSE, _SECONDS_TO_END = 60.0, 5.0
+
+
+class AggregatorFile(StrictModel):
+    """What the host tells an aggregator; sites compare the terms with their own by its evidence."""
+
+    run: str
+    digest: str
+    section: FederatedConfig
+    seed: int
+    rounds: int
+    roster: dict[str, str]
+    shapes: dict[str, tuple[int, ...]]
+    directory: str
+
+    @property
+    def terms(self) -> RunTerms:
+        """The terms of the run; who the owner is an aggregator does not ask."""
+        roster = {name: Peer.from_hex(name, key) for name, key in self.roster.items()}
+        nobody = Identity.without_certificate(OWNER).public
+        return RunTerms(self.run, self.digest, self.section, self.seed, nobody, roster, self.rounds)
+
+
+def open_aggregator(file: AggregatorFile) -> tuple[Aggregator, Tier]:
+    """Open an aggregator in this process.
+
+    Raises:
+        RollbackError: Its state was turned back.
+        CertificateError: Its directory is unusable.
+    """
+    directory = Path(file.directory)
+    tier = open_tier(as_split(file.section.enclave), directory, Identity.without_certificate(ROLE))
+    state = AggregatorState(directory, tier.key, file.run, tier.counter("sealed"), tier.counter("settled"))
+    return Aggregator(file.terms, file.shapes, tier.attester, state), tier
+
+
+@contextlib.contextmanager
+def run_aggregator(terms: RunTerms, shapes: Shapes, directory: Path) -> Iterator[AggregatorPort]:
+    """Start the aggregator that the terms name, and end it.
+
+    Args:
+        terms: Of the run.
+        shapes: Of the tensors of an update.
+        directory: Its own.
+
+    Raises:
+        IsolationError: The machine cannot give what the tier promises.
+    """
+    make_private_directory(directory)
+    file = AggregatorFile(
+        run=terms.run,
+        digest=terms.digest,
+        section=terms.config,
+        seed=terms.seed,
+        rounds=terms.rounds,
+        roster={name: peer.public_key.hex() for name, peer in terms.roster.items()},
+        shapes={name: tuple(shape) for name, shape in shapes.items()},
+        directory=str((directory / "own").resolve()),
+    )
+    if terms.config.enclave.tier != "process":
+        found, tier = open_aggregator(file)
+        try:
+            yield found
+        finally:
+            tier.close()
+        return
+    path = directory / "aggregator.toml"
+    path.write_text(dump_toml(file), encoding="utf-8")
+    make_private_directory(Path(file.directory))
+    own, other = socket.socketpair()
+    with own:
+        program = Program(
+            "phalanx.federated.enclave.process",
+            (str(path.resolve()), str(other.fileno())),
+            (other.fileno(),),
+            {"OMP_NUM_THREADS": "1", "HOME": file.directory, "TMPDIR": file.directory},
+        )
+        process = start_isolated(program, Sandbox((str(path.resolve()),), (file.directory,)), _SECONDS_TO_CLOSE)
+        other.close()
+        try:
+            yield _Child(own)
+        finally:
+            own.close()
+            with contextlib.suppress(IsolationError):
+                process.wait(_SECONDS_TO_END)
+            process.close()
+
+
+class _Child:
+    """An aggregator behind a pipe."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+
+    def evidence(self, nonce: bytes) -> tuple[bytes, bytes]:
+        """As `AggregatorPort` says."""
+        ((_, public), (_, evidence)) = self._ask([(b"evidence", nonce)], 2)
+        return public, evidence
+
+    def aggregate(self, number: int, model: str, sealed: Mapping[str, bytes]) -> RoundOutcome:
+        """As `AggregatorPort` says."""
+        order = json.dumps({"round": number, "model": model}).encode()
+        ((said, values),) = self._ask([(b"aggregate", order), *((n.encode(), one) for n, one in sealed.items())], 1)
+        body = json.loads(said)
+        update = torch.frombuffer(bytearray(values), dtype=torch.float32)
+        return RoundOutcome(tuple(body["members"]), dict(body["refused"]), update)
+
+    def _ask(self, items: list[tuple[bytes, bytes]], count: int) -> list[tuple[bytes, bytes]]:
+        _send(self._end, packed(items))
+        found = _receive(self._end)
+        if found is None:
+            raise PeerLostError("the aggregator's process has ended; its last words are above; go on with --resume")
+        answer = unpacked(found, max(count, 1))
+        if answer and answer[0][0] == b"refused":
+            reason, _, text = answer[0][1].decode().partition(" ")
+            raise AggregationError(SumRefusal(reason), text)
+        if len(answer) != count:
+            raise PeerLostError("the aggregator's process answers something else than it was asked")
+        return answer
+
+
+def serve(aggregator: AggregatorPort, end: socket.socket, most: int) -> None:
+    """Answer what the host asks until it closes its end.
+
+    Args:
+        aggregator: Answers.
+        end: Of the pipe.
+        most: Sites of a round.
+    """
+    while (asked := _receive(end)) is not None:
+        try:
+            _send(end, packed(_answer(aggregator, unpacked(asked, most + 1))))
+        except AggregationError as exc:
+            _send(end, packed([(b"refused", f"{exc.reason} {exc}".encode())]))
+
+
+def _answer(aggregator: AggregatorPort, items: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    if items and items[0][0] == b"evidence":
+        public, evidence = aggregator.evidence(items[0][1])
+        return [(b"key", public), (b"evidence", evidence)]
+    if not items or items[0][0] != b"aggregate":
+        raise AggregationError(SumRefusal.MALFORMED, "aggregator: was asked for nothing that it does")
+    try:
+        order = json.loads(items[0][1])
+        number, model = int(order["round"]), str(order["model"])
+        sealed = {name.decode(): one for name, one in items[1:]}
+    except (ValueError, KeyError, TypeError) as exc:
+        raise AggregationError(SumRefusal.MALFORMED, "aggregator: the order is malformed") from exc
+    found = aggregator.aggregate(number, model, sealed)
+    said = json.dumps({"members": list(found.members), "refused": found.refused}).encode()
+    return [(said, found.update.numpy().tobytes())]
+
+
+def _send(end: socket.socket, data: bytes) -> None:
+    try:
+        end.sendall(len(data).to_bytes(_SIZE_BYTES, "big") + data)
+    except OSError as exc:
+        raise PeerLostError(f"the aggregator's pipe broke ({exc.strerror})") from exc
+
+
+def _receive(end: socket.socket) -> bytes | None:
+    size = int.from_bytes(_exactly(end, _SIZE_BYTES), "big")
+    return None if not 0 < size <= _MOST_BYTES else _exactly(end, size)
+
+
+def _exactly(end: socket.socket, size: int) -> bytes:
+    found = bytearray()
+    while len(found) < size:
+        try:
+            part = end.recv(min(size - len(found), 2**20))
+        except OSError:
+            part = b""
+        if not part:
+            return b""
+        found += part
+    return bytes(found)
+
+
+def main(path: str, descriptor: str) -> int:
+    """Be the aggregator of a file and return an exit code."""
+    try:
+        torch.set_num_threads(1)
+        file = load_config(Path(path), AggregatorFile)
+        aggregator, tier = open_aggregator(file)
+        with socket.socket(fileno=int(descriptor)) as end:
+            serve(aggregator, end, len(file.roster))
+        tier.close()
+    except PhalanxError as exc:
+        sys.stderr.write(f"aggregator: {exc}\n")
+        return exc.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,74 @@
+"""The owner's side of rounds with an aggregator in an enclave: it hands on what it cannot open."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from phalanx.errors import AggregationError
+from phalanx.federated.carriers import messages as m
+from phalanx.federated.enclave.aggregator import AggregatorPort
+from phalanx.federated.rounds.fleet import Fleet
+from phalanx.federated.rounds.journal import ReleasedSum, RoundJournal, RoundRecord
+from phalanx.federated.rounds.terms import RunTerms
+from phalanx.federated.rounds.walk import Exclude, SumWalk
+from phalanx.security.aggregate import SumRefusal
+
+
+class EnclaveSumMaker:
+    """What makes one update of sites that have trained, by an aggregator in an enclave.
+
+    Args:
+        terms: Of the run.
+        fleet: The sites.
+        journal: Gives each sum a number, and remembers which sites the aggregator was asked for.
+        aggregator: In the enclave.
+    """
+
+    def __init__(self, terms: RunTerms, fleet: Fleet, journal: RoundJournal, aggregator: AggregatorPort) -> None:
+        self._terms, self._fleet, self._journal, self._aggregator = terms, fleet, journal, aggregator
+
+    def update(self, record: RoundRecord, model: str, exclude: Exclude) -> Tensor:
+        """Have the round's updates aggregated; those that are refused are moved to those left out.
+
+        Raises:
+            AggregationError: Too few updates are fit, or the round had other members before.
+        """
+        del exclude
+        number = self._journal.next_sum()
+        record.sums = (*record.sums, number)
+        walk = SumWalk(self._fleet, record, (model, number), self._terms.config.deadline_s)
+        sealed = self._sealed(record, model, walk)
+        found = self._aggregator.aggregate(record.number, model, sealed)
+        # the aggregator's own book holds through a crash before this line; this one says whom to wait for
+        self._journal.releasing(record.number, model, ReleasedSum(tuple(sorted(sealed)), found.members))
+        record.left_out |= found.refused
+        for site in [site for site in record.shares if site not in found.members]:
+            del record.shares[site]
+            record.left_out.setdefault(site, "left the sum")
+        return found.update
+
+    def _sealed(self, record: RoundRecord, model: str, walk: SumWalk) -> Mapping[str, bytes]:
+        """Have each site appraise the aggregator, and return what it seals for it."""
+        kept = self._journal.released(record.number, model)
+        asked = [site for site in sorted(record.shares) if not kept or site in kept[0].members]
+        evidence: dict[str, bytes] = {}
+
+        def attest(site: str, reply: m.SumReply, nonce: bytes) -> str:
+            evidence[site] = b"".join(self._aggregator.evidence(nonce))
+            return site
+
+        sealed: dict[str, bytes] = {}
+
+        def take(site: str, reply: m.SumReply, payload: bytes) -> str:
+            sealed[site] = payload
+            return site
+
+        walk.phase("attest", dict.fromkeys(asked, b""), attest)
+        walk.phase("seal", evidence, take)
+        if gone := sorted({site for one in kept for site in one.members} - sealed.keys()):
+            raise AggregationError(
+                SumRefusal.TOO_FEW,
+                f"{', '.join(gone)}: in a sum of this round that was not finished; the aggregator makes no second one "
+                "without it: have it come back",
+            )
+        return sealed
