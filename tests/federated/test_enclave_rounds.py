@@ -13,8 +13,8 @@ from phalanx.errors import AggregationError, CheckpointError, FailedRoundError, 
 from phalanx.federated.carriers import messages as m
 from phalanx.federated.carriers.messages import SEALED_PHASES
 from phalanx.federated.config import FederatedConfig
-from phalanx.federated.enclave.aggregator import Aggregator, AggregatorState
-from phalanx.federated.enclave.channel import AggregatorAppraisal, Place, bound_terms, seal, unseal
+from phalanx.federated.enclave.aggregator import AggregatorState, EnclaveAggregator
+from phalanx.federated.enclave.channel import AggregatorAppraisal, SealedPlace, bound_terms, seal, unseal
 from phalanx.federated.enclave.process import run_aggregator
 from phalanx.security.crypto import NotRollbackProofCounter
 from phalanx.security.tee import SimAttester
@@ -41,7 +41,7 @@ class EnclaveScene(Scene):
         counters = [NotRollbackProofCounter(home / name) for name in ("sealed", "settled")]
         state = AggregatorState(home, bytes(32), self.terms.run, *counters)
         attester = SimAttester(IDENTITIES["site-11"], self.attested)
-        self.aggregator = Aggregator(self.told, {"w": (2,)}, attester, state)
+        self.aggregator = EnclaveAggregator(self.told, {"w": (2,)}, attester, state)
         return self.aggregator
 
     @property
@@ -280,7 +280,7 @@ def test_a_state_that_is_put_back_missing_or_altered_is_refused(tmp_path):
 def test_a_seal_is_for_one_key_and_place():
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-    private, place = X25519PrivateKey.generate(), Place(bytes(32), 1, "a" * 64, "site-0")
+    private, place = X25519PrivateKey.generate(), SealedPlace(bytes(32), 1, "a" * 64, "site-0")
     sealed = seal(place, private.public_key().public_bytes_raw(), b"update")
 
     assert unseal(place, private, sealed) == b"update"

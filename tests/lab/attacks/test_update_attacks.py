@@ -7,7 +7,7 @@ import torch
 
 from phalanx.aggregators import aggregate
 from phalanx.lab.attacks.updates import UPDATE_ATTACKS, AttackerView
-from phalanx.lab.bench.alone.update_attacks import LIARS, MAX_NORM, SITES, SYBILS, Arm, Door, World, harm_of, run
+from phalanx.lab.bench.alone.update_attacks import LIARS, MAX_NORM, SITES, SYBILS, Door, UpdateArm, World, harm_of, run
 
 WIDTH = 64
 
@@ -57,7 +57,7 @@ def test_an_attacker_that_knows_door_and_rule_sends_what_harms_most_and_no_copy(
 def test_a_free_rider_wins_undefended_that_all_its_updates_count_and_none_that_trains_nothing_passes_the_door():
     line = UPDATE_ATTACKS["free_rider"]
 
-    undefended, defended = (run(Arm(line, defence), 3, 0) for defence in (None, "median"))
+    undefended, defended = (run(UpdateArm(line, defence), 3, 0) for defence in (None, "median"))
 
     assert (undefended["counted"], defended["counted"]) == (1.0, 1 / 3)
     # in the first round it has nothing to pass off, and trains

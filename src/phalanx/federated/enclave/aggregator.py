@@ -15,7 +15,7 @@ from phalanx.aggregators import aggregate
 from phalanx.config import canonical_json
 from phalanx.errors import AggregationError, CheckpointError, ConfigError, RollbackError, UpdateRefusedError
 from phalanx.federated.admission import AdmittedUpdate, DueUpdates, UpdateAdmission
-from phalanx.federated.enclave.channel import Place, binding_of, bound_terms, unseal
+from phalanx.federated.enclave.channel import SealedPlace, binding_of, bound_terms, unseal
 from phalanx.federated.rounds.terms import RunTerms
 from phalanx.federated.vectors import Shapes, flatten
 from phalanx.security.aggregate import LEAST_CONTRIBUTORS, SumRefusal
@@ -135,7 +135,7 @@ class AggregatorState:
             raise CheckpointError(f"{self._path}: holds no state of this release") from exc
 
 
-class Aggregator:
+class EnclaveAggregator:
     """The aggregator of one run.
 
     Args:
@@ -175,7 +175,7 @@ class Aggregator:
         door, vectors, samples = UpdateAdmission(self._terms.roster), dict[str, Tensor](), dict[str, float]()
         for site in sorted(sealed):
             try:
-                place = Place(self._bound, number, model, site)
+                place = SealedPlace(self._bound, number, model, site)
                 found = _admitted(door, due, site, unseal(place, self._state.private, sealed[site]))
             except (AggregationError, UpdateRefusedError) as exc:
                 refused[site] = str(exc.reason)

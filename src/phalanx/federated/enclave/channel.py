@@ -54,7 +54,7 @@ def as_split(config: EnclaveSumsConfig) -> SplitConfig:
 
 
 @dataclass(frozen=True)
-class Place:
+class SealedPlace:
     """The round that an update is of.
 
     Attributes:
@@ -70,7 +70,7 @@ class Place:
     site: str
 
 
-def seal(place: Place, public: bytes, update: bytes) -> bytes:
+def seal(place: SealedPlace, public: bytes, update: bytes) -> bytes:
     """Return an update that one aggregator can open, for one place.
 
     Raises:
@@ -81,7 +81,7 @@ def seal(place: Place, public: bytes, update: bytes) -> bytes:
     return ephemeral + _cipher(own, public, (ephemeral, public), place).encrypt(_NONCE, update, None)
 
 
-def unseal(place: Place, private: X25519PrivateKey, sealed: bytes) -> bytes:
+def unseal(place: SealedPlace, private: X25519PrivateKey, sealed: bytes) -> bytes:
     """Return what was sealed.
 
     Raises:
@@ -97,7 +97,7 @@ def unseal(place: Place, private: X25519PrivateKey, sealed: bytes) -> bytes:
         ) from exc
 
 
-def _cipher(private: X25519PrivateKey, other: bytes, ends: tuple[bytes, bytes], place: Place) -> AESGCM:
+def _cipher(private: X25519PrivateKey, other: bytes, ends: tuple[bytes, bytes], place: SealedPlace) -> AESGCM:
     try:
         secret = private.exchange(X25519PublicKey.from_public_bytes(other))
     except ValueError as exc:

@@ -12,7 +12,7 @@ import torch
 from phalanx.config import StrictModel, dump_toml, load_config
 from phalanx.errors import AggregationError, IsolationError, PeerLostError, PhalanxError
 from phalanx.federated.config import OWNER, FederatedConfig
-from phalanx.federated.enclave.aggregator import Aggregator, AggregatorPort, AggregatorState, RoundOutcome
+from phalanx.federated.enclave.aggregator import AggregatorPort, AggregatorState, EnclaveAggregator, RoundOutcome
 from phalanx.federated.enclave.channel import ROLE, as_split
 from phalanx.federated.rounds.keepers import packed, unpacked
 from phalanx.federated.rounds.terms import RunTerms
@@ -46,7 +46,7 @@ class AggregatorFile(StrictModel):
         return RunTerms(self.run, self.digest, self.section, self.seed, nobody, roster, self.rounds)
 
 
-def open_aggregator(file: AggregatorFile) -> tuple[Aggregator, Tier]:
+def open_aggregator(file: AggregatorFile) -> tuple[EnclaveAggregator, Tier]:
     """Open an aggregator in this process.
 
     Raises:
@@ -56,7 +56,7 @@ def open_aggregator(file: AggregatorFile) -> tuple[Aggregator, Tier]:
     directory = Path(file.directory)
     tier = open_tier(as_split(file.section.enclave), directory, Identity.without_certificate(ROLE))
     state = AggregatorState(directory, tier.key, file.run, tier.counter("sealed"), tier.counter("settled"))
-    return Aggregator(file.terms, file.shapes, tier.attester, state), tier
+    return EnclaveAggregator(file.terms, file.shapes, tier.attester, state), tier
 
 
 @contextlib.contextmanager

@@ -91,7 +91,7 @@ def known_of_all(texts: list[Tensor], ids: Tensor) -> tuple[float, float]:
     return size * size / there, float(sure[own].sum()) + share * float(tied[own].sum())
 
 
-class Tally:
+class TokenTally:
     """What lists have found, by defence and number of clients."""
 
     def __init__(self, inputs: Tensor) -> None:
@@ -127,7 +127,7 @@ class Tally:
 
 def invert(sums: int) -> list[dict[str, Any]]:
     """The inversion of one client's update, of sums of several, and of private ones."""
-    tally = Tally(torch.empty(0))
+    tally = TokenTally(torch.empty(0))
     for seed in range(sums):
         world = AdaptedModel(seed)
         tally.inputs = world.inputs()

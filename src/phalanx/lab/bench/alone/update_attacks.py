@@ -147,7 +147,7 @@ class Door:
 
 
 @dataclass(frozen=True)
-class Arm:
+class UpdateArm:
     """One run of the table.
 
     Attributes:
@@ -163,7 +163,7 @@ class Arm:
     difference: float = 0.5
 
 
-def run(arm: Arm, rounds: int, seed: int) -> dict[str, float]:
+def run(arm: UpdateArm, rounds: int, seed: int) -> dict[str, float]:
     """Train for some rounds; return losses, share of triggers that work, refused updates and lies that counted."""
     line, world = arm.line, World(seed, arm.difference)
     weights, door = world.start, Door(len(world.start))
@@ -224,7 +224,7 @@ def measure(rounds: int, seeds: int, differences: Sequence[float]) -> list[dict[
     rows: list[dict[str, object]] = []
     for difference, name in itertools.product(differences, ("none", *UPDATE_ATTACKS)):
         for defence in (None, *DEFENCES):
-            arm = Arm(UPDATE_ATTACKS.get(name), defence, SYBILS if name == "sybil" else 0, difference)
+            arm = UpdateArm(UPDATE_ATTACKS.get(name), defence, SYBILS if name == "sybil" else 0, difference)
             found = [run(arm, rounds, seed) for seed in range(seeds)]
             means = {key: sum(one[key] for one in found) / seeds for key in found[0]}
             finite = {key: value if math.isfinite(value) else None for key, value in means.items()}
