@@ -25,7 +25,7 @@ from phalanx.data.config import (
 )
 from phalanx.data.phases import CurriculumConfig, DatasetConfig, PhaseConfig, UntilConfig
 from phalanx.data.sources import SOURCES, OwnSourceConfig
-from phalanx.federated.config import AlgorithmConfig, FederatedConfig, SitePrivacyConfig
+from phalanx.federated.config import AlgorithmConfig, EnclaveSumsConfig, FederatedConfig, SitePrivacyConfig
 from phalanx.models import LoraConfig, ModelConfig, PrefixConfig, SpfConfig
 from phalanx.objectives.policy_gradient import GrpoSettings
 from phalanx.objectives.ppo import PpoSettings
@@ -101,6 +101,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "split": SplitConfig,
     "federated": FederatedConfig,
     "federated.privacy": SitePrivacyConfig,
+    "federated.enclave": EnclaveSumsConfig,
     **{f"federated.algorithm {kind}": settings for kind, settings in _ALGORITHMS.items()},
     "split.release": ReleasePolicy,
     "pipeline": PipelineConfig,

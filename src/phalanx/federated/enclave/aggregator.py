@@ -32,8 +32,8 @@ class RoundOutcome:
     """What leaves the enclave of a round.
 
     Attributes:
-        members: Sites whose updates are in it.
-        refused: Sites whose updates are not, with one word each.
+        members: Sites with an update in it.
+        refused: Sites without one, with one word each.
         update: What the rule made of them, float32 ``[values]``.
     """
 

@@ -61,7 +61,7 @@ class SealedPlace:
         terms: `bound_terms` of the run.
         round: Its number.
         model: Digest of the weights that updates are relative to.
-        site: Whose update it is.
+        site: Name of the site that the update is of.
     """
 
     terms: bytes
@@ -143,7 +143,7 @@ class AggregatorAppraisal:
         """Return the public key of an aggregator, from its key and evidence.
 
         Raises:
-            AggregationError: Nobody asked for it, or it does not pass.
+            AggregationError: It was not asked for, or it does not pass.
         """
         if self._asked is None or len(payload) < KEY_BYTES:
             raise AggregationError(SumRefusal.OUT_OF_PHASE, "aggregator: evidence came that nobody asked for")

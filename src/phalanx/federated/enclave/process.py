@@ -40,7 +40,7 @@ class AggregatorFile(StrictModel):
 
     @property
     def terms(self) -> RunTerms:
-        """The terms of the run; who the owner is an aggregator does not ask."""
+        """The terms of the run; an aggregator does not ask which party the owner is."""
         roster = {name: Peer.from_hex(name, key) for name, key in self.roster.items()}
         nobody = Identity.without_certificate(OWNER).public
         return RunTerms(self.run, self.digest, self.section, self.seed, nobody, roster, self.rounds)

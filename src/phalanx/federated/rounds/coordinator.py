@@ -38,7 +38,7 @@ class RoundCoordinator:
 
     Args:
         terms: Of the run.
-        summed_by: The owner, who signs the terms of masked sums; or the aggregator in an enclave.
+        summed_by: The owner, which signs the terms of masked sums; or the aggregator in an enclave.
         fleet: The sites.
         journal: What is admitted is noted there before it counts.
         weights: What is trained, as it is at first.

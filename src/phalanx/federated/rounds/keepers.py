@@ -139,7 +139,7 @@ def read_part(terms: RunTerms, place: tuple[int, str], key: str, site: str, item
         terms: Of the run.
         place: Round, and digest of the weights.
         key: Digest of the keeper's public key.
-        site: Whose they are.
+        site: Name of the site that they are of.
         item: As it came.
 
     Raises:
@@ -184,7 +184,7 @@ class KeptSumSite:
     Guarantees:
         A keeper opens sums of `min_cohort` sites or more, each of which has signed its part for this round and model;
         of the updates from one set of weights it opens a sum of one set of sites alone. Its key lives as long as the
-        process, and no one else ever has it.
+        process, and no other party ever has it.
     """
 
     def __init__(self, identity: Identity, terms: RunTerms, length: int, directory: Path) -> None:

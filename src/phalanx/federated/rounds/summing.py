@@ -56,7 +56,7 @@ class SumMaker:
         return torch.from_numpy(np.sum([one.mean() * np.float32(one.weight / weight) for one in sums], axis=0))
 
     def _buckets(self, record: RoundRecord, model: str) -> list[ReleasedSum]:
-        """Draw the sites of each sum; those whose masks were about to be taken off stay together.
+        """Draw the sites of each sum; sites of a sum that was about to be opened stay together.
 
         Without a site that was there, or with another one, a second sum would tell by the difference what one site
         sent, and honest sites release none.

@@ -11,7 +11,7 @@ from phalanx.federated.rounds.journal import RoundRecord
 Exclude = Callable[[str, str], None]
 """Shuts a site out, with the reason."""
 Take = Callable[[str, m.SumReply, bytes], str]
-"""Takes a site's reply and its payload, and returns whose it is; raises where it is refused."""
+"""Takes a site's reply and its payload, and returns the name of its site; raises where it is refused."""
 
 
 class SumWalk:

@@ -155,7 +155,7 @@ def encrypt_integers(public: bytes, terms: HomomorphicTerms, name: str, whole: N
 
 
 def check_part(public: bytes, terms: HomomorphicTerms, name: str, part: bytes) -> None:
-    """Return when a ciphertext is one client's and could be added; what is in it nobody sees.
+    """Return when a ciphertext is one client's and could be added; what is in it stays unseen.
 
     Raises:
         AggregationError: It is malformed, of other terms or of another client.
