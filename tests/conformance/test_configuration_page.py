@@ -46,6 +46,7 @@ from phalanx.rollouts import RolloutCheck, RolloutsConfig, RolloutTolerance, Rol
 from phalanx.security.privacy.config import PrivacyConfig
 from phalanx.security.seal import ReleasePolicy
 from phalanx.split import SplitConfig
+from phalanx.split.admission.config import ClientAdmissionConfig
 from phalanx.split.masked import MaskedConfig, MaskedWorkerConfig
 from phalanx.telemetry.sinks import MlflowConfig, OwnSinkConfig, TrackioConfig, WandbConfig
 from phalanx.train import RunConfig, TrainConfig
@@ -103,6 +104,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "federated.privacy": SitePrivacyConfig,
     "federated.enclave": EnclaveSumsConfig,
     **{f"federated.algorithm {kind}": settings for kind, settings in _ALGORITHMS.items()},
+    "split.admission": ClientAdmissionConfig,
     "split.release": ReleasePolicy,
     "pipeline": PipelineConfig,
     "pipeline.transport": TransportConfig,

@@ -58,13 +58,15 @@ class RemoteHouse(House):
         given = {"remote_clients": CLIENTS, "remote_enclave": "localhost:7071", "pki": "keys", **given}
         super().__init__(source, directory, "sealed", **given)
         self.objective, self.classes = "classification", CLASSES
+        self.rows, self.steps = 1, 20
 
     def open(self):
         self.session += 1
         return RemoteSession(self, f"session-{self.session}")
 
     def config(self, session):
-        return super().config(session).model_copy(update={"passes_turns": True})
+        changed = {"passes_turns": True, "rows": self.rows, "steps": self.steps}
+        return super().config(session).model_copy(update=changed)
 
 
 class RemoteSession:
@@ -80,7 +82,8 @@ class RemoteSession:
         self.threads = [threading.Thread(target=self._run, daemon=True)]
         self.threads[0].start()
         task = task_of(house.objective, house.classes)
-        self.kinds = TensorKinds(1, SEQ, house.source.hidden_size, split.wire, task.label_shape, task.num_answers)
+        width = house.source.hidden_size
+        self.kinds = TensorKinds(house.rows, SEQ, width, split.wire, task.label_shape, task.num_answers)
         self.front = FrontPart(house.source, split.cut, wire=split.wire)
         self.server.announce("")
 
@@ -117,7 +120,7 @@ class RemoteSession:
         party.line.hear(say.EnclaveReady)
         end.meet()
         texts = texts or Texts(CLIENTS.index(name))
-        return TurnTaker(self.house.split, 20, party, end, texts), party
+        return TurnTaker(self.house.split, self.house.steps, party, end, texts), party
 
     def ready(self, **changes):
         facts = {"model": self.house.source.files_digest(), "tokenizer": "ab" * 32, "data": "cd" * 32, **changes}

@@ -102,10 +102,22 @@ def _guard(record: RunRecord) -> tuple[str, str, str]:
     if split:
         seen = [words(split["workers_see"], _MOST)] if split.get("workers_see") is not None else []
         audits = [f"{count(record.summary.get('audits'))} audits", _takeovers(record.summary)] if seen else []
-        remarks = [words(split.get("worth"), 120), *seen, *audits]
+        remarks = [words(split.get("worth"), 120), *seen, *audits, _shut_out(split)]
         return ("Split", words(split.get("mode"), 20), ", ".join(remark for remark in remarks if remark))
     remarks = [_preset(record.summary), _takeovers(record.summary), _guarantees(record.summary)]
     return ("Audits", count(record.summary.get("audits")), ", ".join(remark for remark in remarks if remark))
+
+
+def _shut_out(split: dict[str, Any]) -> str:
+    """Say which clients admission has shut out, and for what."""
+    admission = split.get("admission")
+    excluded = admission.get("excluded") if isinstance(admission, dict) else None
+    if not isinstance(excluded, dict) or not excluded:
+        return ""
+    named = [
+        f"{words(name, 40)} ({words(one.get('reason'), 20)})" for name, one in excluded.items() if isinstance(one, dict)
+    ]
+    return f"shut out: {', '.join(named)}"
 
 
 def guard_mode(record: RunRecord) -> str | None:

@@ -9,10 +9,11 @@ from phalanx.late_names import late_names
 from phalanx.split.config import ENCLAVE, SplitConfig
 
 if TYPE_CHECKING:
+    from phalanx.split.channel.client_order import client_of, microbatches_of
     from phalanx.split.channel.link import FrameLink, PlainLink, SealedLink
     from phalanx.split.channel.tensor_kinds import TensorKinds
     from phalanx.split.handshake.meeting import ClientHandshake, EnclaveHandshake, HandshakeTerms, attested_keys
-    from phalanx.split.roles.client import SplitClient, client_of, microbatches_of
+    from phalanx.split.roles.client import SplitClient
     from phalanx.split.roles.driver import SplitDriver, SplitStep
     from phalanx.split.roles.enclave import Enclave
     from phalanx.split.roles.simulator import (
@@ -71,10 +72,11 @@ if not TYPE_CHECKING:
     __getattr__ = late_names(
         __name__,
         {
+            "channel.client_order": ("client_of", "microbatches_of"),
             "channel.link": ("FrameLink", "PlainLink", "SealedLink"),
             "channel.tensor_kinds": ("TensorKinds",),
             "handshake.meeting": ("ClientHandshake", "EnclaveHandshake", "HandshakeTerms", "attested_keys"),
-            "roles.client": ("SplitClient", "client_of", "microbatches_of"),
+            "roles.client": ("SplitClient",),
             "roles.driver": ("SplitDriver", "SplitStep"),
             "roles.enclave": ("Enclave",),
             "roles.simulator": (

@@ -1,5 +1,6 @@
 """The check of a split before any process is started."""
 
+from phalanx.aggregators import AGGREGATORS
 from phalanx.errors import ConfigError
 from phalanx.models import ModelSource
 from phalanx.models.layout import check_length
@@ -20,7 +21,7 @@ def check_split(split: SplitConfig, source: ModelSource, *, seq: int, objective:
 
     Raises:
         ConfigError: The cut leaves a part without a layer, the policy file is missing or wrong, the sequence is too
-            long, the objective has no task, or the model is an encoder.
+            long, the objective has no task, the model is an encoder, or more clients may lie than the rule stands.
     """
     cut_model(source.num_layers, split.cut)
     if objective not in OBJECTIVES:
@@ -34,6 +35,17 @@ def check_split(split: SplitConfig, source: ModelSource, *, seq: int, objective:
         raise ConfigError(
             "[split]: output_router_logits = true: an enclave adds no losses of routers; set it to false in the model"
         )
+    _check_admission(split)
     check_length(seq, getattr(source.hub_config, "max_position_embeddings", None))
     if split.mode != "plaintext":
         policy_of(split)
+
+
+def _check_admission(split: SplitConfig) -> None:
+    wanted = split.admission
+    most = 0 if wanted is None else AGGREGATORS[wanted.rule].most_byzantine(split.clients)
+    if wanted is not None and wanted.byzantine > most:
+        raise ConfigError(
+            f'split.admission.byzantine = {wanted.byzantine}: "{wanted.rule}" stands {max(0, most)} of '
+            f"{split.clients} clients; lower it, or choose another rule"
+        )

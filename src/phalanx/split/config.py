@@ -7,6 +7,7 @@ from pydantic import Field, SerializationInfo, SerializerFunctionWrapHandler, mo
 from phalanx.config import StrictModel
 from phalanx.security.crypto import LOCAL_HOSTS
 from phalanx.security.seal import DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, ReleasePolicy
+from phalanx.split.admission.config import ClientAdmissionConfig
 from phalanx.split.masked.config import MaskedConfig
 from phalanx.transport import TransportConfig
 
@@ -64,6 +65,8 @@ class SplitConfig(StrictModel):
     """Plain bytes under one authentication tag."""
     release: ReleasePolicy | None = None
     """When adapters may leave the enclave; without it they stay sealed."""
+    admission: ClientAdmissionConfig | None = None
+    """Which clients the enclave learns from, and the rule that stands those that lie; left out, from all alike."""
     masked: MaskedConfig = MaskedConfig()
     """How frozen layers are masked, and how many workers there are; for "masked" alone."""
     step_timeout_s: float = Field(default=600.0, gt=0)
@@ -96,6 +99,11 @@ class SplitConfig(StrictModel):
         if self.mode != "masked" and "masked" in self.model_fields_set and not self._repeats_every_default:
             raise ValueError(f'[split.masked] is for mode = "masked", the mode is "{self.mode}"; remove it')
         self._check_remote()
+        if self.admission is not None and self.workers_see_hidden_states:
+            raise ValueError(
+                "[split.admission] looks at the gradients of the whole back part, and workers have its middle; leave "
+                "one of them out"
+            )
         if self.release is not None and self.release.min_clients > self.clients:
             raise ValueError(
                 f"release.min_clients = {self.release.min_clients}: there are clients = {self.clients}, so nothing "
@@ -141,7 +149,7 @@ class SplitConfig(StrictModel):
 
         A file, which has no nulls, leaves out [split.masked] as well where nothing is masked; the digest knows it.
         """
-        left_out = {key for key in ("workers_see_hidden_states", *_REMOTE_KEYS) if not getattr(self, key)}
+        left_out = {key for key in ("workers_see_hidden_states", "admission", *_REMOTE_KEYS) if not getattr(self, key)}
         if info.exclude_none and self.mode != "masked":
             left_out.add("masked")
         return {name: value for name, value in write(self).items() if name not in left_out}

@@ -11,8 +11,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from phalanx.split.admission.config import RefusalReason
 from phalanx.split.channel.costs import Costs
-from phalanx.split.channel.message import Count, Hex32, Name, SplitMessage
+from phalanx.split.channel.message import Count, Hex32, Name, Size, SplitMessage
 
 LeaveReason = Literal["evidence", "data", "stopped", "failed"]
 _MOST_CLIENTS = 64
@@ -74,6 +75,18 @@ class ClientLeft(SplitMessage):
 
     kind: ClassVar[str] = "client_left"
     reason: LeaveReason
+
+
+class ClientRefused(SplitMessage):
+    """Word to the owner that microbatches of a client do not count, or that it is shut out; its figure if it is one."""
+
+    kind: ClassVar[str] = "client_refused"
+    client: Name
+    step: Count
+    reason: RefusalReason
+    figure: Size | None
+    bound: Size | None
+    is_excluded: bool
 
 
 class Conclude(SplitMessage):

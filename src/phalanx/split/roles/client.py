@@ -17,16 +17,6 @@ _FIGURES = 3
 """Of a measurement: a norm that there is none of, loss, targets."""
 
 
-def client_of(microbatch: int, clients: Sequence[str]) -> str:
-    """Return the client of a microbatch: clients take turns."""
-    return clients[microbatch % len(clients)]
-
-
-def microbatches_of(client: str, microbatches: int, clients: Sequence[str]) -> list[int]:
-    """The microbatches of a step that are a client's."""
-    return [number for number in range(microbatches) if client_of(number, clients) == client]
-
-
 @dataclass(frozen=True)
 class PackedMicrobatch:
     """One microbatch as it leaves a client.

@@ -13,12 +13,12 @@ from phalanx.errors import FailedBatchError
 from phalanx.models import with_marks
 from phalanx.security.crypto import Peer
 from phalanx.split.channel import messages as say
+from phalanx.split.channel.client_order import client_of, microbatches_of
 from phalanx.split.channel.costs import Costs
 from phalanx.split.channel.link import costs_of
 from phalanx.split.channel.tensor_kinds import TensorKinds, What
 from phalanx.split.config import SplitConfig
 from phalanx.split.handshake.party import EnclavePeer
-from phalanx.split.roles.client import client_of, microbatches_of
 from phalanx.split.roles.client_end import ClientEnd
 from phalanx.split.roles.owner_requests import OwnerRequests
 from phalanx.split.training.measured import HeldOutScores

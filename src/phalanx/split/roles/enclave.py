@@ -1,7 +1,7 @@
 """The enclave's work, over any transport of its frames: microbatches in their order, one step, losses back."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -9,10 +9,11 @@ import torch
 from phalanx.errors import FailedBatchError, FrameError
 from phalanx.objectives import IGNORE
 from phalanx.security.seal import ReleaseGate
+from phalanx.split.admission.standings import ClientStandings
+from phalanx.split.channel.client_order import client_of, microbatches_of
 from phalanx.split.channel.costs import Costs
 from phalanx.split.channel.link import Frame, FrameLink, PackedFrame, costs_of
 from phalanx.split.channel.tensor_kinds import TensorKinds, What
-from phalanx.split.roles.client import client_of, microbatches_of
 from phalanx.split.training.trainer import SplitTrainer
 
 Replies = Mapping[str, PackedFrame]
@@ -33,6 +34,20 @@ class Tally(Protocol):
         ...
 
 
+class Admission(Protocol):
+    """What decides which clients count."""
+
+    @property
+    def counted(self) -> Collection[str]:
+        """Clients whose gradients the last step was made of."""
+        ...
+
+    @property
+    def standings(self) -> ClientStandings:
+        """Of the clients; they take what held-out rows come to."""
+        ...
+
+
 class Enclave:
     """The enclave takes frames of all clients and trains one set of adapters.
 
@@ -45,6 +60,7 @@ class Enclave:
 
     Attributes:
         tally: Takes what steps and measurements come to, for an owner that sees no client's; None where none does.
+        admission: Decides which clients count; None where all do.
 
     Guarantees:
         A frame that is not the one that is due changes nothing, and the one that is due is taken afterwards. Losses
@@ -62,6 +78,7 @@ class Enclave:
         self.trainer, self.gate = trainer, gate
         self._kinds, self._microbatches, self._clients = kinds, microbatches, tuple(clients)
         self.tally: Tally | None = None
+        self.admission: Admission | None = None
         self._links: dict[str, FrameLink] = {}
         self._parts: dict[tuple[str, What], tuple[torch.Tensor, ...]] = {}
 
@@ -130,6 +147,8 @@ class Enclave:
         hidden, labels, *more = taken
         if what == "held_out":
             loss, targets, answers = self.trainer.measure(hidden, labels)
+            if self.admission is not None:
+                self.admission.standings.measured(client, loss, targets)
             if self.tally is not None:
                 self.tally.measured(loss, targets, answers, labels[labels != IGNORE].tolist())
             return {client: self._reply(client, what, microbatch, [math.nan, loss, targets, *answers], step)}
@@ -171,7 +190,8 @@ class Enclave:
                 continue
             numbers = [norm, *(number for at in mine for number in learned[at])]
             replies[client] = self._reply(client, "train", mine[-1], numbers, step)
-            if self.gate is not None and math.isfinite(norm):
+            has_counted = self.admission is None or client in self.admission.counted
+            if self.gate is not None and math.isfinite(norm) and has_counted:
                 self.gate.contributed(client, rows * len(mine))
         return replies
 

@@ -11,6 +11,7 @@ import torch
 from phalanx.errors import FrameError, PeerLostError, PeerRefusedError, PhalanxError, RollbackError
 from phalanx.models import ModelSource, weights_digest
 from phalanx.security.crypto import Identity
+from phalanx.split.admission.standings import as_facts
 from phalanx.split.channel import messages as say
 from phalanx.split.channel import turn_messages as ask
 from phalanx.split.channel.costs import Costs
@@ -23,11 +24,11 @@ from phalanx.split.hardware.state import StateKeeper
 from phalanx.split.hardware.tier import open_epochs, open_tier
 from phalanx.split.processes.local_enclave import OWNER, EnclaveConfig
 from phalanx.split.processes.offload import Prepare, as_it_is
+from phalanx.split.roles.back_part import open_back
 from phalanx.split.roles.enclave import Enclave, Replies
 from phalanx.split.roles.turns import ClientTurns
-from phalanx.split.training.parts import all_weights, build_back
+from phalanx.split.training.parts import all_weights
 from phalanx.split.training.release import ReleaseMaker
-from phalanx.split.training.task import task_of
 from phalanx.split.training.trainer import BackTrainer, SplitTrainer
 from phalanx.transport import CheckedFrame, Endpoint, LinkFault, Meter
 
@@ -73,39 +74,19 @@ class EnclaveServer:
         )
         epochs = open_epochs(directory, tier.counter("epoch"))
         self._handshake = EnclaveHandshake(identity, tier.attester, terms_of_run, epochs, endpoint.peers)
-        if config.model.adapter is None:
-            raise FrameError("model.adapter: missing; the back part of a split trains adapters")
-        back = build_back(
-            source,
-            split.cut,
-            adapter=config.model.adapter,
-            attention=config.model.attention,
-            seed=config.seed,
-            activation_checkpointing=config.model.activation_checkpointing,
-            document_attention=config.document_attention,
-        )
-        task = task_of(config.objective, config.classes)
-        whole = BackTrainer(back, task, config.optimizer, config.steps, config.seed)
-        # after the head is there: a masked split has no use for one that is replaced
-        prepare(back)
-        self._trainer = trains(whole)
+        part = open_back(config, source, prepare)
+        self._trainer = trains(part.whole) if part.admitting is None else part.admitting
         self._releasing = ReleaseMaker(split.release, self._trainer.weights())
-        kinds = TensorKinds(
-            config.rows,
-            config.seq,
-            source.hidden_size + config.document_attention,
-            split.wire,
-            task.label_shape,
-            task.num_answers,
-            task.extras,
+        self._enclave = Enclave(
+            self._trainer, part.kinds, config.microbatches, split.client_names, self._releasing.gate
         )
-        self._enclave = Enclave(self._trainer, kinds, config.microbatches, split.client_names, self._releasing.gate)
+        self._enclave.admission = part.admitting
         self._owner_link: FrameLink | None = None
         self._turns: ClientTurns | None = None
         if config.passes_turns:
             self._enclave.tally = self._turns = ClientTurns(split.client_names, source.files_digest(), config.classes)
         self._gone = ""
-        most = len(kinds.parts("train", config.rows)) * config.microbatches
+        most = len(part.kinds.parts("train", config.rows)) * config.microbatches
         self._waiting = {name: ReceiveWindow(name, most) for name in split.client_names}
         self._replies: dict[str, tuple[say.Reply, PackedFrame]] = {}
         self._is_over, self._is_current = False, False
@@ -217,8 +198,15 @@ class EnclaveServer:
             self._post(client, again or say.refusal_of(exc))
             return
         self._waiting[client].took()
+        self._tell_refusals()
         self._give_back(message, replies)
         self._tell_total()
+
+    def _tell_refusals(self) -> None:
+        """Tell the owner, before what the step came to, which clients' microbatches do not count."""
+        admission = self._enclave.admission
+        for one in () if admission is None else admission.standings.news():
+            self._post(OWNER, ask.ClientRefused.model_validate(as_facts(one)))
 
     def _give_back(self, message: say.Upload, replies: Replies) -> None:
         for client, frame in replies.items():

@@ -17,13 +17,14 @@ from phalanx.optimizers import OptimizerConfig
 from phalanx.security.crypto import Identity
 from phalanx.security.seal import ReleaseGate
 from phalanx.security.tee import Attester, SimAttester
+from phalanx.split.channel.client_order import client_of, microbatches_of
 from phalanx.split.channel.link import REFUSALS, FrameLink, PlainLink
 from phalanx.split.channel.resend_window import TRIES
 from phalanx.split.channel.tensor_kinds import TensorKinds, What
 from phalanx.split.config import ENCLAVE, SplitConfig
 from phalanx.split.handshake.meeting import ClientHandshake, EnclaveHandshake, HandshakeTerms, attested_keys
 from phalanx.split.hardware.measure import measure_code, policy_of
-from phalanx.split.roles.client import Feedback, PackedMicrobatch, SplitClient, client_of, microbatches_of
+from phalanx.split.roles.client import Feedback, PackedMicrobatch, SplitClient
 from phalanx.split.roles.enclave import Enclave, Replies
 from phalanx.split.training.measured import HeldOutScores
 from phalanx.split.training.parts import Front, FrontPart, build_back

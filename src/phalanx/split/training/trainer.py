@@ -195,11 +195,13 @@ class BackTrainer:
         Raises:
             FailedBatchError: It is not finite, or there was no target. Nothing was updated.
         """
-        gradients = {
-            name: torch.zeros_like(value) if value.grad is None else value.grad for name, value in self._trained.items()
-        }
-        targets, norm = self.num_targets, math.sqrt(gradient_norm_squared(gradients))
+        gradients, targets = self._gradients(), self.num_targets
         self.forget()
+        return self.apply(gradients, targets)
+
+    def apply(self, gradients: Mapping[str, Tensor], targets: int) -> float:
+        """Take one step with summed gradients of so many targets, wherever they come from; as `step`."""
+        norm = math.sqrt(gradient_norm_squared(gradients))
         if not targets:
             raise FailedBatchError(f"step {self.num_steps}: no label of the batch counts; give another batch")
         try:
@@ -209,6 +211,22 @@ class BackTrainer:
         rate = learning_rate(self._config, self.num_steps, self._total_steps)
         self._optimizer.step(gradients, rate, coefficient / targets)
         return norm / targets
+
+    def take_gradient(self) -> Tensor:
+        """Return the summed gradient since it was last taken, as one row of values in the order of the names."""
+        row = torch.cat([one.flatten() for one in self._gradients().values()])
+        for value in self._trained.values():
+            value.grad = None
+        return row
+
+    def named(self, row: Tensor) -> dict[str, Tensor]:
+        """Cut a row of values, as `take_gradient` makes it, into tensors by name."""
+        parts = torch.split(row, [value.numel() for value in self._trained.values()])
+        return {name: part.view_as(value) for (name, value), part in zip(self._trained.items(), parts, strict=True)}
+
+    def pass_over(self) -> None:
+        """Count a microbatch of the next step that is not learned: those behind it stay what they are."""
+        self._num_learned += 1
 
     def forget(self) -> None:
         """Drop the gradient of the microbatches since the last step."""
@@ -242,6 +260,11 @@ class BackTrainer:
         """As `SplitTrainer` says."""
         if books:
             raise CheckpointError("sealed state: is of an enclave that owns a pipeline, and this one does not")
+
+    def _gradients(self) -> dict[str, Tensor]:
+        return {
+            name: torch.zeros_like(value) if value.grad is None else value.grad for name, value in self._trained.items()
+        }
 
     def _dropout_seed(self) -> int:
         """A microbatch that is learned again has the dropout that it had."""

@@ -23,7 +23,7 @@ from phalanx.train.records.samples import StepSamples
 
 _MOST_CHARACTERS = 2000
 # a conviction must outlive even the machine: a resumed run reads here which party may not come back
-LASTING = ("run_started", "run_resumed", "verdict", "evicted", "revoked")
+LASTING = ("run_started", "run_resumed", "verdict", "evicted", "revoked", "client_excluded")
 _SAID: dict[str, tuple[Kind, str]] = {
     "awaiting": ("note", "listening on {address}; waiting for {parties}"),
     "log_head_ignored": ("alarm", "what {party} says of the audit log does not count: {reason}"),
@@ -64,6 +64,11 @@ _SAID: dict[str, tuple[Kind, str]] = {
     "checkpoint_failed": ("alarm", "no checkpoint of step {step}, training goes on: {reason}"),
     "journal_failed": ("alarm", "no journal any more, training goes on: {reason}"),
     "checkpoint_not_copied": ("alarm", "the checkpoint of step {step} is on this disk only: {reason}"),
+    "client_refused": (
+        "alarm",
+        "step {step}: what {client} sent does not count: {reason}, {figure} of at most {bound}",
+    ),
+    "client_excluded": ("eviction", "step {step}: {client} is shut out: {reason}, {figure} of at most {bound}"),
     "site_left_out": ("alarm", "round {round}: goes on without {site}: {reason}"),
     "site_excluded": ("eviction", "round {round}: {site} is asked no more: {reason}"),
     "takeover": ("takeover", "stage {stage} is now served by {by}; step {step} is done again"),

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from phalanx.split.channel import turn_messages as ask
-from phalanx.split.channel.connection import Connection
+from phalanx.split.channel.connection import Aside, Connection
 from phalanx.split.channel.message import SplitMessage
 from phalanx.split.config import ENCLAVE
 from phalanx.split.roles.remote_lead import RemoteLead
@@ -17,7 +17,9 @@ Say = Callable[[str], None]
 
 
 @contextlib.contextmanager
-def remote_company(run: RunConfig, home: RunDirectory, num_classes: int, tell: Say) -> Iterator[RemoteLead]:
+def remote_company(
+    run: RunConfig, home: RunDirectory, num_classes: int, tell: Say, refused: Aside = lambda message: False
+) -> Iterator[RemoteLead]:
     """Call the enclave, wait for it and for all clients, and end the run of all of them when it is complete.
 
     Args:
@@ -25,6 +27,7 @@ def remote_company(run: RunConfig, home: RunDirectory, num_classes: int, tell: S
         home: Has the owner's keys and the enclave's certificate.
         num_classes: Of the classification.
         tell: Takes one line for people.
+        refused: Takes word of clients that admission refuses.
 
     Raises:
         RefusedEvidenceError: The owner does not accept the enclave's evidence.
@@ -36,7 +39,11 @@ def remote_company(run: RunConfig, home: RunDirectory, num_classes: int, tell: S
     call = EnclaveCall(home.owner, split.remote_enclave or "", split.transport, split.step_timeout_s)
     with call_enclave(call, enclave_of(home)) as called, contextlib.ExitStack() as stack:
         watch = WaitNotice(split.step_timeout_s, tell)
-        line = Connection(called.endpoint, ENCLAVE, split.step_timeout_s, called.look, watch.aside)
+
+        def aside(message: SplitMessage) -> bool:
+            return watch.aside(message) or refused(message)
+
+        line = Connection(called.endpoint, ENCLAVE, split.step_timeout_s, called.look, aside)
         lead = RemoteLead(split, party_of(run, home, home.owner, line, called.session), num_classes)
         stack.callback(lead.close)
         lead.meet()

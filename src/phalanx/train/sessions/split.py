@@ -35,6 +35,7 @@ from phalanx.train.sessions.cluster import OpenWorkers
 from phalanx.train.sessions.context import SessionContext
 from phalanx.train.sessions.factory import EngineStart, RunMaterial
 from phalanx.train.sessions.middle_stages import WORKERS_SEE, middle_directory, middle_stages, noting, recall
+from phalanx.train.sessions.refused_clients import RefusedClients
 from phalanx.train.sessions.remote_company import remote_company
 from phalanx.train.sessions.split_cluster import enclave_of, num_classes_of, split_company, split_of
 from phalanx.train.setup.layout import attends_in_documents, stages_of
@@ -137,9 +138,10 @@ class SplitSetup:
             facts |= {"workers": list(run.stage_workers), "workers_see": WORKERS_SEE, "middle": MIDDLE}
         context.opening(recorder, opening.start, self.material.loader, facts)
         note = noting(context.figures, opening.savepoint, observe)
+        refused = _refused(context, recorder, observe)
         with (
             middle_stages(run, home, self._open_workers, note) as middle,
-            split_company(run, home, self.material.source, self._num_classes, middle) as lead,
+            split_company(run, home, self.material.source, self._num_classes, middle, refused.aside) as lead,
         ):
             engine = SplitEngine(lead, LocalClients(lead, self._num_classes, self._holders))
             with _at_work(context, opening, observe, lead, engine) as running:
@@ -170,7 +172,8 @@ class RemoteSetup:
         observe = context.observer(recorder)
         facts = {"mode": split.mode, "tier": _tier(split), "clients": list(split.client_names), "remote": True}
         context.opening(recorder, opening.start, self.material.loader, facts)
-        with remote_company(context.run, context.home, num_classes_of(context.run), context.say) as lead:
+        refused, num_classes = _refused(context, recorder, observe), num_classes_of(context.run)
+        with remote_company(context.run, context.home, num_classes, context.say, refused.aside) as lead:
             self._turns.meet(lead.commitments)
             recorder.observe("clients_ready", {"commitments": dict(lead.commitments)})
             engine = SplitEngine(lead, RemoteClients(lead, self._turns))
@@ -278,6 +281,15 @@ def _labelled(context: SessionContext, source: ModelSource) -> LabelledTexts | N
     check_vocabulary(texts.vocab_size, source.vocab_size)
     context.figures.texts = describe_texts(texts, wanted.name, seed)
     return texts
+
+
+def _refused(context: SessionContext, recorder: RunRecorder, observe: Observe) -> RefusedClients:
+    """Return what takes refusals of clients; where there is an admission, metrics and summary have them."""
+    refused = RefusedClients(observe)
+    if split_of(context.run).admission is not None and context.figures.split is not None:
+        context.figures.split["admission"] = refused.facts
+        recorder.figures = refused.figures
+    return refused
 
 
 def _tier(split: SplitConfig) -> str | None:

@@ -11,7 +11,7 @@ from phalanx.models import ModelSource
 from phalanx.pipeline import OWNER
 from phalanx.security.crypto import Identity, Peer, load_identity, make_private_directory, peer_from_certificate
 from phalanx.split import ENCLAVE, FrontPart, SplitConfig, SplitDriver, TensorKinds, task_of
-from phalanx.split.channel.connection import Connection
+from phalanx.split.channel.connection import Aside, Connection
 from phalanx.split.channel.frame_pipe import FramePipe
 from phalanx.split.handshake.meeting import ClientHandshake, HandshakeTerms, attested_keys
 from phalanx.split.handshake.party import EnclavePeer
@@ -61,6 +61,7 @@ def split_company(
     source: ModelSource,
     num_classes: int = 0,
     middle: MiddleStages | None = None,
+    refused: Aside = lambda message: False,
 ) -> Iterator[SplitDriver]:
     """Start the enclave, have every party meet it, and end it whatever happens.
 
@@ -70,6 +71,7 @@ def split_company(
         source: The model.
         num_classes: Of a classification; 0 of anything else.
         middle: Of an enclave that owns a pipeline.
+        refused: Takes word of clients that admission refuses.
 
     Raises:
         RefusedEvidenceError: A party does not accept the enclave's evidence.
@@ -100,7 +102,7 @@ def split_company(
         process.start()
         parties = []
         for name, (identity, endpoint) in endpoints.items():
-            line = _line(split, endpoint, process.look, middle if name == OWNER else None)
+            line = _line(split, endpoint, process.look, middle if name == OWNER else None, refused)
             parties.append(party_of(run, home, identity, line, session))
         front = FrontPart(
             source,
@@ -146,9 +148,11 @@ def _pipe(split: SplitConfig) -> Iterator[tuple[FramePipe, socket.socket]]:
         far.close()
 
 
-def _line(split: SplitConfig, endpoint: Endpoint, look: Callable[[], None], middle: MiddleStages | None) -> Connection:
+def _line(
+    split: SplitConfig, endpoint: Endpoint, look: Callable[[], None], middle: MiddleStages | None, refused: Aside
+) -> Connection:
     if middle is None:
-        return Connection(endpoint, ENCLAVE, split.step_timeout_s, look)
+        return Connection(endpoint, ENCLAVE, split.step_timeout_s, look, refused)
 
     def look_at_both() -> None:
         look()

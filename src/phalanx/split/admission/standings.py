@@ -1,0 +1,172 @@
+"""The standings of clients in an enclave: which were refused, for what, and which are shut out; no tensors."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from pydantic import Field, ValidationError
+
+from phalanx.config import StrictModel
+from phalanx.errors import CheckpointError
+from phalanx.split.admission.config import ClientAdmissionConfig, RefusalReason
+
+_FEWEST_COMPARED = 3
+"""Clients among which one can be told from the others."""
+
+
+@dataclass(frozen=True)
+class ClientRefusal:
+    """The refusal of one client's microbatches.
+
+    Attributes:
+        client: Party name.
+        step: In which they do not count; of a held-out loss, after so many finished steps.
+        reason: Which check.
+        figure: What was found; NaN where it was no number.
+        bound: What it may be.
+        is_excluded: Whether the client is shut out with it.
+    """
+
+    client: str
+    step: int
+    reason: RefusalReason
+    figure: float
+    bound: float
+    is_excluded: bool
+
+
+class _Books(StrictModel):
+    """What a sealed state keeps of standings."""
+
+    in_a_row: dict[str, dict[RefusalReason, int]] = Field(default={})
+    excluded: dict[str, RefusalReason] = Field(default={})
+    suspended: tuple[str, ...] = ()
+    measured: dict[str, tuple[float, int]] = Field(default={})
+
+
+class ClientStandings:
+    """The standings of one run's clients.
+
+    Args:
+        clients: Party names.
+        config: Of the run.
+    """
+
+    def __init__(self, clients: Sequence[str], config: ClientAdmissionConfig) -> None:
+        self._clients, self._config = tuple(clients), config
+        self._in_a_row: dict[str, dict[RefusalReason, int]] = {name: {} for name in clients}
+        self._excluded: dict[str, RefusalReason] = {}
+        self._suspended: set[str] = set()
+        self._measured: dict[str, tuple[float, int]] = {}
+        self._news: list[ClientRefusal] = []
+
+    @property
+    def excluded(self) -> Mapping[str, RefusalReason]:
+        """Clients that are shut out, with the reasons."""
+        return self._excluded
+
+    def counts(self, client: str) -> bool:
+        """Whether a client's microbatches are learned at all."""
+        return client not in self._excluded and client not in self._suspended
+
+    def judge_norms(self, step: int, norms: Mapping[str, float]) -> list[str]:
+        """Judge the norms of clients' gradients of a step; return the clients that pass."""
+        passed = []
+        for client, norm in norms.items():
+            most = math.inf if self._config.max_norm is None else self._config.max_norm
+            if not self._take(client, step, "not_finite", norm, math.inf, is_fine=math.isfinite(norm)):
+                continue
+            if self._take(client, step, "over_norm", norm, most, is_fine=norm <= most):
+                passed.append(client)
+        return passed
+
+    def judge_distances(self, step: int, distances: Mapping[str, float]) -> None:
+        """Judge how far clients' gradients are from what the robust rule made of all: they count, but are held against.
+
+        A client that is far again and again is shut out, until as many are as may lie: data of clients differ, and
+        one of them is always the farthest.
+        """
+        if len(distances) < _FEWEST_COMPARED:
+            return
+        bound = self._config.far * statistics.median_low(distances.values())
+        for client, distance in distances.items():
+            if len(self._excluded) < self._config.byzantine:
+                self._take(client, step, "far", distance, bound, is_fine=distance <= bound)
+
+    def measured(self, client: str, loss: float, targets: int) -> None:
+        """Take what some held-out rows of a client came to."""
+        total, count = self._measured.get(client, (0.0, 0))
+        # a loss that is no number is one that is too large, and has a place in canonical books
+        self._measured[client] = (total + (loss if math.isfinite(loss) else 1e300), count + targets)
+
+    def judge_measurements(self, step: int) -> None:
+        """Judge the held-out losses of the last measurement, if there was one since the last step."""
+        means = {name: total / count for name, (total, count) in self._measured.items() if count}
+        self._measured.clear()
+        factor = self._config.held_out_factor
+        compared = {name: loss for name, loss in means.items() if name not in self._excluded}
+        if factor is None or not compared:
+            return
+        self._suspended.clear()
+        if len(compared) < _FEWEST_COMPARED:
+            return
+        bound = factor * statistics.median_low(compared.values())
+        for client, loss in compared.items():
+            if not self._take(client, step, "held_out_loss", loss, bound, is_fine=loss <= bound):
+                self._suspended.add(client)
+
+    def news(self) -> list[ClientRefusal]:
+        """Hand out, once, the refusals since the last call."""
+        found, self._news = self._news, []
+        return found
+
+    def books(self) -> dict[str, object]:
+        """All of it as JSON data, for a sealed state."""
+        return _Books(
+            in_a_row={name: dict(counts) for name, counts in self._in_a_row.items()},
+            excluded=dict(self._excluded),
+            suspended=tuple(sorted(self._suspended)),
+            measured=dict(self._measured),
+        ).model_dump(mode="json")
+
+    def load(self, books: object) -> None:
+        """Take over books.
+
+        Raises:
+            CheckpointError: They are of another run, or of one without this section.
+        """
+        try:
+            found = _Books.model_validate(books, strict=False)
+        except ValidationError as exc:
+            raise CheckpointError(
+                "sealed state: has no standings of clients, and [split.admission] keeps them"
+            ) from exc
+        named = {*found.in_a_row, *found.excluded, *found.suspended, *found.measured}
+        if not named <= set(self._clients):
+            raise CheckpointError(f"sealed state: has standings of {sorted(named)[:5]}, which this run does not name")
+        self._in_a_row = {name: dict(found.in_a_row.get(name, {})) for name in self._clients}
+        self._excluded, self._suspended = dict(found.excluded), set(found.suspended)
+        self._measured, self._news = dict(found.measured), []
+
+    def _take(
+        self, client: str, step: int, reason: RefusalReason, figure: float, bound: float, *, is_fine: bool
+    ) -> bool:
+        counts = self._in_a_row[client]
+        if is_fine:
+            counts.pop(reason, None)
+            return True
+        counts[reason] = counts.get(reason, 0) + 1
+        is_out = counts[reason] >= self._config.patience
+        if is_out:
+            self._excluded[client] = reason
+        self._news.append(ClientRefusal(client, step, reason, figure, bound, is_out))
+        return False
+
+
+def as_facts(refusal: ClientRefusal) -> dict[str, object]:
+    """A refusal as JSON data: null for what is no finite number."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in asdict(refusal).items()
+    }

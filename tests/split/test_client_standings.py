@@ -1,0 +1,118 @@
+"""Standings of clients by themselves: which are refused, which shut out, and what a sealed state keeps of it."""
+
+import math
+
+import pytest
+
+from phalanx.config import canonical_json
+from phalanx.errors import CheckpointError
+from phalanx.security.crypto import parse_canonical
+from phalanx.split.admission.config import ClientAdmissionConfig
+from phalanx.split.admission.standings import ClientStandings, as_facts
+
+CLIENTS = ("north", "south", "west")
+
+
+def standings(**settings):
+    return ClientStandings(CLIENTS, ClientAdmissionConfig(**settings))
+
+
+def test_a_norm_at_its_bound_passes_and_one_above_it_does_not():
+    found = standings(max_norm=2.0)
+
+    assert found.judge_norms(0, {"north": 2.0, "south": math.nextafter(2.0, 3.0)}) == ["north"]
+
+    (refusal,) = found.news()
+    assert (refusal.client, refusal.reason, refusal.bound, refusal.is_excluded) == ("south", "over_norm", 2.0, False)
+
+
+@pytest.mark.parametrize("norm", [math.nan, math.inf])
+def test_what_is_not_finite_never_passes_and_is_told_without_a_figure(norm):
+    found = standings()
+
+    assert found.judge_norms(0, {"north": norm, "south": 1e30}) == ["south"]
+    (refusal,) = found.news()
+    assert refusal.reason == "not_finite" and as_facts(refusal)["figure"] is None
+
+
+def test_a_client_is_shut_out_when_it_was_refused_so_often_in_a_row_and_not_before():
+    found = standings(max_norm=1.0, patience=3)
+    for step, norm in enumerate((2.0, 2.0, 0.5, 2.0, 2.0)):
+        found.judge_norms(step, {"north": norm})
+    assert found.counts("north")
+
+    found.judge_norms(5, {"north": 2.0})
+
+    assert not found.counts("north") and dict(found.excluded) == {"north": "over_norm"}
+    assert [one.is_excluded for one in found.news()] == [False] * 4 + [True]
+
+
+def test_far_clients_are_shut_out_up_to_as_many_as_may_lie():
+    found = standings(rule="median", byzantine=1, far=2.0, patience=1)
+
+    found.judge_distances(0, {"north": 1.0, "south": 1.0, "west": 2.0})
+    assert not found.excluded
+
+    found.judge_distances(1, {"north": 1.0, "south": 9.0, "west": 1.0})
+    found.judge_distances(2, {"north": 1.0, "south": 1.0, "west": 8.0})
+    assert dict(found.excluded) == {"south": "far"}
+
+
+def test_two_clients_are_never_compared():
+    found = standings(held_out_factor=1.5, patience=1)
+
+    for name, loss in (("north", 1.0), ("south", 90.0)):
+        found.measured(name, loss, 1)
+    found.judge_measurements(1)
+
+    assert found.counts("south")
+
+
+def test_a_client_with_a_larger_held_out_loss_does_not_count_until_a_measurement_clears_it():
+    found = standings(held_out_factor=1.5, patience=2)
+
+    def measure(step, **losses):
+        for name, loss in losses.items():
+            found.measured(name, loss / 2, 1)
+            found.measured(name, loss / 2, 1)
+        found.judge_measurements(step)
+
+    measure(1, north=1.0, south=1.0, west=1.5)
+    assert all(map(found.counts, CLIENTS))
+    measure(2, north=1.0, south=1.0, west=1.6)
+    assert not found.counts("west") and not found.excluded
+    found.judge_measurements(3)
+    assert not found.counts("west") and not found.excluded
+    measure(4, north=1.0, south=1.0, west=1.0)
+    assert found.counts("west")
+    measure(5, north=1.0, south=1.0, west=math.nan)
+    measure(6, north=1.0, south=1.0, west=7.0)
+    assert dict(found.excluded) == {"west": "held_out_loss"}
+
+
+def test_standings_go_through_a_sealed_state_as_they_are():
+    found, other = standings(max_norm=1.0, patience=2), standings(max_norm=1.0, patience=2)
+    found.judge_norms(0, {"north": 2.0, "south": 2.0})
+    found.judge_norms(1, {"south": 2.0})
+    found.measured("west", math.inf, 3)
+
+    other.load(parse_canonical(canonical_json(found.books())))
+    other.judge_norms(2, {"north": 2.0})
+
+    assert dict(other.excluded) == {"south": "over_norm", "north": "over_norm"}
+    assert other.books()["measured"] == {"west": [1e300, 3]}
+
+
+@pytest.mark.parametrize(
+    "books",
+    [{"excluded": {"mallory": "far"}}, {"excluded": {"north": "dislike"}}, {"num_events": 3, "digest": "x"}, None],
+)
+def test_books_of_another_run_are_refused(books):
+    with pytest.raises(CheckpointError, match="sealed state"):
+        standings().load(books)
+
+
+@pytest.mark.parametrize("given", [{"rule": "median"}, {"byzantine": 1}])
+def test_a_rule_and_how_many_lie_come_together(given):
+    with pytest.raises(ValueError, match="a mean stands no client that lies"):
+        ClientAdmissionConfig(**given)
