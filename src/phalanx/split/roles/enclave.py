@@ -34,12 +34,12 @@ class Tally(Protocol):
         ...
 
 
-class Admission(Protocol):
+class ClientAdmission(Protocol):
     """What decides which clients count."""
 
     @property
     def counted(self) -> Collection[str]:
-        """Clients whose gradients the last step was made of."""
+        """The clients that the last step was made of."""
         ...
 
     @property
@@ -78,7 +78,7 @@ class Enclave:
         self.trainer, self.gate = trainer, gate
         self._kinds, self._microbatches, self._clients = kinds, microbatches, tuple(clients)
         self.tally: Tally | None = None
-        self.admission: Admission | None = None
+        self.admission: ClientAdmission | None = None
         self._links: dict[str, FrameLink] = {}
         self._parts: dict[tuple[str, What], tuple[torch.Tensor, ...]] = {}
 

@@ -29,7 +29,7 @@ class AdmittingTrainer:
 
     Attributes:
         standings: Of the clients.
-        counted: Clients whose gradients the last step was made of.
+        counted: The clients that the last step was made of.
 
     Guarantees:
         A gradient that is not finite or over the norm changes nothing, and neither does any of a client that is shut
