@@ -70,6 +70,31 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+def _no_constants_of_sources() -> None:
+    """Have hypothesis draw no constants that it reads out of our sources.
+
+    It parses every module of ours that is loaded, which costs each test worker seconds, and examples would change with
+    any line of them; `--hypothesis-profile=default` has it read them.
+    """
+    providers = sys.modules.get("hypothesis.internal.conjecture.providers")
+    if providers is not None and hasattr(providers, "_get_local_constants"):
+        providers._get_local_constants = lambda: providers._local_constants
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """By now each test module has imported what it draws with."""
+    if session.config.getoption("--hypothesis-profile", None) == "ci":
+        _no_constants_of_sources()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_power_cut() -> Iterator[None]:
+    """Wait for no disk: what is flushed there outlives a power cut, which no test has, and a test writes many times."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
 @pytest.fixture(scope="session", autouse=True)
 def only_loopback() -> Iterator[None]:
     """Refuse every connection of this process that leaves the machine."""

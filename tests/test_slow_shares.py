@@ -154,7 +154,11 @@ def test_a_malformed_share_ends_the_call_with_its_message(lab):
 
 
 @pytest.mark.parametrize(
-    "options", ["--share=1/2 --budget-s=60", "--write-seconds=seconds.json --list-skips=skips.txt"]
+    "options",
+    [
+        "--share=1/2 --budget-s=60",
+        pytest.param("--write-seconds=seconds.json --list-skips=skips.txt", marks=pytest.mark.slow),
+    ],
 )
 def test_a_call_without_paths_knows_the_options_of_the_folder_of_tests(pytester, options):
     pytester.makeini("[pytest]\ntestpaths = tests")

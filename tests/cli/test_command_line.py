@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -21,9 +22,9 @@ def a_wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "110")
 
 
-def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def python(code: str, *arguments: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=timeout_s, check=False
     )
 
 
@@ -136,23 +137,46 @@ BAD_FILES = {
 }
 
 
-@pytest.mark.parametrize("verb", ["train", "plan", "attack", "calibrate", "launch"])
-@pytest.mark.parametrize("mistake", BAD_FILES)
-def test_a_wrong_run_file_is_refused_before_torch_is_imported(tmp_path: Path, verb: str, mistake: str) -> None:
-    (tmp_path / "run.toml").write_text(BAD_FILES[mistake])
-    code = """
-import sys
+VERBS = ("train", "plan", "attack", "calibrate", "launch")
+FORKING = """
+import contextlib, json, os, sys
 from phalanx.cli import run
-code = run(sys.argv[1:])
-print(sorted({"torch", "transformers"} & set(sys.modules)))
-sys.exit(code)
+for home, verb in json.loads(sys.argv[1]):
+    if child := os.fork():
+        os.waitpid(child, 0)
+        continue
+    with open(f"{home}/{verb}.out", "w") as out, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        code = run([verb, f"{home}/run.toml"])
+        print(code, sorted({"torch", "transformers"} & set(sys.modules)))
+        out.flush()
+    os._exit(0)
 """
 
-    result = python(code, verb, str(tmp_path / "run.toml"))
 
-    assert result.returncode == 2, result.stderr
-    assert result.stdout == "[]\n"
-    assert result.stderr.startswith(f"error: {tmp_path / 'run.toml'}: ")
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], tuple[Path, list[str]]]:
+    """Call each command with each wrong file, in a process that is forked from one that has imported no torch."""
+    homes = {mistake: tmp_path_factory.mktemp("refused") for mistake in BAD_FILES}
+    for mistake, home in homes.items():
+        (home / "run.toml").write_text(BAD_FILES[mistake])
+    calls = [(str(home), verb) for home in homes.values() for verb in VERBS]
+    result = python(FORKING, json.dumps(calls), timeout_s=280.0)
+    assert result.returncode == 0, result.stderr
+    return lambda mistake, verb: (
+        homes[mistake] / "run.toml",
+        (homes[mistake] / f"{verb}.out").read_text().splitlines(),
+    )
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("mistake", BAD_FILES)
+def test_a_wrong_run_file_is_refused_before_torch_is_imported(
+    refused: Callable[[str, str], tuple[Path, list[str]]], verb: str, mistake: str
+) -> None:
+    path, lines = refused(mistake, verb)
+
+    assert lines[-1] == "2 []"
+    assert lines[0].startswith(f"error: {path}: ")
 
 
 @pytest.mark.parametrize(

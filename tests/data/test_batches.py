@@ -99,7 +99,7 @@ def equal(left: Batch, right: Batch) -> bool:
     return same and left.indices == right.indices
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=6)
 @given(seed=st.integers(0, 99), size=st.integers(1, 200), before=st.integers(0, 6), other=st.integers(1, 50))
 def test_a_resumed_run_sees_the_batches_that_it_would_have_seen(corpus, seed, size, before, other):
     whole = BatchLoader(corpus, size, seed)

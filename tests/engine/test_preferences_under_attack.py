@@ -78,8 +78,15 @@ def test_a_clean_run_is_audited_and_nobody_is_accused(clean, kind):
     assert {result.num_targets for result in results} == {4}
 
 
-@pytest.mark.parametrize("kind", PREFERENCES)
-@pytest.mark.parametrize("attack", ATTACKERS)
+PAIRS = [
+    # each loss and each attack quickly, their other pairs among the slow tests
+    pytest.param(attack, kind, marks=() if at % 2 == number % 2 else pytest.mark.slow)
+    for at, attack in enumerate(ATTACKERS)
+    for number, kind in enumerate(PREFERENCES)
+]
+
+
+@pytest.mark.parametrize(("attack", "kind"), PAIRS)
 def test_a_stage_that_lies_in_three_steps_of_ten_is_named_and_no_bit_is_lost(clean, cache, tmp_path, kind, attack):
     run = run_of(kind)
     config = AttackConfig(kind=attack, stages=(2,), rate=0.3, seed=1)

@@ -63,6 +63,11 @@ def test_at_least_fourteen_families_are_held_to_the_bits_of_transformers():
     assert len(FAMILIES) >= 14
 
 
+FEW = {"gemma2", "gpt_neox", "phi", "qwen3"}
+SOME = [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in PLANNED]
+"""With windows, with biases, with other names, with norms of heads: what a plan's blocks share is asked of these."""
+
+
 @pytest.mark.parametrize("name", PLANNED)
 def test_logits_and_gradients_are_bit_equal_for_every_number_of_stages(cache, name):
     source = source_of(name, cache)
@@ -94,7 +99,7 @@ def test_options_that_change_the_order_are_bit_equal_too(cache, name):
     assert_same(source_of(name, cache, **OTHERWISE[name]), 3)
 
 
-@pytest.mark.parametrize("name", PLANNED)
+@pytest.mark.parametrize("name", SOME)
 def test_dropout_draws_the_same_numbers_as_the_whole_model(cache, name):
     source = source_of(name, cache, **dropout_of(name))
     model, stages, ids = whole_model(source), build_all(source, 3), some_ids()
@@ -110,7 +115,7 @@ def test_dropout_draws_the_same_numbers_as_the_whole_model(cache, name):
     assert torch.equal(found, other) == (not dropout_of(name))
 
 
-@pytest.mark.parametrize("name", PLANNED)
+@pytest.mark.parametrize("name", SOME)
 def test_adapters_are_bit_equal_to_peft_on_the_whole_model(cache, name):
     peft = pytest.importorskip("peft")
     source, ids = source_of(name, cache), some_ids()
@@ -132,7 +137,7 @@ def test_adapters_are_bit_equal_to_peft_on_the_whole_model(cache, name):
         assert torch.equal(value.grad, model.get_parameter(key.replace(".weight", ".default.weight")).grad), key
 
 
-@pytest.mark.parametrize("name", PLANNED)
+@pytest.mark.parametrize("name", SOME)
 def test_virtual_tokens_are_a_cache_of_transformers_or_refused_behind_a_window(cache, name):
     source, ids = source_of(name, cache, **NO_WINDOWS.get(name, {})), some_ids()
     adapter = PrefixConfig(kind="ptuning", tokens=5)

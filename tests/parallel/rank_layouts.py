@@ -189,18 +189,11 @@ _QUICK = [
     Case({"dp": 2, "outer": _JOINED}, "adamw", loads="islands"),
     Case({"dp": 2, "outer": {**_JOINED, "compression": "int8"}}, "adamw", saves="bytes", allowed=1e-2),
     Case({"dp": 2, "outer": {**_JOINED, "compression": "int8"}}, "adamw", loads="bytes", allowed=1e-2),
-    adapter("llama", dp=2),
     adapter("llama", kind="dora", tp=2, pp=2),
     adapter("llama", kind="ptuning", tp=2, pp=2, sequence_parallel=True),
     sgd(dp=2, pp=2, schedule="zero-bubble"),
     sgd("llama", cp=2, context="ring"),
-    sgd("qwen2", tp=2, sequence_parallel=True),
-    sgd("cohere2", cp=2),
-    sgd("mistral", pp=2, schedule="interleaved"),
     Case({"tp": 2, "pp": 2, "sequence_parallel": True}, family="llama", attends="documents", noise=5.0),
-    Case({"cp": 2, "activation_checkpointing": "full"}, attends="documents", noise=5.0),
-    Case({"tp": 2, "sequence_parallel": True}, family="llama", attends="prefix"),
-    Case({"dp": 2, "cp": 2}, attends="bidirectional"),
     Case({"pp": 2}, "adamw", "bert", attends="bidirectional"),
     Case({"dp": 2, "pp": 2, "zero": 1}, "adamw", "t5", attends="prefix"),
 ]
@@ -216,6 +209,10 @@ FAST = [_quick(case) for case in _QUICK]
 """Two of a kind at most; products of these, and whole lengths, are slow."""
 
 SLOW = [
+    adapter("llama", dp=2),
+    Case({"cp": 2, "activation_checkpointing": "full"}, attends="documents", noise=5.0),
+    Case({"tp": 2, "sequence_parallel": True}, family="llama", attends="prefix"),
+    Case({"dp": 2, "cp": 2}, attends="bidirectional"),
     Case({"dp": 2, "gradient_compression": "fp16"}, "adamw", allowed=1e-3),
     Case({"dp": 2, "zero": 1, "gradient_compression": "bf16"}, "adamw", allowed=5e-3),
     Case({"dp": 2, "gradient_compression": "powersgd"}, "adamw", allowed=5e-2),
@@ -338,6 +335,8 @@ PLANNED = [
     sgd("starcoder2", tp=2, pp=2, sequence_parallel=True),
     sgd("gemma2", pp=2, schedule="interleaved"),
     sgd("cohere2", pp=2, schedule="zero-bubble", activation_checkpointing="full"),
+    sgd("qwen2", tp=2, sequence_parallel=True),
+    sgd("mistral", pp=2, schedule="interleaved"),
     adamw("gemma2", dp=2, zero=3),
     adapter("qwen2", tp=2),
 ]

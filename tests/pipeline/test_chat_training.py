@@ -15,7 +15,7 @@ from phalanx.testing import tiny_run
 from phalanx.train import RunConfig, step_inputs
 from phalanx.train.batches.validation import perplexities
 
-STEPS, LENGTH, VOCAB = 8, 48, 259
+STEPS, LENGTH, VOCAB = 4, 48, 259
 AUDITED = GuardConfig(audit_rate=1.0, step_audit_rate=0.0, owner_audit_rate=0.0)
 
 
@@ -75,7 +75,7 @@ def honest():
     return {}
 
 
-@pytest.mark.parametrize("attack", ["sign_flip", "gaussian"])
+@pytest.mark.parametrize("attack", ["sign_flip", pytest.param("gaussian", marks=pytest.mark.slow)])
 def test_a_liar_at_rate_03_is_named_and_no_bit_of_what_was_learned_is_lost(
     make_company, corpus_of, chat_run, honest, tmp_path, attack
 ):

@@ -15,7 +15,7 @@ from phalanx.train.setup.layout import check_head
 from phalanx.train.train_section import SamplesConfig
 
 KINDS = [kind for kind, one in OBJECTIVES.items() if one.attention == "prefix"]
-STEPS = 8
+STEPS = 4
 
 
 def learning(kind="span_corruption", **changes) -> RunConfig:

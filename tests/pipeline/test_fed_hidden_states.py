@@ -91,7 +91,7 @@ def test_a_stage_behind_the_front_takes_hidden_states_and_refuses_tokens(make_co
         stage(torch.zeros(2, 8, dtype=torch.int64))
 
 
-@pytest.mark.parametrize("stages", [3, 4])
+@pytest.mark.parametrize("stages", [pytest.param(3, marks=pytest.mark.slow), 4])
 def test_losses_and_adapters_are_the_bits_of_a_split_with_one_enclave(make_company, stages):
     company = make_company(fed_run(stages, clip_norm=100.0))
 

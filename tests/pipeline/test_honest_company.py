@@ -52,7 +52,7 @@ def train_whole(run, source, num_steps):
     return losses, norms, model
 
 
-@pytest.mark.parametrize("stages", [3, 8])
+@pytest.mark.parametrize("stages", [3, slow(8)])
 def test_a_pipeline_learns_what_the_whole_model_learns_under_torchs_own_optimizer(make_company, stages):
     run = deep_run(stages, optimizer=OptimizerConfig(lr=1e-2, weight_decay=0.2, clip_norm=0.25, warmup_steps=2))
     company = make_company(run)
@@ -69,7 +69,7 @@ def test_a_pipeline_learns_what_the_whole_model_learns_under_torchs_own_optimize
             torch.testing.assert_close(parameter, expected[name], rtol=1e-4, atol=2e-6)
 
 
-@pytest.mark.parametrize("stages", [3, 6])
+@pytest.mark.parametrize("stages", [slow(3), 6])
 def test_both_schedules_end_with_the_same_bits(make_company, honest_digest, stages):
     company = make_company(deep_run(stages, "gpipe"))
 
@@ -78,7 +78,7 @@ def test_both_schedules_end_with_the_same_bits(make_company, honest_digest, stag
     assert company.weights_digest() == honest_digest(deep_run(stages, "1f1b"), STEPS)
 
 
-@pytest.mark.parametrize("stages", [3, 4, slow(5), 6, slow(7), 8])
+@pytest.mark.parametrize("stages", [3, slow(4), slow(5), 6, slow(7), slow(8)])
 def test_the_guard_changes_no_bit_and_blames_nobody(make_company, honest_digest, stages):
     company = make_company(
         deep_run(
@@ -110,7 +110,7 @@ def test_without_a_guard_nothing_is_audited_or_shadowed(make_company):
     "guard",
     [
         GuardConfig(shadow="lockstep"),
-        GuardConfig(shadow="lockstep", audit_rate=1.0),
+        slow(GuardConfig(shadow="lockstep", audit_rate=1.0)),
         GuardConfig(audit_rate=1.0),
         GuardConfig(audit_rate=0.01),
         GuardConfig(screen=False),

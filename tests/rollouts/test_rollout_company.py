@@ -73,8 +73,16 @@ def test_an_honest_company_writes_what_one_process_writes(scene, tmp_path):
     assert (owner.costs.texts, owner.costs.checked_texts) == (48, 24)
 
 
-@pytest.mark.parametrize("careful", [True, False], ids=["careful", "careless"])
-@pytest.mark.parametrize("kind", sorted(set(ROLLOUT_ATTACKS) - SIGNED))
+KINDS = sorted(set(ROLLOUT_ATTACKS) - SIGNED)
+LIARS = [
+    # each kind quickly, careful and careless in turn; their other pairs among the slow tests
+    pytest.param(kind, careful, id=f"{kind}-{'careful' if careful else 'careless'}", marks=marks)
+    for number, kind in enumerate(KINDS)
+    for careful, marks in ((number % 2 == 0, ()), (number % 2 == 1, pytest.mark.slow))
+]
+
+
+@pytest.mark.parametrize(("kind", "careful"), LIARS)
 def test_a_liar_is_named_and_nothing_of_it_is_trained_on(kind, careful, policy, scene, tmp_path):
     later, model, request, alone = scene
     writers = {"writer-0": RolloutWriter(), "writer-1": make_liar(kind, careful=careful)}
@@ -120,7 +128,7 @@ def test_a_policy_that_is_older_by_a_step_within_every_tolerance_is_named_and_an
     assert "the policy before" in facts["rests on the owner's word"]
 
 
-@pytest.mark.parametrize("kind", sorted(set(ROLLOUT_ATTACKS) - SIGNED))
+@pytest.mark.parametrize("kind", [*KINDS[:3], *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[3:])])
 def test_every_liar_wins_where_nothing_is_read_again(kind, policy, scene, tmp_path):
     later, model, request, alone = scene
     writers = {"writer-0": RolloutWriter(), "writer-1": make_liar(kind)}

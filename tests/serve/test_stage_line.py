@@ -112,6 +112,7 @@ def test_damaged_weights_of_one_stage_are_said_with_its_number(directory, tmp_pa
         TextModel(source, stages=2)
 
 
+@pytest.mark.slow
 def test_a_call_in_python_writes_the_same_in_stages_and_leaves_no_process(directory, monkeypatch):  # noqa: F811
     opened, start = [], TextModel._start
     monkeypatch.setattr(

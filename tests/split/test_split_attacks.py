@@ -108,7 +108,9 @@ def lengthened(frame, position):
     return frame + bytes(position + 1)
 
 
-@pytest.mark.parametrize("spoil", [flipped, truncated, lengthened])
+@pytest.mark.parametrize(
+    "spoil", [flipped, *(pytest.param(one, marks=pytest.mark.slow) for one in (truncated, lengthened))]
+)
 def test_every_byte_of_every_frame_counts_and_nothing_is_lost(source, spoil):
     simulator, honest = SplitSimulator(make_scene(source)), SplitSimulator(make_scene(source))
     simulator.host = Onslaught(spoil)

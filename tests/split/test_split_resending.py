@@ -40,8 +40,23 @@ def spoil_replies(session, client, pattern):
     return side.link
 
 
-@pytest.mark.parametrize("client", ["client-0", "client-1"])
-@pytest.mark.parametrize("pattern", [(True,), (False, True, True), (False, False, True)], ids=str)
+@pytest.mark.parametrize(
+    ("pattern", "client"),
+    [
+        ((True,), "client-0"),
+        ((False, True, True), "client-1"),
+        *(
+            pytest.param(pattern, client, marks=pytest.mark.slow)
+            for pattern, client in (
+                ((True,), "client-1"),
+                ((False, True, True), "client-0"),
+                ((False, False, True), "client-0"),
+                ((False, False, True), "client-1"),
+            )
+        ),
+    ],
+    ids=str,
+)
 def test_a_refused_frame_is_sent_again_and_the_bits_are_those_of_an_undisturbed_run(source, tmp_path, client, pattern):
     expected = train(SplitSimulator(make_scene(source)), 3)
     with House(source, tmp_path).open() as session:

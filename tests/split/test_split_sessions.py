@@ -67,7 +67,9 @@ def test_the_digest_is_that_of_the_whole_model(source, tmp_path):
     assert digest == weights_digest({**named, **trained}.items())
 
 
-@pytest.mark.parametrize("died_after", ["sealing", "keeping", "settling"])
+@pytest.mark.parametrize(
+    "died_after", ["keeping", *(pytest.param(one, marks=pytest.mark.slow) for one in ("sealing", "settling"))]
+)
 def test_whenever_both_sides_die_no_kept_step_is_lost(source, tmp_path, died_after):
     undisturbed = train(SplitSimulator(make_scene(source)), 6)
     house = House(source, tmp_path)

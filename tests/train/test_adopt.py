@@ -17,9 +17,15 @@ from phalanx.train import PastRun, train
 from phalanx.train.sessions import hooks
 
 
+@pytest.fixture(scope="session")
+def stopped_once():
+    """Directories of runs that were stopped, by their overrides; not to be changed."""
+    return {}
+
+
 @pytest.fixture
-def stopped(make_run, quietly, tmp_path, monkeypatch):
-    """A run in two stages that was stopped after its checkpoint of step 4."""
+def stopped(make_run, quietly, tmp_path, tmp_path_factory, monkeypatch, stopped_once):
+    """A copy of a run in two stages that was stopped after its checkpoint of step 4."""
     save = hooks.RunHooks.save
 
     def stop(self, at):
@@ -28,9 +34,13 @@ def stopped(make_run, quietly, tmp_path, monkeypatch):
         save(self, at)
 
     def start(*overrides):
-        with monkeypatch.context() as patch:
-            patch.setattr(hooks.RunHooks, "save", stop)
-            quietly(make_run(*overrides), tmp_path / "old")
+        if overrides not in stopped_once:
+            home = tmp_path_factory.mktemp("stopped") / "run"
+            with monkeypatch.context() as patch:
+                patch.setattr(hooks.RunHooks, "save", stop)
+                quietly(make_run(*overrides), home)
+            stopped_once[overrides] = home
+        shutil.copytree(stopped_once[overrides], tmp_path / "old", symlinks=True)
         return tmp_path / "old"
 
     return start
@@ -85,8 +95,8 @@ def tensors(checkpoint):
 @pytest.mark.parametrize(
     "overrides",
     [
-        pytest.param(["pipeline.stages=1"], id="un-sliced", marks=pytest.mark.slow),
-        pytest.param(["pipeline.stages=4"], id="four"),
+        pytest.param(["pipeline.stages=1"], id="un-sliced"),
+        pytest.param(["pipeline.stages=4"], id="four", marks=pytest.mark.slow),
         pytest.param(
             ["pipeline.stages=3", "guard.mode='off'", "train.microbatches=2"], id="unguarded", marks=pytest.mark.slow
         ),

@@ -55,7 +55,7 @@ def test_it_goes_on_at_the_step_where_it_died(journaled, quietly, died, undistur
     assert "goes on where it died, at step 4" in summary["shown"]
 
 
-@pytest.mark.parametrize("num_steps", [1, 2, 3, 5])
+@pytest.mark.parametrize("num_steps", [1, *(pytest.param(number, marks=pytest.mark.slow) for number in (2, 3, 5))])
 def test_between_two_steps_one_step_is_done_again(journaled, quietly, tmp_path, monkeypatch, undisturbed, num_steps):
     save = hooks.RunHooks.save
 

@@ -85,7 +85,7 @@ def test_another_seed_gives_other_weights(make_run, quietly, clean, tmp_path):
     assert other["final_weights_digest"] != clean["final_weights_digest"]
 
 
-@pytest.mark.parametrize("num_steps", [1, 2, 3, 6])
+@pytest.mark.parametrize("num_steps", [3, *(pytest.param(number, marks=pytest.mark.slow) for number in (1, 2, 6))])
 def test_ctrl_c_leaves_a_summary_and_a_run_that_ends_with_the_same_bits(
     make_run, quietly, clean, tmp_path, monkeypatch, num_steps
 ):

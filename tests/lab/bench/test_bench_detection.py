@@ -2,13 +2,15 @@
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from phalanx.lab.attacks import ATTACKS
 from phalanx.lab.bench import BENCHES
-from phalanx.lab.bench.detection.cells import cells, needs_two
+from phalanx.lab.bench.detection.cells import cells as all_cells
+from phalanx.lab.bench.detection.cells import needs_two
 from phalanx.lab.bench.detection.detection import false_accusations_per_million, measure, row_of, rows_in
 from phalanx.lab.bench.detection.simulated_run import (
     CleanRun,
@@ -27,6 +29,10 @@ KEYS = {
     *("corrupted_sequences_accepted", "guilty", "blamed", "false_accusations", "loss_distance"),
     *("mode", "q", "p", "bit_identical", "lost", "caught_by"),
 }
+
+
+cells = cache(all_cells)
+"""Thousands of run files are made and checked for it."""
 
 
 def cell_of(kind, guard="standard"):

@@ -32,7 +32,7 @@ def rows(corpus, tmp_path_factory):
     """Train each arm when it is first asked for."""
     cache, known = tmp_path_factory.mktemp("cache"), {}
     tiny = tiny_run(pipeline=PipelineConfig(stages=6, step_timeout_s=30.0))
-    steps = min(EPOCHS * steps_per_epoch(corpus), 12)
+    steps = min(EPOCHS * steps_per_epoch(corpus), 6)
     run = tiny.model_copy(
         update={
             "model": tiny.model.model_copy(update={"architecture": tiny.model.architecture | {"vocab_size": 300}}),

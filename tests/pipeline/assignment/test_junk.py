@@ -113,7 +113,7 @@ def test_junk_for_another_worker_makes_that_worker_send_none(make_company, hones
     assert len(company.bodies("fault")) < 8 * LINES_AT_FIRST
 
 
-@pytest.mark.parametrize("stages", [3, 4, 6])
+@pytest.mark.parametrize("stages", [4, *(pytest.param(number, marks=pytest.mark.slow) for number in (3, 6))])
 def test_an_honest_party_uses_a_small_part_of_what_it_may_send(make_company, stages):
     company = make_company(tiny_run(stages))
     most = {"messages": 0, "bytes": 0, "refusals": 0}

@@ -153,7 +153,7 @@ class Stage:
         """Play it to its end, whatever that is."""
         kind = COMPANIES[schedule.company]
         run = kind.run(self._pki)
-        earlier = self.earlier(schedule.company)
+        earlier = self.earlier(schedule.company) if _looks_back(schedule) else {}
         allies, parties = {}, run.pipeline.workers
         actors, insiders = {}, {}
         for number, liar in schedule.liars.items():
@@ -232,6 +232,13 @@ def _may_end(outcome: Outcome, liars: set[str]) -> bool:
     """A run that has not begun may refuse to, if its error names the party in the way and no other."""
     named = set(re.findall(r"worker-\d+", str(outcome.ended)))
     return isinstance(outcome.ended, PhalanxError) and not outcome.has_begun and bool(named) and named <= liars
+
+
+def _looks_back(schedule: Schedule) -> bool:
+    """Whether a deed takes something from an earlier session, which then has to be played first."""
+    deeds = [act.deed for liar in schedule.liars.values() for act in liar.acts]
+    changes = [getattr(one, "change", None) for deed in deeds for one in (deed, *getattr(deed, "changes", ()))]
+    return any(getattr(one, "earlier", False) for one in (*deeds, *changes))
 
 
 def _both(first, second):

@@ -10,8 +10,8 @@ from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
 from phalanx.pipeline.protocol.messages import AuditReport, ProgressReport, UpdateReport
 from phalanx.testing import Actor, crash_at, only, tampering, tiny_run
 
-LIE = 2
-STEPS = 5
+LIE = 1
+STEPS = 4
 NO_COIN = {"step_audit_rate": 0.0, "owner_audit_rate": 0.0, "gradient_screen": False}
 
 
@@ -51,15 +51,24 @@ def went_back(company):
     return [(body["to"], body["step"]) for body in company.bodies("rolled_back")]
 
 
+THREE, FOUR, FIVE = (
+    (PipelineConfig(stages=3, schedule="gpipe", step_timeout_s=30.0), {}),
+    (PipelineConfig(stages=4, step_timeout_s=30.0), {"adapter": LoraConfig(rank=2)}),
+    (PipelineConfig(stages=5, spares=1, step_timeout_s=30.0), {}),
+)
+
+
 @pytest.mark.parametrize(
-    ("pipeline", "changes"),
+    ("pipeline", "changes", "rate"),
     [
-        (PipelineConfig(stages=3, schedule="gpipe", step_timeout_s=30.0), {}),
-        (PipelineConfig(stages=4, step_timeout_s=30.0), {"adapter": LoraConfig(rank=2)}),
-        (PipelineConfig(stages=5, spares=1, step_timeout_s=30.0), {}),
+        (*THREE, 1.0),
+        (*FOUR, 0.0),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((*THREE, 0.0), (*FOUR, 1.0), (*FIVE, 0.0), (*FIVE, 1.0))
+        ),
     ],
 )
-@pytest.mark.parametrize("rate", [0.0, 1.0])
 def test_honest_parties_get_the_bits_of_an_unguarded_run(make_company, honest_digest, pipeline, changes, rate):
     run = tiny_run(pipeline=pipeline, guard=lagging(audit_rate=1.0, step_audit_rate=rate, screen=True), **changes)
     company = make_company(run)
@@ -98,8 +107,8 @@ def test_audits_that_lag_are_done_where_gradients_are_switched_off(make_company,
 MESSAGES = [
     ("sign_flip", 1, {"direction": "forward"}),
     ("sign_flip", 2, {"direction": "backward"}),
-    ("drift", 2, {"strength": 1e-4, "direction": "forward"}),
-    ("lazy_bf16", 1, {}),
+    pytest.param("drift", 2, {"strength": 1e-4, "direction": "forward"}, marks=pytest.mark.slow),
+    pytest.param("lazy_bf16", 1, {}, marks=pytest.mark.slow),
     ("crash_when_challenged", 1, {}),
 ]
 
@@ -117,11 +126,11 @@ def test_a_lie_that_was_applied_is_undone_and_its_author_named(
     assert [(v.party, v.step, v.offence) for v in company.verdicts] == [(f"worker-{stage}", LIE, "message")]
     assert company.evicted == [f"worker-{stage}"]
     assert went_back(company) == [(LIE, LIE + 1)]
-    assert [result.guard.steps_redone for result in results] == [0, 0, 0, 1, 0]
-    assert [result.guard.attempts for result in results] == [1, 1, 1, 2, 1]
+    assert [result.guard.steps_redone for result in results] == [0, 0, 1, 0]
+    assert [result.guard.attempts for result in results] == [1, 1, 2, 1]
 
 
-@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("stage", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_made_up_gradient_that_was_applied_is_undone(make_company, honest_digest, tmp_path, stage):
     run = tiny_run(guard=lagging(step_audit_rate=1.0))
     company = make_company(run, all_late(attacker(tmp_path, "gradient_sign", stage)))
@@ -162,7 +171,7 @@ def test_a_false_accusation_about_an_applied_step_names_the_accuser(make_company
     assert company.weights_digest() == honest_digest(run, STEPS)
 
 
-@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("stage", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_worker_that_dies_while_a_step_lags_costs_that_step_and_is_not_blamed(make_company, honest_digest, stage):
     run = tiny_run(pipeline=IMPATIENT, guard=lagging(audit_rate=1.0))
     company = make_company(run, {stage: Actor(crash_at(LIE + 1)), 3 - stage: stalled_at(LIE)})
@@ -171,7 +180,7 @@ def test_a_worker_that_dies_while_a_step_lags_costs_that_step_and_is_not_blamed(
 
     assert (company.lost, company.verdicts) == ([f"worker-{stage}"], [])
     assert went_back(company) == [(LIE, LIE + 1)]
-    assert [result.guard.steps_redone for result in results] == [0, 0, 0, 1, 0]
+    assert [result.guard.steps_redone for result in results] == [0, 0, 1, 0]
     assert company.weights_digest() == honest_digest(run, STEPS)
 
 
@@ -187,6 +196,7 @@ def test_what_is_withheld_while_a_step_lags_is_handed_on(make_company, honest_di
     assert (company.lost, company.verdicts, went_back(company)) == ([], [], [])
 
 
+@pytest.mark.slow
 def test_two_liars_in_turn_leave_no_trace(make_company, honest_digest):
     pipeline = PipelineConfig(stages=5, spares=1, step_timeout_s=30.0)
     run = tiny_run(pipeline=pipeline, guard=lagging(audit_rate=1.0))

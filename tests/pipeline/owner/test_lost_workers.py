@@ -12,7 +12,12 @@ from phalanx.testing import Actor, WorkerCrash, crash_at, only, tiny_run
 
 @pytest.mark.parametrize(
     ("stage", "step", "microbatch", "direction"),
-    [(1, 0, 0, "forward"), (2, 1, 0, "forward"), (1, 1, 2, "backward"), (2, 2, 3, "backward")],
+    [
+        (1, 0, 0, "forward"),
+        (2, 1, 3, "backward"),
+        pytest.param(2, 1, 0, "forward", marks=pytest.mark.slow),
+        pytest.param(1, 1, 2, "backward", marks=pytest.mark.slow),
+    ],
 )
 def test_a_worker_that_dies_at_any_moment_is_replaced_and_no_bit_is_lost(
     make_company, honest_digest, stage, step, microbatch, direction

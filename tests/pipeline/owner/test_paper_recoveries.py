@@ -32,9 +32,9 @@ def test_restart_repeats_the_step_until_the_coin_spares_it(make_company, honest_
     attack = AttackConfig(kind="forward_sign_flip", stages=(LIAR,), rate=0.6, seed=1)
     company = make_company(run, {LIAR: actor(attack, f"worker-{LIAR}")})
 
-    results = company.run(4)
+    results = company.run(2)
 
-    assert company.weights_digest() == honest_digest(run, 4)
+    assert company.weights_digest() == honest_digest(run, 2)
     assert company.evicted == []
     assert [result.guard.restarts for result in results] == [result.guard.attempts - 1 for result in results]
     assert max(result.guard.restarts for result in results) > 1
@@ -56,7 +56,9 @@ def test_restart_gives_up_when_somebody_always_lies(make_company, monkeypatch):
         company.run(1)
 
 
-@pytest.mark.parametrize(("liar", "left_out", "frozen"), [(1, [1, 2], {0, 1, 2}), (4, [4], {3, 4})])
+@pytest.mark.parametrize(
+    ("liar", "left_out", "frozen"), [pytest.param(1, [1, 2], {0, 1, 2}, marks=pytest.mark.slow), (4, [4], {3, 4})]
+)
 def test_skip_layer_leaves_the_suspects_out_and_freezes_three_stages(make_company, liar, left_out, frozen):
     company = make_company(run_with("skip_layer"), {liar: lying_in(1)})
     company.run(1)
@@ -95,7 +97,7 @@ class LiesOnceTheOtherIsOut:
         return Actor(lie, hear=lambda assign: self.is_out.set() if assign.bypassed else None)
 
 
-@pytest.mark.parametrize("second", [LIAR - 1, LIAR + 2])
+@pytest.mark.parametrize("second", [LIAR - 1, pytest.param(LIAR + 2, marks=pytest.mark.slow)])
 def test_a_second_liar_in_a_skipped_step_ends_the_run(make_company, second):
     actors = {LIAR: lying_in(1), second: LiesOnceTheOtherIsOut().actor()}
     company = make_company(run_with("skip_layer"), actors)
@@ -110,7 +112,7 @@ def die_when_left_out(assign):
         raise WorkerCrash
 
 
-@pytest.mark.parametrize("dies", [LIAR - 1, LIAR + 1])
+@pytest.mark.parametrize("dies", [LIAR - 1, pytest.param(LIAR + 1, marks=pytest.mark.slow)])
 def test_a_worker_that_dies_in_a_skipped_step_is_replaced_and_the_step_begins_anew(make_company, dies):
     company = make_company(run_with("skip_layer"), {LIAR: lying_in(1), dies: Actor(hear=die_when_left_out)})
 
@@ -124,12 +126,12 @@ def test_a_worker_that_dies_in_a_skipped_step_is_replaced_and_the_step_begins_an
 def test_who_inherits_a_frozen_stage_goes_on_with_its_bits(make_company):
     """A newcomer gets a state with moments that have seen fewer updates than there were steps."""
     undisturbed = make_company(run_with("skip_layer", spares=1), {LIAR: lying_in(1)})
-    undisturbed.run(5)
+    undisturbed.run(3)
     company = make_company(run_with("skip_layer", spares=1), {LIAR: lying_in(1)})
-    company.run(3)
+    company.run(2)
 
     company.kill(f"worker-{LIAR}")
-    company.run(2)
+    company.run(1)
 
     assert company.lost == [f"worker-{LIAR}"]
     assert company.weights_digest() == undisturbed.weights_digest()
@@ -155,15 +157,15 @@ def thawing(wrap):
     return Actor(wrap_copy)
 
 
-@pytest.mark.parametrize("who", [LIAR, LIAR - 1])
+@pytest.mark.parametrize("who", [LIAR, pytest.param(LIAR - 1, marks=pytest.mark.slow)])
 def test_who_changes_a_frozen_stage_is_named(make_company, who):
     undisturbed = make_company(run_with("skip_layer"), {LIAR: lying_in(1)})
-    undisturbed.run(4)
+    undisturbed.run(3)
     wraps = {LIAR: lying_in(1).wrap_copy, LIAR - 1: tampering()}
     actors = {stage: Actor(wrap) for stage, wrap in wraps.items()} | {who: thawing(wraps[who])}
     company = make_company(run_with("skip_layer"), actors)
 
-    company.run(4)
+    company.run(3)
 
     assert [(v.party, v.step, v.offence) for v in company.verdicts[1:]] == [(f"worker-{who}", 2, "state")]
     assert company.bodies("verdict")[1]["referee"] == {"microbatches": 0, "steps": 0}
@@ -176,10 +178,10 @@ def test_a_wrong_state_is_no_message_and_is_answered_by_a_takeover(make_company,
     attack = AttackConfig(kind="weight_drift", stages=(LIAR,), from_step=1)
     company = make_company(run, {LIAR: actor(attack, f"worker-{LIAR}")})
 
-    company.run(3)
+    company.run(2)
 
     assert company.evicted == [f"worker-{LIAR}"]
-    assert company.weights_digest() == honest_digest(run, 3)
+    assert company.weights_digest() == honest_digest(run, 2)
     assert [body["excludes"] for body in company.bodies("verdict")] == [True]
 
 

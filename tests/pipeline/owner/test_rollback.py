@@ -34,7 +34,7 @@ def went_back(company):
 
 @pytest.mark.parametrize(
     ("stages", "stage"),
-    [(4, 1), (5, 2), pytest.param(4, 2, marks=pytest.mark.slow), pytest.param(5, 1, marks=pytest.mark.slow)],
+    [(4, 1), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((5, 2), (4, 2), (5, 1)))],
 )
 def test_the_run_goes_back_to_the_first_step_that_was_wrong(make_company, honest_digest, stages, stage):
     run = tiny_run(stages, guard=GuardConfig(keep_steps=6, **NO_COIN))
@@ -59,6 +59,7 @@ def test_without_kept_steps_the_poison_stays(make_company, honest_digest):
     assert company.weights_digest() != honest_digest(run, STEPS)
 
 
+@pytest.mark.slow
 def test_lies_about_single_messages_that_slipped_through_are_undone_as_well(make_company, honest_digest):
     # at q = 1/4 a lie about one of four microbatches passes until its luck ends
     run = tiny_run(guard=GuardConfig(audit_rate=0.25, keep_steps=40, **NO_COIN))
@@ -84,6 +85,7 @@ def test_a_rollback_goes_no_further_than_what_is_kept(make_company):
     assert went_back(company) == [(4, 6)]
 
 
+@pytest.mark.slow
 def test_two_liars_in_turn_leave_no_trace(make_company, honest_digest):
     pipeline = PipelineConfig(stages=5, spares=1, step_timeout_s=30.0)
     run = tiny_run(guard=GuardConfig(keep_steps=8, **NO_COIN), pipeline=pipeline)

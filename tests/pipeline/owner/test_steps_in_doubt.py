@@ -36,7 +36,7 @@ def doubts(company):
     return {(doubt.party, doubt.stage): list(doubt.steps) for doubt in company.checks.doubts()}
 
 
-@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("stage", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_steps_that_a_convicted_stage_made_up_unseen_are_in_doubt(make_company, stage):
     company = audit_whole(make_company(tiny_run(guard=GuardConfig(**NO_COIN)), {stage: made_up_from(3)}), (stage, 6))
 

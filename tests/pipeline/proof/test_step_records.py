@@ -17,7 +17,7 @@ from phalanx.pipeline.proof.step_record import (
 )
 from phalanx.testing import Actor, MemoryCompany, tiny_run
 
-STEPS = 4
+STEPS = 3
 OFTEN = {"audit_rate": 0.25, "step_audit_rate": 0.5, "owner_audit_rate": 0.25}
 UPKEEPS = {
     "gradient": GuardConfig(**OFTEN),
@@ -77,7 +77,7 @@ def audited(tmp_path_factory):
     """A company in which every stage is audited in every way, and its first step's record."""
     guard = GuardConfig(audit_rate=0.5, step_audit_rate=0.6, owner_audit_rate=0.6, third_party_audit_rate=0.6)
     with MemoryCompany(guarded(guard, stages=5), tmp_path_factory.mktemp("audited")) as company:
-        company.run(6)
+        company.run(3)
         yield company
 
 
@@ -129,8 +129,8 @@ def test_a_draw_that_was_moved_to_another_microbatch_is_refused(make_company):
 
 def test_a_report_in_the_place_of_another_one_is_refused(audited):
     found = list(parts(audited, AuditLeaf))
-    for record, leaves, place in found[:20]:
-        for _, others, other in found[:20]:
+    for record, leaves, place in found[:6]:
+        for _, others, other in found[:6]:
             if (leaves[place].report, leaves[place].outputs) != (others[other].report, others[other].outputs):
                 changed = list(leaves)
                 changed[place] = leaves[place].model_copy(update={"report": others[other].report})
@@ -183,7 +183,7 @@ def test_a_stage_in_other_hands_without_a_shadow_is_refused(audited):
 
 @pytest.mark.parametrize("lag", [0, 1])
 def test_a_step_that_was_done_again_after_a_verdict_is_recorded_once_and_proven(make_company, lag):
-    lie = AttackConfig(kind="forward_sign_flip", stages=(1,), from_step=2)
+    lie = AttackConfig(kind="forward_sign_flip", stages=(1,), from_step=1)
     rates = {"audit_rate": 1.0, "step_audit_rate": 0.0, "owner_audit_rate": 0.0}
     company = make_company(guarded(GuardConfig(commit_lag=lag, **rates)), {1: actor(lie, "worker-1")})
     company.run(STEPS)
@@ -192,7 +192,7 @@ def test_a_step_that_was_done_again_after_a_verdict_is_recorded_once_and_proven(
     assert company.evicted == ["worker-1"]
     # with a lag the lie was applied and undone before its audits were in: there is no record of that
     assert [record.step for record in company.records] == list(range(STEPS))
-    assert [record.epoch > 0 for record in company.records] == [False, False, True, True]
+    assert [record.epoch > 0 for record in company.records] == [False, True, True]
     for record in company.records:
         judged(company, record)
 

@@ -13,7 +13,7 @@ from phalanx.pipeline.protocol.messages import AuditReport
 from phalanx.pipeline.tolerance.screen import DOUBTS_AT_ONCE, STEPS_PER_DOUBT, DoubtBudget, doubt_about
 from phalanx.testing import Actor, only, tiny_run
 
-STEPS = 8
+STEPS = 5
 NO_COIN = {"step_audit_rate": 0.0, "owner_audit_rate": 0.0}
 M = 8
 
@@ -108,6 +108,9 @@ def test_a_microbatch_without_a_gradient_has_nothing_to_compare_with():
     assert doubt_about(total, {name: torch.zeros_like(g) for name, g in own.items()}, M) is None
 
 
+OTHERS = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("gradient_scale", "gradient_topk")]
+
+
 def draws_in_turn(company):
     """Which microbatch is audited follows from the step alone, so that a test cannot have bad luck."""
     company.draw.microbatches = lambda **place: tuple(range(place["num_microbatches"]))[place["step"] % 2 :: 2]
@@ -132,7 +135,7 @@ def test_a_gross_lie_about_the_weight_gradient_is_found_and_undone(make_company,
     assert company.weights_digest() == honest_digest(run, STEPS)
 
 
-@pytest.mark.parametrize("kind", ["gradient_sign", "gradient_scale", "gradient_topk"])
+@pytest.mark.parametrize("kind", ["gradient_sign", *OTHERS])
 def test_the_default_finds_a_gross_lie_and_leaves_nothing_of_it(make_company, honest_digest, kind):
     run, company = attacked(kind, GuardConfig(), make_company)
     company.draw.whole_step = company.draw.owners_step = lambda **place: False
@@ -144,7 +147,7 @@ def test_the_default_finds_a_gross_lie_and_leaves_nothing_of_it(make_company, ho
     assert company.weights_digest() == honest_digest(run, STEPS)
 
 
-@pytest.mark.parametrize("kind", ["gradient_sign", "gradient_scale", "gradient_topk"])
+@pytest.mark.parametrize("kind", ["gradient_sign", *OTHERS])
 def test_without_the_screen_the_same_lie_stays(make_company, honest_digest, kind):
     guard = GuardConfig(keep_steps=STEPS, gradient_screen=False, **NO_COIN)
     run, company = attacked(kind, guard, make_company)
@@ -243,7 +246,8 @@ def everybody_doubts(monkeypatch):
 
 
 # without a lag the shadow above that doubts every step goes on as well
-@pytest.mark.parametrize("lag", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("lag", [0, 1])
 def test_an_honest_shadow_whose_doubt_is_not_followed_goes_on(make_company, honest_digest, everybody_doubts, lag):
     run = tiny_run(guard=GuardConfig(commit_lag=lag, **NO_COIN))
     company = draws_in_turn(make_company(run))
@@ -258,6 +262,7 @@ def test_an_honest_shadow_whose_doubt_is_not_followed_goes_on(make_company, hone
     assert company.weights_digest() == honest_digest(run, MANY)
 
 
+@pytest.mark.slow
 def test_after_many_doubts_without_a_cause_a_lie_is_found_within_so_many_steps(make_company, everybody_doubts):
     run = tiny_run(guard=GuardConfig(**NO_COIN))
     first = MANY - STEPS_PER_DOUBT
@@ -272,6 +277,7 @@ def test_after_many_doubts_without_a_cause_a_lie_is_found_within_so_many_steps(m
     assert first <= verdict.step < first + STEPS_PER_DOUBT
 
 
+@pytest.mark.slow
 def test_a_shadow_in_league_that_has_used_up_its_doubts_hides_nothing_from_the_owner(make_company):
     # as one that keeps silent: the owner's own audits at their written rate need no shadow
     run = tiny_run(guard=GuardConfig(**NO_COIN))
@@ -305,7 +311,7 @@ def test_a_doubt_is_one_of_four_words(doubt):
 
 @pytest.mark.parametrize(
     ("stages", "lag"),
-    [(3, 0), (5, 1), pytest.param(3, 1, marks=pytest.mark.slow), pytest.param(5, 0, marks=pytest.mark.slow)],
+    [(3, 0), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((5, 1), (3, 1), (5, 0)))],
 )
 def test_a_lie_is_found_where_verdicts_lag_and_several_microbatches_are_drawn(make_company, honest_digest, stages, lag):
     pipeline = PipelineConfig(stages=stages, step_timeout_s=30.0)
@@ -321,7 +327,7 @@ def test_a_lie_is_found_where_verdicts_lag_and_several_microbatches_are_drawn(ma
     assert company.weights_digest() == honest_digest(run, STEPS)
 
 
-@pytest.mark.parametrize("steps", [20, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("steps", [10, pytest.param(60, marks=pytest.mark.slow)])
 def test_in_an_honest_run_doubts_are_seldom_and_convict_nobody(make_company, honest_digest, steps):
     run = tiny_run(guard=GuardConfig(**NO_COIN))
     company = draws_in_turn(make_company(run))
@@ -343,14 +349,14 @@ def test_a_shadow_in_league_keeps_its_doubt_to_itself_and_the_owner_names_the_li
     run = tiny_run(guard=GuardConfig(step_audit_rate=0.0, owner_audit_rate=0.0, keep_steps=STEPS))
     liar = actor(AttackConfig(kind="gradient_sign", from_step=1), "worker-1")
     company = make_company(run, {1: liar, 2: Actor(rewrite=only(AuditReport, silent))})
-    company.draw.owners_step = lambda **place: (place["stage"], place["step"]) == (1, 5)
+    company.draw.owners_step = lambda **place: (place["stage"], place["step"]) == (1, 3)
 
     company.run(STEPS)
 
     assert [(verdict.party, verdict.offence, verdict.step) for verdict in company.verdicts] == [
-        ("worker-1", "gradient", 5)
+        ("worker-1", "gradient", 3)
     ]
-    assert not [body for body in company.bodies("gradient_doubted") if body["stage"] == 1 and body["step"] <= 5]
+    assert not [body for body in company.bodies("gradient_doubted") if body["stage"] == 1 and body["step"] <= 3]
     # what the league had got in since step 1 is undone
     assert company.weights_digest() == honest_digest(run, STEPS)
 

@@ -65,7 +65,7 @@ def test_an_honest_overflow_ends_the_run_and_blames_nobody(make_company, guard):
     assert (company.verdicts, company.evicted, company.lost) == ([], [], [])
 
 
-@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("direction", ["forward", pytest.param("backward", marks=pytest.mark.slow)])
 def test_a_screen_that_is_wrong_about_every_message_changes_no_bit(make_company, honest_digest, monkeypatch, direction):
     run = tiny_run(guard=GuardConfig(audit_rate=0.25))
     expected = honest_digest(run, 2)

@@ -22,7 +22,7 @@ def drifting(factor, direction="forward", numeric_class="another build"):
     return Actor(tampering(drift), numeric_class=numeric_class)
 
 
-@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("stage", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_party_of_another_class_with_the_same_bits_is_never_blamed(make_company, honest_digest, stage):
     run = tiny_run(guard=FULL)
     company = make_company(run, {stage: Actor(numeric_class="another build")})
@@ -33,7 +33,7 @@ def test_a_party_of_another_class_with_the_same_bits_is_never_blamed(make_compan
     assert company.weights_digest() == honest_digest(run, 2)
 
 
-@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("direction", ["forward", pytest.param("backward", marks=pytest.mark.slow)])
 def test_rounding_within_the_tolerance_is_not_even_an_alarm(make_company, direction):
     company = make_company(tiny_run(guard=FULL), {1: drifting(1e-6, direction)})
 
@@ -43,7 +43,7 @@ def test_rounding_within_the_tolerance_is_not_even_an_alarm(make_company, direct
     assert [result.guard.attempts for result in results] == [1, 1]
 
 
-@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("direction", ["forward", pytest.param("backward", marks=pytest.mark.slow)])
 def test_a_drift_of_one_in_a_thousand_is_found_across_classes(make_company, honest_digest, direction):
     run = tiny_run(guard=FULL)
     company = make_company(run, {2: drifting(1e-3, direction)})
@@ -95,7 +95,7 @@ def test_two_honest_parties_that_round_apart_are_both_acquitted(make_company):
     assert {body["stage"] for body in company.bodies("alarm")} == {1}
 
 
-@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("direction", ["forward", pytest.param("backward", marks=pytest.mark.slow)])
 def test_a_tolerance_below_rounding_does_not_let_a_lie_through(make_company, direction):
     run = tiny_run(guard=FULL.model_copy(update={"tolerance": 1e-9}))
     company = make_company(run, {1: drifting(1e-4, direction)})

@@ -21,7 +21,7 @@ def accuse(digest=FALSE, direction="forward"):
     return only(AuditReport, lambda outgoing, report: [outgoing.with_fields(digests_of(report, digest, direction))])
 
 
-@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("direction", ["forward", pytest.param("backward", marks=pytest.mark.slow)])
 def test_a_false_digest_names_the_accuser_and_not_the_stage(make_company, honest_digest, direction):
     company = make_company(tiny_run(), {2: Actor(rewrite=accuse(direction=direction))})
     assert company.engine.shadows[1] == "worker-2"

@@ -13,27 +13,27 @@ OFTEN = GuardConfig(owner_audit_rate=1.0, screen=False)
 NEVER = GuardConfig(owner_audit_rate=0.0, screen=False)
 
 
-@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("direction", ["forward", pytest.param("backward", marks=pytest.mark.slow)])
 def test_a_stage_and_its_shadow_that_lie_together_win_without_the_owners_audits(make_company, honest_digest, direction):
     run = tiny_run(guard=NEVER)
     company = make_company(run, league_of_messages(direction))
 
-    company.run(3)
+    company.run(2)
 
     assert company.verdicts == []
-    assert company.weights_digest() != honest_digest(run, 3)
+    assert company.weights_digest() != honest_digest(run, 2)
 
 
-@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("direction", ["forward", pytest.param("backward", marks=pytest.mark.slow)])
 def test_the_owners_audit_names_the_stage_and_its_accomplice(make_company, honest_digest, direction):
     run = tiny_run(guard=OFTEN)
     company = make_company(run, league_of_messages(direction))
 
-    company.run(3)
+    company.run(2)
 
     found = [(verdict.offence, verdict.party, verdict.stage) for verdict in company.verdicts]
     assert found == [("message", "worker-1", 1), ("collusion", "worker-2", 1)]
-    assert company.weights_digest() == honest_digest(run, 3)
+    assert company.weights_digest() == honest_digest(run, 2)
     for verdict in company.verdicts:
         facts = explain_evidence(company.run_dir / str(verdict.evidence))
         assert str(facts["conclusion"]).startswith(f"holds: {verdict.party} signed")
@@ -87,6 +87,7 @@ def test_honest_workers_pass_the_owners_audits(make_company, honest_digest):
     assert company.weights_digest() == honest_digest(run, 3)
 
 
+@pytest.mark.slow
 def test_league_is_found_within_the_bound_that_the_rate_promises(make_company):
     # at a rate of one half, 20 steps without an audit happen once in a million runs
     run = tiny_run(guard=GuardConfig(owner_audit_rate=0.5, screen=False))

@@ -6,7 +6,7 @@ from phalanx.pipeline import AuditDraw, GuardConfig
 from phalanx.pipeline.protocol.messages import AuditReport
 from phalanx.testing import Actor, only, tampering, tiny_run
 
-STEPS = 6
+STEPS = 4
 RUN = tiny_run(guard=GuardConfig(step_audit_rate=0.0, owner_audit_rate=0.0, screen=False))
 
 

@@ -36,7 +36,14 @@ def assert_replaced(company, party, run, honest_digest):
     assert company.weights_digest() == honest_digest(run, 3)
 
 
-@pytest.mark.parametrize(("stage", "direction"), [(1, "forward"), (1, "backward"), (2, "forward"), (2, "backward")])
+@pytest.mark.parametrize(
+    ("stage", "direction"),
+    [
+        (1, "forward"),
+        (2, "backward"),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in ((1, "backward"), (2, "forward"))),
+    ],
+)
 def test_a_withheld_tensor_is_handed_on_and_nobody_is_replaced(make_company, honest_digest, stage, direction):
     run = impatient()
 

@@ -43,25 +43,25 @@ def test_honest_third_parties_find_nothing_and_change_nothing(make_company, hone
     assert company.weights_digest() == honest_digest(run_of(), 3)
 
 
-@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("direction", ["forward", pytest.param("backward", marks=pytest.mark.slow)])
 def test_a_league_wins_where_only_its_member_audits(make_company, honest_digest, direction):
     company = make_company(run_of(NEVER), league_of_messages(direction))
 
-    company.run(3)
+    company.run(2)
 
     assert company.verdicts == []
-    assert company.weights_digest() != honest_digest(run_of(NEVER), 3)
+    assert company.weights_digest() != honest_digest(run_of(NEVER), 2)
 
 
-@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("direction", ["forward", pytest.param("backward", marks=pytest.mark.slow)])
 def test_a_third_party_finds_a_league_and_both_members_are_named(make_company, honest_digest, direction):
     company = make_company(run_of(), league_of_messages(direction))
 
-    company.run(3)
+    company.run(2)
 
     found = [(verdict.offence, verdict.party, verdict.accuser) for verdict in company.verdicts]
     assert found == [("message", "worker-1", "worker-3"), ("collusion", "worker-2", "worker-3")]
-    assert company.weights_digest() == honest_digest(run_of(), 3)
+    assert company.weights_digest() == honest_digest(run_of(), 2)
     for verdict in company.verdicts:
         facts = explain_evidence(company.run_dir / str(verdict.evidence))
         assert str(facts["conclusion"]).startswith(f"holds: {verdict.party} signed")
@@ -85,11 +85,11 @@ def test_a_third_party_finds_a_league_whose_shadow_only_verifies(make_company, h
     with pytest.raises(NoHolderError):
         company.run(1)
     company.fall_back()
-    company.run(3)
+    company.run(2)
 
     found = [(verdict.offence, verdict.party, verdict.accuser) for verdict in company.verdicts]
     assert found == [("message", "worker-1", "worker-3"), ("collusion", "worker-2", "worker-3")]
-    assert company.weights_digest() == honest_digest(run_of(), 3)
+    assert company.weights_digest() == honest_digest(run_of(), 2)
 
 
 def test_a_wrong_norm_that_a_third_party_finds_does_not_convict_the_shadow_that_found_it_too(make_company):
@@ -124,7 +124,10 @@ def test_a_third_party_that_accuses_an_honest_stage_is_the_guilty_one(make_compa
     assert company.weights_digest() == honest_digest(run_of(), 2)
 
 
-@pytest.mark.parametrize("spoil", [{"stage": 2}, {"permit": None}, {"forged": True}, {"claim": True}])
+OTHER_SPOILS = [pytest.param(spoil, marks=pytest.mark.slow) for spoil in ({"permit": None}, {"claim": True})]
+
+
+@pytest.mark.parametrize("spoil", [{"stage": 2}, {"forged": True}, *OTHER_SPOILS])
 def test_without_the_owners_permit_nobody_sees_anothers_tensors(make_company, spoil):
     seen = []
 
@@ -201,6 +204,7 @@ def test_weights_that_nobody_hands_over_come_from_the_owner(make_company, honest
     assert company.weights_digest() == honest_digest(run_of(), 1)
 
 
+@pytest.mark.slow
 def test_a_league_is_found_within_the_bound_that_the_rate_promises(make_company):
     # at a rate of one half, 20 steps without an audit happen once in a million runs
     run = run_of(ALWAYS.model_copy(update={"third_party_audit_rate": 0.5}))

@@ -46,7 +46,7 @@ def sending_another_snapshot(step):
     return Actor(rewrite=only(Bulk, alter))
 
 
-@pytest.mark.parametrize("pipeline", [None, ALONE], ids=["worker", "owner"])
+@pytest.mark.parametrize("pipeline", [None, pytest.param(ALONE, marks=pytest.mark.slow)], ids=["worker", "owner"])
 def test_a_false_snapshot_convicts_its_sender_by_its_own_signatures(make_company, honest_digest, pipeline):
     run = run_with(pipeline)
     company = make_company(run, {1: sending_another_snapshot(6)})
@@ -103,7 +103,9 @@ def test_a_part_that_does_not_fit_among_others_frames_no_shadow(make_company, ho
     assert company.weights_digest() == honest_digest(run, 5)
 
 
-@pytest.mark.parametrize("field", ["weights", "moments", "frozen"])
+@pytest.mark.parametrize(
+    "field", ["weights", *(pytest.param(one, marks=pytest.mark.slow) for one in ("moments", "frozen"))]
+)
 def test_a_shadow_that_lies_about_the_snapshot_that_it_was_sent_is_named(make_company, honest_digest, field):
     def lie(outgoing, held):
         state = held.state

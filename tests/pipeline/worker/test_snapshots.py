@@ -26,20 +26,20 @@ from phalanx.testing import Actor, WorkerCrash, only, tampering, tiny_run
 @pytest.mark.parametrize(
     ("pipeline", "changes"),
     [
-        (None, {}),
-        (None, {"audit_rate": 1.0}),
         (None, {"step_audit_rate": 1.0, "owner_audit_rate": 1.0}),
         (SPARE, {"audit_rate": 1.0}),
         (ALONE, {"audit_rate": 0.5, "step_audit_rate": 0.5}),
+        pytest.param(None, {}, marks=pytest.mark.slow),
+        pytest.param(None, {"audit_rate": 1.0}, marks=pytest.mark.slow),
     ],
 )
 def test_snapshots_change_no_bit_whoever_keeps_them(make_company, honest_digest, pipeline, changes):
     run = run_with(pipeline, **changes)
     company = make_company(run)
 
-    company.run(7)
+    company.run(5)
 
-    assert company.weights_digest() == honest_digest(run, 7)
+    assert company.weights_digest() == honest_digest(run, 5)
     assert (company.verdicts, company.lost, company.bodies("fault"), company.bodies("refused")) == ([], [], [], [])
 
 
@@ -47,7 +47,7 @@ def test_the_weights_are_those_of_the_gradient_upkeep(make_company):
     digests = set()
     for guard in (SNAPSHOT, GuardConfig(**NO_COIN)):
         company = make_company(tiny_run(guard=guard))
-        company.run(7)
+        company.run(4)
         digests.add(company.weights_digest())
 
     assert len(digests) == 1
@@ -95,7 +95,12 @@ def test_adapters_can_be_kept_by_snapshots(make_company, honest_digest):
 
 @pytest.mark.parametrize(
     ("pipeline", "dies_before", "back_to"),
-    [(None, 1, 0), (None, 4, 3), (None, 8, 6), (SPARE, 5, 3), (SPARE, 2, 0), (ALONE, 5, 3)],
+    [
+        (None, 4, 3),
+        (SPARE, 2, 0),
+        (ALONE, 5, 3),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((None, 1, 0), (None, 8, 6), (SPARE, 5, 3))),
+    ],
 )
 def test_a_holder_that_dies_between_snapshots_costs_the_steps_since_the_last_one(
     make_company, honest_digest, pipeline, dies_before, back_to
@@ -105,12 +110,12 @@ def test_a_holder_that_dies_between_snapshots_costs_the_steps_since_the_last_one
     company.run(dies_before)
 
     company.kill("worker-1")
-    results = company.run(9 - dies_before)
+    results = company.run(2)
 
     assert went_back(company) == [(back_to, dies_before)]
     assert sum(result.guard.steps_redone for result in results) == dies_before - back_to
     assert (company.lost, company.verdicts) == (["worker-1"], [])
-    assert company.weights_digest() == honest_digest(run, 9)
+    assert company.weights_digest() == honest_digest(run, dies_before + 2)
 
 
 def test_a_holder_that_dies_before_its_snapshot_is_handed_over_is_replaced_from_the_one_before(
@@ -144,6 +149,7 @@ def test_a_loss_right_after_all_have_the_snapshot_costs_no_step(make_company, ho
     assert company.weights_digest() == honest_digest(run_with(), 8)
 
 
+@pytest.mark.slow
 def test_losses_one_after_the_other_end_with_the_same_bits(make_company, honest_digest):
     run = tiny_run(guard=SNAPSHOT, pipeline=PipelineConfig(stages=5, spares=1, step_timeout_s=30.0))
     company = make_company(run)
@@ -179,7 +185,7 @@ def test_a_run_of_one_step_between_snapshots_redoes_the_interrupted_step_alone(m
 # --- liars ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("stage", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_liar_is_named_when_the_coin_falls_and_what_it_did_since_the_snapshot_is_undone(
     make_company, honest_digest, stage
 ):
@@ -247,7 +253,13 @@ def test_a_made_up_weight_gradient_is_found_in_an_audit_of_the_whole_step(make_c
     assert company.weights_digest() == honest_digest(run, 3)
 
 
-@pytest.mark.parametrize("kind", ["wrong_learning_rate", "skipped_update", "weight_drift"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "skipped_update",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("wrong_learning_rate", "weight_drift")),
+    ],
+)
 def test_the_owner_names_a_stage_that_bends_the_update_and_the_run_goes_back(make_company, honest_digest, kind):
     run = run_with(owner_audit_rate=1.0)
     company = make_company(run, {1: actor(AttackConfig(kind=kind, from_step=4), "worker-1")})

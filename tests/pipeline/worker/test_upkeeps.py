@@ -37,14 +37,22 @@ def test_a_liar_that_trains_adapters_is_named_and_its_shadow_takes_over(make_com
 UPDATE = GuardConfig(shadow="update", step_audit_rate=0.0, owner_audit_rate=0.0)
 
 
-@pytest.mark.parametrize("changes", [{}, {"audit_rate": 1.0}, {"step_audit_rate": 1.0}, {"owner_audit_rate": 1.0}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, marks=pytest.mark.slow),
+        {"audit_rate": 1.0},
+        {"step_audit_rate": 1.0},
+        {"owner_audit_rate": 1.0},
+    ],
+)
 def test_shadows_that_follow_weights_change_no_bit(make_company, honest_digest, changes):
     run = tiny_run(guard=UPDATE.model_copy(update=changes))
     company = make_company(run)
 
-    company.run(4)
+    company.run(3)
 
-    assert company.weights_digest() == honest_digest(run, 4)
+    assert company.weights_digest() == honest_digest(run, 3)
     assert (company.verdicts, company.evicted, company.lost) == ([], [], [])
 
 
@@ -128,7 +136,10 @@ def test_a_stage_that_computes_with_other_weights_than_it_sends_is_found_by_audi
     assert [(v.party, v.offence, v.step) for v in company.verdicts] == [("worker-2", "message", 3)]
 
 
-@pytest.mark.parametrize("kind", ["wrong_learning_rate", "skipped_update", "weight_drift"])
+@pytest.mark.parametrize(
+    "kind",
+    ["wrong_learning_rate", *(pytest.param(one, marks=pytest.mark.slow) for one in ("skipped_update", "weight_drift"))],
+)
 def test_the_owners_audit_names_a_stage_that_bends_the_law_of_the_update(make_company, honest_digest, kind):
     seeing = tiny_run(guard=UPDATE.model_copy(update={"owner_audit_rate": 1.0}))
     company = saved_after(make_company(seeing, {1: actor(AttackConfig(kind=kind, from_step=3), "worker-1")}), 2)
@@ -150,7 +161,7 @@ def test_without_the_owners_audits_a_wrong_learning_rate_is_never_seen(make_comp
     assert company.weights_digest() != honest_digest(run, 4)
 
 
-@pytest.mark.parametrize("norm", [1e-9, 1e6, None])
+@pytest.mark.parametrize("norm", [1e-9, pytest.param(1e6, marks=pytest.mark.slow), None])
 def test_a_wrong_norm_is_found_when_somebody_redoes_the_step(make_company, honest_digest, norm):
     # one that is not finite is looked into at once, for the run could not go on with it
     rates = {} if norm is None else {"owner_audit_rate": 1.0}
@@ -327,7 +338,7 @@ def test_a_shadow_that_follows_keeps_weights_and_nothing_else(model_cache):
         shadow.apply(0, {name: torch.zeros_like(p) for name, p in shadow.module.trainable().items()}, 1.0)
 
 
-@pytest.mark.parametrize("shadow", ["gradient", "update"])
+@pytest.mark.parametrize("shadow", [pytest.param("gradient", marks=pytest.mark.slow), "update"])
 def test_both_holders_of_a_stage_that_are_lost_at_once_cost_the_steps_since_the_checkpoint(
     make_company, honest_digest, shadow
 ):

@@ -99,9 +99,9 @@ def constant_bits(keys: list[bytes]) -> int:
 
 
 def test_a_mask_key_has_256_bits_that_all_vary():
-    keys = pair_keys(2000)
+    keys = pair_keys(500)
 
-    assert len(set(keys)) == 2000
+    assert len(set(keys)) == 500
     assert {len(key) for key in keys} == {32}
     assert constant_bits(keys) == 0
 
@@ -208,12 +208,12 @@ class Schedule:
 
 def test_no_mask_covers_two_vectors_over_crashes_with_a_book_on_disk(tmp_path, monkeypatch):
     used = 0
-    for seed in range(12):
+    for seed in range(4):
         schedule = Schedule(seed, lambda name, seed=seed: RoundFile(tmp_path / f"{seed}-{name}"))
         schedule.run(4, monkeypatch)
         used += len(schedule.used)
         assert schedule.repeated() == 0
-    assert used > 100
+    assert used > 30
 
 
 @pytest.mark.slow
@@ -229,7 +229,7 @@ def test_no_mask_covers_two_vectors_in_ten_thousand_schedules(monkeypatch):
 
 def test_a_restored_machine_repeats_its_masks_where_rounds_are_not_written_down(monkeypatch):
     repeated = 0
-    for seed in range(6):
+    for seed in range(2):
         schedule = Schedule(seed, lambda _: ForgetfulRounds(), lambda name: random.Random(name).randbytes)
         schedule.run(6, monkeypatch)
         repeated += schedule.repeated()

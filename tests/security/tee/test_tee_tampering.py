@@ -60,6 +60,12 @@ def flipped(data: bytes, position: int, bit: int) -> bytes:
     return data[:position] + bytes([data[position] ^ 1 << bit]) + data[position + 1 :]
 
 
+def places_of(region: range, draw: random.Random, most: int = 150) -> list[int]:
+    """Both ends of a region and places of it that are drawn; the slow test alters each bit of each byte."""
+    ends = {*region[:8], *region[-8:]}
+    return sorted(ends | set(draw.sample(region, min(most, len(region)))))
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_no_byte_of_a_signed_region_can_be_altered(name):
     case, draw = made(name), random.Random(name)
@@ -68,7 +74,7 @@ def test_no_byte_of_a_signed_region_can_be_altered(name):
     passed = [
         position
         for region in signed_regions(case)
-        for position in region
+        for position in places_of(region, draw)
         if accepted(case.with_data(flipped(case.evidence.data, position, draw.randrange(8))))
     ]
 
