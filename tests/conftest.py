@@ -60,8 +60,10 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Leave modules and tests, which live to the end, out of every search for garbage: each looked at a million."""
+    if session.config.getoption("--hypothesis-profile", None) == "ci":
+        _no_constants_of_sources()
     gc.disable()
     try:
         return (yield)
@@ -79,12 +81,6 @@ def _no_constants_of_sources() -> None:
     providers = sys.modules.get("hypothesis.internal.conjecture.providers")
     if providers is not None and hasattr(providers, "_get_local_constants"):
         providers._get_local_constants = lambda: providers._local_constants
-
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """By now each test module has imported what it draws with."""
-    if session.config.getoption("--hypothesis-profile", None) == "ci":
-        _no_constants_of_sources()
 
 
 @pytest.fixture(scope="session", autouse=True)

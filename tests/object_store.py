@@ -1,10 +1,13 @@
 """A local server that speaks the protocol of S3, in a process of its own."""
 
 import contextlib
+import importlib.util
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+
+import pytest
 
 SERVER = """
 import sys
@@ -20,6 +23,13 @@ ACCESS = {
     "AWS_SECRET_ACCESS_KEY": "a-secret-of-the-test",
     "AWS_DEFAULT_REGION": "us-east-1",
 }
+
+
+def need_object_store() -> None:
+    """Skip a module where the server is not installed, which costs a second to import and runs elsewhere."""
+    for package in ("s3fs", "moto", "flask"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"could not import {package!r}", allow_module_level=True)
 
 
 @contextlib.contextmanager

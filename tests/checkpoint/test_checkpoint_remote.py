@@ -2,20 +2,16 @@
 
 import hashlib
 
+import fsspec
 import pytest
 from made_shards import STATE, make_shard
 
-from object_store import ACCESS, object_store
-
-pytest.importorskip("s3fs")
-pytest.importorskip("moto")
-pytest.importorskip("flask")
-
-import fsspec
-
+from object_store import ACCESS, need_object_store, object_store
 from phalanx.checkpoint import RemoteStore, Retention, open_checkpoint, open_key, save_checkpoint, write_new_key
 from phalanx.checkpoint import remote as remote_module
 from phalanx.errors import CheckpointError
+
+need_object_store()
 
 # the asynchronous client leaves its connections to the garbage collector
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")

@@ -68,6 +68,7 @@ def test_an_owner_that_is_killed_goes_on_at_the_step_where_it_died_with_what_all
     assert not (place.path / "run" / "journal").exists()
 
 
+@pytest.mark.slow
 def test_a_liar_that_was_evicted_before_the_owner_died_is_in_no_bit_of_what_goes_on(place, clean):
     settings = (*FORWARD_LIAR, JOURNAL, "checkpoint.every=0", "guard.audit_rate=1.0")
     process = place.train(*settings)

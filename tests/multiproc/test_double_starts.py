@@ -54,6 +54,7 @@ def joined(place):
     return [body["party"] for _, body in events(place, "party_joined")] if path.exists() else []
 
 
+@pytest.mark.slow
 def test_a_second_process_that_comes_while_roles_are_given_out_stops_nobody_else(place, keys, port, start):
     second = start("north")
     place.wait_until(lambda: second.popen.poll() is None)

@@ -28,6 +28,7 @@ def start_junk(place, file, kind):
     return place.processes[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [

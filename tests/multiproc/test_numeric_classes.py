@@ -82,6 +82,7 @@ def kernels(request):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lie", "other"),
     [
@@ -105,6 +106,7 @@ def test_another_class_is_refused_at_the_door_and_everybody_is_told_why(place, c
     assert bodies(place, "verdict") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lie",
     # really on other kernels; lies of parties that only claim another class are quick in `test_two_numeric_classes.py`

@@ -4,10 +4,11 @@ import hashlib
 import json
 from pathlib import Path
 
+import fsspec
 import pytest
 
 from made_dataset import make_dataset
-from object_store import ACCESS, object_store
+from object_store import ACCESS, need_object_store, object_store
 from phalanx.cli.outcome import run as command
 from phalanx.data import DataConfig, prepare
 from phalanx.data.shards import SealKey, fingerprint_of, open_dataset
@@ -18,11 +19,7 @@ from phalanx.errors import DataError
 from phalanx.security.crypto import Identity
 from tiny_dataset import write_tiny_dataset
 
-pytest.importorskip("s3fs")
-pytest.importorskip("moto")
-pytest.importorskip("flask")
-
-import fsspec
+need_object_store()
 
 # the asynchronous client leaves its connections to the garbage collector
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")

@@ -2,19 +2,16 @@
 
 import gzip
 
+import fsspec
 import pytest
 from source_records import raw_total, records, texts
 
-from object_store import ACCESS, object_store
+from object_store import ACCESS, need_object_store, object_store
 from phalanx.data import JsonlConfig, TextConfig
 from phalanx.data.sources import open_source
 from phalanx.errors import DataError
 
-pytest.importorskip("s3fs")
-pytest.importorskip("moto")
-pytest.importorskip("flask")
-
-import fsspec
+need_object_store()
 
 # the asynchronous client leaves its connections to the garbage collector
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
