@@ -1,14 +1,50 @@
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from phalanx.pipeline import AuditDraw, GuardConfig
+from phalanx.pipeline import AuditDraw, GuardConfig, StepPlan, run_battery
+from phalanx.pipeline.protocol.greetings import KernelDigests
+from phalanx.pipeline.stage.stage_copy import WrapCopy, unwrapped
 from phalanx.testing import Actor, CompanySession, MemoryCompany, tiny_run
 from phalanx.train import RunConfig
 
 MakeCompany = Callable[..., MemoryCompany]
+PLAIN = (unwrapped, Actor().kernels)
+
+
+@pytest.fixture(scope="session")
+def batteries() -> Callable[..., KernelDigests]:
+    """Run the battery of a plan once for all parties with plain kernels, which in one process compute the same bits.
+
+    All companies of a plan are measured with the first one's nonce; `test_admission.py` runs the battery itself.
+    """
+    nonces: dict[str, str] = {}
+    known: dict[str, KernelDigests] = {}
+    lock = threading.Lock()
+
+    def run_once(plan: StepPlan, nonce: str, kernels: WrapCopy = unwrapped) -> KernelDigests:
+        # of the guard a battery takes the classes alone, which say in what precision an update is made
+        guard = GuardConfig(mode="off", classes=plan.guard.classes)
+        key = plan.model_copy(update={"run_digest": "", "guard": guard}).model_dump_json()
+        with lock:
+            first = nonces.setdefault(key, nonce)
+            if kernels not in PLAIN:
+                return run_battery(plan, first, kernels)
+            if key not in known:
+                known[key] = run_battery(plan, first)
+            return known[key]
+
+    return run_once
+
+
+@pytest.fixture(autouse=True)
+def one_battery_of_a_plan(batteries: Callable[..., KernelDigests], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure the kernels of parties in threads once; those in processes of their own see nothing of it."""
+    monkeypatch.setattr("phalanx.pipeline.membership.admission.run_battery", batteries)
+    monkeypatch.setattr("phalanx.pipeline.worker.process.run_battery", batteries)
 
 
 @pytest.fixture(scope="session")
