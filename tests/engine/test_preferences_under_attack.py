@@ -104,6 +104,7 @@ def test_a_stage_that_lies_in_three_steps_of_ten_is_named_and_no_bit_is_lost(cle
     assert digest == clean(kind)[0]
 
 
+@pytest.mark.slow
 def test_without_the_guard_the_same_liar_has_its_way(clean, cache, tmp_path):
     run = run_of("dpo")
     unguarded = run.model_copy(update={"guard": run.guard.model_copy(update={"mode": "off"})})

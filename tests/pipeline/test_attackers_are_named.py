@@ -191,6 +191,7 @@ def test_a_league_is_named_when_the_owner_looks_for_itself(make_company, honest_
     assert company.weights_digest() == honest_digest(run, FROM + 2)
 
 
+@pytest.mark.slow
 def test_without_the_owners_own_audits_a_league_is_never_seen(make_company, honest_digest, tmp_path):
     run = tiny_run(guard=GuardConfig(audit_rate=1.0, owner_audit_rate=0.0))
     company = make_company(run, attackers(tmp_path, "league", (1, 2)))

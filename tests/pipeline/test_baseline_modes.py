@@ -58,6 +58,7 @@ def test_statistics_condemn_what_is_not_finite_at_once(make_company, honest_dige
     assert company.weights_digest() == honest_digest(run, 2)
 
 
+@pytest.mark.slow
 def test_statistics_do_not_see_a_small_lie(make_company, honest_digest):
     run = tiny_run(guard=STATISTICS)
     company = make_company(run, {1: lying_from(0, lambda tensor: 1.01 * tensor)})

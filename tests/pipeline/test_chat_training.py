@@ -96,6 +96,7 @@ def test_a_liar_at_rate_03_is_named_and_no_bit_of_what_was_learned_is_lost(
     assert company.weights_digest() == honest["digest"]
 
 
+@pytest.mark.slow
 def test_without_the_guard_the_same_liar_changes_what_is_learned(make_company, corpus_of, chat_run, tmp_path):
     run = chat_run(GuardConfig(mode="off"))
     corpus = corpus_of(run)

@@ -91,6 +91,7 @@ def test_a_liar_at_rate_03_is_named_in_its_first_step_and_no_bit_is_lost(
     assert company.weights_digest() == honest_digest(run, STEPS)
 
 
+@pytest.mark.slow
 def test_without_the_guard_the_same_liar_changes_what_is_learned(make_company, honest_digest, tmp_path):
     run = learning(guard=GuardConfig(mode="off"))
     config = AttackConfig(kind="sign_flip", stages=(2,), rate=0.3, seed=3)

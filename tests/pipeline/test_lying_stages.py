@@ -139,6 +139,7 @@ def test_when_every_worker_lies_the_owner_ends_alone_and_right(make_company, hon
     assert company.weights_digest() == honest_digest(run, STEPS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_lie_spoils_an_unguarded_run(make_company, honest_digest, kind):
     run = tiny_run(guard=GuardConfig(mode="off"))
@@ -150,6 +151,7 @@ def test_the_same_lie_spoils_an_unguarded_run(make_company, honest_digest, kind)
     assert company.evicted == []
 
 
+@pytest.mark.slow
 def test_a_spare_becomes_the_new_shadow(make_company, honest_digest):
     pipeline = PipelineConfig(stages=4, spares=1, step_timeout_s=30.0)
     company = make_company(tiny_run(pipeline=pipeline), {1: attacker("forward_sign_flip", 1)})
@@ -163,6 +165,7 @@ def test_a_spare_becomes_the_new_shadow(make_company, honest_digest):
     assert company.weights_digest() == honest_digest(tiny_run(4), STEPS)
 
 
+@pytest.mark.slow
 def test_a_liar_who_took_over_is_found_in_its_second_stage_too(make_company, honest_digest):
     # whoever inherits stage 1 lies from step 2 on, in every stage that it has then
     run = tiny_run(5)

@@ -142,6 +142,7 @@ def test_a_made_up_gradient_that_was_applied_is_undone(make_company, honest_dige
     assert company.weights_digest() == honest_digest(run, STEPS)
 
 
+@pytest.mark.slow
 def test_a_wrong_learning_rate_takes_the_step_before_with_it(make_company, honest_digest, tmp_path):
     run = tiny_run(guard=lagging())
     company = make_company(run, all_late(attacker(tmp_path, "wrong_learning_rate", 1, strength=1.01)))
@@ -184,7 +185,7 @@ def test_a_worker_that_dies_while_a_step_lags_costs_that_step_and_is_not_blamed(
     assert company.weights_digest() == honest_digest(run, STEPS)
 
 
-@pytest.mark.parametrize("kind", ["withholding", "withheld_answer"])
+@pytest.mark.parametrize("kind", ["withholding", pytest.param("withheld_answer", marks=pytest.mark.slow)])
 def test_what_is_withheld_while_a_step_lags_is_handed_on(make_company, honest_digest, tmp_path, kind):
     pipeline = PipelineConfig(stages=5, step_timeout_s=30.0, patience_s=0.5)
     run = tiny_run(pipeline=pipeline, guard=lagging(audit_rate=1.0))
@@ -227,6 +228,7 @@ def test_a_conviction_reaches_from_a_lagging_step_back_to_the_first_bad_one(make
     assert company.weights_digest() == honest_digest(run, STEPS + 1)
 
 
+@pytest.mark.slow
 def test_across_numeric_classes_a_drift_that_was_applied_is_found(make_company, honest_digest):
     run = tiny_run(guard=lagging(audit_rate=1.0, classes="mixed"))
     liar = Actor(lying(factor=1.001).wrap_copy, numeric_class="another build")
@@ -250,7 +252,7 @@ def test_across_numeric_classes_honest_rounding_in_an_applied_step_is_no_alarm(m
     assert (company.verdicts, company.bodies("alarm"), company.lost) == ([], [], [])
 
 
-@pytest.mark.parametrize("rate", ["owner_audit_rate", "third_party_audit_rate"])
+@pytest.mark.parametrize("rate", ["owner_audit_rate", pytest.param("third_party_audit_rate", marks=pytest.mark.slow)])
 def test_a_step_that_others_than_shadows_audit_does_not_lag(make_company, honest_digest, rate):
     pipeline = PipelineConfig(stages=5, step_timeout_s=30.0, patience_s=0.5)
     run, said = tiny_run(pipeline=pipeline, guard=lagging(audit_rate=1.0, **{rate: 1.0})), []
@@ -264,6 +266,7 @@ def test_a_step_that_others_than_shadows_audit_does_not_lag(make_company, honest
     assert company.weights_digest() == honest_digest(run, STEPS)
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_no_number_waits_for_the_audits(make_company, honest_digest):
     run = tiny_run(pipeline=IMPATIENT, guard=lagging(audit_rate=1.0, classes="mixed"))
     liar = Actor(lying(factor=float("nan")).wrap_copy, numeric_class="another build")
@@ -288,6 +291,7 @@ def test_the_next_step_is_not_decided_before_the_audits_of_the_last_one(make_com
     assert company.weights_digest() == honest_digest(run, LIE + 3)
 
 
+@pytest.mark.slow
 def test_a_lie_whose_auditor_is_stalled_is_undone_before_a_second_step_is_applied(make_company, honest_digest):
     run = tiny_run(pipeline=IMPATIENT, guard=lagging(audit_rate=1.0))
     company = make_company(run, {1: lying(), 2: stalled_at(LIE)})

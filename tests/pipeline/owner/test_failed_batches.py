@@ -116,6 +116,7 @@ def test_a_stage_that_would_have_batches_given_up_is_convicted(make_company, hon
     assert [(v.party, v.offence, v.step) for v in company.verdicts] == [(f"worker-{stage}", "gradient", 1)]
 
 
+@pytest.mark.slow
 def test_where_nobody_redoes_the_step_such_a_stage_has_its_way(make_company):
     company = make_company(tiny_run(guard=GuardConfig(mode="off")), {1: infinite_gradient(1)})
     company.run(1)

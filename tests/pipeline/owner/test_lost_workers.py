@@ -53,6 +53,7 @@ def test_all_workers_die_one_after_the_other_and_the_owner_goes_on_alone(make_co
     assert company.weights_digest() == honest_digest(run, 4)
 
 
+@pytest.mark.slow
 def test_a_spare_takes_the_place_of_the_shadow_that_was_promoted(make_company, honest_digest):
     pipeline = PipelineConfig(stages=4, spares=2, step_timeout_s=30.0)
     company = make_company(tiny_run(pipeline=pipeline), {1: Actor(crash_at(1))})
@@ -66,6 +67,7 @@ def test_a_spare_takes_the_place_of_the_shadow_that_was_promoted(make_company, h
     assert company.weights_digest() == honest_digest(tiny_run(), 3)
 
 
+@pytest.mark.slow
 def test_a_spare_that_dies_is_replaced_as_shadow(make_company, honest_digest):
     pipeline = PipelineConfig(stages=3, spares=1, step_timeout_s=30.0)
     company = make_company(tiny_run(pipeline=pipeline))
@@ -131,8 +133,8 @@ def test_a_worker_that_dies_before_it_joins_is_named(make_company):
     [
         (Commit, r"commitments of stages \[1\]"),
         (AuditReport, r"audits \(stage, microbatch, auditor\) \[\(2, \d, 'worker-1'\)\]"),
-        (GradientHeld, r"gradients of stages \[2\]"),
-        (UpdateReport, r"states of stages \[1, 2\]"),
+        pytest.param(GradientHeld, r"gradients of stages \[2\]", marks=pytest.mark.slow),
+        pytest.param(UpdateReport, r"states of stages \[1, 2\]", marks=pytest.mark.slow),
     ],
 )
 def test_a_step_that_cannot_end_says_what_is_missing(make_company, kind, missing):

@@ -123,6 +123,7 @@ def test_a_worker_that_dies_in_a_skipped_step_is_replaced_and_the_step_begins_an
     assert len({body["step"] for body in company.bodies("step_skipped")}) == 1
 
 
+@pytest.mark.slow
 def test_who_inherits_a_frozen_stage_goes_on_with_its_bits(make_company):
     """A newcomer gets a state with moments that have seen fewer updates than there were steps."""
     undisturbed = make_company(run_with("skip_layer", spares=1), {LIAR: lying_in(1)})

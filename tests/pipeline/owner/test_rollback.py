@@ -48,6 +48,7 @@ def test_the_run_goes_back_to_the_first_step_that_was_wrong(make_company, honest
     assert company.weights_digest() == honest_digest(run, STEPS)
 
 
+@pytest.mark.slow
 def test_without_kept_steps_the_poison_stays(make_company, honest_digest):
     run = tiny_run(guard=GuardConfig(**NO_COIN))
     company = audit_whole(make_company(run, {1: made_up_from(3)}), (1, 6))

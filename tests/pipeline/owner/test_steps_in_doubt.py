@@ -58,6 +58,7 @@ def test_a_step_that_was_audited_as_a_whole_is_not_in_doubt_and_the_one_before_i
     assert company.checks.doubts()[0].last_verified == 2
 
 
+@pytest.mark.slow
 def test_a_step_that_the_owner_redid_is_not_in_doubt(make_company):
     run = tiny_run(guard=GuardConfig(**NO_COIN))
     company = audit_as_owner(audit_whole(make_company(run, {1: made_up_from(3)}), (1, 6)), (1, 1))
@@ -79,6 +80,7 @@ def test_a_rollback_that_reaches_far_enough_leaves_nothing_in_doubt(make_company
     assert company.weights_digest() == honest_digest(run, STEPS)
 
 
+@pytest.mark.slow
 def test_a_rollback_that_is_too_short_leaves_the_steps_before_in_doubt(make_company):
     run = tiny_run(guard=GuardConfig(keep_steps=2, **NO_COIN))
     company = audit_whole(make_company(run, {1: made_up_from(1)}), (1, 6))
@@ -89,6 +91,7 @@ def test_a_rollback_that_is_too_short_leaves_the_steps_before_in_doubt(make_comp
     assert doubts(company) == {("worker-1", 1): [(0, 3)]}
 
 
+@pytest.mark.slow
 def test_what_an_auditor_vouched_for_that_was_convicted_as_well_is_in_doubt(make_company):
     run = tiny_run(guard=GuardConfig(**NO_COIN))
     company = make_company(run, {1: made_up_from(4), 2: made_up_from(5)})
@@ -112,6 +115,7 @@ def test_in_lockstep_every_step_is_recomputed_and_none_is_in_doubt(make_company)
     assert company.checks.believed()[1] == 0
 
 
+@pytest.mark.slow
 def test_where_the_shadow_has_no_optimizer_the_owners_audits_alone_count(make_company):
     run = tiny_run(5, guard=GuardConfig(shadow="update", **NO_COIN))
     # where norms set a clip coefficient, the owner redoes the steps of odd ones too

@@ -147,6 +147,7 @@ def test_the_default_finds_a_gross_lie_and_leaves_nothing_of_it(make_company, ho
     assert company.weights_digest() == honest_digest(run, STEPS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gradient_sign", *OTHERS])
 def test_without_the_screen_the_same_lie_stays(make_company, honest_digest, kind):
     guard = GuardConfig(keep_steps=STEPS, gradient_screen=False, **NO_COIN)

@@ -110,6 +110,7 @@ def test_a_tolerance_below_rounding_does_not_let_a_lie_through(make_company, dir
     assert str(facts["conclusion"]).startswith("holds: worker-1 signed")
 
 
+@pytest.mark.slow
 def test_a_small_drift_to_one_side_is_seen_in_the_long_run(make_company):
     # rounding noise of one millionth, and from the twentieth step on a bias below it
     generator = torch.Generator().manual_seed(3)

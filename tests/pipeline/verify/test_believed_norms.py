@@ -99,6 +99,7 @@ def test_a_lie_that_grows_a_little_each_step_is_met_before_it_is_large(make_comp
     assert step < 9
 
 
+@pytest.mark.slow
 def test_an_honest_run_has_few_of_these_audits(make_company, honest_digest):
     run = tiny_run(guard=SNAPSHOT.model_copy(update={"audit_rate": 1e-6}))
     company = make_company(run)

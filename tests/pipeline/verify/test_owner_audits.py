@@ -13,6 +13,7 @@ OFTEN = GuardConfig(owner_audit_rate=1.0, screen=False)
 NEVER = GuardConfig(owner_audit_rate=0.0, screen=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", ["forward", pytest.param("backward", marks=pytest.mark.slow)])
 def test_a_stage_and_its_shadow_that_lie_together_win_without_the_owners_audits(make_company, honest_digest, direction):
     run = tiny_run(guard=NEVER)

@@ -48,6 +48,7 @@ def test_who_knows_the_draws_of_the_last_session_is_met_in_the_next_one(make_com
     assert [(verdict.party, verdict.offence) for verdict in company.verdicts] == [("worker-1", "message")]
 
 
+@pytest.mark.slow
 def test_who_knows_the_draws_wins_where_a_session_repeats_them(make_company, honest_digest, audited):
     company = make_company(RUN, {1: liar_who_avoids(audited)}, draw(b"1"))
 

@@ -81,7 +81,7 @@ def test_answers_that_are_withheld_from_the_auditor_are_handed_on(make_company, 
     assert company.weights_digest() == honest_digest(run, 1)
 
 
-@pytest.mark.parametrize("kind", [Commit, UpdateReport])
+@pytest.mark.parametrize("kind", [Commit, pytest.param(UpdateReport, marks=pytest.mark.slow)])
 def test_a_stage_that_withholds_what_it_owes_is_replaced(make_company, honest_digest, kind):
     run = impatient()
     company = make_company(run, {1: withholding(kind, lambda outgoing: outgoing.message.step == 1)})
@@ -91,7 +91,9 @@ def test_a_stage_that_withholds_what_it_owes_is_replaced(make_company, honest_di
     assert_replaced(company, "worker-1", run, honest_digest)
 
 
-@pytest.mark.parametrize("kind", [GradientHeld, AuditReport, StepAudited])
+@pytest.mark.parametrize(
+    "kind", [AuditReport, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (GradientHeld, StepAudited))]
+)
 def test_a_shadow_that_withholds_what_it_owes_is_replaced(make_company, honest_digest, kind):
     run = impatient(audit_rate=1.0, step_audit_rate=1.0)
     about_stage_1 = withholding(kind, lambda outgoing: (outgoing.message.stage, outgoing.message.step) == (1, 1))
@@ -226,7 +228,7 @@ def test_in_an_honest_step_nobody_is_asked_and_nobody_replaced(make_company, hon
     assert company.weights_digest() == honest_digest(run, 3)
 
 
-@pytest.mark.parametrize("spoil", ["bytes", "header"])
+@pytest.mark.parametrize("spoil", ["bytes", pytest.param("header", marks=pytest.mark.slow)])
 def test_a_sender_that_withholds_a_tensor_and_then_shows_another_one_is_the_one_replaced(
     make_company, honest_digest, spoil
 ):

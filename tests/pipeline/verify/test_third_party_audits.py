@@ -43,6 +43,7 @@ def test_honest_third_parties_find_nothing_and_change_nothing(make_company, hone
     assert company.weights_digest() == honest_digest(run_of(), 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", ["forward", pytest.param("backward", marks=pytest.mark.slow)])
 def test_a_league_wins_where_only_its_member_audits(make_company, honest_digest, direction):
     company = make_company(run_of(NEVER), league_of_messages(direction))
@@ -92,6 +93,7 @@ def test_a_third_party_finds_a_league_whose_shadow_only_verifies(make_company, h
     assert company.weights_digest() == honest_digest(run_of(), 2)
 
 
+@pytest.mark.slow
 def test_a_wrong_norm_that_a_third_party_finds_does_not_convict_the_shadow_that_found_it_too(make_company):
     def lie(outgoing, commit):
         return [outgoing.with_fields({"norm_squared": 1e-9})]

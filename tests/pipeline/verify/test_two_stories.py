@@ -158,7 +158,9 @@ def test_a_tensor_of_another_shape_or_type_convicts_its_sender(make_company, hon
     assert (verdict.offence, verdict.stage) == ("shape", stage)
 
 
-@pytest.mark.parametrize("size", [0, SIZE_BYTES - 4, SIZE_BYTES + 4])
+@pytest.mark.parametrize(
+    "size", [SIZE_BYTES - 4, *(pytest.param(size, marks=pytest.mark.slow) for size in (0, SIZE_BYTES + 4))]
+)
 def test_a_payload_of_another_size_than_its_claim_convicts_its_sender(make_company, honest_digest, size):
     def cut(outgoing, message):
         if message.step != 1 or message.direction != "forward":

@@ -55,14 +55,14 @@ def test_a_stage_that_commits_to_another_gradient_than_it_sent_is_named(make_com
     assert (verdict.offence, verdict.stage) == ("gradient", 1)
 
 
-@pytest.mark.parametrize("norm", [0.0, None])
+@pytest.mark.parametrize("norm", [0.0, pytest.param(None, marks=pytest.mark.slow)])
 def test_a_stage_that_reports_a_wrong_norm_is_named(make_company, honest_digest, norm):
     verdict = run_against(make_company, honest_digest, 2, with_fields(Commit, norm_squared=norm))
 
     assert (verdict.offence, verdict.stage) == ("gradient", 2)
 
 
-@pytest.mark.parametrize("changes", [{"norm_squared": 1e-9}, {"gradient": FALSE}])
+@pytest.mark.parametrize("changes", [pytest.param({"norm_squared": 1e-9}, marks=pytest.mark.slow), {"gradient": FALSE}])
 def test_a_shadow_that_reports_another_gradient_or_norm_is_named(make_company, honest_digest, changes):
     verdict = run_against(make_company, honest_digest, SHADOW_OF_1, with_fields(GradientHeld, **changes))
 
@@ -146,6 +146,7 @@ def test_lockstep_names_a_stage_that_lies_about_its_norm_and_not_its_shadow(make
     assert (verdict.offence, verdict.stage) == ("gradient", 1)
 
 
+@pytest.mark.slow
 def test_lockstep_names_a_shadow_that_reports_another_gradient(make_company, honest_digest):
     run = tiny_run(guard=GuardConfig(shadow="lockstep"))
 
@@ -154,6 +155,7 @@ def test_lockstep_names_a_shadow_that_reports_another_gradient(make_company, hon
     assert (verdict.offence, verdict.stage, verdict.party) == ("gradient", 1, "worker-2")
 
 
+@pytest.mark.slow
 def test_a_weight_gradient_that_is_made_up_consistently_passes_the_gradient_upkeep(make_company, honest_digest):
     # without audits of whole steps the law of the optimizer is checked, the truth of the gradient is not
     actor = Actor(tampering(twist=lambda gradients: {name: 2 * g for name, g in gradients.items()}))

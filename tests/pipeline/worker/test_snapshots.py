@@ -135,6 +135,7 @@ def test_a_holder_that_dies_before_its_snapshot_is_handed_over_is_replaced_from_
     assert company.weights_digest() == honest_digest(run, 8)
 
 
+@pytest.mark.slow
 def test_a_loss_right_after_all_have_the_snapshot_costs_no_step(make_company, honest_digest):
     company = make_company(run_with())
     company.run(6)
@@ -165,6 +166,7 @@ def test_losses_one_after_the_other_end_with_the_same_bits(make_company, honest_
     assert company.weights_digest() == honest_digest(run, 10)
 
 
+@pytest.mark.slow
 def test_a_run_of_one_step_between_snapshots_redoes_the_interrupted_step_alone(make_company, honest_digest):
     def die_with_the_snapshot_unconfirmed(outgoing, report):
         if report.step == 2:
@@ -199,6 +201,7 @@ def test_a_liar_is_named_when_the_coin_falls_and_what_it_did_since_the_snapshot_
     assert company.weights_digest() == honest_digest(run_with(), 8)
 
 
+@pytest.mark.slow
 def test_a_conviction_right_after_a_snapshot_goes_back_to_the_one_before(make_company, honest_digest):
     company = audit_at(make_company(run_with(), {1: lying_from(5)}), (1, 6))
 
@@ -222,6 +225,7 @@ def test_a_liar_is_named_in_its_first_step_when_every_step_is_audited(make_compa
     assert company.weights_digest() == honest_digest(run, 6)
 
 
+@pytest.mark.slow
 def test_a_lie_that_no_coin_met_before_a_snapshot_stays(make_company, honest_digest):
     # sharp edge 4: a snapshot is what its holder signed, not what a lie would have to be undone from
     company = audit_at(make_company(run_with(), {1: lying_from(2)}), (1, 5))

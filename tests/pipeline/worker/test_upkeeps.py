@@ -96,6 +96,7 @@ def test_a_stage_that_sends_other_weights_than_it_signs_is_convicted_by_its_own_
     assert facts["rests on the owner's word"] == "nothing"
 
 
+@pytest.mark.slow
 def test_evidence_of_sent_weights_does_not_hold_against_who_sent_the_right_ones(make_company, tmp_path):
     company = saved_after(make_company(tiny_run(guard=UPDATE), {1: sending_other_weights(2)}), 1)
     with pytest.raises(NoHolderError):
@@ -111,6 +112,7 @@ def test_evidence_of_sent_weights_does_not_hold_against_who_sent_the_right_ones(
         explain_evidence(path)
 
 
+@pytest.mark.slow
 def test_where_weights_are_not_compared_such_a_stage_gets_its_innocent_shadow_convicted(make_company, monkeypatch):
     async def acquit(self, stage, signed, taken):
         return None
@@ -148,6 +150,7 @@ def test_the_owners_audit_names_a_stage_that_bends_the_law_of_the_update(make_co
     assert [(v.party, v.offence, v.step) for v in company.verdicts] == [("worker-1", "state", 3)]
 
 
+@pytest.mark.slow
 def test_without_the_owners_audits_a_wrong_learning_rate_is_never_seen(make_company, honest_digest):
     # only what a stage computes with its weights is checked, not how it came by them: sharp edge 3
     unclipped = OptimizerConfig(lr=1e-2, warmup_steps=2, clip_norm=None)
@@ -259,6 +262,7 @@ def test_weights_that_come_before_their_step_is_verified_do_not_spoil_its_audit(
     assert [(v.party, v.offence, v.step) for v in company.verdicts] == [("worker-1", "state", 2)]
 
 
+@pytest.mark.slow
 def test_taken_at_once_such_weights_would_cost_the_run_its_honest_shadow(make_company, model_cache, monkeypatch):
     take = ShadowedStages.take_update
 
@@ -360,6 +364,7 @@ def test_both_holders_of_a_stage_that_are_lost_at_once_cost_the_steps_since_the_
     assert company.weights_digest() == honest_digest(run, 5)
 
 
+@pytest.mark.slow
 def test_two_liars_that_are_found_one_after_the_other_are_both_excluded(make_company, honest_digest):
     run = tiny_run(guard=UPDATE.model_copy(update={"owner_audit_rate": 1.0}))
     liars = {n: actor(AttackConfig(kind="skipped_update", stages=(n,), from_step=3), f"worker-{n}") for n in (1, 2)}
