@@ -35,12 +35,12 @@ def overflowing(company, step):
 def test_a_failed_batch_changes_no_bit_and_blames_nobody(make_company, honest_digest, guard, failures):
     run = tiny_run(guard=guard)
     company = make_company(run)
-    company.run(1)
+    company.run(2)
 
     for _ in range(failures):
-        with pytest.raises(FailedBatchError, match=r"step 1: loss nan, .* every audit agrees"):
-            company.engine.step(1, overflowing(company, 1))
-    company.run(2)
+        with pytest.raises(FailedBatchError, match=r"step 2: loss nan, .* every audit agrees"):
+            company.engine.step(2, overflowing(company, 2))
+    company.run(1)
 
     assert (company.verdicts, company.evicted, company.lost) == ([], [], [])
     assert company.weights_digest() == honest_digest(run, 3)
