@@ -52,7 +52,7 @@ def test_a_clean_run_learns_is_audited_and_nobody_is_accused(clean, kind):
 
 
 @each_kind
-@pytest.mark.parametrize("attack", ["sign_flip", "gaussian"])
+@pytest.mark.parametrize("attack", ["sign_flip", pytest.param("gaussian", marks=pytest.mark.slow)])
 def test_a_stage_that_lies_in_three_steps_of_ten_is_named_and_no_bit_is_lost(clean, cache, tmp_path, kind, attack):
     config = AttackConfig(kind=attack, stages=(2,), rate=0.3, seed=1)
 

@@ -69,7 +69,13 @@ def logged(company):
 
 
 @pytest.mark.parametrize(
-    "message", [stray_state, stray_ask, stray_bulk, stray_standing, stray_carry], ids=lambda one: one.__name__
+    "message",
+    [
+        stray_state,
+        stray_carry,
+        *(pytest.param(one, marks=pytest.mark.slow) for one in (stray_ask, stray_bulk, stray_standing)),
+    ],
+    ids=lambda one: one.__name__,
 )
 def test_who_sends_junk_is_given_up_and_the_log_stays_short(make_company, honest_digest, message):
     run = tiny_run()
@@ -85,7 +91,9 @@ def test_who_sends_junk_is_given_up_and_the_log_stays_short(make_company, honest
     assert len(company.bodies("refused")) + len(company.bodies("fault")) < 8 * LINES_AT_FIRST
 
 
-@pytest.mark.parametrize("message", [stray_fault, stray_ready], ids=lambda one: one.__name__)
+@pytest.mark.parametrize(
+    "message", [stray_fault, pytest.param(stray_ready, marks=pytest.mark.slow)], ids=lambda one: one.__name__
+)
 def test_junk_of_nearly_a_megabyte_a_piece_is_cut_off_before_it_is_written_down(make_company, honest_digest, message):
     run = tiny_run()
     company = make_company(run, {1: flood(message, times=300)})

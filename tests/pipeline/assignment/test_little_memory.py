@@ -45,7 +45,7 @@ def joined(company):
     return [body["party"] for body in company.bodies("party_joined")]
 
 
-@pytest.mark.parametrize("shadow", ["gradient", "lockstep"])
+@pytest.mark.parametrize("shadow", ["gradient", pytest.param("lockstep", marks=pytest.mark.slow)])
 def test_who_has_no_memory_is_given_nothing_and_no_bit_changes(make_company, honest_digest, shadow):
     run = run_of(spares=1, shadow=shadow)
     company = make_company(run, {1: with_fields(0)})

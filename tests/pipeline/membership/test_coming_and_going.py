@@ -66,7 +66,7 @@ def test_a_newcomer_that_shadowed_takes_over_from_who_died(make_company, honest_
     assert company.weights_digest() == honest_digest(tiny_run(3), steps + 2)
 
 
-@pytest.mark.parametrize("mode", ["phalanx", "off"])
+@pytest.mark.parametrize("mode", ["phalanx", pytest.param("off", marks=pytest.mark.slow)])
 def test_a_worker_that_leaves_loses_no_step(make_company, honest_digest, mode):
     company = make_company(elastic(5, mode=mode))
     company.run(1)
@@ -109,6 +109,7 @@ def false_states_to(victims):
     return only(Bulk, rewrite)
 
 
+@pytest.mark.slow
 def test_whoever_gives_two_newcomers_a_false_state_goes_and_the_old_copy_is_still_there(make_company, honest_digest):
     liar = Actor(rewrite=false_states_to(("worker-2", "worker-3")))
     company = make_company(elastic(3), {1: liar})
@@ -126,6 +127,7 @@ def test_whoever_gives_two_newcomers_a_false_state_goes_and_the_old_copy_is_stil
     assert company.weights_digest() == honest_digest(tiny_run(3), steps + 1)
 
 
+@pytest.mark.slow
 def test_after_somebody_came_a_run_still_goes_back_to_the_first_wrong_step(make_company, honest_digest):
     lies = []
 

@@ -106,7 +106,7 @@ def test_audits_that_lag_are_done_where_gradients_are_switched_off(make_company,
 
 MESSAGES = [
     ("sign_flip", 1, {"direction": "forward"}),
-    ("sign_flip", 2, {"direction": "backward"}),
+    pytest.param("sign_flip", 2, {"direction": "backward"}, marks=pytest.mark.slow),
     pytest.param("drift", 2, {"strength": 1e-4, "direction": "forward"}, marks=pytest.mark.slow),
     pytest.param("lazy_bf16", 1, {}, marks=pytest.mark.slow),
     ("crash_when_challenged", 1, {}),
@@ -156,6 +156,7 @@ def test_a_wrong_learning_rate_takes_the_step_before_with_it(make_company, hones
     assert company.weights_digest() == honest_digest(run, STEPS)
 
 
+@pytest.mark.slow
 def test_a_false_accusation_about_an_applied_step_names_the_accuser(make_company, honest_digest):
     run = tiny_run(guard=lagging())
 
@@ -210,6 +211,7 @@ def test_two_liars_in_turn_leave_no_trace(make_company, honest_digest):
     assert company.weights_digest() == honest_digest(run, STEPS)
 
 
+@pytest.mark.slow
 def test_a_conviction_reaches_from_a_lagging_step_back_to_the_first_bad_one(make_company, honest_digest):
     run = tiny_run(guard=lagging(keep_steps=6))
     done = [0]
@@ -242,6 +244,7 @@ def test_across_numeric_classes_a_drift_that_was_applied_is_found(make_company, 
     assert company.weights_digest() == honest_digest(run, STEPS)
 
 
+@pytest.mark.slow
 def test_across_numeric_classes_honest_rounding_in_an_applied_step_is_no_alarm(make_company):
     run = tiny_run(guard=lagging(audit_rate=1.0, classes="mixed"))
     other = Actor(lying(factor=1 + 1e-6).wrap_copy, numeric_class="another build")

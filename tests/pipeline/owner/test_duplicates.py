@@ -39,7 +39,7 @@ def same(left, right):
         {"mode": "off"},
         {"shadow": "update"},
         {"shadow": "snapshot"},
-        {"shadow": "lockstep"},
+        pytest.param({"shadow": "lockstep"}, marks=pytest.mark.slow),
         {"keep_steps": 2},
     ],
     ids=lambda guard: "-".join(str(value) for value in guard.values()) or "gradient",
@@ -70,6 +70,7 @@ def test_a_run_with_duplicates_ends_with_the_bits_of_one_without(make_company, h
     assert company.weights_digest() == honest_digest(company.run_config, num_steps)
 
 
+@pytest.mark.slow
 def test_frozen_weights_are_not_sent_again(make_company):
     company = make_company(tiny_run(adapter=LoraConfig(rank=2)))
     company.run(1)
@@ -138,6 +139,7 @@ def test_a_party_that_dies_takes_the_duplicate_with_it_and_nothing_else(make_com
     assert company.weights_digest() == honest_digest(company.run_config, 4)
 
 
+@pytest.mark.slow
 def test_a_worker_that_leaves_between_two_steps_costs_a_duplicate_and_no_bit(make_company, honest_digest):
     company = make_company()
     company.run(1)
@@ -155,6 +157,7 @@ def test_a_worker_that_leaves_between_two_steps_costs_a_duplicate_and_no_bit(mak
     assert company.weights_digest() == honest_digest(company.run_config, company.engine.next_step)
 
 
+@pytest.mark.slow
 def test_a_second_duplicate_takes_the_place_of_the_first(make_company):
     company = make_company()
     company.run(1)

@@ -13,11 +13,11 @@ from phalanx.train import step_inputs
 NO_COIN = {"audit_rate": 0.01, "step_audit_rate": 0.0, "owner_audit_rate": 0.0}
 UPKEEPS = [
     GuardConfig(**NO_COIN),
-    GuardConfig(**NO_COIN, shadow="lockstep"),
+    pytest.param(GuardConfig(**NO_COIN, shadow="lockstep"), marks=pytest.mark.slow),
     GuardConfig(**NO_COIN, shadow="update"),
     GuardConfig(**NO_COIN, shadow="snapshot", snapshot_every=2),
     GuardConfig(**NO_COIN, commit_lag=1),
-    GuardConfig(**NO_COIN, keep_steps=3),
+    pytest.param(GuardConfig(**NO_COIN, keep_steps=3), marks=pytest.mark.slow),
 ]
 # mode "statistics" convicts whoever sends a number that is not finite, honest or not
 BASELINES = [GuardConfig(mode="off"), GuardConfig(mode="paper")]

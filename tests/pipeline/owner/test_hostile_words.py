@@ -45,7 +45,7 @@ SOME_NONSENSE = [*NONSENSE[:2], *(pytest.param(one, marks=pytest.mark.slow) for 
 """The reader is one for all messages: each kind is shown to it once, in an auditor's word."""
 
 
-@pytest.mark.parametrize("signed", NONSENSE, ids=IDS)
+@pytest.mark.parametrize("signed", [*NONSENSE[:3], *SOME_NONSENSE[3:5], NONSENSE[5]], ids=IDS)
 def test_an_auditor_that_shows_nonsense_as_its_input_is_named(make_company, honest_digest, signed):
     show = only(AuditReport, lambda outgoing, report: [outgoing.with_fields({"inputs": (signed,)})])
 

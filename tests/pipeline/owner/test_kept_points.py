@@ -44,7 +44,7 @@ def test_the_states_that_are_kept_are_those_of_the_last_two_points(step, begin, 
 def places_of_a_conviction():
     """(found in, back to, lag): one is quick; `test_rollback_points.py` asks of all where they go back to."""
     every = [(found, to, lag) for found, to in ((3, 0), (6, 0), (11, 4), (13, 8)) for lag in (0, 1)]
-    quick = {(6, 0, 1)}
+    quick = {(3, 0, 1)}
     return [pytest.param(*place, marks=() if place in quick else pytest.mark.slow) for place in every]
 
 
@@ -63,6 +63,7 @@ def test_a_conviction_takes_the_run_back_to_the_older_state(make_company, honest
     assert company.weights_digest() == honest_digest(run, found + 3)
 
 
+@pytest.mark.slow
 def test_what_came_before_the_older_state_stays(make_company, honest_digest):
     run = tiny_run(guard=GuardConfig(keep_states=4, **NO_COIN))
     liar = actor(AttackConfig(kind="gradient_sign", from_step=2), "worker-1")
@@ -87,6 +88,7 @@ def test_two_liars_in_turn_leave_no_trace(make_company, honest_digest):
     assert company.weights_digest() == honest_digest(run, STEPS)
 
 
+@pytest.mark.slow
 def test_a_loss_takes_nothing_back(make_company, honest_digest):
     run = tiny_run(guard=GuardConfig(keep_states=4, **NO_COIN))
     company = make_company(run)

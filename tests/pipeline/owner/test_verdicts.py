@@ -19,7 +19,14 @@ def find(company, *judgements):
     facts.proved += [facts.judgement(*found[:-1], "made up", accuser=found[-1]) for found in judgements]
 
 
-@pytest.mark.parametrize("offence", ["equivocation", "forgery", "shape", "message", "accusation", "gradient"])
+@pytest.mark.parametrize(
+    "offence",
+    [
+        "equivocation",
+        "message",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("forgery", "shape", "accusation", "gradient")),
+    ],
+)
 def test_what_the_offline_judge_does_not_accept_evicts_nobody(make_company, honest_digest, offence):
     company = make_company(tiny_run(guard=FULL))
     company.run(1)
@@ -49,7 +56,13 @@ def test_who_speaks_falsely_twice_is_replaced_without_blame(make_company, honest
     assert company.weights_digest() == honest_digest(tiny_run(guard=FULL), 3)
 
 
-@pytest.mark.parametrize("offence", ["transfer", "state", "collusion", "gradient", "statistics"])
+@pytest.mark.parametrize(
+    "offence",
+    [
+        "state",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("transfer", "collusion", "gradient", "statistics")),
+    ],
+)
 def test_the_owner_is_never_a_verdicts_party(make_company, honest_digest, offence):
     # offences that rest on the owner's own word, so that no signature would be missing
     company = make_company(tiny_run(guard=FULL))

@@ -181,7 +181,7 @@ def test_a_stage_in_other_hands_without_a_shadow_is_refused(audited):
         judged(audited, record, [leaves[0].model_copy(update={"stages": stages}), *leaves[1:]])
 
 
-@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("lag", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_step_that_was_done_again_after_a_verdict_is_recorded_once_and_proven(make_company, lag):
     lie = AttackConfig(kind="forward_sign_flip", stages=(1,), from_step=1)
     rates = {"audit_rate": 1.0, "step_audit_rate": 0.0, "owner_audit_rate": 0.0}

@@ -123,7 +123,7 @@ def attacked(kind, guard, make_company, **settings):
     return run, draws_in_turn(make_company(run, {1: actor(config, "worker-1")}))
 
 
-@pytest.mark.parametrize("kind", ["gradient_sign", "gradient_scale", "gradient_topk"])
+@pytest.mark.parametrize("kind", ["gradient_sign", *OTHERS])
 def test_a_gross_lie_about_the_weight_gradient_is_found_and_undone(make_company, honest_digest, kind):
     # no coin can fall: what finds it is the screen, and what convicts is the recomputation that it draws
     run, company = attacked(kind, GuardConfig(keep_steps=STEPS, **NO_COIN), make_company)
@@ -223,6 +223,7 @@ def test_whoever_doubts_all_the_time_is_followed_now_and_then():
     assert max(after - before for before, after in pairwise(later)) == STEPS_PER_DOUBT
 
 
+@pytest.mark.slow
 def test_a_shadow_that_doubts_every_step_is_not_followed_without_end(make_company, honest_digest):
     run = tiny_run(guard=GuardConfig(**NO_COIN))
     company = draws_in_turn(make_company(run, {2: Actor(rewrite=only(AuditReport, claiming_doubt))}))
@@ -328,7 +329,8 @@ def test_a_lie_is_found_where_verdicts_lag_and_several_microbatches_are_drawn(ma
     assert company.weights_digest() == honest_digest(run, STEPS)
 
 
-@pytest.mark.parametrize("steps", [10, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [10, 60])
 def test_in_an_honest_run_doubts_are_seldom_and_convict_nobody(make_company, honest_digest, steps):
     run = tiny_run(guard=GuardConfig(**NO_COIN))
     company = draws_in_turn(make_company(run))

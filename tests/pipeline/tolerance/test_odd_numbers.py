@@ -54,7 +54,16 @@ def test_without_a_screen_a_full_audit_finds_it_too(make_company, honest_digest)
     assert company.weights_digest() == honest_digest(run, 2)
 
 
-@pytest.mark.parametrize("guard", [GuardConfig(), GuardConfig(shadow="lockstep"), GuardConfig(mode="off")])
+@pytest.mark.parametrize(
+    "guard",
+    [
+        GuardConfig(),
+        *(
+            pytest.param(one, marks=pytest.mark.slow)
+            for one in (GuardConfig(shadow="lockstep"), GuardConfig(mode="off"))
+        ),
+    ],
+)
 def test_an_honest_overflow_ends_the_run_and_blames_nobody(make_company, guard):
     run = tiny_run(guard=guard, optimizer=OptimizerConfig(lr=1e30, clip_norm=None, schedule="constant"))
     company = make_company(run)

@@ -33,7 +33,10 @@ def scaled(factor, from_step):
 @pytest.mark.parametrize(
     ("guard", "norm"),
     [
-        *(pytest.param(GuardConfig(**QUIET), norm, id=f"gradient-{norm}") for norm in NONSENSE),
+        *(
+            pytest.param(GuardConfig(**QUIET), norm, id=f"gradient-{norm}", marks=pytest.mark.slow if at else ())
+            for at, norm in enumerate(NONSENSE)
+        ),
         *(pytest.param(guard, NONSENSE[0], id=f"{guard.shadow}-{NONSENSE[0]}") for guard in (UPDATE, SNAPSHOT)),
         *(
             pytest.param(guard, norm, id=f"{guard.shadow}-{norm}", marks=pytest.mark.slow)
@@ -63,7 +66,7 @@ def test_a_norm_that_nothing_can_have_convicts_who_signed_it(make_company, hones
         assert company.weights_digest() == honest_digest(run, 4)
 
 
-@pytest.mark.parametrize("kind", [GradientHeld, StepAudited])
+@pytest.mark.parametrize("kind", [GradientHeld, pytest.param(StepAudited, marks=pytest.mark.slow)])
 def test_so_does_such_a_norm_in_the_word_of_a_shadow(make_company, honest_digest, kind):
     run = tiny_run(guard=GuardConfig(step_audit_rate=1.0, owner_audit_rate=0.0))
     company = make_company(run, {2: with_fields(kind, -1e30)})
@@ -74,7 +77,9 @@ def test_so_does_such_a_norm_in_the_word_of_a_shadow(make_company, honest_digest
     assert company.weights_digest() == honest_digest(run, 4)
 
 
-@pytest.mark.parametrize("factor", [1e60, 1e-12, 30 * FACTOR**2])
+@pytest.mark.parametrize(
+    "factor", [30 * FACTOR**2, *(pytest.param(factor, marks=pytest.mark.slow) for factor in (1e60, 1e-12))]
+)
 def test_a_plausible_lie_about_a_norm_that_would_bend_every_update_is_looked_into_at_once(
     make_company, honest_digest, factor
 ):

@@ -99,6 +99,7 @@ def test_league_is_found_within_the_bound_that_the_rate_promises(make_company):
     assert {verdict.party for verdict in company.verdicts} == {"worker-1", "worker-2"}
 
 
+@pytest.mark.slow
 def test_what_a_league_did_before_it_was_found_is_undone_from_kept_steps(make_company, honest_digest):
     run = tiny_run(guard=GuardConfig(owner_audit_rate=0.0, screen=False, keep_steps=8))
     company = make_company(run, league_of_messages("forward"))
@@ -126,7 +127,9 @@ def test_an_update_that_a_league_bent_is_undone_from_kept_steps(make_company, ho
     assert company.weights_digest() == honest_digest(run, 4)
 
 
-@pytest.mark.parametrize(("classes", "purpose"), [("mixed", "gradient"), ("one", "state")])
+@pytest.mark.parametrize(
+    ("classes", "purpose"), [("mixed", "gradient"), pytest.param("one", "state", marks=pytest.mark.slow)]
+)
 def test_honest_copies_that_are_cut_off_while_the_owner_audits_them_are_replaced_and_not_blamed(
     make_company, honest_digest, classes, purpose
 ):

@@ -58,6 +58,7 @@ def test_who_knows_the_draws_wins_where_a_session_repeats_them(make_company, hon
     assert company.weights_digest() != honest_digest(RUN, STEPS)
 
 
+@pytest.mark.slow
 def test_draws_are_in_no_bit_of_an_honest_run(make_company, honest_digest):
     found = []
     for nonce in (b"1", b"2"):

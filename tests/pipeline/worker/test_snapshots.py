@@ -28,7 +28,7 @@ from phalanx.testing import Actor, WorkerCrash, only, tampering, tiny_run
     [
         (None, {"step_audit_rate": 1.0, "owner_audit_rate": 1.0}),
         (SPARE, {"audit_rate": 1.0}),
-        (ALONE, {"audit_rate": 0.5, "step_audit_rate": 0.5}),
+        pytest.param(ALONE, {"audit_rate": 0.5, "step_audit_rate": 0.5}, marks=pytest.mark.slow),
         pytest.param(None, {}, marks=pytest.mark.slow),
         pytest.param(None, {"audit_rate": 1.0}, marks=pytest.mark.slow),
     ],
@@ -43,6 +43,7 @@ def test_snapshots_change_no_bit_whoever_keeps_them(make_company, honest_digest,
     assert (company.verdicts, company.lost, company.bodies("fault"), company.bodies("refused")) == ([], [], [], [])
 
 
+@pytest.mark.slow
 def test_the_weights_are_those_of_the_gradient_upkeep(make_company):
     digests = set()
     for guard in (SNAPSHOT, GuardConfig(**NO_COIN)):
@@ -98,8 +99,10 @@ def test_adapters_can_be_kept_by_snapshots(make_company, honest_digest):
     [
         (None, 4, 3),
         (SPARE, 2, 0),
-        (ALONE, 5, 3),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((None, 1, 0), (None, 8, 6), (SPARE, 5, 3))),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((None, 1, 0), (None, 8, 6), (SPARE, 5, 3), (ALONE, 5, 3))
+        ),
     ],
 )
 def test_a_holder_that_dies_between_snapshots_costs_the_steps_since_the_last_one(
