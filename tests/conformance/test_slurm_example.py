@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from machine_patience import patience_s
 from phalanx.train import load_run
 
 HERE = Path(__file__).resolve().parents[2] / "examples" / "slurm"
@@ -49,7 +50,7 @@ def cluster(tmp_path):
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=patience_s(240.0),
             check=False,
         )
         calls = tmp_path / "calls"
@@ -131,7 +132,9 @@ def free_port():
 def test_the_script_trains(cluster, tmp_path):
     phalanx = f'exec "{sys.executable}" -m phalanx "$@"'
     for words in (("init", "keys"), *(("issue", "keys", name) for name in ("owner", "alice", "bob"))):
-        subprocess.run([sys.executable, "-m", "phalanx", "pki", *words], cwd=tmp_path, timeout=60, check=True)
+        subprocess.run(
+            [sys.executable, "-m", "phalanx", "pki", *words], cwd=tmp_path, timeout=patience_s(60.0), check=True
+        )
     port = free_port()
     text = (HERE / "run.toml").read_text()
     for old, new in {

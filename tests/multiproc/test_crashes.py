@@ -8,6 +8,7 @@ import time
 import pytest
 from real_runs import FORWARD_LIAR, JOURNAL, children_of, events, exists, local_workers, worker_pid
 
+from machine_patience import patience_s
 from phalanx.lab.bench.chaos.run_process import descendants
 from phalanx.security.audit import LogHead, verify_log
 from phalanx.security.crypto import load_identity
@@ -37,7 +38,7 @@ def kill_owner(place, process):
     """SIGKILL, and wait until the workers have followed."""
     workers = descendants(process.popen.pid)
     process.kill()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + patience_s(10.0)
     while [pid for pid in workers if exists(pid)]:
         assert time.monotonic() < deadline, "a worker outlived its owner"
         time.sleep(0.01)

@@ -11,6 +11,8 @@ import pytest
 from network_lab import Lab
 from real_runs import end_all, make_place, worker_pid
 
+from machine_patience import patience_s
+
 LONG = ("train.steps=60", "train.validate_every=1000", "checkpoint.every=10")
 OWNER, NORTH, SOUTH = "owner", "north", "south"
 
@@ -227,12 +229,12 @@ def test_a_worker_that_is_cut_off_from_the_owner_is_replaced_and_ends(place, key
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_a_run_over_lines_that_delay_and_lose_packets_is_slower_and_nothing_else(place, keys, lab, clean):
     lab.everywhere(delay_s=0.1, loss=0.01)
 
     owner, _ = begin(place, keys, 7070, lab=lab, timeout_s=60.0)
-    assert owner.popen.wait(500.0) == 0, owner.text
+    assert owner.popen.wait(patience_s(500.0)) == 0, owner.text
 
     assert_nobody_blamed(place.summary(), clean["final_weights_digest"])
     assert sum(lab.dropped.values()) > 0

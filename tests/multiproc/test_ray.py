@@ -9,6 +9,8 @@ from importlib.util import find_spec
 import pytest
 from real_runs import descendant, events, exists, make_keys
 
+from machine_patience import patience_s
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra `ray`"),
@@ -44,11 +46,11 @@ def test_nobody_else_may_tell_a_launchs_own_cluster_what_to_run(place):
             env={**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=patience_s(120.0),
             check=False,
         )
         inside.stdin.close()
-        assert inside.wait(60) == 0
+        assert inside.wait(patience_s(60.0)) == 0
 
     assert address
     assert stranger.returncode != 0

@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 from transformers import AutoModelForCausalLM
 
+from machine_patience import patience_s
 from phalanx.checkpoint.export import export_model
 from phalanx.errors import ConfigError, PeerLostError
 from phalanx.models import open_model, weights_digest
@@ -285,7 +286,7 @@ def test_the_command_line_and_torchrun_run_the_same_file(make_run, alone, tmp_pa
     environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     command = [sys.executable, *program, "train", str(tmp_path / "tiny.toml"), "--run-dir", str(tmp_path / "run")]
 
-    subprocess.run(command, check=True, env=environment, timeout=250, cwd=tmp_path, capture_output=True)
+    subprocess.run(command, check=True, env=environment, timeout=patience_s(250.0), cwd=tmp_path, capture_output=True)
 
     check_same(tmp_path / "run", json.loads((tmp_path / "run" / "summary.json").read_text()), alone)
     assert (tmp_path / "run" / "report.html").exists()

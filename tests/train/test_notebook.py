@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 import phalanx
+from machine_patience import patience_s
 from phalanx.errors import ConfigError, InputError
 from phalanx.train import train as train_run
 
@@ -133,7 +134,7 @@ def test_a_script_without_a_main_guard_trains_with_worker_processes(run_file, tm
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
+        timeout=patience_s(280.0),
     )
 
     assert (done.returncode, done.stdout.count("ran __main__ completed 3")) == (0, 1), done.stderr

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from machine_patience import patience_s
 from phalanx.errors import CheckpointError, ConfigError
 from phalanx.telemetry import read_metrics
 from phalanx.train import load_run
@@ -116,7 +117,9 @@ def test_phases_to_come_may_change_at_a_resume_and_those_that_are_over_may_not(l
 def test_the_example_trains_from_what_the_example_of_builds_builds(tmp_path):
     def phalanx(*words):
         command = [sys.executable, "-m", "phalanx", *words]
-        return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True, timeout=900).stdout
+        return subprocess.run(
+            command, cwd=tmp_path, check=True, capture_output=True, text=True, timeout=patience_s(900.0)
+        ).stdout
 
     phalanx("data", "build", str(ROOT / "examples" / "data_docs.toml"), "--workers", "1")
 

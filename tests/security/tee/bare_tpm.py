@@ -5,6 +5,7 @@ import subprocess
 import time
 from pathlib import Path
 
+from machine_patience import patience_s
 from phalanx.security.tee import TpmDevice, open_tpm
 
 _ACCEPTS = "00010000"
@@ -59,7 +60,7 @@ class BareTpm:
     def close(self) -> None:
         if self._process.poll() is None:
             self._process.terminate()
-            self._process.wait(timeout=10)
+            self._process.wait(timeout=patience_s(10.0))
 
     def _start(self) -> subprocess.Popen:
         socket = self._folder / "socket"
@@ -73,7 +74,7 @@ class BareTpm:
             ],
             stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        limit = time.monotonic() + 60
+        limit = time.monotonic() + patience_s(60.0)
         while not listens(socket):
             if process.poll() is not None or time.monotonic() > limit:
                 raise RuntimeError("swtpm did not start")

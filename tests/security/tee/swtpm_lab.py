@@ -9,6 +9,7 @@ from pathlib import Path
 from bare_tpm import listens
 from tcg import pcr_values
 
+from machine_patience import patience_s
 from phalanx.security.tee import Binding, Enrolment, Evidence
 
 TOOLS = ("swtpm", "swtpm_setup", "swtpm_localca", "tpm2_quote", "tpm2_activatecredential")
@@ -102,7 +103,7 @@ class SoftwareTpm:
     def close(self) -> None:
         """End the TPM's process."""
         self._process.terminate()
-        self._process.wait(timeout=10)
+        self._process.wait(timeout=patience_s(10.0))
 
     def _configure(self) -> Path:
         """A certificate authority of this TPM's own, and nothing of the machine's."""
@@ -130,7 +131,7 @@ class SoftwareTpm:
             ],
             env=self._environment,
         )  # fmt: skip
-        limit = time.monotonic() + 60
+        limit = time.monotonic() + patience_s(60.0)
         while not listens(socket):
             if process.poll() is not None or time.monotonic() > limit:
                 raise RuntimeError("swtpm did not start")
@@ -139,7 +140,13 @@ class SoftwareTpm:
 
     def _run(self, *command: str) -> None:
         done = subprocess.run(
-            command, cwd=self._folder, env=self._environment, capture_output=True, text=True, timeout=60, check=False
+            command,
+            cwd=self._folder,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=patience_s(60.0),
+            check=False,
         )
         if done.returncode:
             raise RuntimeError(f"{command[0]}: {done.stderr or done.stdout}")

@@ -1,8 +1,6 @@
 """From nonce to released key against a real TPM implementation, and everything that must stop on the way."""
 
 import secrets
-import statistics
-import time
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -20,6 +18,7 @@ from phalanx.security.tee import (
     appraise,
     issue_token,
 )
+from spent_cpu import spent_s
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 
@@ -45,13 +44,12 @@ def test_the_key_is_released_to_the_enclave_that_was_appraised(company, attester
 
 @pytest.mark.slow
 def test_the_whole_path_takes_fifty_milliseconds_at_most(company, attester):
-    times = []
+    """Of a processor, ours and the TPM's, which take turns: a clock would count what else the machine does."""
+    before_s = spent_s()
     for _ in range(50):
-        start = time.perf_counter()
         whole_path(company, attester)
-        times.append(time.perf_counter() - start)
 
-    assert statistics.median(times) <= 0.050
+    assert 0.0 < (spent_s() - before_s) / 50 <= 0.050
 
 
 def test_after_a_pcr_has_changed_no_key_is_released(company, attester, device):
