@@ -141,9 +141,9 @@ class RemoteSession:
         self.threads.append(threading.Thread(target=work, daemon=True))
         self.threads[-1].start()
 
-    def lead(self, aside=lambda message: False):
+    def lead(self, aside=lambda message: False, num_classes=CLASSES):
         """The owner, once all clients are ready."""
-        lead = RemoteLead(self.house.split, self.party(OWNER, aside=aside), CLASSES)
+        lead = RemoteLead(self.house.split, self.party(OWNER, aside=aside), num_classes)
         lead.meet()
         return lead
 

@@ -162,7 +162,7 @@ def opened(make, tmp_path) -> tuple[object, object, ModelSource]:
 
 def test_a_clients_draws_are_those_of_a_run_that_plays_it_whatever_was_drawn_before(opened):
     client, run, source = opened
-    texts = read_texts(client, run, "south", source)
+    texts = read_texts(client, run, "south", source).draws
     loader = BatchLoader(LocalTexts(texts._train), 4, run.train.seed)
 
     local = [loader.next() for _ in range(9)]
@@ -176,11 +176,11 @@ def test_a_clients_draws_are_those_of_a_run_that_plays_it_whatever_was_drawn_bef
 
 def test_a_commitment_is_the_same_after_a_restart_and_tells_nothing_without_its_secret(opened, tmp_path):
     client, run, source = opened
-    texts = read_texts(client, run, "north", source)
+    texts = read_texts(client, run, "north", source).draws
     first = texts.commitment(client.own)
     (tmp_path / "elsewhere").mkdir(mode=0o700)
 
-    assert read_texts(client, run, "north", source).commitment(client.own) == first
+    assert read_texts(client, run, "north", source).draws.commitment(client.own) == first
     assert texts.commitment(tmp_path / "elsewhere") != first
     assert (client.own / "commitment.key").stat().st_mode & 0o777 == 0o600
     other = ClientDraws(texts._test, texts._train, (0,), 2, 0)

@@ -174,11 +174,15 @@ class RunConfig(StrictModel):
             )
         if split.remote_clients and self.train.epochs is not None:
             raise ValueError("train.epochs: only remote clients know how many texts they have; give train.steps")
-        if split.remote_clients and (own is None or isinstance(self.data.tokenizer, BpeConfig)):
+        talks = self.data.conversations is not None
+        if split.remote_clients and (not (own or talks) or isinstance(self.data.tokenizer, BpeConfig)):
             raise ValueError(
-                "split.remote_clients learn labelled texts of their own, with a tokenizer that all parties have: give "
-                'data.labelled.task its classes, and data.tokenizer the kind "model" or "file"'
+                "split.remote_clients learn labelled texts or conversations of their own, with a tokenizer that all "
+                "parties have: give data.labelled.task its classes, or data.conversations without sources, and "
+                'data.tokenizer the kind "model" or "file"'
             )
+        if split.remote_clients and self.data.attention == "document":
+            raise ValueError('data.attention = "document": each conversation of a remote client has a row of its own')
 
     @model_validator(mode="after")
     def _check_values(self) -> Self:
@@ -188,6 +192,12 @@ class RunConfig(StrictModel):
         if found is not None:
             raise ValueError(found)
         talks = self.data.conversations
+        is_remote = self.split is not None and bool(self.split.remote_clients)
+        if talks is not None and bool(talks.sources) == is_remote:
+            why = (
+                "remote clients name theirs in their client files, and the owner has none" if is_remote else "give some"
+            )
+            raise ValueError(f"data.conversations.sources: {'are there' if is_remote else 'missing'}; {why}")
         if (talks is not None and talks.weighted) != (self.train.objective_kind == WEIGHTED_OBJECTIVE):
             raise ValueError(
                 f'train.objective = "{self.train.objective_kind}": weights come with data.conversations and weighted = '

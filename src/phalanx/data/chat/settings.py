@@ -34,7 +34,8 @@ class ConversationsConfig(StrictModel):
     """Conversations of which a model learns what the assistant says.
 
     Attributes:
-        sources: Read in this order; a conversation seen before is dropped.
+        sources: Read in this order; a conversation seen before is dropped. Empty where clients of a split are remote:
+            each names its own.
         template: ``model``: the chat template of the model, or ``chatml`` where it has none; ``chatml`` or ``plain`` of
             this package; or the path of a Jinja file that ends in ``.jinja``.
         too_long: What becomes of a conversation that is longer than `sequence_length`: an error; left out and counted;
@@ -44,7 +45,7 @@ class ConversationsConfig(StrictModel):
             ``train.objective = "weighted_causal_lm"``.
     """
 
-    sources: tuple[ConversationSource, ...] = Field(min_length=1)
+    sources: tuple[ConversationSource, ...] = ()
     template: str = OF_MODEL
     too_long: Literal["refuse", "drop", "cut"] = "refuse"
     broken: Policy = "refuse"

@@ -150,7 +150,9 @@ class Enclave:
             if self.admission is not None:
                 self.admission.standings.measured(client, loss, targets)
             if self.tally is not None:
-                self.tally.measured(loss, targets, answers, labels[labels != IGNORE].tolist())
+                # a language model answers no row
+                true = labels[labels != IGNORE].tolist() if answers else ()
+                self.tally.measured(loss, targets, answers, true)
             return {client: self._reply(client, what, microbatch, [math.nan, loss, targets, *answers], step)}
         extras = dict(zip(sorted(self._kinds.extras), more, strict=True))
         self.trainer.learn(hidden, labels, extras)

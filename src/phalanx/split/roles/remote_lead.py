@@ -25,7 +25,7 @@ class ScoreTotals:
     Attributes:
         loss: Summed, in nats.
         targets: How many texts there were.
-        classes: For each class texts of it, texts that were taken for it, and right ones.
+        classes: For each class texts of it, texts that were taken for it, and right ones; none of a language model.
     """
 
     def __init__(self, numbers: Sequence[float]) -> None:
@@ -34,6 +34,10 @@ class ScoreTotals:
         self.classes = tuple(
             (counts[at], counts[at + 1], counts[at + 2]) for at in range(0, len(counts), _CLASS_NUMBERS)
         )
+        if not self.classes:
+            if not self.loss >= 0 or not self.targets:
+                raise FrameError(f"held-out scores: loss {self.loss} of {self.targets} tokens, which is no sum")
+            return
         true, found, right = (sum(column) for column in zip(*self.classes, strict=True))
         impossible = any(good > min(of_it, taken) for of_it, taken, good in self.classes)
         if impossible or not true == found == self.targets or right > true or not self.loss >= 0:
@@ -46,7 +50,7 @@ class RemoteLead(OwnerRequests):
     Args:
         split: The section of the run file.
         owner: Its end of the line.
-        num_classes: Of the classification.
+        num_classes: Of a classification; 0 of a language model.
 
     Attributes:
         timer: Phases of the steps, as the owner sees them.

@@ -31,6 +31,11 @@ class LabelledRows:
     labels: Tensor
     classes: tuple[int, ...]
 
+    @property
+    def count(self) -> int:
+        """Texts."""
+        return len(self.classes)
+
     def pick(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Ids and labels of some texts."""
         chosen = torch.tensor(indices, dtype=torch.int64)

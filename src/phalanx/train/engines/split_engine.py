@@ -132,10 +132,12 @@ class RemoteClients:
         draw = self._turns.drawn - 1
         return self._lead.step(step, draw), f"draw {draw}"
 
-    def measure(self, step: int, batches: Iterable[Batch]) -> Scores:
-        """Scores over the held-out texts of all clients."""
+    def measure(self, step: int, batches: Iterable[Batch]) -> Validation:
+        """Scores, or perplexity, over the held-out texts of all clients."""
         del batches
         found = self._lead.scores(step)
+        if not found.classes:
+            return perplexity_of(found.loss, found.targets)
         return Scores.of_counts(found.loss, found.classes)
 
 

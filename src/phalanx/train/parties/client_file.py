@@ -13,6 +13,7 @@ from phalanx.security.tee import Policy, load_policy
 from phalanx.split import SplitConfig
 from phalanx.split.hardware.measure import policy_of
 from phalanx.train.config import RunConfig, load_run
+from phalanx.train.parties.client_conversations import look_at_conversations
 from phalanx.transport import TransportConfig
 
 _WITHOUT_PROOF = ("sim", "process")
@@ -26,7 +27,7 @@ class ClientFile(StrictModel):
     identity: str
     """Directory with this client's keys and certificate, as `phalanx pki request` makes it."""
     train: str
-    """Training texts: CSV, TSV or JSON lines. They are read here and go nowhere."""
+    """Training texts: CSV, TSV or JSON lines; of conversations JSON lines. They are read here and go nowhere."""
     test: str
     """Held-out texts, none of which is a training text."""
     text: str | None = Field(default=None, min_length=1)
@@ -111,5 +112,8 @@ def read_client(path: Path) -> tuple[ClientFile, RunConfig, str]:
             f"{', '.join(split.remote_clients)}"
         )
     client.policy_now(split)
-    load_own(Path(client.train), Path(client.test), client.columns(run))
+    if run.data.conversations is None:
+        load_own(Path(client.train), Path(client.test), client.columns(run))
+    else:
+        look_at_conversations(run.data.conversations, Path(client.train), Path(client.test))
     return client, run, name

@@ -29,10 +29,10 @@ from phalanx.split.roles.turns import TurnTaker
 from phalanx.telemetry import PhaseTimer
 from phalanx.train.config import RunConfig
 from phalanx.train.parties.client_file import ClientFile
-from phalanx.train.parties.client_texts import ClientDraws, read_texts, tokenizer_digest
+from phalanx.train.parties.client_texts import ClientTextsRead, read_texts
 from phalanx.train.records.run_directory import cache_beside
 from phalanx.train.sessions.enclave_call import CalledEnclave, EnclaveCall, call_enclave
-from phalanx.train.sessions.split_cluster import kinds_of, split_of
+from phalanx.train.sessions.split_cluster import kinds_of, num_classes_of, split_of
 from phalanx.train.setup.process import deterministic, interruptible
 
 _TELL_EVERY = 10
@@ -75,10 +75,11 @@ class ClientProcess:
         self._client, self._run, self._name, self._tell = client, run, name, tell
         self._identity = load_identity(Path(client.identity))
         source = open_model(run.model, cache_beside(client.own) / "models", run.train.seed)
-        self._texts = read_texts(client, run, name, source)
+        read = read_texts(client, run, name, source)
+        self._texts = read.draws
         self._front = FrontPart(source, split.cut, attention=run.model.attention, wire=split.wire)
-        self._kinds = kinds_of(run, source, len(client.columns(run).classes))
-        self._ready = ready_of(client, run, source, self._texts)
+        self._kinds = kinds_of(run, source, num_classes_of(run))
+        self._ready = ready_of(client, source, read)
         tell(f"{name}: agrees to {client.run}, digest {digest(run)[:16]}; {worth(split)}")
 
     def serve(self) -> bool:
@@ -138,14 +139,17 @@ class ClientProcess:
         if step % _TELL_EVERY and step + 1 != self._run.train.steps:
             return
         targets = sum(count for _, count in told.losses)
-        mean = sum(loss for loss, _ in told.losses) / targets if targets else float("nan")
+        if not targets:
+            self._tell(f"step {step + 1}/{self._run.train.steps}  the enclave's admission does not count these texts")
+            return
+        mean = sum(loss for loss, _ in told.losses) / targets
         self._tell(f"step {step + 1}/{self._run.train.steps}  own loss {mean:.4f}")
 
 
-def ready_of(client: ClientFile, run: RunConfig, source: ModelSource, texts: ClientDraws) -> ask.ClientReady:
+def ready_of(client: ClientFile, source: ModelSource, texts: ClientTextsRead) -> ask.ClientReady:
     """Return what a client says once it has met the enclave."""
     return ask.ClientReady(
-        model=source.files_digest(), tokenizer=tokenizer_digest(run, source), data=texts.commitment(client.own)
+        model=source.files_digest(), tokenizer=texts.tokenizer, data=texts.draws.commitment(client.own)
     )
 
 

@@ -3,7 +3,9 @@
 import hashlib
 import secrets
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from torch import Tensor
 
@@ -18,10 +20,43 @@ from phalanx.security.crypto import in_domain, read_private, write_private
 from phalanx.split import microbatches_of
 from phalanx.train.batches.labelled import LabelledRows, encode_rows
 from phalanx.train.config import RunConfig
+from phalanx.train.parties.client_conversations import read_conversations
 from phalanx.train.parties.client_file import ClientFile
+from phalanx.train.records.run_directory import cache_beside
 from phalanx.train.sessions.hooks import VALIDATION_BATCH
 
 _SALT = "commitment.key"
+
+
+class OwnRows(Protocol):
+    """The rows of one file: ids, and labels where something is learned."""
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 in hex of all of them."""
+        ...
+
+    def pick(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Ids and labels of some of them."""
+        ...
+
+
+@dataclass(frozen=True)
+class ClientTextsRead:
+    """What a client's files have become.
+
+    Attributes:
+        draws: Its rows.
+        tokenizer: Digest of what decides the tokens of a text, the same for all clients.
+    """
+
+    draws: "ClientDraws"
+    tokenizer: str
 
 
 class ClientDraws:
@@ -35,21 +70,19 @@ class ClientDraws:
         seed: Of the order.
     """
 
-    def __init__(
-        self, train: LabelledRows, test: LabelledRows, microbatches: Sequence[int], rows: int, seed: int
-    ) -> None:
+    def __init__(self, train: OwnRows, test: OwnRows, microbatches: Sequence[int], rows: int, seed: int) -> None:
         self.microbatches = tuple(microbatches)
         self._train, self._test, self._rows, self._seed = train, test, rows, seed
 
     def drawn(self, draw: int) -> list[tuple[Tensor, Tensor]]:
         """Ids and labels of a draw, an entry for each microbatch of this client."""
         count = self._rows * len(self.microbatches)
-        indices = sample_indices(draw * count, count, len(self._train.classes), self._seed)
+        indices = sample_indices(draw * count, count, self._train.count, self._seed)
         return [self._train.pick(indices[at : at + self._rows]) for at in range(0, count, self._rows)]
 
     def held_out(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Ids and labels of all held-out texts, some at a time."""
-        count = len(self._test.classes)
+        count = self._test.count
         for start in range(0, count, VALIDATION_BATCH):
             yield self._test.pick(range(start, min(start + VALIDATION_BATCH, count)))
 
@@ -66,7 +99,7 @@ class ClientDraws:
         return hashlib.sha256(in_domain("client-texts/1", salt + digests)).hexdigest()
 
 
-def read_texts(client: ClientFile, run: RunConfig, name: str, source: ModelSource) -> ClientDraws:
+def read_texts(client: ClientFile, run: RunConfig, name: str, source: ModelSource) -> ClientTextsRead:
     """Read and encode a client's own files.
 
     Raises:
@@ -76,15 +109,24 @@ def read_texts(client: ClientFile, run: RunConfig, name: str, source: ModelSourc
     split = run.split
     if split is None or isinstance(run.data.tokenizer, BpeConfig):
         raise ConfigError('data.tokenizer: kind = "bpe" is made from the texts of all; take "model" or "file"')
-    train, test = load_own(Path(client.train), Path(client.test), client.columns(run))
+    paths = Path(client.train), Path(client.test)
+    rows: Sequence[OwnRows]
+    if run.data.conversations is None:
+        rows, rendering = _labelled(client, run, source, *paths), tokenizer_digest(run, source)
+    else:
+        rows, rendering = read_conversations(run, source, cache_beside(client.own) / "data", paths)
+    mine = microbatches_of(name, run.train.microbatches, split.client_names)
+    at_once = run.train.batch_size // run.train.microbatches
+    return ClientTextsRead(ClientDraws(rows[0], rows[1], mine, at_once, run.train.seed), rendering)
+
+
+def _labelled(client: ClientFile, run: RunConfig, source: ModelSource, train: Path, test: Path) -> list[LabelledRows]:
+    both = load_own(train, test, client.columns(run))
     tokenizer = load_tokenizer(run.data.tokenizer, source.tokenizer_path)
     check_vocabulary(tokenizer.vocab_size, source.vocab_size)
-    encoded = [encode_rows(examples, tokenizer, run.data.sequence_length) for examples in (train, test)]
-    mine = microbatches_of(name, run.train.microbatches, split.client_names)
-    rows = run.train.batch_size // run.train.microbatches
-    return ClientDraws(encoded[0], encoded[1], mine, rows, run.train.seed)
+    return [encode_rows(examples, tokenizer, run.data.sequence_length) for examples in both]
 
 
 def tokenizer_digest(run: RunConfig, source: ModelSource) -> str:
-    """Return what decides the tokens of a text, the same for all clients."""
+    """Return what decides the tokens of a labelled text, the same for all clients."""
     return fingerprint_tokenizer(run.data.tokenizer, source.tokenizer_path)

@@ -25,7 +25,7 @@ def remote_company(
     Args:
         run: With ``split.remote_clients``.
         home: Has the owner's keys and the enclave's certificate.
-        num_classes: Of the classification.
+        num_classes: Of a classification; 0 of a language model.
         tell: Takes one line for people.
         refused: Takes word of clients that admission refuses.
 

@@ -92,7 +92,8 @@ class SplitFactory:
             recall(middle, context.figures)
         if split.remote_clients:
             turns = RemoteTurns(run.train.batch_size, run.data.sequence_length)
-            context.figures.texts = {"task": OWN_TASK, "classes": num_classes_of(run)}
+            if run.data.labelled is not None:
+                context.figures.texts = {"task": OWN_TASK, "classes": num_classes_of(run)}
             yield RemoteSetup(context, RunMaterial(source, turns, turns), turns)
             return
         labelled = _labelled(context, source)

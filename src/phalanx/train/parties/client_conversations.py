@@ -1,0 +1,94 @@
+"""The conversations of one client: looked at before anything is called, rendered and marked where they are."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from phalanx.config import canonical_json
+from phalanx.data import ChatCorpus, DataConfig, prepare
+from phalanx.data.chat.files import ConversationFiles
+from phalanx.data.chat.settings import ConversationsConfig, ConversationSource
+from phalanx.errors import ConfigError, DataError
+from phalanx.models import ModelSource
+from phalanx.models.layout import check_vocabulary
+from phalanx.train.config import RunConfig
+
+
+@dataclass(frozen=True)
+class ConversationRows:
+    """Conversations as rows, one each: tokens, and labels where the assistant speaks."""
+
+    corpus: ChatCorpus
+
+    @property
+    def count(self) -> int:
+        """Conversations."""
+        return self.corpus.num_train_sequences
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 in hex of all that rows come from."""
+        return self.corpus.digest
+
+    def pick(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Ids and labels of some conversations."""
+        batch = self.corpus.train_batch(list(indices))
+        return batch.input_ids, batch.labels
+
+
+def look_at_conversations(wanted: ConversationsConfig, train: Path, test: Path) -> None:
+    """Read a client's conversations, and look that none is in both files; free of torch and tokenizers.
+
+    Raises:
+        DataError: A file is missing, empty or malformed, or a conversation is in both.
+    """
+    learned, held_out = ({one.text for one in _files(wanted, path).documents()} for path in (train, test))
+    for path, found in ((train, learned), (test, held_out)):
+        if not found:
+            raise DataError(f"{path}: holds no conversation; give one at least")
+    if learned & held_out:
+        raise DataError(
+            f"{test}: {len(learned & held_out)} of its conversations are training ones too, so to find what comes next "
+            "would prove nothing; take them out of one file"
+        )
+
+
+def read_conversations(
+    run: RunConfig, source: ModelSource, cache: Path, paths: Sequence[Path]
+) -> tuple[list[ConversationRows], str]:
+    """Render and encode files of conversations, each to rows of its own.
+
+    Returns:
+        The rows of each, and the digest of what renders and encodes, the same for all clients.
+
+    Raises:
+        DataError: A conversation is broken or too long, or the tokenizer lacks what the template writes.
+        ConfigError: The tokenizer has more tokens than the model.
+    """
+    found = [_corpus(_sources(run.data, path), source, cache, run.train.seed) for path in paths]
+    for corpus in found:
+        check_vocabulary(corpus.vocab_size, source.vocab_size)
+    rendered = {canonical_json([one.manifest.template_digest, one.manifest.tokenizer.digest]) for one in found}
+    return [ConversationRows(one) for one in found], hashlib.sha256(rendered.pop()).hexdigest()
+
+
+def _files(wanted: ConversationsConfig, path: Path) -> ConversationFiles:
+    return ConversationFiles(ConversationSource(path=path), wanted.broken)
+
+
+def _sources(data: DataConfig, path: Path) -> DataConfig:
+    if data.conversations is None:
+        raise ConfigError("data.conversations: missing, so the run is for no client with conversations")
+    talks = data.conversations.model_copy(update={"sources": (ConversationSource(path=path),)})
+    # what is held out is a file of its own
+    return data.model_copy(update={"conversations": talks, "validation_share": 0.0})
+
+
+def _corpus(data: DataConfig, source: ModelSource, cache: Path, seed: int) -> ChatCorpus:
+    corpus = prepare(data, cache, seed, source.tokenizer_path)
+    if not isinstance(corpus, ChatCorpus):
+        raise DataError("data.conversations: became no corpus of conversations")
+    return corpus
