@@ -18,7 +18,7 @@ from phalanx.models import ModelSource
 from phalanx.models.layout import check_vocabulary
 from phalanx.security.crypto import in_domain, read_private, write_private
 from phalanx.split import microbatches_of
-from phalanx.train.batches.labelled import LabelledRows, encode_rows
+from phalanx.train.batches.labelled import encode_rows
 from phalanx.train.config import RunConfig
 from phalanx.train.parties.client_conversations import read_conversations
 from phalanx.train.parties.client_file import ClientFile
@@ -112,19 +112,16 @@ def read_texts(client: ClientFile, run: RunConfig, name: str, source: ModelSourc
     paths = Path(client.train), Path(client.test)
     rows: Sequence[OwnRows]
     if run.data.conversations is None:
-        rows, rendering = _labelled(client, run, source, *paths), tokenizer_digest(run, source)
+        both = load_own(*paths, client.columns(run))
+        tokenizer = load_tokenizer(run.data.tokenizer, source.tokenizer_path)
+        check_vocabulary(tokenizer.vocab_size, source.vocab_size)
+        rows = [encode_rows(examples, tokenizer, run.data.sequence_length) for examples in both]
+        rendering = tokenizer_digest(run, source)
     else:
         rows, rendering = read_conversations(run, source, cache_beside(client.own) / "data", paths)
     mine = microbatches_of(name, run.train.microbatches, split.client_names)
     at_once = run.train.batch_size // run.train.microbatches
     return ClientTextsRead(ClientDraws(rows[0], rows[1], mine, at_once, run.train.seed), rendering)
-
-
-def _labelled(client: ClientFile, run: RunConfig, source: ModelSource, train: Path, test: Path) -> list[LabelledRows]:
-    both = load_own(train, test, client.columns(run))
-    tokenizer = load_tokenizer(run.data.tokenizer, source.tokenizer_path)
-    check_vocabulary(tokenizer.vocab_size, source.vocab_size)
-    return [encode_rows(examples, tokenizer, run.data.sequence_length) for examples in both]
 
 
 def tokenizer_digest(run: RunConfig, source: ModelSource) -> str:
