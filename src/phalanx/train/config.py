@@ -9,7 +9,7 @@ from pydantic import PrivateAttr, SerializerFunctionWrapHandler, ValidationError
 
 from phalanx.checkpoint import CheckpointConfig
 from phalanx.config import StrictModel, load_config, own_references, pin_own_code, printable
-from phalanx.data import BpeConfig, DataConfig
+from phalanx.data import DataConfig
 from phalanx.errors import ConfigError
 from phalanx.federated.config import FederatedConfig
 from phalanx.models import ModelConfig
@@ -25,6 +25,7 @@ from phalanx.split import ENCLAVE, SplitConfig
 from phalanx.telemetry.sinks import SinkConfig
 from phalanx.train.exclusions import ENGINES, WEIGHTED_OBJECTIVE, contradiction, excluded_by, refused_value
 from phalanx.train.federated_faults import federated_fault
+from phalanx.train.split_faults import split_fault
 from phalanx.train.train_section import TrainConfig
 
 _FEWEST_JOINED = 3
@@ -155,7 +156,6 @@ class RunConfig(StrictModel):
                 f"pipeline.stages = {self.pipeline.stages} beside [split]: the enclave has the first and the last one, "
                 f"and workers need one between them; make it {_FEWEST_JOINED} or more"
             )
-        self._check_remote_clients(self.split)
         if self.split.clients > self.train.microbatches:
             raise ValueError(
                 f"split.clients = {self.split.clients} take turns with train.microbatches = {self.train.microbatches}, "
@@ -163,41 +163,14 @@ class RunConfig(StrictModel):
             )
         return self
 
-    def _check_remote_clients(self, split: SplitConfig) -> None:
-        """Remote clients have texts of their own, which is all that they learn."""
-        own = None if self.data.labelled is None else self.data.labelled.own
-        if own is not None and bool(own.train) == bool(split.remote_clients):
-            has = "names no train and test files" if split.remote_clients == () else "names train and test files"
-            raise ValueError(
-                f"data.labelled.task {has}: where the run plays the clients, it has a file of each; remote clients "
-                "name theirs in their client files, and the owner has none"
-            )
-        if split.remote_clients and self.train.epochs is not None:
-            raise ValueError("train.epochs: only remote clients know how many texts they have; give train.steps")
-        talks = self.data.conversations is not None
-        if split.remote_clients and (not (own or talks) or isinstance(self.data.tokenizer, BpeConfig)):
-            raise ValueError(
-                "split.remote_clients learn labelled texts or conversations of their own, with a tokenizer that all "
-                "parties have: give data.labelled.task its classes, or data.conversations without sources, and "
-                'data.tokenizer the kind "model" or "file"'
-            )
-        if split.remote_clients and self.data.attention == "document":
-            raise ValueError('data.attention = "document": each conversation of a remote client has a row of its own')
-
     @model_validator(mode="after")
     def _check_values(self) -> Self:
         cuts = (1, 1) if self.parallel is None else (self.parallel.dp, self.parallel.cp)
-        found = refused_value(self) or federated_fault(self)
+        found = split_fault(self) or refused_value(self) or federated_fault(self)
         found = found or self.train.objection_to_pairs(self.data.preferences is not None, *cuts)
         if found is not None:
             raise ValueError(found)
         talks = self.data.conversations
-        is_remote = self.split is not None and bool(self.split.remote_clients)
-        if talks is not None and bool(talks.sources) == is_remote:
-            why = (
-                "remote clients name theirs in their client files, and the owner has none" if is_remote else "give some"
-            )
-            raise ValueError(f"data.conversations.sources: {'are there' if is_remote else 'missing'}; {why}")
         if (talks is not None and talks.weighted) != (self.train.objective_kind == WEIGHTED_OBJECTIVE):
             raise ValueError(
                 f'train.objective = "{self.train.objective_kind}": weights come with data.conversations and weighted = '
