@@ -37,7 +37,10 @@ class Talkers(Parties):
         )
         (home / "run.toml").write_text(remote.replace("PORT", self.port).replace("HOME", str(home)))
         local = run.replace("REMOTE", "").replace("CONVERSATIONS", SHARED).replace("SHARE", "0.0")
-        local = local.replace("validate_every = 12", "validate_every = 0")
+        # of the union nothing is held out, so that each client's share is its own file
+        (home / "more.txt").write_text("north asks 3 answer 4 " * 60)
+        named = 'validation = [{ name = "more", sources = [{ kind = "text", path = "HOME/more.txt" }] }]'
+        local = local.replace("sequence_length = 64", f"sequence_length = 64\n{named}")
         (home / "local.toml").write_text(local.replace("HOME", str(home)))
 
     def _write_texts(self, name):
