@@ -34,6 +34,18 @@ def test_no_cell_may_be_narrower_than_its_longest_word(page):
     assert not any("anywhere" in body or "break-all" in body for body in of_cells)
 
 
+def test_no_value_of_a_tile_is_one_long_word():
+    recipe = Recipe(32, 1024, precision="bf16")
+    asked = Question("gpt2", known_models()["gpt2"], recipe, known_clusters()["a100-nodes"], (8,), tokens=1e15)
+
+    page = render_plan(ask(asked))
+
+    values = re.findall(r'<div class="value">([^<]*)</div>', page)
+    assert any(" to " in value and "million" in value for value in values)
+    # 158 px less the tile's edges hold about 14 characters of this size; a longer word is broken between two letters
+    assert max(len(word) for value in values for word in re.split("[ \u2009]", value)) <= 14
+
+
 def test_what_is_wider_than_the_screen_is_moved_under_it(page):
     found = dict(rules(page))
 

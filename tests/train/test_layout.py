@@ -85,7 +85,17 @@ def test_a_dry_run_shows_config_stages_and_memory_and_makes_no_run(make_run, tmp
     shown = text.getvalue()
     for word in ("microbatches = 4", "worker-2", "memory", "4 stages", "expected memory"):
         assert word in shown
+    assert "they share about 290.0 MiB of it" in " ".join(shown.split())
     assert not (tmp_path / "runs" / "x").exists()
+
+
+def test_workers_of_other_machines_share_no_memory(make_run, open_source):
+    text = io.StringIO()
+    run = make_run('pipeline={stages=3,pki="pki",remote_workers=["alice"]}')
+
+    Console(file=text, width=160).print(stages_of(run, open_source(run)))
+
+    assert "expected memory" in text.getvalue() and "share about" not in text.getvalue()
 
 
 def test_the_table_of_a_wide_terminal_is_whole(make_run, open_source):

@@ -105,7 +105,9 @@ def _ranking(answer: PlanAnswer, shown: tuple[Estimate, ...]) -> Markup:
             count(found.tokens_per_s),
             f"{100 * found.mfu:.1f} %",
             _span(found.totals.days) if found.totals is not None else "not known",
-            _dollars(found.totals.cost_usd) if found.totals is not None and found.totals.cost_usd else "not known",
+            _in_one_line(_dollars(found.totals.cost_usd))
+            if found.totals is not None and found.totals.cost_usd
+            else "not known",
         ]
         for found in shown
     ]
@@ -201,8 +203,12 @@ def _name(found: Estimate) -> str:
     return str(found.layout)
 
 
+def _in_one_line(text: str) -> str:
+    """Return a cell's text with spaces that no line breaks at; a tile is too narrow for it."""
+    return text.replace(" ", "\u00a0")
+
+
 def _dollars(cost: tuple[float, float]) -> str:
     scale, unit = next(((scale, unit) for scale, unit in _UNITS if cost[1] >= scale), (1.0, ""))
     low, high = (f"{value / scale:.3g}" for value in cost)
-    shown = f"{low}{unit}" if low == high else f"{low} to {high}{unit}"
-    return shown.replace(" ", "\u00a0")
+    return f"{low}{unit}" if low == high else f"{low} to {high}{unit}"

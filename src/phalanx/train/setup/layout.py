@@ -36,6 +36,8 @@ from phalanx.train.setup.guard_outlook import guarded_by_nobody, outlook, outloo
 # measured on CPU with torch 2.13: interpreter, libraries, transport buffers and what malloc keeps
 WORKER_BYTES = 600 * 2**20
 _OWNER_BYTES = 750 * 2**20
+_SHARED_BYTES = 290 * 2**20
+"""What a forked worker has of the owner's imports and never writes to: Shared_Dirty of its smaps_rollup."""
 
 
 def cut(run: RunConfig, source: ModelSource) -> tuple[StageSpec, ...]:
@@ -291,7 +293,10 @@ def stages_of(run: RunConfig, source: ModelSource) -> RenderableType:
             row.holder,
             row.shadow or "-",
         )
-    return Group(table, _memory_note(rows), *_party_ranks(run, rows, source), *_guard_notes(run, rows, source))
+    forked = bool(run.pipeline.workers) and not run.pipeline.remote_workers and run.train.device == "cpu"
+    return Group(
+        table, _memory_note(rows, forked=forked), *_party_ranks(run, rows, source), *_guard_notes(run, rows, source)
+    )
 
 
 def _party_ranks(run: RunConfig, rows: Sequence[StageEstimate], source: ModelSource) -> list[RenderableType]:
@@ -345,9 +350,10 @@ def memory_by_party(rows: Sequence[StageEstimate]) -> dict[str, int]:
     return totals
 
 
-def _memory_note(rows: Sequence[StageEstimate]) -> str:
+def _memory_note(rows: Sequence[StageEstimate], *, forked: bool) -> str:
     parts = ", ".join(f"{name} {_mebibytes(size)}" for name, size in sorted(memory_by_party(rows).items()))
-    return f"expected memory with interpreter, libraries and transport buffers: {parts}"
+    shared = f"; forked on this machine (Linux), they share about {_mebibytes(_SHARED_BYTES)} of it" if forked else ""
+    return f"expected memory with interpreter, libraries and transport buffers: {parts}{shared}"
 
 
 def _mebibytes(size: int) -> str:
