@@ -69,6 +69,11 @@ SOME = [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for 
 
 
 @pytest.mark.parametrize("name", PLANNED)
+def test_logits_and_gradients_are_bit_equal_in_stages_of_one_layer(cache, name):
+    assert_same(source_of(name, cache), LAYERS)
+
+
+@pytest.mark.parametrize("name", SOME)
 def test_logits_and_gradients_are_bit_equal_for_every_number_of_stages(cache, name):
     source = source_of(name, cache)
 

@@ -116,7 +116,14 @@ def lose_a_stage(journal):
     state_path(journal, 1, OWNER, 4).unlink()
 
 
-@pytest.mark.parametrize("spoil", [alter_body, alter_signature, flip_a_bit, swap_steps, lose_a_stage])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        alter_signature,
+        flip_a_bit,
+        *(pytest.param(one, marks=pytest.mark.slow) for one in (alter_body, swap_steps, lose_a_stage)),
+    ],
+)
 def test_what_is_not_as_it_was_noted_is_not_gone_on_from(journaled, quietly, died, undisturbed, spoil):
     spoil(died / "journal")
 
