@@ -190,10 +190,8 @@ _QUICK = [
     Case({"dp": 2, "outer": {**_JOINED, "compression": "int8"}}, "adamw", saves="bytes", allowed=1e-2),
     Case({"dp": 2, "outer": {**_JOINED, "compression": "int8"}}, "adamw", loads="bytes", allowed=1e-2),
     adapter("llama", kind="dora", tp=2, pp=2),
-    adapter("llama", kind="ptuning", tp=2, pp=2, sequence_parallel=True),
     sgd(dp=2, pp=2, schedule="zero-bubble"),
     sgd("llama", cp=2, context="ring"),
-    Case({"tp": 2, "pp": 2, "sequence_parallel": True}, family="llama", attends="documents", noise=5.0),
     Case({"pp": 2}, "adamw", "bert", attends="bidirectional"),
     Case({"dp": 2, "pp": 2, "zero": 1}, "adamw", "t5", attends="prefix"),
 ]
@@ -209,6 +207,8 @@ FAST = [_quick(case) for case in _QUICK]
 """Two of a kind at most; products of these, and whole lengths, are slow."""
 
 SLOW = [
+    adapter("llama", kind="ptuning", tp=2, pp=2, sequence_parallel=True),
+    Case({"tp": 2, "pp": 2, "sequence_parallel": True}, family="llama", attends="documents", noise=5.0),
     adapter("llama", dp=2),
     Case({"cp": 2, "activation_checkpointing": "full"}, attends="documents", noise=5.0),
     Case({"tp": 2, "sequence_parallel": True}, family="llama", attends="prefix"),
