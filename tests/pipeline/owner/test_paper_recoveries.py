@@ -74,6 +74,7 @@ def test_skip_layer_leaves_the_suspects_out_and_freezes_three_stages(make_compan
     assert (company.evicted, dict(company.engine.holders)) == ([], roles)
 
 
+@pytest.mark.slow
 def test_after_a_skipped_step_everybody_takes_part_again(make_company):
     company = make_company(run_with("skip_layer"), {LIAR: lying_in(1)})
     company.run(2)
@@ -158,7 +159,8 @@ def thawing(wrap):
     return Actor(wrap_copy)
 
 
-@pytest.mark.parametrize("who", [LIAR, pytest.param(LIAR - 1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("who", [LIAR, LIAR - 1])
 def test_who_changes_a_frozen_stage_is_named(make_company, who):
     undisturbed = make_company(run_with("skip_layer"), {LIAR: lying_in(1)})
     undisturbed.run(3)

@@ -33,8 +33,7 @@ CLAIMED = {"numeric_class": "another build"}
     ("stages", "rate"),
     [
         ((1, 2), "step_audit_rate"),
-        ((2,), "third_party_audit_rate"),
-        *(pytest.param((2,), rate, marks=pytest.mark.slow) for rate in RATES[:2]),
+        *(pytest.param((2,), rate, marks=pytest.mark.slow) for rate in RATES),
         *(pytest.param((1, 2), rate, marks=pytest.mark.slow) for rate in RATES[1:]),
     ],
 )
