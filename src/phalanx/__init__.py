@@ -33,4 +33,4 @@ class TrainPackage(ModuleType):
 
 
 if not TYPE_CHECKING:
-    __getattr__ = late_names(__name__, {"notebook": ("Run", "generate", "open_run", "train"), "train": ("load_run",)})
+    __getattr__ = late_names(__name__)

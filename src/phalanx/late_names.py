@@ -1,28 +1,43 @@
 """Names of a package that are imported when they are first asked for: to read a run file must not load torch."""
 
+import ast
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 
-def late_names(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a package (PEP 562).
+def late_names(package: str) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a package (PEP 562): it finds what the package imports for type checkers alone.
 
-    Define it where type checkers do not look: they would take every name for known, and the imports that the package
-    shows them are what they check.
+    The block ``if TYPE_CHECKING:`` is the one list of these names. Define ``__getattr__`` where type checkers do not
+    look: they would take every name for known.
 
     Args:
         package: Its name.
-        homes: The names by the module below it that has them.
 
     Raises:
         AttributeError: (from what is returned) The package has no such name.
     """
-    home_of = {name: home for home, names in homes.items() for name in names}
+
+    @cache
+    def home_of() -> dict[str, str]:
+        return dict(_imported_for_checkers(inspect.getsource(sys.modules[package])))
 
     def find(name: str) -> Any:
-        if name not in home_of:
+        if name.startswith("__") or name not in home_of():
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(f"{package}.{home_of[name]}"), name)
+        return getattr(importlib.import_module(home_of()[name]), name)
 
     return find
+
+
+def _imported_for_checkers(source: str) -> Iterator[tuple[str, str]]:
+    """Yield each name, and the module that has it."""
+    for block in ast.parse(source).body:
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING":
+            for node in block.body:
+                if isinstance(node, ast.ImportFrom) and node.module is not None:
+                    yield from ((alias.name, node.module) for alias in node.names)

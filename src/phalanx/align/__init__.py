@@ -37,18 +37,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    __getattr__ = late_names(
-        __name__,
-        {
-            "choice": ("PairChoice",),
-            "judges": ("JudgeFile", "ModelJudge", "ServerJudge", "ServerJudgeConfig"),
-            "outcomes": ("feedback_rows", "read_outcomes"),
-            "principles": ("Constitution", "load_constitution"),
-            "prompts": ("AskedPrompt", "read_prompts"),
-            "revision": ("Revision",),
-            "row_file": ("ResumableRows",),
-            "safety": ("SafetyCheck", "safety_prompts"),
-            "values": ("value_gaps",),
-            "writer": ("Writer",),
-        },
-    )
+    __getattr__ = late_names(__name__)

@@ -44,12 +44,4 @@ __all__ = [
 
 
 if not TYPE_CHECKING:
-    __getattr__ = late_names(
-        __name__,
-        {
-            "load": ("Checkpoint", "open_checkpoint"),
-            "remote": ("RemoteStore",),
-            "save": ("save_checkpoint",),
-            "stream": ("Shard",),
-        },
-    )
+    __getattr__ = late_names(__name__)

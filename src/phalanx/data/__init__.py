@@ -59,17 +59,4 @@ __all__ = [
 
 
 if not TYPE_CHECKING:
-    __getattr__ = late_names(
-        __name__,
-        {
-            "batch": ("Batch", "DOCUMENTS", "IGNORE", "OF_ATTENTION", "PREFIX", "without_attention"),
-            "chat_corpus": ("ChatCorpus",),
-            "corpus": ("Corpus", "SequenceLayout"),
-            "loader": ("BatchLoader", "validation_batches"),
-            "manifest": ("CorpusManifest",),
-            "preparation": ("prepare",),
-            "prepared_corpus": ("open_corpus",),
-            "unigram": ("unigram_perplexity",),
-            "validation_sets": ("prepare_validation_sets",),
-        },
-    )
+    __getattr__ = late_names(__name__)

@@ -27,10 +27,4 @@ __all__ = [
 
 
 if not TYPE_CHECKING:
-    __getattr__ = late_names(
-        __name__,
-        {
-            "step": ("Engine", "GuardReport", "NO_EXTRAS", "StepInputs", "StepResult", "UNGUARDED"),
-            "verdict": ("Offence", "Verdict"),
-        },
-    )
+    __getattr__ = late_names(__name__)

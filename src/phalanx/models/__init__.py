@@ -79,24 +79,4 @@ __all__ = [
 
 
 if not TYPE_CHECKING:
-    __getattr__ = late_names(
-        __name__,
-        {
-            "build": (
-                "StageRow",
-                "build_empty_stage",
-                "build_stage",
-                "estimate_costs",
-                "parameter_names",
-                "parameter_shapes",
-                "stage_table",
-                "trained_shapes",
-            ),
-            "digest": ("weights_digest",),
-            "families": ("FAMILIES", "adopt_family", "made_one_by_one", "parse_hub_config", "shared_hub_config"),
-            "family": ("CAUSAL", "AttentionPattern", "Family", "MARKED_KINDS", "with_marks"),
-            "source": ("ModelSource", "open_model"),
-            "adapters.spf": ("add_spf",),
-            "stage": ("StageModule", "add_embedding_noise", "tie"),
-        },
-    )
+    __getattr__ = late_names(__name__)

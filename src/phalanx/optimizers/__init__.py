@@ -25,9 +25,4 @@ __all__ = [
 
 
 if not TYPE_CHECKING:
-    __getattr__ = late_names(
-        __name__,
-        {
-            "stage": ("StageOptimizer", "clip_coefficient", "expect_state", "gradient_norm_squared"),
-        },
-    )
+    __getattr__ = late_names(__name__)

@@ -42,15 +42,4 @@ __all__ = [
 
 
 if not TYPE_CHECKING:
-    __getattr__ = late_names(
-        __name__,
-        {
-            "control.local_ranks": ("LocalRanks",),
-            "control.rank0": ("Controller", "follow"),
-            "control.rank_trainer": ("AppliedStep", "RankRecipe", "RankTrainer"),
-            "control.saving": ("RankSaver",),
-            "data.state_dict": ("stand_in",),
-            "groups.rank_env": ("RankEnv", "find_place"),
-            "groups.rendezvous": ("join", "stand_by"),
-        },
-    )
+    __getattr__ = late_names(__name__)

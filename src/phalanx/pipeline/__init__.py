@@ -115,36 +115,4 @@ __all__ = [
 
 
 if not TYPE_CHECKING:
-    __getattr__ = late_names(
-        __name__,
-        {
-            "evidence.explain": ("explain_evidence",),
-            "membership.callers": ("Callers",),
-            "membership.join": ("ExpectedWorkers", "gather"),
-            "membership.members": ("Files", "Incarnations", "Members", "revocation_facts"),
-            "owner.engine": ("PipelineEngine",),
-            "owner.guarantees": ("GUARANTEES", "weaker"),
-            "owner.paper_recovery": ("MAX_ATTEMPTS", "skipping"),
-            "owner.step_books": ("Duplicate",),
-            "plan": ("StageRange", "StepPlan"),
-            "processes.allocator": ("keep_freed_memory",),
-            "processes.fork_server": ("can_fork",),
-            "processes.fork_server_client": ("fork_here",),
-            "processes.local_workers": ("LocalWorkers",),
-            "proof.step_proof": ("Rules", "ShownWork", "check_step"),
-            "proof.step_record": ("CHECKS", "NoteChecks", "StageChecks", "StepRecord", "read_leaves"),
-            "protocol.log_memory": ("LogHeadExchange", "Observe"),
-            "protocol.messages": ("StateDigest",),
-            "stage.battery": ("run_battery",),
-            "stage.float64": ("WideRunner", "recompute_in"),
-            "stage.runner": ("StageRunner",),
-            "stage.stage_copy": ("StageCopy", "WrapCopy", "stage_spec", "unwrapped"),
-            "tolerance.distance": ("Band", "band", "token_distance", "token_distances", "token_residual"),
-            "tolerance.drift": ("Drift", "DriftWatch"),
-            "tolerance.numeric_class": ("NumericClass", "local_numeric_class", "settle_numerics"),
-            "verify.draw": ("AuditDraw", "fresh_nonce"),
-            "worker.kept_states": ("fetch_kept",),
-            "worker.narration": ("Narration", "Say", "WorkerOutcome", "keep_serving"),
-            "worker.process": ("Worker", "requested_file", "run_worker"),
-        },
-    )
+    __getattr__ = late_names(__name__)

@@ -23,14 +23,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    __getattr__ = late_names(
-        __name__,
-        {
-            "fertility": ("write_fertility_svg",),
-            "data_page": ("write_data_report",),
-            "loss": ("write_curve_svg",),
-            "page": ("report_page", "write_report"),
-            "rates": ("write_rate_svg",),
-            "read": ("check_run",),
-        },
-    )
+    __getattr__ = late_names(__name__)

@@ -57,18 +57,4 @@ __all__ = [
 
 
 if not TYPE_CHECKING:
-    __getattr__ = late_names(
-        __name__,
-        {
-            "company": ("RolloutCompany", "RolloutCosts"),
-            "evidence": ("explain_any_evidence", "explain_rollout_evidence"),
-            "generate": ("generate_rollouts",),
-            "judgement": ("BorderBook", "judge_age", "judge_reward", "judge_rollout", "judge_texts"),
-            "policy": ("PolicyModel", "ReadTexts", "RolloutPolicy"),
-            "prefill": ("RereadRollout", "reread_rollouts"),
-            "processes": ("local_rollout_workers", "rollout_company"),
-            "rollout": ("Rollout", "RolloutAnswer", "misfit", "pack_answer", "unpack_answer"),
-            "share": ("CheckedShare",),
-            "worker": ("RolloutWriter", "run_rollout_worker"),
-        },
-    )
+    __getattr__ = late_names(__name__)

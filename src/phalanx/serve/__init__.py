@@ -14,12 +14,4 @@ __all__ = ["ChatWriter", "Completion", "SamplingRule", "TextModel", "complete_fi
 
 
 if not TYPE_CHECKING:
-    __getattr__ = late_names(
-        __name__,
-        {
-            "batch": ("complete_file",),
-            "chat_writer": ("ChatWriter",),
-            "text_model": ("Completion", "SamplingRule", "TextModel"),
-            "where": ("open_text_model",),
-        },
-    )
+    __getattr__ = late_names(__name__)

@@ -69,28 +69,4 @@ __all__ = [
 
 
 if not TYPE_CHECKING:
-    __getattr__ = late_names(
-        __name__,
-        {
-            "channel.client_order": ("client_of", "microbatches_of"),
-            "channel.link": ("FrameLink", "PlainLink", "SealedLink"),
-            "channel.tensor_kinds": ("TensorKinds",),
-            "handshake.meeting": ("ClientHandshake", "EnclaveHandshake", "HandshakeTerms", "attested_keys"),
-            "roles.client": ("SplitClient",),
-            "roles.driver": ("SplitDriver", "SplitStep"),
-            "roles.enclave": ("Enclave",),
-            "roles.simulator": (
-                "FrameInTransit",
-                "Host",
-                "SimulatedStep",
-                "SplitScenario",
-                "SplitSimulator",
-                "honest_host",
-            ),
-            "training.classification": ("Classification",),
-            "training.measured": ("HeldOutScores",),
-            "training.parts": ("Front", "FrontPart", "build_back", "cut_model"),
-            "training.task": ("NextToken", "SplitTask", "TASKS", "task_of"),
-            "training.trainer": ("BackTrainer",),
-        },
-    )
+    __getattr__ = late_names(__name__)

@@ -49,20 +49,7 @@ __all__ = [
 
 
 if not TYPE_CHECKING:
-    __getattr__ = late_names(
-        __name__,
-        {
-            "entry": ("describe", "follow", "join_terms", "plays_rank", "train"),
-            "loop": ("run_loop", "step_inputs"),
-            "rate_finder": ("find_rate",),
-            "records.check_record": ("CheckRecord",),
-            "records.past_run": ("PastRun",),
-            "records.peers": ("PeersView", "look_at_peers"),
-            "records.run_directory": ("ADDRESS_FILE", "check_directory", "default_directory", "holds_run", "is_made"),
-            "saving.run_export": ("export_run",),
-            "setup.preflight": ("check_inputs", "load_past_code"),
-        },
-    )
+    __getattr__ = late_names(__name__)
 
 
 # a call of this package is a matter of a floor above it, which the package around it knows

@@ -38,12 +38,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    __getattr__ = late_names(
-        __name__,
-        {
-            "conversation": ("ChatMessage", "Conversation", "Role", "ToolCall", "conversation_of"),
-            "encoding": ("ChatEncoder", "EncodedConversation"),
-            "renderer": ("ChatRenderer", "RenderedChat", "TurnSpan"),
-            "template": ("DEFAULT_TEMPLATES", "TEMPLATE_FILE", "ChatTemplate", "default_template", "model_template"),
-        },
-    )
+    __getattr__ = late_names(__name__)

@@ -10,4 +10,4 @@ if TYPE_CHECKING:
 __all__ = ["PairCorpus", "PairRows", "prepare_preferences", "trimmed"]
 
 if not TYPE_CHECKING:
-    __getattr__ = late_names(__name__, {"pairs": ("PairCorpus", "PairRows", "prepare_preferences", "trimmed")})
+    __getattr__ = late_names(__name__)

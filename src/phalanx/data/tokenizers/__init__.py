@@ -48,20 +48,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    __getattr__ = late_names(
-        __name__,
-        {
-            "encoder": ("Encoder",),
-            "tokenizer": (
-                "TextTokenizer",
-                "fingerprint_tokenizer",
-                "load_tokenizer",
-                "locate_tokenizer",
-                "open_tokenizer",
-                "original_tokenizer",
-                "read_json",
-                "vocabulary_digest",
-            ),
-            "training": ("train_bpe", "train_tokenizer"),
-        },
-    )
+    __getattr__ = late_names(__name__)

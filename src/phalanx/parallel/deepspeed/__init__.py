@@ -16,9 +16,4 @@ __all__ = ["AioConfig", "DeepSpeedConfig", "DeepSpeedMember", "check_machine", "
 
 
 if not TYPE_CHECKING:
-    __getattr__ = late_names(
-        __name__,
-        {
-            "member": ("DeepSpeedMember", "opened_member"),
-        },
-    )
+    __getattr__ = late_names(__name__)

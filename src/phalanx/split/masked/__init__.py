@@ -44,15 +44,4 @@ __all__ = [
 
 
 if not TYPE_CHECKING:
-    __getattr__ = late_names(
-        __name__,
-        {
-            "idle": ("IdlePads", "open_masking_client"),
-            "linear": ("MaskedLinear", "mask_linears"),
-            "offload_client": ("MaskingClient", "OffloadClient"),
-            "pad_sources": ("PadSources", "ledger_pads", "process_pads", "system_pads"),
-            "port": ("SimulatedWorker", "WorkerPort"),
-            "remote": ("RemoteWorker", "local_masked_workers", "remote_workers"),
-            "serving": ("Multiplier", "run_masked_worker"),
-        },
-    )
+    __getattr__ = late_names(__name__)
