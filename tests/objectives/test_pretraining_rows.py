@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from phalanx.errors import ConfigError
 from phalanx.objectives import IGNORE, OBJECTIVES, Row, RowPlace, TokenTable, objective_of
 from phalanx.objectives.pretraining import SpanCorruptionSettings
-from phalanx.objectives.pretraining.draw import Draw
+from phalanx.objectives.pretraining.rewriting import Draw
 from phalanx.testing.tiny import TINY_TOKENS, VOCAB_SIZE
 from phalanx.train.train_section import TrainConfig
 

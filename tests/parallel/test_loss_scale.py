@@ -7,8 +7,8 @@ from references import batch_of, optimizer_of, source_of
 
 from phalanx.errors import FailedBatchError
 from phalanx.parallel import ParallelConfig, RankEnv, RankRecipe, RankTrainer, join
-from phalanx.parallel.data import loss_scale
-from phalanx.parallel.data.loss_scale import LossScale
+from phalanx.parallel.data import update
+from phalanx.parallel.data.update import LossScale
 from phalanx.parallel.groups.mesh import open_domain
 
 CPU = torch.device("cpu")
@@ -59,7 +59,7 @@ def make_member(tmp_path):
 
 def test_a_step_that_overflows_is_done_again_with_the_same_batch(make_member, monkeypatch):
     # a gradient of the loss is at most 1 / targets, which fp16 cannot hold 2 ** 24 times
-    monkeypatch.setattr(loss_scale, "_FIRST", 2.0**24)
+    monkeypatch.setattr(update, "_FIRST", 2.0**24)
     loud, plain = make_member("fp16"), make_member("fp32")
 
     found = [loud.step(step, *batch_of(step, 64)) for step in range(3)]

@@ -10,8 +10,8 @@ from phalanx.config.extras import has_bitsandbytes
 from phalanx.errors import ConfigError
 from phalanx.telemetry import read_metrics
 from phalanx.train import load_run, train
-from phalanx.train.extras import require_extras
 from phalanx.train.sessions import hooks
+from phalanx.train.setup.preflight import require_extras
 from tiny_run_file import tiny_run_file
 
 NEEDS_QUANT = pytest.mark.skipif(not has_bitsandbytes(), reason="needs the extra `quant`")

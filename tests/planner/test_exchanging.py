@@ -7,9 +7,8 @@ import pytest
 from pydantic import ValidationError
 
 from phalanx.planner import Layout, ModelShape
-from phalanx.planner.cluster.collectives import all_gather, all_reduce, reduce_scatter, send
 from phalanx.planner.cluster.hardware import Cluster
-from phalanx.planner.cluster.links import Link
+from phalanx.planner.cluster.links import Link, all_gather, all_reduce, reduce_scatter, send
 from phalanx.planner.cluster.machine import THIRDS, Exchange, Machine
 from phalanx.planner.cost.exchanging import block_exchanges, data_exchange, link_of_axis
 from phalanx.planner.cost.step import stage_times, step_time, timeline, work_seconds

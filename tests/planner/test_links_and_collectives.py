@@ -8,9 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.errors import InputError
-from phalanx.planner.cluster import collectives
-from phalanx.planner.cluster.collectives import all_gather, all_reduce, gather_to_one, reduce_scatter, ring_bound
-from phalanx.planner.cluster.links import Link, fit, fit_machine, read_probe
+from phalanx.planner.cluster import links
+from phalanx.planner.cluster.links import (
+    Link,
+    all_gather,
+    all_reduce,
+    fit,
+    fit_machine,
+    gather_to_one,
+    read_probe,
+    reduce_scatter,
+    ring_bound,
+)
 
 LINK = Link(latency_s=1e-4, bytes_per_s=2e9)
 
@@ -41,7 +50,7 @@ def test_gathering_to_one_rank_takes_longer_the_more_ranks_there_are() -> None:
 
 @pytest.mark.parametrize("name", ["all_reduce", "reduce_scatter", "all_gather", "all_to_all"])
 def test_one_rank_alone_exchanges_nothing(name: str) -> None:
-    assert getattr(collectives, name)(1e9, 1, LINK) == 0.0
+    assert getattr(links, name)(1e9, 1, LINK) == 0.0
 
 
 @given(latency=st.floats(1e-7, 1e-2), bandwidth=st.floats(1e6, 1e12))

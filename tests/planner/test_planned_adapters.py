@@ -9,9 +9,8 @@ from phalanx.models.families import FAMILIES
 from phalanx.parallel.tensor.tensor_plans import plan_of
 from phalanx.planner import Layout, ModelShape, nearest, shape_of, why_not
 from phalanx.planner.cluster.catalog import known_clusters, known_models
-from phalanx.planner.cluster.collectives import all_reduce
 from phalanx.planner.cluster.hardware import Cluster
-from phalanx.planner.cluster.links import Link
+from phalanx.planner.cluster.links import Link, all_reduce
 from phalanx.planner.cluster.machine import Machine
 from phalanx.planner.cost.exchanging import data_exchange, traffic
 from phalanx.planner.cost.memory import held_parameters, worst_rank

@@ -11,9 +11,8 @@ from phalanx.errors import ConfigError
 from phalanx.parallel import ParallelConfig
 from phalanx.planner import Layout, ModelShape, nearest, shape_of, why_not
 from phalanx.planner.cluster.catalog import known_clusters, known_models
-from phalanx.planner.cluster.collectives import all_gather, all_reduce
 from phalanx.planner.cluster.hardware import Cluster
-from phalanx.planner.cluster.links import Link
+from phalanx.planner.cluster.links import Link, all_gather, all_reduce
 from phalanx.planner.cluster.machine import Machine
 from phalanx.planner.cost.estimate import estimate
 from phalanx.planner.cost.exchanging import data_exchange, link_of_axis, traffic

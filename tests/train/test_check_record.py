@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from phalanx.errors import CheckpointError
 from phalanx.pipeline import GuardConfig, StageChecks
 from phalanx.train.records.check_record import CheckRecord, Spans, adopted_record
-from phalanx.train.records.drifts import Drifts
-from phalanx.train.records.trust import in_words, say_trust, trust_figures
+from phalanx.train.records.trust import Drifts, in_words, say_trust, trust_figures
 
 ENDS = st.tuples(st.integers(0, 60), st.integers(0, 8)).map(lambda pair: (pair[0], sum(pair)))
 VERDICT = {"party": "worker-1", "stage": 1, "step": 6, "offence": "gradient"}

@@ -18,8 +18,7 @@ from phalanx.train import load_run
 from phalanx.train.batches.client_loader import ClientLoader
 from phalanx.train.batches.labelled import prepare_labelled
 from phalanx.train.batches.scores import Scores, describe_texts, say_validation, validation_row
-from phalanx.train.records.ground_truth import GroundTruth
-from phalanx.train.records.record import RunningTotals
+from phalanx.train.records.record import GroundTruth, RunningTotals
 from phalanx.train.records.summary import Figures, summarise
 
 CLIENTS = ("client-0", "client-1", "client-2")

@@ -14,8 +14,7 @@ from phalanx.pipeline import GuardConfig, StageChecks
 from phalanx.train import load_run
 from phalanx.train.batches.validation import perplexity
 from phalanx.train.records.check_record import CheckRecord
-from phalanx.train.records.ground_truth import GroundTruth
-from phalanx.train.records.record import RunningTotals
+from phalanx.train.records.record import GroundTruth, RunningTotals
 from phalanx.train.records.summary import Figures, summarise
 from tiny_run_file import tiny_run_file
 

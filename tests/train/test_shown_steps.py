@@ -8,8 +8,7 @@ from rich.console import Console
 
 from phalanx.engine import StepResult
 from phalanx.telemetry import MetricsFile, ProgressDisplay
-from phalanx.train.records.ground_truth import GroundTruth
-from phalanx.train.records.record import RunningTotals, RunRecorder
+from phalanx.train.records.record import GroundTruth, RunningTotals, RunRecorder
 
 
 class NoBoard:

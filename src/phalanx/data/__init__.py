@@ -20,11 +20,10 @@ if TYPE_CHECKING:
     from phalanx.data.batch import DOCUMENTS, IGNORE, OF_ATTENTION, PREFIX, Batch, without_attention
     from phalanx.data.chat_corpus import ChatCorpus
     from phalanx.data.corpus import Corpus, SequenceLayout
-    from phalanx.data.loader import BatchLoader, validation_batches
+    from phalanx.data.loader import BatchLoader, unigram_perplexity, validation_batches
     from phalanx.data.manifest import CorpusManifest
     from phalanx.data.preparation import prepare
     from phalanx.data.prepared_corpus import open_corpus
-    from phalanx.data.unigram import unigram_perplexity
     from phalanx.data.validation_sets import prepare_validation_sets
 
 __all__ = [

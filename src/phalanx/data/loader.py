@@ -1,5 +1,6 @@
-"""Batches of a run in their one order, and the few integers that a checkpoint keeps of it."""
+"""Batches of a run in their one order, the few integers that a checkpoint keeps of it, and the yardstick of a run."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -8,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from phalanx.data.batch import DOCUMENTS, Batch
+from phalanx.data.batch import DOCUMENTS, IGNORE, Batch
 from phalanx.data.corpus import Corpus
 from phalanx.data.order import NO_CURRICULA, Group, Phase, RunOrder
 from phalanx.errors import CheckpointError, ConfigError, DataError
@@ -303,3 +304,28 @@ def validation_batches(corpus: HeldOut, batch_size: int) -> Iterator[Batch]:
     for start in range(0, corpus.num_validation_sequences, batch_size):
         stop = min(start + batch_size, corpus.num_validation_sequences)
         yield corpus.validation_batch(range(start, stop))
+
+
+_CHUNK_TOKENS = 1 << 22
+_BATCH_SIZE = 64
+
+
+def unigram_perplexity(corpus: Corpus) -> float:
+    """Perplexity of an add-one smoothed unigram model of the training tokens, on the validation labels.
+
+    ``exp(-mean(log((count + 1) / (tokens + vocab_size))))`` over all labels that count, in float64.
+
+    Raises:
+        DataError: Nothing is held out.
+    """
+    counts = np.ones(corpus.vocab_size, dtype=np.int64)
+    for tokens in corpus.train_tokens:
+        for start in range(0, len(tokens), _CHUNK_TOKENS):
+            counts += np.bincount(tokens[start : start + _CHUNK_TOKENS], minlength=corpus.vocab_size)
+    log_share = np.log(counts) - math.log(int(counts.sum()))
+    total, num_labels = 0.0, 0
+    for batch in validation_batches(corpus, _BATCH_SIZE):
+        labels = batch.labels[batch.labels != IGNORE].numpy()
+        total += float(log_share[labels].sum())
+        num_labels += len(labels)
+    return math.exp(-total / num_labels)

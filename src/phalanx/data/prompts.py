@@ -13,8 +13,7 @@ import torch
 from phalanx.config import canonical_json
 from phalanx.data.batch import IGNORE, Batch
 from phalanx.data.chat.conversation import conversation_of
-from phalanx.data.chat.encoding import ChatEncoder
-from phalanx.data.chat.opening import open_chat
+from phalanx.data.chat.encoding import ChatEncoder, open_chat
 from phalanx.data.chat.settings import OF_MODEL
 from phalanx.data.config import BpeConfig, DataConfig
 from phalanx.data.sources.jsonl import parse_object

@@ -17,7 +17,7 @@ from phalanx.config import StrictModel
 from phalanx.config.strict import check_reference
 from phalanx.errors import ConfigError
 from phalanx.planner import Adapter
-from phalanx.planner.model.heads import HeadKind
+from phalanx.planner.model.shape import HeadKind
 
 PACKAGED_MODELS = ("smollm2-135m",)
 

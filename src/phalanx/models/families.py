@@ -29,7 +29,7 @@ from phalanx.models.written.t5 import T5
 from phalanx.planner.model.families import FAMILIES as FACTS
 from phalanx.planner.model.families import FamilyFacts
 from phalanx.planner.model.families.planned import PlannedFamily
-from phalanx.planner.model.heads import VALUE_HEAD, HeadKind, head_kind
+from phalanx.planner.model.shape import VALUE_HEAD, HeadKind, head_kind
 
 _WRITTEN = (Bert(), Bloom(), Falcon(), Gpt2(), Llama(), ModernBert(), Opt(), Qwen3Moe(), T5())
 FAMILIES: dict[str, Family] = {

@@ -17,7 +17,7 @@ from phalanx.models.hub_files import find_tokenizer
 from phalanx.models.packaged import open_packaged
 from phalanx.models.scratch import write_random_model
 from phalanx.models.weights import WeightFiles
-from phalanx.planner.model.heads import HeadKind
+from phalanx.planner.model.shape import HeadKind
 
 
 class ModelSource:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from phalanx.config import StrictModel
 from phalanx.errors import DataError
 from phalanx.objectives.causal_lm import IGNORE
-from phalanx.planner.model.heads import HeadKind
+from phalanx.planner.model.shape import HeadKind
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from phalanx.pipeline.owner.paper_recovery import MAX_ATTEMPTS, skipping
     from phalanx.pipeline.owner.step_books import Duplicate
     from phalanx.pipeline.plan import StageRange, StepPlan
-    from phalanx.pipeline.processes.allocator import keep_freed_memory
     from phalanx.pipeline.processes.fork_server import can_fork
     from phalanx.pipeline.processes.fork_server_client import fork_here
     from phalanx.pipeline.processes.local_workers import LocalWorkers
+    from phalanx.pipeline.processes.own_memory import keep_freed_memory
     from phalanx.pipeline.proof.step_proof import Rules, ShownWork, check_step
     from phalanx.pipeline.proof.step_record import CHECKS, NoteChecks, StageChecks, StepRecord, read_leaves
     from phalanx.pipeline.protocol.log_memory import LogHeadExchange, Observe

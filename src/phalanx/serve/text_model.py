@@ -30,7 +30,7 @@ from phalanx.errors import DataError, ModelError
 from phalanx.models.digest import weights_digest
 from phalanx.models.directory import read_config
 from phalanx.planner.model.families import FAMILIES
-from phalanx.planner.model.heads import head_kind
+from phalanx.planner.model.shape import head_kind
 from phalanx.serve.stage_line import StageLine, model_in_stages
 
 _NOT_FINITE = "a logit is no finite number; the weights are damaged or training had diverged"

@@ -1,14 +1,15 @@
-"""The progress of a training run on the terminal: a bar, or plain lines where there is no terminal."""
+"""Progress on the terminal: a run's bar, or plain lines where there is no terminal, and a bar of rows that are done."""
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Protocol, Self
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
@@ -177,3 +178,22 @@ class ProgressDisplay:
         minutes, seconds = divmod(seconds, 60)
         hours, minutes = divmod(minutes, 60)
         return f"{hours}:{minutes:02}:{seconds:02} left" if hours else f"{minutes}:{seconds:02} left"
+
+
+RowsTold = Callable[[int, int], None]
+"""Told how many rows are done, of how many."""
+
+
+@contextmanager
+def row_bar(what: str, console: Console | None = None) -> Iterator[RowsTold]:
+    """Show a bar from the first row that is told of.
+
+    Args:
+        what: The rows' name on the screen.
+        console: Standard error when left out.
+    """
+    console = console or Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=None, visible=False)
+        yield lambda done, of: bar.update(task, completed=done, total=of, visible=True)

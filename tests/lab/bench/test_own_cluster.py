@@ -9,8 +9,7 @@ from phalanx.lab.bench.parallel.layouts import SHIFTS, small_run
 from phalanx.lab.bench.parallel.own_cluster import Probe, cluster_of
 from phalanx.lab.bench.parallel.parallel_plan import beside, plan_layout
 from phalanx.parallel import ParallelConfig
-from phalanx.planner.cluster.collectives import all_gather, all_reduce, all_to_all, send
-from phalanx.planner.cluster.links import Link
+from phalanx.planner.cluster.links import Link, all_gather, all_reduce, all_to_all, send
 from phalanx.planner.cluster.machine import Exchange
 from phalanx.planner.model.compute import forward_flops
 from phalanx.planner.model.read import shape_of

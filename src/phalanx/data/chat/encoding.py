@@ -1,4 +1,4 @@
-"""Conversations to token ids, and the weight of each token as something to learn."""
+"""Conversations to token ids by a chat template, and the weight of each token as something to learn."""
 
 import json
 import re
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,14 @@ from phalanx.closing import Closeable
 from phalanx.data.batch import IGNORE
 from phalanx.data.chat.conversation import ChatMessage, Conversation
 from phalanx.data.chat.renderer import ANY_DAY, ChatRenderer, RenderedChat, TurnSpan
-from phalanx.data.chat.template import ChatTemplate
+from phalanx.data.chat.settings import OF_MODEL
+from phalanx.data.chat.template import (
+    DEFAULT_TEMPLATES,
+    ChatTemplate,
+    default_template,
+    model_template,
+    template_from_file,
+)
 from phalanx.errors import DataError
 
 _MARK = re.compile(r"<\|[^|<>\s]{1,60}\|>")
@@ -179,3 +187,22 @@ def _weights(conversation: Conversation, rendered: RenderedChat) -> list[float]:
             raise DataError("messages differ in weight, and the chat template does not mark each by itself")
         found.append(whole * messages[turn.message].weight)
     return found
+
+
+def open_chat(template: str, backend: tokenizers.Tokenizer, end_of_text: str, directory: Path) -> ChatEncoder:
+    """Return an encoder of conversations by a chat template.
+
+    Args:
+        template: As a run file has it: of the model, one of those that come with Phalanx, or a file.
+        backend: Of the tokenizers library.
+        end_of_text: The special token that ends a text.
+        directory: Of the tokenizer's files, where a model's template lies.
+
+    Raises:
+        DataError: The template cannot be read, or the tokenizer lacks a special token that it names.
+    """
+    if template in DEFAULT_TEMPLATES:
+        return ChatEncoder(default_template(template, end_of_text), backend)
+    if template != OF_MODEL:
+        return ChatEncoder(template_from_file(Path(template), directory, end_of_text), backend)
+    return ChatEncoder(model_template(directory) or default_template("chatml", end_of_text), backend)

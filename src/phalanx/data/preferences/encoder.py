@@ -8,8 +8,7 @@ from typing import Any
 from phalanx.closing import Closeable
 from phalanx.data.batch import IGNORE
 from phalanx.data.chat.conversation import ChatMessage, Conversation
-from phalanx.data.chat.encoding import ChatEncoder
-from phalanx.data.chat.opening import open_chat
+from phalanx.data.chat.encoding import ChatEncoder, open_chat
 from phalanx.data.chat.settings import Policy, PreferenceSource
 from phalanx.data.preferences.preference import Preference, preference_of
 from phalanx.data.sources.jsonl import JsonLines

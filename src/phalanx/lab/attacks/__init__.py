@@ -1,8 +1,7 @@
 """Red team: what a party computes, keeps or sends is changed from outside; production never imports this package."""
 
-from phalanx.lab.attacks.attack import Attack
+from phalanx.lab.attacks.attack import Attack, attacks_in
 from phalanx.lab.attacks.messages.message_attack import HonestMessage, MessageAttack
-from phalanx.lab.attacks.schedule import attacks_in
 from phalanx.lab.attacks.start import AttackPlan, attackers_of
 from phalanx.lab.attacks.states.rehearsed_backdoor import Rehearsal, Secret, TargetSuccess, target_success
 from phalanx.lab.attacks.states.trigger_backdoor import TriggerSuccess, trigger_success

@@ -6,8 +6,7 @@ import numpy as np
 from pydantic import Field
 
 from phalanx.objectives.objective import ObjectiveSettings
-from phalanx.objectives.pretraining.draw import Draw
-from phalanx.objectives.pretraining.rewriting import Row, RowPlace, Tokens, TokenTable, fitted_row, text_of
+from phalanx.objectives.pretraining.rewriting import Draw, Row, RowPlace, Tokens, TokenTable, fitted_row, text_of
 
 
 class FillInTheMiddleSettings(ObjectiveSettings):

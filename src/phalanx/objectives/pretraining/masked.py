@@ -8,8 +8,7 @@ from pydantic import Field, model_validator
 from phalanx.errors import ConfigError
 from phalanx.objectives.causal_lm import IGNORE
 from phalanx.objectives.objective import ObjectiveSettings
-from phalanx.objectives.pretraining.draw import Draw
-from phalanx.objectives.pretraining.rewriting import Row, RowPlace, Tokens, TokenTable
+from phalanx.objectives.pretraining.rewriting import Draw, Row, RowPlace, Tokens, TokenTable
 
 
 class MaskedSettings(ObjectiveSettings):

@@ -7,8 +7,7 @@ from pydantic import Field
 
 from phalanx.errors import ConfigError
 from phalanx.objectives.objective import ObjectiveSettings
-from phalanx.objectives.pretraining.draw import Draw
-from phalanx.objectives.pretraining.rewriting import Row, RowPlace, Tokens, TokenTable, fitted_row, text_of
+from phalanx.objectives.pretraining.rewriting import Draw, Row, RowPlace, Tokens, TokenTable, fitted_row, text_of
 
 _FEWEST = 2
 """Tokens of a text that has a span and something beside it."""

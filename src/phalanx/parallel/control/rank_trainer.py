@@ -29,10 +29,9 @@ from phalanx.parallel.config import ParallelConfig
 from phalanx.parallel.control.pipelining import accumulate, pipelined
 from phalanx.parallel.data.data_parallel import share_again, share_with_copies
 from phalanx.parallel.data.diloco import OuterStep
-from phalanx.parallel.data.loss_scale import LossScale
 from phalanx.parallel.data.parameters import RankParameter, counted_gradients, held_parameters, settle_gradients
 from phalanx.parallel.data.state_dict import StateGatherer, catalogue
-from phalanx.parallel.data.update import RankOptimizer
+from phalanx.parallel.data.update import LossScale, RankOptimizer
 from phalanx.parallel.groups.mesh import Domain
 from phalanx.parallel.model.part import StagePart
 from phalanx.parallel.model.recompute import fuse_activations

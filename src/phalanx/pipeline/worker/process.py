@@ -16,9 +16,8 @@ from phalanx.errors import ConfigError, CutLogError, FrameError, PeerLostError, 
 from phalanx.pipeline.assignment.budget import Sample, allowance_of
 from phalanx.pipeline.config import WorkerConfig
 from phalanx.pipeline.plan import StepPlan, parse_plan
-from phalanx.pipeline.processes.allocator import keep_freed_memory
 from phalanx.pipeline.processes.fork_server import FORK_SERVER, await_request
-from phalanx.pipeline.processes.own_memory import own_rooms
+from phalanx.pipeline.processes.own_memory import keep_freed_memory, own_rooms
 from phalanx.pipeline.protocol.greetings import Challenge, ChallengeReply, Hello, Leave, NotLetIn, PreparedNotice, Setup
 from phalanx.pipeline.protocol.log_memory import LogMemory
 from phalanx.pipeline.protocol.mailbox import Mailbox

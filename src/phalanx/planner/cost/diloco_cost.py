@@ -3,8 +3,7 @@
 Source: Douillard et al. 2023 (DiLoCo); the figures are those of the engine, which joins tensor by tensor.
 """
 
-from phalanx.planner.cluster.collectives import all_gather, all_reduce
-from phalanx.planner.cluster.links import Link
+from phalanx.planner.cluster.links import Link, all_gather, all_reduce
 from phalanx.planner.layout import Layout
 from phalanx.planner.model.adapter import adapted, block_tensors
 from phalanx.planner.model.recipe import EXACT_BYTES, Outer, Recipe

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from phalanx.planner.cluster.collectives import all_gather, all_reduce, all_to_all, reduce_scatter, send
-from phalanx.planner.cluster.links import Link
+from phalanx.planner.cluster.links import Link, all_gather, all_reduce, all_to_all, reduce_scatter, send
 from phalanx.planner.cluster.machine import Exchange, Machine
 from phalanx.planner.cost.diloco_cost import outer_numbers, sent_bytes
 from phalanx.planner.cost.memory import ParameterCounts, held_parameters, rank_parameters, stage_layers

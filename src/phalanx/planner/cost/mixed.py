@@ -5,8 +5,8 @@ from functools import cache
 
 from phalanx.errors import ConfigError
 from phalanx.planner.cluster.catalog import device_of, link_of
-from phalanx.planner.cluster.collectives import all_reduce
 from phalanx.planner.cluster.hardware import Cluster, Device
+from phalanx.planner.cluster.links import all_reduce
 from phalanx.planner.cost.estimate import Estimate, machine_of, totals_of
 from phalanx.planner.cost.memory import RankMemory, memory_of, rank_parameters
 from phalanx.planner.cost.partition import Fits, placements, uneven

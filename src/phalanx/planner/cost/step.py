@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields, replace
 
-from phalanx.planner.cluster.collectives import send
+from phalanx.planner.cluster.links import send
 from phalanx.planner.cluster.machine import Machine
 from phalanx.planner.cost.diloco_cost import moved_bytes, num_tensors, outer_numbers, outer_seconds
 from phalanx.planner.cost.exchanging import (

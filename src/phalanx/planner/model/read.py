@@ -9,8 +9,7 @@ from typing import Any
 from phalanx.errors import ModelError
 from phalanx.planner.model.config_keys import ConfigKeys
 from phalanx.planner.model.families import FAMILIES
-from phalanx.planner.model.heads import head_kind, with_head
-from phalanx.planner.model.shape import ModelShape
+from phalanx.planner.model.shape import ModelShape, head_kind, with_head
 
 
 def read_shape(path: Path) -> ModelShape:

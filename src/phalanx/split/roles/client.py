@@ -10,8 +10,8 @@ from phalanx.engine import NO_EXTRAS
 from phalanx.errors import DataError, FrameError
 from phalanx.split.channel.link import Frame, FrameLink, PackedFrame
 from phalanx.split.channel.tensor_kinds import TensorKinds, What
-from phalanx.split.training.measured import HeldOutScores
 from phalanx.split.training.parts import Front
+from phalanx.split.training.task import HeldOutScores
 
 _FIGURES = 3
 """Of a measurement: a norm that there is none of, loss, targets."""

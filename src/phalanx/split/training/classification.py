@@ -10,7 +10,7 @@ from phalanx.errors import ModelError
 from phalanx.models import StageModule
 from phalanx.models.family import HEAD
 from phalanx.objectives import OBJECTIVES, ExtraRows, pooled_logits
-from phalanx.split.training.measured import HeldOutScores
+from phalanx.split.training.task import HeldOutScores
 
 
 class Classification:

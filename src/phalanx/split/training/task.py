@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor, nn
 
@@ -11,7 +11,20 @@ from phalanx.errors import ConfigError
 from phalanx.models import StageModule
 from phalanx.objectives import OBJECTIVES, ExtraRows, causal_lm
 from phalanx.split.training.classification import Classification
-from phalanx.split.training.measured import HeldOutScores
+
+
+class HeldOutScores(NamedTuple):
+    """The scores of held-out rows.
+
+    Attributes:
+        loss: Summed, in nats.
+        targets: How many there were.
+        answers: What the task says to each row; empty where it says nothing.
+    """
+
+    loss: float
+    targets: int
+    answers: tuple[int, ...] = ()
 
 
 class SplitTask(Protocol):

@@ -18,8 +18,7 @@ from phalanx.optimizers import (
     gradient_norm_squared,
     learning_rate,
 )
-from phalanx.split.training.measured import HeldOutScores
-from phalanx.split.training.task import SplitTask
+from phalanx.split.training.task import HeldOutScores, SplitTask
 
 
 class SplitTrainer(Protocol):

@@ -12,8 +12,15 @@ from pydantic import Discriminator, Tag
 from phalanx.config import OWN_KIND, is_own, resolve
 from phalanx.errors import ConfigError
 from phalanx.telemetry.sinks.mlflow import MlflowConfig, MlflowSink
-from phalanx.telemetry.sinks.own import OwnSinkConfig, check_own_sink, own_sink
-from phalanx.telemetry.sinks.sink import RunStatus, Sink, SinkSettings, TrackedRun
+from phalanx.telemetry.sinks.sink import (
+    OwnSinkConfig,
+    RunStatus,
+    Sink,
+    SinkSettings,
+    TrackedRun,
+    check_own_sink,
+    own_sink,
+)
 from phalanx.telemetry.sinks.trackio import TrackioConfig, TrackioSink
 from phalanx.telemetry.sinks.wandb import WandbConfig, WandbSink
 

@@ -1,12 +1,13 @@
-"""The interface of every metrics sink, and what it is told of its run."""
+"""The interface of every metrics sink, what it is told of its run, and sinks of the user's own (``file.py:object``)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from phalanx.config import StrictModel
+from phalanx.config import StrictModel, check_methods, lacks
+from phalanx.config.strict import check_reference
 from phalanx.telemetry.histogram import Histogram
 
 RunStatus = Literal["completed", "failed", "interrupted"]
@@ -60,3 +61,38 @@ class HistogramSink(Protocol):
     def histogram(self, drawn: Histogram, step: int) -> None:
         """Take the histogram of one tensor at a step."""
         ...
+
+
+_EXPECTED = "a metrics sink, with begin(run), scalars(values, step) and end(status)"
+
+
+class OwnSinkConfig(SinkSettings):
+    """A metrics sink of the user's own; what `kind` names is called with the options as keywords."""
+
+    kind: Annotated[str, AfterValidator(check_reference)]
+    options: dict[str, Any] = Field(default={})
+
+
+def own_sink(kind: str, found: Any, config: OwnSinkConfig) -> Sink:
+    """Make a sink of what a reference names.
+
+    Raises:
+        ConfigError: It is no sink.
+    """
+    check_own_sink(kind, found)
+    made = found(**config.options)
+    check_methods(kind, made, _EXPECTED, ("begin", "scalars", "end"))
+    sink: Sink = made
+    return sink
+
+
+def check_own_sink(kind: str, found: Any) -> None:
+    """Return where an object may make a sink; a class is looked at without being called.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    if not callable(found):
+        raise lacks(kind, f"a {type(found).__name__}", "a class or function that makes a metrics sink")
+    if isinstance(found, type):
+        check_methods(kind, found, _EXPECTED, ("begin", "scalars", "end"))

@@ -1,10 +1,12 @@
-"""The records of a run while it goes: metrics, events, TensorBoard, the progress bar."""
+"""The records of a run while it goes: metrics, events, TensorBoard, the progress bar, a drill's ground truth."""
 
 import contextlib
+import json
 import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -18,8 +20,35 @@ from phalanx.telemetry import CurveWriter, MetricsFile, ProgressDisplay, StepRea
 from phalanx.telemetry.progress import Kind, ShownParties
 from phalanx.train.batches.preferences import PreferenceScores
 from phalanx.train.batches.scores import Scores, ValidationResult, validation_row
-from phalanx.train.records.ground_truth import GroundTruth
 from phalanx.train.records.samples import StepSamples
+
+
+class GroundTruth:
+    """A reader of the attackers' own log, as it grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self.attacked: set[tuple[str, int]] = set()
+        """(party, step) of every step in which a party lied."""
+
+    def refresh(self) -> None:
+        """Read what was added; a line that is still being written waits for the next call."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                record = json.loads(line)
+                self.attacked.add((record["party"], record["step"]))
+                self._offset += len(line)
+
+    def attacked_steps(self) -> set[int]:
+        """Steps in which an attacker lied."""
+        return {step for _, step in self.attacked}
+
 
 _MOST_CHARACTERS = 2000
 # a conviction must outlive even the machine: a resumed run reads here which party may not come back

@@ -21,11 +21,9 @@ from phalanx.train.batches.scores import (
 )
 from phalanx.train.config import RunConfig
 from phalanx.train.records.check_record import CheckRecord
-from phalanx.train.records.drifts import Drifts
 from phalanx.train.records.early_stopping import StoppingRecord
-from phalanx.train.records.ground_truth import GroundTruth
-from phalanx.train.records.record import RunningTotals
-from phalanx.train.records.trust import trust_figures
+from phalanx.train.records.record import GroundTruth, RunningTotals
+from phalanx.train.records.trust import Drifts, trust_figures
 
 
 @dataclass

@@ -45,15 +45,15 @@ from phalanx.train.batches.rollouts import RolloutLoader
 from phalanx.train.config import RunConfig
 from phalanx.train.engines.domain_deepspeed import check_deepspeed, open_member
 from phalanx.train.engines.domain_engine import DomainEngine, GatheredPairs
-from phalanx.train.extras import require_extras
 from phalanx.train.records.record import RunRecorder
 from phalanx.train.records.summary import Figures
-from phalanx.train.saving.domain_saver import DomainSaver
 from phalanx.train.saving.savepoint import Savepoint
+from phalanx.train.saving.saver import DomainSaver
 from phalanx.train.sessions.context import SessionContext
 from phalanx.train.sessions.factory import EngineStart, RunMaterial
 from phalanx.train.sessions.rollouts import rollout_material
 from phalanx.train.setup.layout import attention_asked, attention_kind
+from phalanx.train.setup.preflight import require_extras
 
 
 def recipe_of(run: RunConfig, parallel: ParallelConfig, source: ModelSource) -> RankRecipe:

@@ -27,7 +27,7 @@ from phalanx.train.batches.scores import describe_texts
 from phalanx.train.batches.site_data import SharedTexts, whole_model
 from phalanx.train.config import RunConfig
 from phalanx.train.engines.federated_engine import FederatedEngine
-from phalanx.train.extras import require_extras
+from phalanx.train.setup.preflight import require_extras
 from phalanx.train.federated_faults import section_of
 from phalanx.train.saving.savepoint import Savepoint
 from phalanx.train.saving.saver import PlainSaver

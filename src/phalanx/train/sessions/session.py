@@ -17,9 +17,8 @@ from phalanx.train.config import RunConfig
 from phalanx.train.loop import run_loop
 from phalanx.train.records.audit_trail import LOG_FILE, open_log, reveal_key
 from phalanx.train.records.check_record import CheckRecord
-from phalanx.train.records.ground_truth import GroundTruth
 from phalanx.train.records.history import read_history
-from phalanx.train.records.record import RunningTotals, RunRecorder
+from phalanx.train.records.record import GroundTruth, RunningTotals, RunRecorder
 from phalanx.train.records.run_directory import RunDirectory, cache_beside
 from phalanx.train.records.summary import Figures, summarise
 from phalanx.train.records.trust import say_trust

@@ -30,8 +30,8 @@ from phalanx.pipeline.assignment.stage_memory import footprints, stage_counts
 from phalanx.planner.model.optimizers import OPTIMIZERS
 from phalanx.split import cut_model
 from phalanx.train.config import RunConfig
-from phalanx.train.extras import require_extras
 from phalanx.train.setup.guard_outlook import guarded_by_nobody, outlook, outlook_rows, price_note
+from phalanx.train.setup.preflight import require_extras
 
 # measured on CPU with torch 2.13: interpreter, libraries, transport buffers and what malloc keeps
 WORKER_BYTES = 600 * 2**20

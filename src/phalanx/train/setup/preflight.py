@@ -1,4 +1,4 @@
-"""A look at everything that a run reads, before torch is imported and before anything is written."""
+"""A look at everything that a run reads and at the extras that it needs, before torch is imported or a file written."""
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -7,6 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from phalanx.config import KEPT_CODE, open_own_code, own_references
+from phalanx.config.extras import require_bitsandbytes, require_tenseal
 from phalanx.data import BpeConfig, DataConfig, FileTokenizerConfig, ModelTokenizerConfig
 from phalanx.data.phases import DatasetTokenizerConfig
 from phalanx.data.run_dataset import open_groups
@@ -21,6 +22,7 @@ from phalanx.models import ModelConfig
 from phalanx.models.directory import check_model, describe
 from phalanx.models.layout import check_length, check_stages, check_vocabulary
 from phalanx.objectives import objective_of
+from phalanx.planner.model.optimizers import OPTIMIZERS
 from phalanx.telemetry.sinks import check_sinks
 from phalanx.train.config import RunConfig
 
@@ -197,3 +199,17 @@ def _look_at(source: SourceSettings) -> None:
             return
     if not any(has_text) and len(has_text) < _FIRST_DOCUMENTS:
         raise no_text(source.kind)
+
+
+def require_extras(run: RunConfig) -> None:
+    """Refuse a run that this machine lacks a package for.
+
+    Raises:
+        ConfigError: Names the package, and the extra that brings it.
+    """
+    if run.model.quantize is not None:
+        require_bitsandbytes(f'model.adapter.quantize = "{run.model.quantize}"')
+    if OPTIMIZERS[run.optimizer.kind].in_bytes:
+        require_bitsandbytes(f'optimizer.kind = "{run.optimizer.kind}"')
+    if run.federated is not None and run.federated.sums == "homomorphic":
+        require_tenseal('federated.sums = "homomorphic"')

@@ -7,8 +7,7 @@ from phalanx.data import Batch
 from phalanx.lab.bench.measure.plain import PlainTrainer
 from phalanx.lab.bench.parallel.peer_frameworks import AccelerateDdp, AccelerateFsdp, DeepSpeed
 from phalanx.lab.bench.parallel.peer_pipeline import TorchPipeline
-from phalanx.lab.bench.parallel.peers import TorchDdp, TorchFsdp, TorchZero1
-from phalanx.lab.bench.parallel.setting import RankSetup
+from phalanx.lab.bench.parallel.peers import RankSetup, TorchDdp, TorchFsdp, TorchZero1
 from phalanx.parallel import RankTrainer
 from phalanx.parallel.groups.mesh import open_domain
 from phalanx.parallel.groups.rendezvous import own_device

@@ -11,7 +11,7 @@ from typing import Any
 from phalanx.errors import InputError
 from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
 from phalanx.lab.bench.parallel.ranks import RankForkServer
-from phalanx.planner.cluster import collectives as model
+from phalanx.planner.cluster import links as model
 from phalanx.planner.cluster.links import Link, fit_machine
 
 _KIB, _MIB = 1024, 1024**2

@@ -13,8 +13,15 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from phalanx.errors import TrainingError
-from phalanx.lab.bench.parallel.peers import NO_CLIPPING, Copies, adamw_options, blocks_of, decay_groups, whole_model
-from phalanx.lab.bench.parallel.setting import RankSetup
+from phalanx.lab.bench.parallel.peers import (
+    NO_CLIPPING,
+    Copies,
+    RankSetup,
+    adamw_options,
+    blocks_of,
+    decay_groups,
+    whole_model,
+)
 
 
 class AccelerateDdp(Copies):

@@ -9,8 +9,7 @@ from torch.distributed import pipelining
 from torch.distributed.pipelining import PipelineStage
 
 from phalanx.data import Batch
-from phalanx.lab.bench.parallel.peers import NO_CLIPPING, adamw_options, decay_groups, whole_model
-from phalanx.lab.bench.parallel.setting import RankSetup
+from phalanx.lab.bench.parallel.peers import NO_CLIPPING, RankSetup, adamw_options, decay_groups, whole_model
 from phalanx.objectives import IGNORE, causal_lm
 from phalanx.optimizers import learning_rate
 

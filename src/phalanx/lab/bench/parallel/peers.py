@@ -1,10 +1,11 @@
-"""Plain torch beside the engine's data parallel ranks.
+"""Plain torch beside the engine's data parallel ranks, and the setting of every arm.
 
 Weights, batches, microbatches, loss, clipping and schedule are the same.
 """
 
 import contextlib
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,10 +17,27 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoModelForCausalLM
 
 from phalanx.data import Batch
-from phalanx.lab.bench.parallel.setting import RankSetup
 from phalanx.models import ModelSource
 from phalanx.objectives import IGNORE, causal_lm
 from phalanx.optimizers import OptimizerConfig, learning_rate
+from phalanx.parallel import RankEnv
+from phalanx.train import RunConfig
+
+
+@dataclass(frozen=True)
+class RankSetup:
+    """One rank's.
+
+    Attributes:
+        run: What is trained, and how.
+        source: Its model.
+        place: Which rank this is.
+    """
+
+    run: RunConfig
+    source: ModelSource
+    place: RankEnv
+
 
 NO_CLIPPING = 1e9
 
