@@ -24,9 +24,9 @@ if TYPE_CHECKING:
         SplitSimulator,
         honest_host,
     )
-    from phalanx.split.training.classification import Classification
+    from phalanx.split.training.classification import Classification, HeldOutScores
     from phalanx.split.training.parts import Front, FrontPart, build_back, cut_model
-    from phalanx.split.training.task import TASKS, HeldOutScores, NextToken, SplitTask, task_of
+    from phalanx.split.training.task import TASKS, NextToken, SplitTask, task_of
     from phalanx.split.training.trainer import BackTrainer
 
 

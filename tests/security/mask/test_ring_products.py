@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.errors import FrameError
+from phalanx.security.mask.matrix import ring_matrix
 from phalanx.security.mask.ring import (
     _FEW,
     HALF,
@@ -16,7 +17,6 @@ from phalanx.security.mask.ring import (
     centred,
     limb_bits,
     reduced,
-    ring_matrix,
     subtract,
     to_ring,
 )

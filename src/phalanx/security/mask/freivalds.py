@@ -6,8 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.errors import WrongProductError
+from phalanx.security.mask.matrix import ring_matrix
 from phalanx.security.mask.pads import PadSource
-from phalanx.security.mask.ring import Ring, ring_matrix, to_ring
+from phalanx.security.mask.ring import Ring, to_ring
 
 NUM_VECTORS = 2
 

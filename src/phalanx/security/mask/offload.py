@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from phalanx.errors import FrameError
 from phalanx.security.mask.fixed_point import FixedColumns, Reals, decode, encode_columns, encode_rows
 from phalanx.security.mask.freivalds import Check, ProductCheck
+from phalanx.security.mask.matrix import RingMatrix, ring_matrix
 from phalanx.security.mask.message import Direction, MaskedMessage, ProductMessage, answered
 from phalanx.security.mask.pads import PadSource
 from phalanx.security.mask.pool import PadPool
-from phalanx.security.mask.ring import Ring, RingMatrix, add, ring_matrix, subtract
+from phalanx.security.mask.ring import Ring, add, subtract
 
 
 class MaskedWorker:

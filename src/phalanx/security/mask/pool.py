@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from phalanx.errors import FrameError, PadError
 from phalanx.security.mask.freivalds import Check
+from phalanx.security.mask.matrix import RingMatrix, ring_matrix
 from phalanx.security.mask.message import MaskedMessage, ProductMessage, answered
 from phalanx.security.mask.pads import PadSource
-from phalanx.security.mask.ring import Ring, RingMatrix, ring_matrix
+from phalanx.security.mask.ring import Ring
 
 
 @dataclass(frozen=True, eq=False)

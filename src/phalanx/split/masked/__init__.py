@@ -8,7 +8,7 @@ MaskedLinear, mask_linears                      layers of a model with products 
 from typing import TYPE_CHECKING
 
 from phalanx.late_names import late_names
-from phalanx.split.masked.config import OWNER, MaskedConfig, MaskedWorkerConfig
+from phalanx.split.masked.config import MaskedConfig, MaskedWorkerConfig
 
 if TYPE_CHECKING:
     from phalanx.split.masked.idle import IdlePads, open_masking_client
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from phalanx.split.masked.serving import Multiplier, run_masked_worker
 
 __all__ = [
-    "OWNER",
     "IdlePads",
     "MaskedConfig",
     "MaskedLinear",

@@ -9,8 +9,6 @@ from phalanx.transport import JoiningWorkerConfig
 
 MOST_ROWS = 512
 """Most rows of a pad where the config names no number."""
-OWNER = "owner"
-"""Party name of the trusted side, unless a worker's file says otherwise."""
 
 
 class MaskedConfig(StrictModel):

@@ -1,6 +1,5 @@
 """A client: it has text, labels and the frozen front, and gets back nothing but losses."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,8 +9,8 @@ from phalanx.engine import NO_EXTRAS
 from phalanx.errors import DataError, FrameError
 from phalanx.split.channel.link import Frame, FrameLink, PackedFrame
 from phalanx.split.channel.tensor_kinds import TensorKinds, What
+from phalanx.split.training.classification import HeldOutScores
 from phalanx.split.training.parts import Front
-from phalanx.split.training.task import HeldOutScores
 
 _FIGURES = 3
 """Of a measurement: a norm that there is none of, loss, targets."""
@@ -47,11 +46,6 @@ class Feedback:
 
     norm: float
     losses: tuple[tuple[float, int], ...]
-
-    @property
-    def is_taken(self) -> bool:
-        """Whether the adapters took the step."""
-        return math.isfinite(self.norm)
 
 
 class SplitClient:

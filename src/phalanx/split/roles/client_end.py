@@ -14,8 +14,8 @@ from phalanx.split.channel.resend_window import TRIES, SendWindow
 from phalanx.split.channel.tensor_kinds import TensorKinds, What
 from phalanx.split.handshake.party import EnclavePeer
 from phalanx.split.roles.client import Feedback, SplitClient
+from phalanx.split.training.classification import HeldOutScores
 from phalanx.split.training.parts import Front
-from phalanx.split.training.task import HeldOutScores
 from phalanx.telemetry import PhaseTimer
 
 _Read = TypeVar("_Read", Feedback, HeldOutScores)

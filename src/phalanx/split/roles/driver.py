@@ -21,8 +21,8 @@ from phalanx.split.config import SplitConfig
 from phalanx.split.handshake.party import EnclavePeer
 from phalanx.split.roles.client_end import ClientEnd
 from phalanx.split.roles.owner_requests import OwnerRequests
+from phalanx.split.training.classification import HeldOutScores
 from phalanx.split.training.parts import FrontPart
-from phalanx.split.training.task import HeldOutScores
 from phalanx.telemetry import PhaseTimer
 
 

@@ -26,8 +26,9 @@ from phalanx.split.handshake.meeting import ClientHandshake, EnclaveHandshake, H
 from phalanx.split.hardware.measure import measure_code, policy_of
 from phalanx.split.roles.client import Feedback, PackedMicrobatch, SplitClient
 from phalanx.split.roles.enclave import Enclave, Replies
+from phalanx.split.training.classification import HeldOutScores
 from phalanx.split.training.parts import Front, FrontPart, build_back
-from phalanx.split.training.task import HeldOutScores, NextToken, SplitTask
+from phalanx.split.training.task import NextToken, SplitTask
 from phalanx.split.training.trainer import BackTrainer
 
 _Taken = TypeVar("_Taken")

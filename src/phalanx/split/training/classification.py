@@ -1,6 +1,7 @@
 """A classification head in the place of the language model's, trained inside the enclave."""
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,20 @@ from phalanx.errors import ModelError
 from phalanx.models import StageModule
 from phalanx.models.family import HEAD
 from phalanx.objectives import OBJECTIVES, ExtraRows, pooled_logits
-from phalanx.split.training.task import HeldOutScores
+
+
+class HeldOutScores(NamedTuple):
+    """The scores of held-out rows.
+
+    Attributes:
+        loss: Summed, in nats.
+        targets: How many there were.
+        answers: What the task says to each row; empty where it says nothing.
+    """
+
+    loss: float
+    targets: int
+    answers: tuple[int, ...] = ()
 
 
 class Classification:

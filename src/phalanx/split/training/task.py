@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from torch import Tensor, nn
 
@@ -10,21 +10,7 @@ from phalanx.engine import NO_EXTRAS
 from phalanx.errors import ConfigError
 from phalanx.models import StageModule
 from phalanx.objectives import OBJECTIVES, ExtraRows, causal_lm
-from phalanx.split.training.classification import Classification
-
-
-class HeldOutScores(NamedTuple):
-    """The scores of held-out rows.
-
-    Attributes:
-        loss: Summed, in nats.
-        targets: How many there were.
-        answers: What the task says to each row; empty where it says nothing.
-    """
-
-    loss: float
-    targets: int
-    answers: tuple[int, ...] = ()
+from phalanx.split.training.classification import Classification, HeldOutScores
 
 
 class SplitTask(Protocol):

@@ -18,7 +18,8 @@ from phalanx.optimizers import (
     gradient_norm_squared,
     learning_rate,
 )
-from phalanx.split.training.task import HeldOutScores, SplitTask
+from phalanx.split.training.classification import HeldOutScores
+from phalanx.split.training.task import SplitTask
 
 
 class SplitTrainer(Protocol):
