@@ -8,7 +8,6 @@ from phalanx.config.own_code import (
     changed_code,
     check_methods,
     code_key,
-    is_opened,
     lacks,
     open_own_code,
     own_references,
@@ -18,14 +17,14 @@ from phalanx.config.own_code import (
     source_files,
     users_traceback,
 )
-from phalanx.config.strict import StrictModel, check_name, one_of
-from phalanx.config.text import MOST_CHARACTERS, is_plain, printable
+from phalanx.config.strict import StrictModel, any_kind, check_name, one_of
+from phalanx.config.text import is_plain, printable
 
 __all__ = [
     "KEPT_CODE",
-    "MOST_CHARACTERS",
     "OWN_KIND",
     "StrictModel",
+    "any_kind",
     "canonical_json",
     "changed_code",
     "check_methods",
@@ -34,7 +33,6 @@ __all__ = [
     "config_of",
     "digest",
     "dump_toml",
-    "is_opened",
     "is_own",
     "is_plain",
     "lacks",

@@ -116,12 +116,6 @@ def code_key(kind: str) -> tuple[str, str]:
     return reference.name, reference.digest
 
 
-def is_opened(kind: str) -> bool:
-    """Whether this process has run the source of a reference, from wherever its own file named it."""
-    reference = parse_reference(kind)
-    return (reference.name, reference.digest) in _OPENED
-
-
 def resolve(kind: str, table: Mapping[str, Found], own: Callable[[str, Any], Found]) -> Found:
     """Return what stands behind a kind: the line of a table, or code of the user's own.
 

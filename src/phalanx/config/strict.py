@@ -1,8 +1,11 @@
 """The base class of every config, and a text that is one of a table's names."""
 
-from collections.abc import Callable, Collection
+import functools
+import operator
+from collections.abc import Callable, Collection, Mapping
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Tag
 from pydantic_core import PydanticCustomError
 
 from phalanx.config.code_source import is_own, parse_reference
@@ -14,6 +17,23 @@ class StrictModel(BaseModel):
     """Frozen data; validation is strict and refuses unknown keys, NaN and infinity."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, validate_default=True, allow_inf_nan=False)
+
+
+def any_kind(configs: Mapping[str, type[StrictModel]], own: type[StrictModel] | None = None) -> Any:
+    """Return the type of any of these sections, told apart by ``kind``.
+
+    Args:
+        configs: By kind.
+        own: The section of what the user's own code adds; its kind is a reference.
+    """
+    table = configs if own is None else {**configs, OWN_KIND: own}
+    tagged: list[Any] = [Annotated[config, Tag(name)] for name, config in table.items()]
+    return Annotated[functools.reduce(operator.or_, tagged), Discriminator(_kind_of)]
+
+
+def _kind_of(value: Any) -> Any:
+    kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
+    return OWN_KIND if is_own(kind) else kind
 
 
 def one_of(names: Collection[str] | Callable[[], Collection[str]], *, or_own: bool = False) -> AfterValidator:

@@ -1,14 +1,12 @@
 """The section ``[rewards]`` of a run file: what sampled texts are worth."""
 
-import functools
-import operator
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Discriminator, Field, SerializerFunctionWrapHandler, Tag, field_validator, model_serializer
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
-from phalanx.config import OWN_KIND, StrictModel, is_own
+from phalanx.config import StrictModel, any_kind
 from phalanx.config.strict import check_reference
 from phalanx.rewards.server import ServerSettings
 
@@ -105,15 +103,7 @@ REWARDS: dict[str, type[RewardSettings]] = {
 }
 
 
-def _tag(value: Any) -> Any:
-    kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
-    return OWN_KIND if is_own(kind) else kind
-
-
-_TAGGED: list[Any] = [Annotated[settings, Tag(name)] for name, settings in REWARDS.items()]
-RewardConfig: Any = Annotated[
-    functools.reduce(operator.or_, [*_TAGGED, Annotated[OwnReward, Tag(OWN_KIND)]]), Discriminator(_tag)
-]
+RewardConfig: Any = any_kind(REWARDS, OwnReward)
 """What a run file says of one reward, told apart by ``kind``."""
 
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from phalanx.data.rules import CorpusRule, Outcome, Page
+from phalanx.data.rules import CorpusRule, Outcome, Page, Rule
+from phalanx.data.scan import SCANS, ScanSettings
 from phalanx.data.sources import Document
 
 HONEST = (
@@ -13,6 +14,10 @@ HONEST = (
     "Whatever else is known of the document belongs into the log of the build, where it is searched for.\n"
 )
 """Prose that no rule has anything against."""
+
+
+def make_scan(config: ScanSettings) -> Rule:
+    return SCANS[config.kind].make(config)
 
 
 def page_of(text: str, name: str = "a", source: str = "books") -> Page:

@@ -3,9 +3,9 @@
 import sys
 
 import pytest
+from made_pages import make_scan
 
 from phalanx.data.rules import Page, Quarantine
-from phalanx.data.scan import make_scan
 from phalanx.data.scan.instructions_in_text import InstructionsInTextConfig
 from phalanx.data.sources import Document
 from phalanx.errors import DataError

@@ -2,9 +2,9 @@
 
 import pytest
 from made_corpus import decide, rng
+from made_pages import make_scan
 
 from phalanx.data.rules import Page, Quarantine
-from phalanx.data.scan import make_scan
 from phalanx.data.scan.label_flips import LabelFlipsConfig
 from phalanx.data.sources import Document
 

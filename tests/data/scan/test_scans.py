@@ -1,17 +1,19 @@
 """What holds for every scan of the table."""
 
 import pytest
+from made_pages import make_scan
 from pydantic import TypeAdapter, ValidationError
 
+from phalanx.data.build.recipe import RecipeStep
 from phalanx.data.rules import RULES
-from phalanx.data.scan import SCANS, ScanConfig, ScanSettings, make_scan
+from phalanx.data.scan import SCANS, ScanSettings
 
 each_scan = pytest.mark.parametrize("kind", SCANS)
 
 
 @each_scan
 def test_a_scan_sets_aside_unless_the_recipe_says_otherwise(kind):
-    config = TypeAdapter(ScanConfig).validate_python({"kind": kind})
+    config = TypeAdapter(RecipeStep).validate_python({"kind": kind})
 
     assert isinstance(config, ScanSettings)
     assert config.kind == kind
@@ -21,7 +23,7 @@ def test_a_scan_sets_aside_unless_the_recipe_says_otherwise(kind):
 @each_scan
 def test_a_key_that_a_scan_does_not_have_is_refused(kind):
     with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
-        TypeAdapter(ScanConfig).validate_python({"kind": kind, "thresold": 1})
+        TypeAdapter(RecipeStep).validate_python({"kind": kind, "thresold": 1})
 
 
 @each_scan
@@ -37,4 +39,4 @@ def test_no_scan_has_the_name_of_a_rule():
 
 def test_an_unknown_scan_is_refused():
     with pytest.raises(ValidationError, match="does not match any of the expected tags"):
-        TypeAdapter(ScanConfig).validate_python({"kind": "poison"})
+        TypeAdapter(RecipeStep).validate_python({"kind": "poison"})

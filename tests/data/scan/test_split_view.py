@@ -4,9 +4,9 @@ import base64
 import hashlib
 
 import pytest
+from made_pages import make_scan
 
 from phalanx.data.rules import Page, Quarantine, RuleReason
-from phalanx.data.scan import make_scan
 from phalanx.data.scan.split_view import SplitViewConfig, read_digest
 from phalanx.data.sources import Document
 from phalanx.data.sources.source import Origin

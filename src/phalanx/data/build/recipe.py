@@ -1,14 +1,12 @@
 """The recipe of a dataset: strict TOML, like a run file, and free of everything that reads or cleans text."""
 
-import functools
-import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, TypeAdapter, create_model, model_validator
+from pydantic import Field, TypeAdapter, create_model, model_validator
 
-from phalanx.config import OWN_KIND, StrictModel, canonical_json, is_own, load_config, pin_own_code
+from phalanx.config import StrictModel, any_kind, is_own, load_config, pin_own_code
 from phalanx.data.build.steps import STEPS
 from phalanx.data.config import FileTokenizerConfig
 from phalanx.data.rules import RuleSettings
@@ -47,18 +45,9 @@ class StepTerms(StrictModel):
     label: Name | None = None
 
 
-def _either(terms: type[StrictModel], tables: Mapping[str, type[StrictModel]], tag: Any) -> Any:
-    """Return the type of one of these sections, each with further keys, told apart by ``kind``."""
-    combined: list[Any] = [
-        Annotated[create_model(config.__name__, __base__=(terms, config), __module__=__name__), Tag(name)]
-        for name, config in tables.items()
-    ]
-    return Annotated[functools.reduce(operator.or_, combined), Discriminator(tag)]
-
-
-def _kind(value: Any) -> Any:
-    kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
-    return OWN_KIND if is_own(kind) else kind
+def _with(terms: type[StrictModel], config: type[StrictModel]) -> type[StrictModel]:
+    """Return a section with further keys."""
+    return create_model(config.__name__, __base__=(terms, config), __module__=__name__)
 
 
 if TYPE_CHECKING:
@@ -70,10 +59,10 @@ if TYPE_CHECKING:
         """One step."""
 else:
     # at run time the tables alone say which there are
-    RecipeSource = _either(
-        SourceTerms, {name: line.config for name, line in SOURCES.items()} | {OWN_KIND: OwnSourceConfig}, _kind
+    RecipeSource = any_kind(
+        {name: _with(SourceTerms, line.config) for name, line in SOURCES.items()}, _with(SourceTerms, OwnSourceConfig)
     )
-    RecipeStep = _either(StepTerms, {name: line.config for name, line in STEPS.items()}, _kind)
+    RecipeStep = any_kind({name: _with(StepTerms, line.config) for name, line in STEPS.items()})
 
 
 def _usual_steps() -> tuple[RecipeStep, ...]:
@@ -196,11 +185,6 @@ def load_recipe(path: Path, overrides: Iterable[str] = ()) -> DataRecipe:
         ConfigError: Names the file, the key, the value found and what was expected.
     """
     return load_config(path, DataRecipe, overrides, prepare=pin_own_code)
-
-
-def settings_bytes(config: StrictModel) -> bytes:
-    """Return the settings of a section in one way only, for a digest."""
-    return canonical_json(config.model_dump(mode="json"))
 
 
 def _plain(kind: str) -> str:

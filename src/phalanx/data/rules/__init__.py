@@ -1,12 +1,8 @@
 """Rules of a data build; to add one: one file with its config, one line of the table."""
 
-import functools
-import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
-
-from pydantic import Discriminator, Tag
+from typing import Any
 
 from phalanx.data.rules.bad_words import BadWords, BadWordsConfig
 from phalanx.data.rules.c4 import C4, C4Config
@@ -85,21 +81,7 @@ RULES: dict[str, RuleLine] = {
 }
 
 
-def _kind(value: Any) -> Any:
-    return value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
-
-
-if TYPE_CHECKING:
-    RuleConfig = RuleSettings
-else:
-    # at run time the table alone says which there are
-    RuleConfig = Annotated[
-        functools.reduce(operator.or_, [Annotated[line.config, Tag(name)] for name, line in RULES.items()]),
-        Discriminator(_kind),
-    ]
-
-
-def make_rule(config: RuleConfig) -> Rule:
+def make_rule(config: RuleSettings) -> Rule:
     """Build a rule from what a recipe says of it.
 
     Raises:
@@ -149,7 +131,6 @@ __all__ = [
     "RepeatedSubstrings",
     "RepeatedSubstringsConfig",
     "Rule",
-    "RuleConfig",
     "RuleLine",
     "RuleReason",
     "RuleSettings",

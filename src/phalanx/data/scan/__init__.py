@@ -1,12 +1,6 @@
 """Scans for poison and hidden text; to add one: one file with its config, one line of the table."""
 
-import functools
-import operator
-from typing import TYPE_CHECKING, Annotated, Any
-
-from pydantic import Discriminator, Tag
-
-from phalanx.data.rules import Rule, RuleLine
+from phalanx.data.rules import RuleLine
 from phalanx.data.scan.bursts import Bursts, BurstsConfig
 from phalanx.data.scan.hidden_characters import HiddenCharacters, HiddenCharactersConfig
 from phalanx.data.scan.homoglyphs import Homoglyphs, HomoglyphsConfig
@@ -28,27 +22,4 @@ SCANS: dict[str, RuleLine] = {
 """Scans by name: a recipe lists them as steps, between or behind its rules."""
 
 
-def _kind(value: Any) -> Any:
-    return value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
-
-
-if TYPE_CHECKING:
-    ScanConfig = ScanSettings
-else:
-    # at run time the table alone says which there are
-    ScanConfig = Annotated[
-        functools.reduce(operator.or_, [Annotated[line.config, Tag(name)] for name, line in SCANS.items()]),
-        Discriminator(_kind),
-    ]
-
-
-def make_scan(config: ScanConfig) -> Rule:
-    """Build a scan from what a recipe says of it.
-
-    Raises:
-        DataError: An extra that it needs is missing, or a file that it names.
-    """
-    return SCANS[config.kind].make(config)
-
-
-__all__ = ["SCANS", "ScanConfig", "ScanSettings", "make_scan"]
+__all__ = ["SCANS", "ScanSettings"]

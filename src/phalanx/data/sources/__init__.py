@@ -1,14 +1,10 @@
 """Sources of text; to add one: one file with its config, one line of the table."""
 
-import functools
-import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import Discriminator, Tag
-
-from phalanx.config import OWN_KIND, is_own, resolve
+from phalanx.config import any_kind, resolve
 from phalanx.data.sources.dialogue import DialogueConfig, DialogueFiles
 from phalanx.data.sources.epub import EpubConfig, EpubFiles
 from phalanx.data.sources.html import HtmlConfig, HtmlFiles
@@ -57,15 +53,7 @@ SOURCES: dict[str, SourceLine] = {
 
 def any_of(sources: Mapping[str, SourceLine]) -> Any:
     """The type of what a run file says of one of these sources, or of the user's own, told apart by ``kind``."""
-    tagged: list[Any] = [Annotated[line.config, Tag(name)] for name, line in sources.items()]
-    return Annotated[
-        functools.reduce(operator.or_, [*tagged, Annotated[OwnSourceConfig, Tag(OWN_KIND)]]), Discriminator(_tag)
-    ]
-
-
-def _tag(value: Any) -> Any:
-    kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
-    return OWN_KIND if is_own(kind) else kind
+    return any_kind({name: line.config for name, line in sources.items()}, OwnSourceConfig)
 
 
 if TYPE_CHECKING:

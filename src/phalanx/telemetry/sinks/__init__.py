@@ -2,14 +2,11 @@
 
 import functools
 import importlib.util
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import Discriminator, Tag
-
-from phalanx.config import OWN_KIND, is_own, resolve
+from phalanx.config import any_kind, resolve
 from phalanx.errors import ConfigError
 from phalanx.telemetry.sinks.mlflow import MlflowConfig, MlflowSink
 from phalanx.telemetry.sinks.sink import (
@@ -55,19 +52,11 @@ SINKS: dict[str, SinkLine] = {
 }
 
 
-def _tag(value: Any) -> Any:
-    kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
-    return OWN_KIND if is_own(kind) else kind
-
-
 if TYPE_CHECKING:
     SinkConfig = SinkSettings
 else:
     # at run time the table alone says which there are
-    _tagged = [Annotated[line.config, Tag(name)] for name, line in SINKS.items()]
-    SinkConfig = Annotated[
-        functools.reduce(operator.or_, [*_tagged, Annotated[OwnSinkConfig, Tag(OWN_KIND)]]), Discriminator(_tag)
-    ]
+    SinkConfig = any_kind({name: line.config for name, line in SINKS.items()}, OwnSinkConfig)
 
 
 def open_sink(config: SinkConfig) -> Sink:
