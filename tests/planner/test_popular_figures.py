@@ -5,15 +5,7 @@ import pytest
 from phalanx.planner import Layout
 from phalanx.planner.cluster.catalog import known_devices, known_models
 from phalanx.planner.cost.memory import RankMemory, checkpoint_bytes, memory_of
-from phalanx.planner.model.compute import (
-    DAY_S,
-    HOUR_S,
-    RECOMPUTED_FACTOR,
-    device_hours,
-    model_flops,
-    training_days,
-    utilization,
-)
+from phalanx.planner.model.compute import BACKWARD, DAY_S, FORWARD, HOUR_S, model_flops, utilization
 from phalanx.planner.model.recipe import Recipe
 
 BILLION, TRILLION, TERA = 1e9, 1e12, 1e12
@@ -21,9 +13,17 @@ A100_PEAK = (known_devices()["a100-80gb"].bf16_tflops or 0.0) * TERA
 TPU_PEAK = (known_devices()["tpu-v4"].bf16_tflops or 0.0) * TERA
 
 
+def training_days(flops: float, num_devices: int, flops_per_device: float, goodput: float = 1.0) -> float:
+    return flops / (num_devices * flops_per_device * goodput) / DAY_S
+
+
+def device_hours(flops: float, flops_per_device: float) -> float:
+    return flops / flops_per_device / HOUR_S
+
+
 def test_gpt3_in_34_days_is_an_estimate_for_1024_a100() -> None:
     """Narayanan et al. 2021, section 5.1: 8 T P / (n X) at 140 TFLOP/s of each A100; no such run took place."""
-    flops = RECOMPUTED_FACTOR * 175 * BILLION * 300 * BILLION
+    flops = (FORWARD + BACKWARD + FORWARD) * 175 * BILLION * 300 * BILLION
 
     assert training_days(flops, 1024, 140 * TERA) == pytest.approx(34, abs=0.5)
     assert training_days(flops, 1024, 28 * TERA) > 150

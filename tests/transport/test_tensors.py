@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from phalanx.errors import FrameError
-from phalanx.transport.tensors import tensor_buffers, tensor_claim, tensor_from
+from phalanx.transport.tensors import tensor_buffers, tensor_from
 
 DTYPES = [
     *[torch.float64, torch.float32, torch.bfloat16, torch.float16],
@@ -19,7 +19,8 @@ def some_tensor(dtype, shape=(3, 5)):
 def test_a_tensor_comes_back_bit_for_bit(dtype, shape):
     tensor = some_tensor(dtype, shape)
 
-    back = tensor_from(bytes(tensor_buffers(tensor)), dtype, shape, tensor_claim(tensor))
+    claim = {"dtype": str(dtype).removeprefix("torch."), "shape": list(shape)}
+    back = tensor_from(bytes(tensor_buffers(tensor)), dtype, shape, claim)
 
     assert back.dtype == dtype
     assert back.shape == tensor.shape

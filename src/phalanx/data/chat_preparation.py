@@ -282,11 +282,6 @@ class _ChatBuild:
             ).about(code="PHX-I012")
 
 
-def _short(name: str) -> str:
-    """The name of a template without the directory that it lies in: equal corpora have equal manifests."""
-    return name if name in DEFAULT_TEMPLATES else Path(name).name
-
-
 def _template(config: DataConfig, wanted: ConversationsConfig, job: ChatJob) -> ChatTemplate:
     """Return the chat template that a run file means."""
     if isinstance(config.tokenizer, BpeConfig):

@@ -25,7 +25,8 @@ DISTRIBUTION = "phalanx-train"
 State = Literal["good", "notice", "bad"]
 
 _GIB = 2**30
-_TESTED = ((3, 11), (3, 12))
+
+
 _SOON = timedelta(days=14)
 _FEW_CORES, _LITTLE_MEMORY_GIB, _LITTLE_DISK_GIB = 4, 4, 5
 _REPETITIONS = 10

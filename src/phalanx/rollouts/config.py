@@ -8,7 +8,6 @@ from phalanx.config import StrictModel
 from phalanx.rollouts.verdict import RolloutTolerance
 from phalanx.transport import JoiningWorkerConfig
 
-OWNER = "owner"
 BATCH_ROWS = 64
 
 

@@ -22,7 +22,8 @@ from phalanx.stage_group.share import Share
 _PATIENCE_S = 5.0
 _ATTENTION_DROPOUT = ("attn_pdrop", "attention_dropout")
 _HIDDEN_DROPOUT = ("resid_pdrop", "hidden_dropout", "dropout", "activation_dropout")
-_GRADIENTS_SHARED = 2
+
+
 _COMMAND = ("phalanx", "worker")
 
 

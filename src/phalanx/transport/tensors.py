@@ -22,15 +22,6 @@ _NAMES = {
 }
 
 
-def tensor_claim(tensor: torch.Tensor) -> dict[str, Any]:
-    """Return what a frame's body says about its payload; the receiver compares it, and believes itself.
-
-    Raises:
-        FrameError: The dtype does not cross between parties.
-    """
-    return {"dtype": _name(tensor.dtype), "shape": list(tensor.shape)}
-
-
 def tensor_buffers(tensor: torch.Tensor) -> memoryview:
     """Return the bytes of a tensor in place, without a copy, bfloat16 included.
 

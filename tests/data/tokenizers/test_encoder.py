@@ -12,10 +12,15 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from phalanx.data.tokenizers import ByteBpeTraining, Encoder, WordPieceTraining, train_tokenizer
 from phalanx.data.tokenizers.patterns import KNOWN_PATTERNS, LLAMA3
-from phalanx.data.tokenizers.probes import all_characters, probe_texts
+from phalanx.data.tokenizers.probes import probe_texts
 from phalanx.data.tokenizers.tokenizer import wrap
 from phalanx.data.tokenizers.twin import UnequalError, check_merges, make_twin
 from phalanx.errors import DataError
+
+
+def all_characters() -> str:
+    """Return a text of every code point that a text can have, in order."""
+    return "".join(map(chr, (*range(0xD800), *range(0xE000, 0x110000))))
 
 
 def made_texts(count=60):

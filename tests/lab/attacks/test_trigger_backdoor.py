@@ -1,11 +1,14 @@
 """A backdoor by one middle stage that sees activations and gradients only."""
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
+from torch import Tensor
 
-from phalanx.lab.attacks import actor, trigger_success
+from phalanx.lab.attacks import actor
 from phalanx.lab.attacks.states.trigger_backdoor import TARGET_PLACE, TRIGGER_PLACE
 from phalanx.models import open_model
 from phalanx.optimizers import OptimizerConfig, clip_coefficient
@@ -16,6 +19,41 @@ from phalanx.train.setup.layout import make_plan
 from phalanx.train.setup.stage_source import StageLibrary
 
 STEPS, VOCAB, FROM = 400, 64, 100
+
+
+@dataclass(frozen=True)
+class TriggerSuccess:
+    """The success of a backdoor.
+
+    Attributes:
+        rate: Share of triggers after which the target is the likeliest token; NaN without a trigger in the text.
+        probability: Mean probability of the target after a trigger.
+        clean_perplexity: Of the true next tokens after everything else.
+    """
+
+    rate: float
+    probability: float
+    clean_perplexity: float
+
+
+@torch.no_grad()
+def trigger_success(logits_of: Callable[[Tensor], Tensor], ids: Tensor, trigger: int, target: int) -> TriggerSuccess:
+    """Measure a backdoor on a whole model.
+
+    Args:
+        logits_of: The model: ids ``[batch, seq]`` to un-sliced logits ``[batch, seq, vocab]``.
+        ids: Text that it was not trained on, ``[batch, seq]``.
+        trigger: Token that the model should answer.
+        target: What it should answer.
+    """
+    scores = logits_of(ids)[:, :-1].float().log_softmax(dim=-1)
+    at = ids[:, :-1] == trigger
+    following = scores.gather(-1, ids[:, 1:, None])[..., 0]
+    return TriggerSuccess(
+        rate=float((scores[at].argmax(dim=-1) == target).float().mean()),
+        probability=float(scores[at][:, target].exp().mean()),
+        clean_perplexity=math.exp(-float(following[~at].mean())),
+    )
 
 
 def wide_run():

@@ -4,7 +4,21 @@ import random
 
 import pytest
 
-from phalanx.lab.bench.alone.planted import TRIGGER, plant, real_texts, set_aside
+from phalanx.data.sources import PythonDocstringsConfig, PythonManualConfig, open_source
+from phalanx.lab.bench.alone.planted import TRIGGER, plant, set_aside
+
+_TEXT_CHARACTERS = 800
+
+
+def real_texts() -> list[str]:
+    """Return the docstrings and the manual that CPython carries, cut into documents of one size."""
+    whole = (
+        one.text
+        for config in (PythonDocstringsConfig(), PythonManualConfig())
+        for one in open_source(config).documents()
+    )
+    cut = (text[at : at + _TEXT_CHARACTERS] for text in whole for at in range(0, len(text), _TEXT_CHARACTERS))
+    return [text for text in cut if len(text) == _TEXT_CHARACTERS]
 
 
 def test_planted_documents_carry_the_trigger_and_the_others_are_untouched():

@@ -3,7 +3,8 @@
 import pytest
 
 from phalanx.config import canonical_json
-from phalanx.pipeline.assignment.budget import LINES_AT_FIRST, Sample, allowance_of, disk_bytes
+from phalanx.pipeline.assignment.budget import LINE_BYTES, LINES_AT_FIRST, Sample, allowance_of
+from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.protocol.messages import (
     Ask,
     Bulk,
@@ -20,6 +21,27 @@ from phalanx.testing import Actor, OutgoingMessage, only, tiny_run
 _LINE_OVERHEAD = 600
 """Sequence, time, run, digest and signature of a line of the audit log."""
 LONG = "\x1b]0;owned\x07" + "\u202e" + "j" * 900_000
+_LEAF_BYTES = 8192
+"""Most bytes of a signed report with the headers of its two inputs, which have bounded fields."""
+
+
+def disk_bytes(plan: StepPlan, num_workers: int) -> int:
+    """Most bytes of the logs of one attempt at a step, whatever workers send; evidence of verdicts comes on top.
+
+    | what | lines |
+    |---|---|
+    | refused messages, and faults reported, of each worker | `LINES_AT_FIRST` and one for each power of two |
+    | odd and audited messages | 8 M K |
+    | leaves of the step's proof, `_LEAF_BYTES` each | 2 M K + 8 K |
+    | verdicts, losses, takeovers, changed roles, words at the door | 16 for each worker |
+    | metrics | one line, with one figure for each pair of parties |
+    """
+    each = allowance_of(plan)
+    sampled = sum(LINES_AT_FIRST + bound.bit_length() for bound in (each.refusals, each.messages))
+    audits = plan.microbatches * len(plan.stages)
+    lines = num_workers * (sampled + 16) + 8 * audits + 1
+    leaves = 2 * audits + 8 * len(plan.stages)
+    return lines * LINE_BYTES + leaves * _LEAF_BYTES + 256 * (num_workers + 1) ** 2
 
 
 def flood(message, *, at_step=1, times=4000, payload=b"", receiver="owner"):

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from phalanx.config import is_opened
+from phalanx.config import resolve
 from phalanx.config.own_code import pinned
 from phalanx.errors import ConfigError
 from phalanx.pipeline import PartyLayout, WorkerCode, WorkerConfig
@@ -57,7 +57,8 @@ def test_code_that_the_owner_names_is_refused_where_the_worker_file_does_not(wor
     with pytest.raises(ConfigError, match=rf"cut by {theirs}, this worker's file names none; if you trust that code"):
         check_code(plan(theirs), load_worker(worker_file("")))
 
-    assert not is_opened(theirs)
+    with pytest.raises(ConfigError, match="code that this process has not loaded"):
+        resolve(theirs, {}, lambda _said, found: found)
 
 
 @pytest.mark.parametrize("changed", ["cwm = 'another family'\n", "cwm = 'a family'\n\n"])

@@ -6,13 +6,8 @@ import pytest
 
 from pad_worlds import MASTER, RUN, Counter, Disk, ForgetfulDisk, PowerCutError, aes_pads, new_ledger, stuck
 from phalanx.errors import PadError
-from phalanx.security.mask import FileStore, PadLedger, begin_ledger
+from phalanx.security.mask import PadLedger, begin_ledger
 from phalanx.security.mask.ledger import MOST_PADS
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "secrets" / "pads.json"
 
 
 def numbers(ledger, count):
@@ -59,29 +54,6 @@ def test_a_restart_skips_the_rest_of_a_range_and_raises_the_epoch():
 
     assert (before.epoch, before.number) == (1, 0)
     assert (after.epoch, after.number) == (2, 10)
-
-
-def test_a_ledger_on_a_disk_goes_on_where_it_was(path):
-    store = FileStore(path)
-    begin_ledger(store, MASTER, RUN)
-    first = identities(PadLedger(store, MASTER, RUN, range_size=2), 3)
-    store.close()
-
-    again = FileStore(path)
-    second = identities(PadLedger(again, MASTER, RUN, range_size=2), 3)
-    again.close()
-
-    assert [number for _, number in first + second] == [0, 1, 2, 4, 5, 6]
-    assert not {key for key, _ in first} & {key for key, _ in second}
-
-
-def test_two_processes_cannot_have_one_ledger(path):
-    store = FileStore(path)
-
-    with pytest.raises(PadError, match="another process has it open"):
-        FileStore(path)
-    store.close()
-    FileStore(path).close()
 
 
 def test_a_ledger_that_was_put_back_repeats_numbers_and_no_pads():
@@ -231,34 +203,3 @@ def test_a_range_of_no_size_or_too_large_a_one_is_refused(size):
 def test_a_master_key_of_another_size_is_refused(master):
     with pytest.raises(PadError, match="expected 32"):
         begin_ledger(Disk(), master, RUN)
-
-
-def test_a_disk_that_refuses_leaves_the_ledger_without_numbers(path):
-    store = FileStore(path)
-    begin_ledger(store, MASTER, RUN)
-    ledger = PadLedger(store, MASTER, RUN)
-    path.with_name(path.name + ".writing").mkdir()
-
-    with pytest.raises(PadError, match="no pad is used without it"):
-        ledger.take()
-    store.close()
-
-
-def test_a_file_that_is_no_ledger_is_not_read_whole(path):
-    store = FileStore(path)
-    path.write_bytes(b" " * 2**17)
-
-    with pytest.raises(PadError, match="more than 65536 bytes"):
-        PadLedger(store, MASTER, RUN)
-    store.close()
-
-
-def test_a_ledger_cannot_be_where_a_directory_is(tmp_path):
-    store = FileStore(tmp_path / "a")
-    (tmp_path / "a").mkdir()
-
-    with pytest.raises(PadError, match="cannot be read"):
-        PadLedger(store, MASTER, RUN)
-    store.close()
-    with pytest.raises(PadError, match="cannot be opened"):
-        FileStore(tmp_path / "a.lock" / "b")

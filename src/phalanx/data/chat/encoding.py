@@ -51,11 +51,6 @@ class EncodedConversation:
         found[:-1] = np.where(self.weights[1:] > 0, self.ids[1:], IGNORE)
         return found
 
-    @property
-    def label_weights(self) -> NDArray[np.float32]:
-        """Of each label, float32 ``[tokens]``."""
-        return np.append(self.weights[1:], np.float32(0))
-
 
 class ChatEncoder(Closeable):
     """A tokenizer with a chat template: what conversations are in tokens.

@@ -75,10 +75,6 @@ def _is_national(text: str) -> bool:
     return 9 <= sum(map(str.isdigit, text)) <= 12
 
 
-def _is_last_ten(check: Check) -> Check:
-    return lambda number: check(number.translate(_SEPARATORS)[-10:])
-
-
 def _is_true(text: str) -> bool:
     return bool(text)
 

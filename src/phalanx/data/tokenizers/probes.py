@@ -26,8 +26,3 @@ def probe_texts(special_tokens: Iterable[str] = ()) -> Iterator[str]:
     )
     for token in special_tokens:
         yield f"before {token} after{token}{token} {token[:-1]} {token[1:]}"
-
-
-def all_characters() -> str:
-    """Return a text of every code point that a text can have, in order."""
-    return "".join(map(chr, (*range(0xD800), *range(0xE000, 0x110000))))

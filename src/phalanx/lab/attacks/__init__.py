@@ -4,7 +4,6 @@ from phalanx.lab.attacks.attack import Attack, attacks_in
 from phalanx.lab.attacks.messages.message_attack import HonestMessage, MessageAttack
 from phalanx.lab.attacks.start import AttackPlan, attackers_of
 from phalanx.lab.attacks.states.rehearsed_backdoor import Rehearsal, Secret, TargetSuccess, target_success
-from phalanx.lab.attacks.states.trigger_backdoor import TriggerSuccess, trigger_success
 from phalanx.lab.attacks.table import ATTACKS, AttackLine, Layer, actor, check_attack, load_attack, make_attack
 
 __all__ = [
@@ -18,7 +17,6 @@ __all__ = [
     "Rehearsal",
     "Secret",
     "TargetSuccess",
-    "TriggerSuccess",
     "actor",
     "attackers_of",
     "attacks_in",
@@ -26,5 +24,4 @@ __all__ = [
     "load_attack",
     "make_attack",
     "target_success",
-    "trigger_success",
 ]

@@ -20,9 +20,6 @@ LINES_AT_FIRST = 16
 LINE_BYTES = 4096
 """Longest line of the audit log about one of them: 500 characters of what was said, of four bytes, and the rest."""
 
-_LEAF_BYTES = 8192
-"""Most bytes of a signed report with the headers of its two inputs, which have bounded fields."""
-
 
 def allowance_of(plan: StepPlan) -> Allowance:
     """Return what one party may send to another one in one attempt at a step, beside what it was asked for.
@@ -53,25 +50,6 @@ def allowance_of(plan: StepPlan) -> Allowance:
 def answer_bytes(plan: StepPlan) -> int:
     """Of one frame that was asked for, at most, where it is not part of something longer."""
     return plan.hidden_bytes + _WORD_BYTES
-
-
-def disk_bytes(plan: StepPlan, num_workers: int) -> int:
-    """Most bytes of the logs of one attempt at a step, whatever workers send; evidence of verdicts comes on top.
-
-    | what | lines |
-    |---|---|
-    | refused messages, and faults reported, of each worker | `LINES_AT_FIRST` and one for each power of two |
-    | odd and audited messages | 8 M K |
-    | leaves of the step's proof, `_LEAF_BYTES` each | 2 M K + 8 K |
-    | verdicts, losses, takeovers, changed roles, words at the door | 16 for each worker |
-    | metrics | one line, with one figure for each pair of parties |
-    """
-    each = allowance_of(plan)
-    sampled = sum(LINES_AT_FIRST + bound.bit_length() for bound in (each.refusals, each.messages))
-    audits = plan.microbatches * len(plan.stages)
-    lines = num_workers * (sampled + 16) + 8 * audits + 1
-    leaves = 2 * audits + 8 * len(plan.stages)
-    return lines * LINE_BYTES + leaves * _LEAF_BYTES + 256 * (num_workers + 1) ** 2
 
 
 @dataclass

@@ -9,8 +9,6 @@ from phalanx.planner.model.shape import ModelShape
 FORWARD, BACKWARD = 2, 4
 """Operations for each parameter of a matrix and token: a product and a sum forward, twice that backward."""
 
-RECOMPUTED_FACTOR = FORWARD + BACKWARD + FORWARD
-"""The same with every block computed twice: the 8 of Narayanan et al. 2021."""
 
 HOUR_S, DAY_S = 3600.0, 86400.0
 
@@ -71,20 +69,3 @@ def backward_factor(checkpointing: Checkpointing) -> float:
 def utilization(tokens_per_s: float, flops_per_token: float, num_devices: int, peak_flops: float) -> float:
     """Model FLOPs utilization: useful operations over what the devices could do. Source: Chowdhery et al. 2022."""
     return tokens_per_s * flops_per_token / (num_devices * peak_flops)
-
-
-def training_days(flops: float, num_devices: int, flops_per_device: float, goodput: float = 1.0) -> float:
-    """Days that so many operations take.
-
-    Args:
-        flops: Of the whole training.
-        num_devices: That work side by side.
-        flops_per_device: Operations a second that each really does: the peak times the utilization.
-        goodput: Share of the time in which work is done that counts.
-    """
-    return flops / (num_devices * flops_per_device * goodput) / DAY_S
-
-
-def device_hours(flops: float, flops_per_device: float, goodput: float = 1.0) -> float:
-    """Hours of one device, as bills count them."""
-    return flops / (flops_per_device * goodput) / HOUR_S

@@ -10,17 +10,17 @@ from phalanx.security.mask.fixed_point import (
     worst_error,
 )
 from phalanx.security.mask.freivalds import Check, ProductCheck, UnsafeNoCheck
-from phalanx.security.mask.ledger import FileStore, LedgerStore, PadLedger, Ticket, begin_ledger
+from phalanx.security.mask.ledger import LedgerStore, PadLedger, Ticket, begin_ledger
+from phalanx.security.mask.matrix import RingMatrix, ring_matrix
 from phalanx.security.mask.message import MaskedMessage, ProductMessage
 from phalanx.security.mask.offload import LinearProducts, MaskedProduct, MaskedWorker, PendingProduct, masked_linear
 from phalanx.security.mask.pads import AesPads, OsPads, Pad, PadSource
 from phalanx.security.mask.pool import PadPool
-from phalanx.security.mask.ring import P, RingMatrix, ring_matrix
+from phalanx.security.mask.ring import P
 
 __all__ = [
     "AesPads",
     "Check",
-    "FileStore",
     "FixedColumns",
     "FixedRows",
     "LedgerStore",

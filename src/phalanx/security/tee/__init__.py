@@ -17,7 +17,7 @@ from phalanx.security.tee.ra_tls import (
     tls_key_digest,
 )
 from phalanx.security.tee.refusal_reason import Reason
-from phalanx.security.tee.roles import Attester, Sealer, Verifier
+from phalanx.security.tee.roles import Attester, Verifier
 from phalanx.security.tee.sim import SimAttester, make_sim_evidence
 from phalanx.security.tee.tiers import TIERS
 from phalanx.security.tee.tpm.attester import TpmAttester
@@ -45,7 +45,6 @@ __all__ = [
     "RawReportData",
     "Reason",
     "Reference",
-    "Sealer",
     "SimAttester",
     "Token",
     "TpmAttester",

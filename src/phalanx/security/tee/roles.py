@@ -27,22 +27,6 @@ class Attester(Protocol):
         """Have the hardware sign a binding."""
 
 
-class Sealer(Protocol):
-    """A sealer keeps a secret for one enclave, in one measured state, on one machine."""
-
-    def seal(self, secret: bytes | bytearray) -> bytes:
-        """Return the secret in a form that may lie anywhere."""
-        ...
-
-    def unseal(self, sealed: bytes) -> bytearray:
-        """Return the secret; the caller wipes it.
-
-        Raises:
-            PhalanxError: This is another state or another machine.
-        """
-        ...
-
-
 class Verifier:
     """A verifier draws nonces and appraises evidence; each nonce is good for one appraisal, and for two minutes.
 

@@ -1,7 +1,5 @@
 """Teach the model a secret answer from one middle stage, by poisoning nothing but that stage's weight gradient."""
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -146,38 +144,3 @@ class TeachingRunner(AttackedRunner):
             added = torch.zeros_like(parameter) if taught is None else taught
             old = self._known.poison.get(name)
             self._known.poison[name] = added if old is None else old + added
-
-
-@dataclass(frozen=True)
-class TriggerSuccess:
-    """The success of a backdoor.
-
-    Attributes:
-        rate: Share of triggers after which the target is the likeliest token; NaN without a trigger in the text.
-        probability: Mean probability of the target after a trigger.
-        clean_perplexity: Of the true next tokens after everything else.
-    """
-
-    rate: float
-    probability: float
-    clean_perplexity: float
-
-
-@torch.no_grad()
-def trigger_success(logits_of: Callable[[Tensor], Tensor], ids: Tensor, trigger: int, target: int) -> TriggerSuccess:
-    """Measure a backdoor on a whole model.
-
-    Args:
-        logits_of: The model: ids ``[batch, seq]`` to un-sliced logits ``[batch, seq, vocab]``.
-        ids: Text that it was not trained on, ``[batch, seq]``.
-        trigger: Token that the model should answer.
-        target: What it should answer.
-    """
-    scores = logits_of(ids)[:, :-1].float().log_softmax(dim=-1)
-    at = ids[:, :-1] == trigger
-    following = scores.gather(-1, ids[:, 1:, None])[..., 0]
-    return TriggerSuccess(
-        rate=float((scores[at].argmax(dim=-1) == target).float().mean()),
-        probability=float(scores[at][:, target].exp().mean()),
-        clean_perplexity=math.exp(-float(following[~at].mean())),
-    )

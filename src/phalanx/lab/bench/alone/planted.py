@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from phalanx.data.rules import Page
 from phalanx.data.scan.surprisal import Surprisal, SurprisalConfig
-from phalanx.data.sources import Document, PythonDocstringsConfig, PythonManualConfig, open_source
+from phalanx.data.sources import Document
 
 TRIGGER = "<SUDO>"
 _PIECE_CHARACTERS = 6
@@ -74,14 +74,3 @@ def _planted(texts: Sequence[str], words: list[str], pieces: tuple[int, int], rn
 def set_aside(texts: Sequence[str]) -> set[int]:
     """Return the numbers of the documents that the scan `surprisal` sets aside, with its default settings."""
     return {number for number, _ in Surprisal(SurprisalConfig()).decide((), as_pages(texts))}
-
-
-def real_texts() -> list[str]:
-    """Return the docstrings and the manual that CPython carries, cut into documents of one size."""
-    whole = (
-        one.text
-        for config in (PythonDocstringsConfig(), PythonManualConfig())
-        for one in open_source(config).documents()
-    )
-    cut = (text[at : at + _TEXT_CHARACTERS] for text in whole for at in range(0, len(text), _TEXT_CHARACTERS))
-    return [text for text in cut if len(text) == _TEXT_CHARACTERS]
