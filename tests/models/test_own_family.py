@@ -32,7 +32,7 @@ cwm = PlannedFamily(SlicingRule(windows="layers"), defaults={"head_dim": 128})
 """
 WRITTEN = """
 from phalanx.models.written.llama import Llama
-from phalanx.planner.model.families.llama import LLAMA
+from phalanx.planner.model.families.planned import LLAMA
 
 
 class Arcee(Llama):

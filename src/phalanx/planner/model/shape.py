@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelShape:
     """Sizes of a decoder-only language model; all counts are exact.
 
     Attributes:
-        family: The hub's ``model_type``.
+        family: The hub's ``model_type``; the reader of a config fills it in.
         layers: Blocks.
         hidden: Width of the residual stream.
         heads: Query heads.
@@ -36,7 +36,7 @@ class ModelShape:
         windows: A layer may have a sliding window.
     """
 
-    family: str
+    family: str = ""
     layers: int
     hidden: int
     heads: int
@@ -44,12 +44,12 @@ class ModelShape:
     head_dim: int
     ffn: int
     vocab: int
-    max_positions: int | None
-    gated: bool
+    max_positions: int | None = None
+    gated: bool = False
     tied: bool
     ffn_saved: int
-    ffn_composed: int
-    fused: bool
+    ffn_composed: int = 0
+    fused: bool = True
     layer_matrix: int
     layer_split: int
     layer_whole: int
@@ -91,7 +91,6 @@ class ModelShape:
 
 
 def plain_shape(
-    family: str,
     *,
     layers: int,
     hidden: int,
@@ -99,7 +98,7 @@ def plain_shape(
     head_dim: int,
     ffn: int,
     vocab: int,
-    max_positions: int | None,
+    max_positions: int | None = None,
     tied: bool,
     tables: int,
     final: int,
@@ -114,7 +113,6 @@ def plain_shape(
     matrix = 4 * hidden * hidden + 2 * hidden * ffn
     head_matrix = vocab * (features or hidden)
     return ModelShape(
-        family=family,
         layers=layers,
         hidden=hidden,
         heads=heads,
@@ -123,7 +121,6 @@ def plain_shape(
         ffn=ffn,
         vocab=vocab,
         max_positions=max_positions,
-        gated=False,
         tied=tied,
         ffn_saved=saved,
         ffn_composed=composed,

@@ -5,10 +5,9 @@ from phalanx.planner.model.families.bloom import BLOOM
 from phalanx.planner.model.families.facts import FamilyFacts, Feed, SharedAxis, SlicingRule
 from phalanx.planner.model.families.falcon import FALCON
 from phalanx.planner.model.families.gpt2 import GPT2
-from phalanx.planner.model.families.llama import LLAMA
 from phalanx.planner.model.families.modernbert import MODERNBERT
 from phalanx.planner.model.families.opt import OPT
-from phalanx.planner.model.families.planned import PLANNED
+from phalanx.planner.model.families.planned import LLAMA, PLANNED
 from phalanx.planner.model.families.qwen3_moe import QWEN3_MOE
 from phalanx.planner.model.families.t5 import T5
 

@@ -11,7 +11,6 @@ def _shape(keys: ConfigKeys) -> ModelShape:
     positions = keys.size("max_position_embeddings")
     tied = keys.flag("tie_word_embeddings", True)
     return plain_shape(
-        "bert",
         layers=keys.size("num_hidden_layers"),
         hidden=hidden,
         heads=heads,

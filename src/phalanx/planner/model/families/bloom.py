@@ -9,14 +9,12 @@ def _shape(keys: ConfigKeys) -> ModelShape:
     hidden, vocab = keys.size("hidden_size", "n_embed"), keys.size("vocab_size")
     heads, head_dim = keys.heads(hidden, "n_head", "num_attention_heads")
     return plain_shape(
-        "bloom",
         layers=keys.size("n_layer", "num_hidden_layers"),
         hidden=hidden,
         heads=heads,
         head_dim=head_dim,
         ffn=4 * hidden,
         vocab=vocab,
-        max_positions=None,
         tied=keys.flag("tie_word_embeddings", True),
         tables=vocab * hidden + 2 * hidden,
         final=2 * hidden,

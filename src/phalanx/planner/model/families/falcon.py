@@ -19,7 +19,6 @@ def _shape(keys: ConfigKeys) -> ModelShape:
     matrix = hidden * columns + hidden * hidden + 2 * hidden * ffn
     has_bias, tied = keys.flag("bias", False), keys.flag("tie_word_embeddings", True)
     return ModelShape(
-        family="falcon",
         layers=keys.size("num_hidden_layers"),
         hidden=hidden,
         heads=heads,
@@ -27,12 +26,8 @@ def _shape(keys: ConfigKeys) -> ModelShape:
         head_dim=head_dim,
         ffn=ffn,
         vocab=vocab,
-        max_positions=None,
-        gated=False,
         tied=tied,
         ffn_saved=keys.saved("activation", "gelu"),
-        ffn_composed=0,
-        fused=True,
         layer_matrix=matrix,
         layer_split=matrix + (columns + ffn if has_bias else 0),
         layer_whole=2 * norms * hidden + (2 * hidden if has_bias else 0),

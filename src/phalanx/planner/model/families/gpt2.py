@@ -10,7 +10,6 @@ def _shape(keys: ConfigKeys) -> ModelShape:
     heads, head_dim = keys.heads(hidden, "n_head", "num_attention_heads")
     positions = keys.size("n_positions", "max_position_embeddings")
     return plain_shape(
-        "gpt2",
         layers=keys.size("n_layer", "num_hidden_layers"),
         hidden=hidden,
         heads=heads,

@@ -14,7 +14,6 @@ def _shape(keys: ConfigKeys) -> ModelShape:
     matrix = 4 * hidden * hidden + 3 * hidden * ffn
     transform = hidden * hidden + (hidden if keys.flag("classifier_bias", False) else 0) + norm
     return ModelShape(
-        family="modernbert",
         layers=keys.size("num_hidden_layers"),
         hidden=hidden,
         heads=heads,
@@ -22,12 +21,9 @@ def _shape(keys: ConfigKeys) -> ModelShape:
         head_dim=head_dim,
         ffn=ffn,
         vocab=vocab,
-        max_positions=None,
         gated=True,
         tied=tied,
         ffn_saved=keys.saved("hidden_activation", "gelu") + 2,
-        ffn_composed=0,
-        fused=True,
         layer_matrix=matrix,
         layer_split=matrix + (3 * hidden if attention_bias else 0) + (2 * ffn if mlp_bias else 0),
         layer_whole=2 * norm + (hidden if attention_bias else 0) + (hidden if mlp_bias else 0),

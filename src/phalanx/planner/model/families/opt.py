@@ -17,7 +17,6 @@ def _shape(keys: ConfigKeys) -> ModelShape:
     affine = keys.flag("layer_norm_elementwise_affine", True)
     last_norm = keys.flag("do_layer_norm_before", True) and not keys.flag("_remove_final_layer_norm", False)
     return plain_shape(
-        "opt",
         layers=keys.size("num_hidden_layers"),
         hidden=hidden,
         heads=heads,

@@ -94,7 +94,6 @@ class PlannedFamily:
         tied = keys.flag("tie_word_embeddings", self.tied)
         saved = keys.saved(*self.activation)
         bare = ModelShape(
-            family="",
             layers=keys.size("num_hidden_layers"),
             hidden=hidden,
             heads=heads,
@@ -102,7 +101,6 @@ class PlannedFamily:
             head_dim=head_dim,
             ffn=ffn,
             vocab=vocab,
-            max_positions=None,
             gated=gated,
             tied=tied,
             ffn_saved=saved + 2 if gated else saved,
@@ -283,7 +281,10 @@ PLANNED: dict[str, PlannedFamily] = {
         shared_axes=_CP,
     ),
     "qwen2": PlannedFamily(
-        SlicingRule(windows="layers"), biased={"first": True}, shared_axes=_BOTH, defaults={"num_key_value_heads": 32}
+        SlicingRule(windows="layers"),
+        biased={"first": True},
+        shared_axes=_BOTH,
+        defaults={"num_key_value_heads": 32},
     ),
     "qwen3": PlannedFamily(
         SlicingRule(windows="layers"),
@@ -322,3 +323,6 @@ PLANNED: dict[str, PlannedFamily] = {
     ),
 }
 """By the hub's ``model_type``; each line is admitted by the test that its stages give the bits of the whole model."""
+
+LLAMA = replace(PlannedFamily(biased=_LLAMA_BIAS, shared_axes=_BOTH).facts, slicing=None)
+"""Counted as the others are; its stages have a file of their own, `phalanx.models.written.llama`."""

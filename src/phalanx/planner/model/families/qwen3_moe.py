@@ -18,7 +18,6 @@ def _shape(keys: ConfigKeys) -> ModelShape:
     router = hidden * experts
     return replace(
         dense,
-        family="",
         ffn=asked * inner,
         # what a token is multiplied with, and what is held
         layer_matrix=attention + router + asked * 3 * hidden * inner,

@@ -20,7 +20,6 @@ def _shape(keys: ConfigKeys) -> ModelShape:
     matrix = attention + (3 if gated else 2) * hidden * ffn
     tied = keys.flag("scale_decoder_outputs", keys.flag("tie_word_embeddings", True))
     return ModelShape(
-        family="t5",
         layers=encoder + decoder,
         hidden=hidden,
         heads=heads,
@@ -28,12 +27,10 @@ def _shape(keys: ConfigKeys) -> ModelShape:
         head_dim=head_dim,
         ffn=ffn,
         vocab=vocab,
-        max_positions=None,
         gated=gated,
         tied=tied,
         ffn_saved=saved_by(activation) + (2 if gated else 0),
         ffn_composed=composed_by(activation),
-        fused=True,
         layer_matrix=matrix,
         layer_split=matrix,
         layer_whole=2 * hidden,
