@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from phalanx.security.mask import AesPads, Pad, PadLedger, begin_ledger
+from phalanx.security.mask import AesPads, PadLedger, begin_ledger
+from phalanx.security.mask.pads import Pad
 
 MASTER = bytes(range(32))
 RUN = "run-1"

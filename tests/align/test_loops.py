@@ -6,8 +6,9 @@ import math
 import pytest
 
 from align.fake_writer import BiasedJudge, FakeWriter, noise
-from phalanx.align import Constitution, ModelJudge, PairChoice, ResumableRows, Revision, read_prompts
+from phalanx.align import ModelJudge, PairChoice, ResumableRows, Revision, read_prompts
 from phalanx.align.choice import by_principles, by_worth, chosen_figures
+from phalanx.align.principles import Constitution
 from phalanx.align.revision import revised_figures
 from phalanx.data.chat import conversation_of
 from phalanx.data.preferences.preference import preference_of

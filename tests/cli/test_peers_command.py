@@ -14,7 +14,8 @@ from phalanx.cli import run
 from phalanx.errors import CertificateError, ConfigError
 from phalanx.security.crypto import RevokedParties, create_authority, make_request, sign_request
 from phalanx.security.invite import Invitations
-from phalanx.telemetry import PartiesStatus, PartyRow
+from phalanx.telemetry import PartyRow
+from phalanx.telemetry.parties import PartiesStatus
 from phalanx.train import look_at_peers
 from tiny_run_file import tiny_run_file
 

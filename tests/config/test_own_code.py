@@ -7,17 +7,8 @@ import types
 
 import pytest
 
-from phalanx.config import (
-    changed_code,
-    open_own_code,
-    own_code,
-    own_references,
-    parse_reference,
-    pin_own_code,
-    pinned,
-    resolve,
-)
-from phalanx.config.code_source import KEPT_CODE, find_source, installed_roots, is_own
+from phalanx.config import changed_code, open_own_code, own_code, own_references, pin_own_code, pinned, resolve
+from phalanx.config.code_source import KEPT_CODE, find_source, installed_roots, is_own, parse_reference
 from phalanx.errors import ConfigError
 
 

@@ -10,8 +10,9 @@ from phalanx.config import canonical_json
 from phalanx.pipeline.proof.step_record import DrawLeaf, StateLeaf, write_leaf
 from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.pipeline.verify.draw import AuditDraw
-from phalanx.security.audit import PublicLines, merkle_root
+from phalanx.security.audit import PublicLines
 from phalanx.security.audit.head import sign_head
+from phalanx.security.audit.leaves import merkle_root
 from phalanx.security.audit.line import first_head, next_head, signed_part
 from phalanx.security.audit.public_head import hashed_boot
 from phalanx.security.crypto import Identity, digest_hex

@@ -13,7 +13,6 @@ from phalanx.data.shards import (
     DatasetFacts,
     DatasetWriter,
     DocumentEntry,
-    ParentRecord,
     RecipeRecord,
     SealKey,
     SourceFacts,
@@ -21,6 +20,7 @@ from phalanx.data.shards import (
     document_digest,
     open_dataset,
 )
+from phalanx.data.shards.manifest import ParentRecord
 from phalanx.data.shards.proof import prove_document
 from phalanx.data.shards.seal import DatasetSeal
 from phalanx.security.crypto import Identity

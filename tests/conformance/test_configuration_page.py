@@ -30,18 +30,20 @@ from phalanx.models import LoraConfig, ModelConfig, PrefixConfig, SpfConfig
 from phalanx.objectives.policy_gradient import GrpoSettings
 from phalanx.objectives.ppo import PpoSettings
 from phalanx.objectives.pretraining import (
-    DenoiserConfig,
     DenoisersSettings,
     FillInTheMiddleSettings,
     MaskedSettings,
     SpanCorruptionSettings,
 )
+from phalanx.objectives.pretraining.denoisers import DenoiserConfig
 from phalanx.optimizers import OptimizerConfig
-from phalanx.parallel import OuterConfig, ParallelConfig
-from phalanx.parallel.deepspeed import AioConfig, DeepSpeedConfig
+from phalanx.parallel import ParallelConfig
+from phalanx.parallel.config import OuterConfig
+from phalanx.parallel.deepspeed import DeepSpeedConfig
+from phalanx.parallel.deepspeed.config import AioConfig
 from phalanx.pipeline import AttackConfig, GuardConfig, PartyLayout, PipelineConfig, WorkerConfig
-from phalanx.rewards import REWARDS, RewardsConfig
-from phalanx.rewards.config import OwnReward
+from phalanx.rewards import RewardsConfig
+from phalanx.rewards.config import REWARDS, OwnReward
 from phalanx.rollouts import RolloutCheck, RolloutsConfig, RolloutTolerance, RolloutWorkerConfig
 from phalanx.security.privacy.config import PrivacyConfig
 from phalanx.security.seal import ReleasePolicy

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from phalanx.pipeline import GUARANTEES
+from phalanx.pipeline.owner.guarantees import GUARANTEES
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tolerance.md"
 

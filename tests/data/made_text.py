@@ -3,7 +3,8 @@
 import random
 from pathlib import Path
 
-from phalanx.data import BpeConfig, DataConfig, TextConfig
+from phalanx.data import BpeConfig, DataConfig
+from phalanx.data.sources import TextConfig
 
 _SYLLABLES = [
     "sta",

@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from phalanx.config import load_config
-from phalanx.data import BpeConfig, DataConfig, JsonlConfig, PythonManualConfig
+from phalanx.data import BpeConfig, DataConfig, PythonManualConfig
+from phalanx.data.sources import JsonlConfig
 from phalanx.errors import ConfigError
 
 GOOD = """

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.data.tasks import TASKS, Example, labelled
-from phalanx.data.tasks.task import find_file
+from phalanx.data.tasks import TASKS, Example
+from phalanx.data.tasks.task import find_file, labelled
 from phalanx.errors import DataError
 
 ANSWERS = [

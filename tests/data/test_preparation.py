@@ -7,16 +7,10 @@ import pytest
 from made_text import made_config, made_documents, write_text
 
 from phalanx.config import canonical_json
-from phalanx.data import (
-    BpeConfig,
-    FileTokenizerConfig,
-    JsonlConfig,
-    ModelTokenizerConfig,
-    TextConfig,
-    prepare,
-)
+from phalanx.data import BpeConfig, FileTokenizerConfig, ModelTokenizerConfig, prepare
 from phalanx.data.manifest import parse_manifest
 from phalanx.data.shards import default_signing_key, document_digest, fingerprint_of, load_signer, open_dataset
+from phalanx.data.sources import JsonlConfig, TextConfig
 from phalanx.data.tokenizers import Encoder
 from phalanx.errors import DataError
 

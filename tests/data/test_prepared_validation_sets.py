@@ -6,8 +6,9 @@ import tokenizers
 from made_text import made_config, made_documents, write_text
 from pydantic import ValidationError
 
-from phalanx.data import TextConfig, prepare, prepare_validation_sets, validation_batches
+from phalanx.data import prepare, prepare_validation_sets, validation_batches
 from phalanx.data.config import DataConfig, ValidationSetConfig
+from phalanx.data.sources import TextConfig
 from phalanx.errors import DataError
 
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from phalanx.data import HtmlConfig, JsonlConfig, PythonDocstringsConfig, PythonManualConfig, TextConfig
-from phalanx.data.sources import SOURCES, open_source
+from phalanx.data import PythonDocstringsConfig, PythonManualConfig
+from phalanx.data.sources import SOURCES, HtmlConfig, JsonlConfig, TextConfig, open_source
 from phalanx.data.sources.python_docstrings import PythonDocstrings
 from phalanx.errors import DataError
 

@@ -6,15 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.data.tasks import (
-    Example,
-    balanced,
-    dirichlet_clients,
-    majority_share,
-    silo_clients,
-    split_by_class,
-    take_by_class,
-)
+from phalanx.data.tasks import Example, majority_share
+from phalanx.data.tasks.split import balanced, dirichlet_clients, silo_clients, split_by_class, take_by_class
 from phalanx.errors import DataError
 
 

@@ -9,7 +9,8 @@ import pytest
 from made_text import made_documents
 
 from phalanx.data import BpeConfig, FileTokenizerConfig, ModelTokenizerConfig
-from phalanx.data.tokenizers import END_OF_TEXT, load_tokenizer, train_bpe
+from phalanx.data.tokenizers import load_tokenizer, train_bpe
+from phalanx.data.tokenizers.config import END_OF_TEXT
 from phalanx.errors import ConfigError, DataError
 
 TRAIN = (

@@ -6,7 +6,8 @@ from pydantic import ValidationError
 from phalanx.errors import ConfigError
 from phalanx.optimizers import OptimizerConfig
 from phalanx.parallel import ParallelConfig, RankRecipe
-from phalanx.parallel.deepspeed import AioConfig, DeepSpeedConfig
+from phalanx.parallel.deepspeed import DeepSpeedConfig
+from phalanx.parallel.deepspeed.config import AioConfig
 from phalanx.parallel.deepspeed.settings import locked_bytes, settings
 from phalanx.train import load_run
 

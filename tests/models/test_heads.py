@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from phalanx.checkpoint.export import export_model
 from phalanx.errors import ModelError
-from phalanx.models import LoraConfig, ModelConfig, ModelSource, open_model, parameter_shapes
+from phalanx.models import LoraConfig, ModelConfig, ModelSource, open_model
+from phalanx.models.build import parameter_shapes
 from phalanx.planner import shape_of
 from phalanx.serve.text_model import TextModel
 

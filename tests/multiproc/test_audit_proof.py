@@ -13,7 +13,7 @@ from real_runs import Place, end_all, make_keys, make_place
 from phalanx.cli import run
 from phalanx.config import canonical_json
 from phalanx.errors import AuditLogError
-from phalanx.security.audit import LeafFile
+from phalanx.security.audit.leaves import LeafFile
 from phalanx.security.audit.line import first_head, next_head, signed_part
 from phalanx.security.crypto import Identity, load_identity
 from phalanx.train.records.proof import verify_run

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from phalanx.cli.app import app
-from phalanx.data.chat import DEFAULT_TEMPLATES
+from phalanx.data.chat.template import DEFAULT_TEMPLATES
 from tiny_run_file import tiny_run_file
 
 SOURCES = (

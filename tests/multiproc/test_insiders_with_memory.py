@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from real_runs import events, free_port, make_keys
 
-from phalanx.pipeline import explain_evidence
+from phalanx.pipeline.evidence.explain import explain_evidence
 
 # two sessions of three processes each, after one another
 pytestmark = pytest.mark.timeout(900)

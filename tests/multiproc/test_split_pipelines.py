@@ -8,7 +8,7 @@ import pytest
 from real_runs import TINY, descendant, end_all, events, exists, make_place, worker_pid
 
 from phalanx.errors import EvidenceError
-from phalanx.pipeline import explain_evidence
+from phalanx.pipeline.evidence.explain import explain_evidence
 
 pytestmark = pytest.mark.slow
 SPLIT = """

@@ -8,7 +8,7 @@ import signal
 import pytest
 from real_runs import descendant, end_all, free_port, make_keys, make_place
 
-from phalanx.pipeline import explain_evidence
+from phalanx.pipeline.evidence.explain import explain_evidence
 
 ANY_CLASS = ("guard.audit_rate=1.0", "guard.classes='mixed'", "pipeline.transport.keepalive_s=1.0")
 

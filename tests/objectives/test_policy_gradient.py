@@ -8,13 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from phalanx.errors import DataError
-from phalanx.objectives import (
-    IGNORE,
-    OBJECTIVES,
-    generalised_advantages,
-    group_advantages,
-    leave_one_out_advantages,
-)
+from phalanx.objectives import IGNORE, OBJECTIVES
+from phalanx.objectives.advantages import generalised_advantages, group_advantages, leave_one_out_advantages
 from phalanx.objectives.policy_gradient import ADVANTAGES, OLD_LOG_PROBS, REFERENCE_LOG_PROBS
 
 LOG_HALF = math.log(0.5)

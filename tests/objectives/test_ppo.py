@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from phalanx.errors import DataError
-from phalanx.objectives import IGNORE, OBJECTIVES, generalised_advantages
+from phalanx.objectives import IGNORE, OBJECTIVES
+from phalanx.objectives.advantages import generalised_advantages
 from phalanx.objectives.policy_gradient import ADVANTAGES, OLD_LOG_PROBS, DrawnTexts
 from phalanx.objectives.ppo import OLD_VALUES, RETURNS, PpoSettings
 

@@ -9,12 +9,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from phalanx.objectives import (
-    IGNORE,
-    OBJECTIVES,
-    group_advantages,
-    leave_one_out_advantages,
-)
+from phalanx.objectives import IGNORE, OBJECTIVES
+from phalanx.objectives.advantages import group_advantages, leave_one_out_advantages
 from phalanx.objectives.policy_gradient import ADVANTAGES, OLD_LOG_PROBS, REFERENCE_LOG_PROBS, token_log_probs
 
 ROOT = Path(__file__).resolve().parents[2]

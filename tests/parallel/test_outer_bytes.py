@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.parallel import OuterConfig, RankEnv, join, stand_in
+from phalanx.parallel import RankEnv, join, stand_in
+from phalanx.parallel.config import OuterConfig
 from phalanx.parallel.data.diloco import OuterStep, from_bytes, to_bytes
 from phalanx.parallel.data.parameters import RankParameter
 

@@ -7,7 +7,8 @@ from phalanx.engine import StepInputs
 from phalanx.lab.attacks import actor
 from phalanx.models import LoraConfig, StageSpec, build_stage
 from phalanx.optimizers import OptimizerConfig
-from phalanx.pipeline import AttackConfig, explain_evidence
+from phalanx.pipeline import AttackConfig
+from phalanx.pipeline.evidence.explain import explain_evidence
 from phalanx.split import FrontPart, SplitConfig, SplitScenario, SplitSimulator
 from phalanx.testing import random_batch, tiny_run
 from phalanx.train import step_inputs

@@ -6,7 +6,8 @@ from pydantic import ValidationError
 from phalanx.config import load_config
 from phalanx.errors import ConfigError
 from phalanx.parallel import ParallelConfig
-from phalanx.pipeline import NOT_FOR_PARTIES, PartyLayout, WorkerConfig
+from phalanx.pipeline import PartyLayout, WorkerConfig
+from phalanx.pipeline.party_layout import NOT_FOR_PARTIES
 from phalanx.pipeline.tolerance.numeric_class import local_numeric_class
 
 OF_BOTH = {name: ParallelConfig.model_fields[name] for name in PartyLayout.model_fields}

@@ -6,13 +6,14 @@ from dataclasses import replace
 import pytest
 from pydantic import ValidationError
 
-from phalanx.planner import Layout, ModelShape
+from phalanx.planner import Layout
 from phalanx.planner.cluster.hardware import Cluster
 from phalanx.planner.cluster.links import Link, all_gather, all_reduce, reduce_scatter, send
 from phalanx.planner.cluster.machine import THIRDS, Exchange, Machine
 from phalanx.planner.cost.exchanging import block_exchanges, data_exchange, link_of_axis
 from phalanx.planner.cost.step import stage_times, step_time, timeline, work_seconds
 from phalanx.planner.model.recipe import Recipe
+from phalanx.planner.model.shape import ModelShape
 
 SLOW = Link(latency_s=1e-3, bytes_per_s=1e9)
 WAITING = Link(latency_s=1e-3, bytes_per_s=1e9, busy=0.25)

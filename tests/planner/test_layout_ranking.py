@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.errors import ConfigError, InputError
-from phalanx.planner import Layout, ModelShape, why_not
+from phalanx.planner import Layout, why_not
 from phalanx.planner.cluster.catalog import known_clusters, known_models
 from phalanx.planner.cluster.hardware import GIB, Citation, Cluster, Failures, HourlyPrice, Pool
 from phalanx.planner.cost.estimate import estimate
@@ -16,6 +16,7 @@ from phalanx.planner.cost.mixed import StageDevices, estimate_mixed, place
 from phalanx.planner.guard.finding import Verification
 from phalanx.planner.layout import layouts
 from phalanx.planner.model.recipe import Recipe
+from phalanx.planner.model.shape import ModelShape
 from phalanx.planner.search.answer import ask
 from phalanx.planner.search.candidates import candidates
 from phalanx.planner.search.question import Question, about_model

@@ -93,7 +93,8 @@ PLANNED_SIZES = {
 def test_a_family_with_a_plan_is_counted_as_transformers_builds_it(
     family: str, sizes: dict[str, int], tied: bool
 ) -> None:
-    from phalanx.models import parameter_shapes, parse_hub_config
+    from phalanx.models import parse_hub_config
+    from phalanx.models.build import parameter_shapes
 
     config = {"model_type": family, **PLANNED_SIZES, **sizes, "tie_word_embeddings": tied}
     if family == "gpt_neox":
@@ -125,7 +126,8 @@ def test_a_family_with_a_plan_is_counted_as_transformers_builds_it(
     ],
 )
 def test_biases_and_norms_that_a_config_asks_for_are_counted(family: str, changes: dict[str, object]) -> None:
-    from phalanx.models import parameter_shapes, parse_hub_config
+    from phalanx.models import parse_hub_config
+    from phalanx.models.build import parameter_shapes
 
     config = {"model_type": family, **PLANNED_SIZES, **changes}
     shapes = parameter_shapes(parse_hub_config(config, family)).values()

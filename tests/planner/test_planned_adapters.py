@@ -7,7 +7,7 @@ import pytest
 from phalanx.errors import ConfigError
 from phalanx.models.families import FAMILIES
 from phalanx.parallel.tensor.tensor_plans import plan_of
-from phalanx.planner import Layout, ModelShape, nearest, shape_of, why_not
+from phalanx.planner import Layout, nearest, shape_of, why_not
 from phalanx.planner.cluster.catalog import known_clusters, known_models
 from phalanx.planner.cluster.hardware import Cluster
 from phalanx.planner.cluster.links import Link, all_reduce
@@ -20,6 +20,7 @@ from phalanx.planner.model.adapter import Adapter, adapted, adapter_numbers, blo
 from phalanx.planner.model.compute import model_flops, training_flops
 from phalanx.planner.model.families import FAMILIES as FACTS
 from phalanx.planner.model.recipe import Recipe
+from phalanx.planner.model.shape import ModelShape
 from phalanx.planner.search.rank import rank
 
 RANK = 4

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from phalanx.errors import ConfigError
 from phalanx.parallel import ParallelConfig
-from phalanx.planner import Layout, ModelShape, nearest, shape_of, why_not
+from phalanx.planner import Layout, nearest, shape_of, why_not
 from phalanx.planner.cluster.catalog import known_clusters, known_models
 from phalanx.planner.cluster.hardware import Cluster
 from phalanx.planner.cluster.links import Link, all_gather, all_reduce
@@ -21,6 +21,7 @@ from phalanx.planner.cost.step import step_time, work_seconds
 from phalanx.planner.layout import parse_layout
 from phalanx.planner.model.adapter import Adapter
 from phalanx.planner.model.recipe import Outer, Recipe
+from phalanx.planner.model.shape import ModelShape
 from phalanx.planner.search.answer import ask
 from phalanx.planner.search.candidates import candidates
 from phalanx.planner.search.question import Question

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.parallel.model.recompute import fuse_activations
-from phalanx.planner import Layout, ModelShape, shape_of, why_not
+from phalanx.planner import Layout, shape_of, why_not
 from phalanx.planner.cluster.hardware import Cluster
 from phalanx.planner.cost.estimate import estimate
 from phalanx.planner.cost.memory import (
@@ -23,6 +23,7 @@ from phalanx.planner.model.activations import block_bytes
 from phalanx.planner.model.adapter import Adapter, adapted
 from phalanx.planner.model.families.planned import PLANNED
 from phalanx.planner.model.recipe import Recipe
+from phalanx.planner.model.shape import ModelShape
 from phalanx.planner.search.rank import rank as ranked
 
 TINY = {"model_type": "gpt2", "n_embd": 64, "n_layer": 8, "n_head": 8, "vocab_size": 128, "n_positions": 64}

@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.planner import Layout, ModelShape
+from phalanx.planner import Layout
 from phalanx.planner.cluster.machine import Machine
 from phalanx.planner.cost.schedule import StageTimes, simulate
 from phalanx.planner.cost.shared_cores import play_sharing
 from phalanx.planner.cost.step import step_time, timeline
 from phalanx.planner.model.recipe import Recipe
+from phalanx.planner.model.shape import ModelShape
 from phalanx.planner.schedules import orders
 
 SCHEDULES = st.sampled_from(["gpipe", "1f1b", "interleaved", "zero-bubble"])

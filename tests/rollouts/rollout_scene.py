@@ -9,7 +9,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from phalanx.errors import TransportError
-from phalanx.rollouts import CheckedShare, Rollout, RolloutCheck, RolloutCompany, RolloutPolicy, RolloutWriter
+from phalanx.rollouts import CheckedShare, Rollout, RolloutCheck, RolloutPolicy, RolloutWriter
+from phalanx.rollouts.company import RolloutCompany
 from phalanx.rollouts.evidence import EvidenceDesk
 from phalanx.rollouts.worker import RolloutService
 from phalanx.security.crypto import create_authority, issue, load_identity

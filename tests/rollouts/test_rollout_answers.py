@@ -7,16 +7,8 @@ import pytest
 from rollout_scene import END, VOCAB_SIZE
 
 from phalanx.errors import DataError, FrameError, ModelError
-from phalanx.rollouts import (
-    PolicyModel,
-    Prompt,
-    RolloutPolicy,
-    generate_rollouts,
-    misfit,
-    pack_answer,
-    reread_rollouts,
-    unpack_answer,
-)
+from phalanx.rollouts import PolicyModel, Prompt, RolloutPolicy, generate_rollouts, pack_answer, reread_rollouts
+from phalanx.rollouts.rollout import misfit, unpack_answer
 
 # of this model in float32 on any path: measured below 1e-5
 TOLERANCE = 1e-3

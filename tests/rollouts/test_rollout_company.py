@@ -16,11 +16,10 @@ from phalanx.rollouts import (
     RolloutRequest,
     RolloutWriter,
     SamplerConfig,
-    explain_any_evidence,
-    explain_rollout_evidence,
     generate_rollouts,
     pack_answer,
 )
+from phalanx.rollouts.evidence import explain_any_evidence, explain_rollout_evidence
 
 ALL = RolloutCheck(rate=1.0)
 NONE = RolloutCheck(rate=0.0)

@@ -7,11 +7,11 @@ from phalanx.rollouts import (
     PolicyModel,
     RolloutCheck,
     RolloutWorkerConfig,
-    explain_any_evidence,
     generate_rollouts,
     local_rollout_workers,
     rollout_company,
 )
+from phalanx.rollouts.evidence import explain_any_evidence
 from phalanx.security.crypto import create_authority, issue, load_identity
 
 LIAR = ("phalanx.lab.attacks.rollouts.worker", "best_of_several")

@@ -8,7 +8,8 @@ import pytest
 
 from phalanx.config import canonical_json
 from phalanx.errors import AuditLogError, DiskError
-from phalanx.security.audit import AuditLog, LeafFile, LogHead, verify_log
+from phalanx.security.audit import AuditLog, LogHead, verify_log
+from phalanx.security.audit.leaves import LeafFile
 from phalanx.security.crypto import Identity
 
 NUM_EVENTS = 6

@@ -3,8 +3,9 @@
 import pytest
 
 from phalanx.errors import CutLogError, SignatureError
-from phalanx.security.audit import AuditLog, PublicHead, PublicLine, PublicLines
+from phalanx.security.audit import AuditLog, PublicHead, PublicLines
 from phalanx.security.audit import public_head as module
+from phalanx.security.audit.public_head import PublicLine
 from phalanx.security.crypto import Identity
 
 RUN = "ab" * 16

@@ -5,15 +5,8 @@ from datetime import timedelta
 import pytest
 
 from phalanx.errors import CertificateError, PeerRefusedError
-from phalanx.security.crypto import (
-    LONGEST_REASON,
-    RevokedParties,
-    create_authority,
-    issue,
-    load_identity,
-    make_request,
-    sign_request,
-)
+from phalanx.security.crypto import RevokedParties, create_authority, issue, load_identity, make_request, sign_request
+from phalanx.security.crypto.revocation import LONGEST_REASON
 from phalanx.security.invite import EnrolmentServer, Invitations, JoinTerms, enrol
 
 DAY = timedelta(days=1)

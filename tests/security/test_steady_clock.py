@@ -6,7 +6,8 @@ import pytest
 
 from phalanx.security.audit import AuditLog, verify_log
 from phalanx.security.audit import log as log_module
-from phalanx.security.crypto import Identity, SteadyClock
+from phalanx.security.crypto import Identity
+from phalanx.security.crypto.clock import SteadyClock
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

@@ -10,10 +10,12 @@ from split_scene import HIDDEN, SEQ
 from phalanx.errors import TranscriptError
 from phalanx.security.crypto import Identity, digest_hex
 from phalanx.security.seal import Offer, Terms, answer, compare_statements, read_statement
-from phalanx.split import NextToken, PlainLink, SealedLink, TensorKinds
+from phalanx.split import TensorKinds
 from phalanx.split.channel import link as link_module
 from phalanx.split.channel.costs import Costs
+from phalanx.split.channel.link import PlainLink, SealedLink
 from phalanx.split.roles.simulator import MemoryEpochs
+from phalanx.split.training.task import NextToken
 from phalanx.transport import endpoint as endpoint_module
 from phalanx.transport import frame as frame_module
 

@@ -7,8 +7,16 @@ import pytest
 from rich.console import Console
 
 from phalanx.errors import InputError
-from phalanx.telemetry import PartiesStatus, PartyRow, PeersFile, ProgressDisplay, StepReading
-from phalanx.telemetry.parties import PERIOD_S, live_parties, parties_lines, parties_table, read_peers, size_in_words
+from phalanx.telemetry import PartyRow, PeersFile, ProgressDisplay, StepReading
+from phalanx.telemetry.parties import (
+    PERIOD_S,
+    PartiesStatus,
+    live_parties,
+    parties_lines,
+    parties_table,
+    read_peers,
+    size_in_words,
+)
 
 NOW = 1_000_000
 

@@ -11,7 +11,8 @@ from phalanx.engine import UNGUARDED
 from phalanx.errors import CheckpointError, DataError, FailedBatchError
 from phalanx.models import LoraConfig
 from phalanx.optimizers import OptimizerConfig
-from phalanx.split import BackTrainer, FrontPart, NextToken, SplitConfig, build_back
+from phalanx.split import BackTrainer, FrontPart, SplitConfig, build_back
+from phalanx.split.training.task import NextToken
 from phalanx.testing import MemoryCompany, random_batch, tiny_run
 from phalanx.train import step_inputs
 from phalanx.train.engines.pipeline_trainer import PipelineTrainer

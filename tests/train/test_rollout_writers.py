@@ -8,7 +8,8 @@ import pytest
 from rich.console import Console
 
 from phalanx.errors import ConfigError
-from phalanx.rollouts import explain_any_evidence, processes
+from phalanx.rollouts import processes
+from phalanx.rollouts.evidence import explain_any_evidence
 from phalanx.train import load_run, train
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "grpo.toml"

@@ -10,7 +10,6 @@ from phalanx.errors import FrameError, SignatureError
 from phalanx.security.crypto import Identity, digest_hex
 from phalanx.transport import (
     HeaderFields,
-    Receipt,
     SignedHeader,
     TransportConfig,
     check_payload,
@@ -18,7 +17,7 @@ from phalanx.transport import (
     parse_frame,
     sign_header,
 )
-from phalanx.transport.frame import MAX_HEADER_BYTES, sign_receipt
+from phalanx.transport.frame import MAX_HEADER_BYTES, Receipt, sign_receipt
 
 WORKER = Identity.without_certificate("worker")
 OTHER = Identity.without_certificate("other")

@@ -6,19 +6,17 @@ from phalanx.late_names import late_names
 
 if TYPE_CHECKING:
     from phalanx.align.choice import PairChoice
-    from phalanx.align.judges import JudgeFile, ModelJudge, ServerJudge, ServerJudgeConfig
+    from phalanx.align.judges import JudgeFile, ModelJudge, ServerJudge
     from phalanx.align.outcomes import feedback_rows, read_outcomes
-    from phalanx.align.principles import Constitution, load_constitution
+    from phalanx.align.principles import load_constitution
     from phalanx.align.prompts import AskedPrompt, read_prompts
     from phalanx.align.revision import Revision
     from phalanx.align.row_file import ResumableRows
     from phalanx.align.safety import SafetyCheck, safety_prompts
     from phalanx.align.values import value_gaps
-    from phalanx.align.writer import Writer
 
 __all__ = [
     "AskedPrompt",
-    "Constitution",
     "JudgeFile",
     "ModelJudge",
     "PairChoice",
@@ -26,8 +24,6 @@ __all__ = [
     "Revision",
     "SafetyCheck",
     "ServerJudge",
-    "ServerJudgeConfig",
-    "Writer",
     "feedback_rows",
     "load_constitution",
     "read_outcomes",

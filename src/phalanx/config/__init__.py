@@ -1,6 +1,6 @@
 """Strict, frozen configuration: TOML on disk, one error per mistake, one digest per config."""
 
-from phalanx.config.code_source import KEPT_CODE, is_own, parse_reference
+from phalanx.config.code_source import KEPT_CODE, is_own
 from phalanx.config.digest import canonical_json, digest
 from phalanx.config.load import config_of, dump_toml, load_config, parse_override
 from phalanx.config.own_code import (
@@ -41,7 +41,6 @@ __all__ = [
     "open_own_code",
     "own_references",
     "parse_override",
-    "parse_reference",
     "pin_own_code",
     "pinned",
     "printable",

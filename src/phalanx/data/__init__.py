@@ -7,12 +7,8 @@ from typing import TYPE_CHECKING
 
 from phalanx.data.config import BpeConfig, DataConfig, FileTokenizerConfig, ModelTokenizerConfig, TokenizerConfig
 from phalanx.data.sources import (
-    HtmlConfig,
-    JsonlConfig,
     PythonDocstringsConfig,
     PythonManualConfig,
-    SourceConfig,
-    TextConfig,
 )
 from phalanx.late_names import late_names
 
@@ -21,7 +17,6 @@ if TYPE_CHECKING:
     from phalanx.data.chat_corpus import ChatCorpus
     from phalanx.data.corpus import Corpus, SequenceLayout
     from phalanx.data.loader import BatchLoader, unigram_perplexity, validation_batches
-    from phalanx.data.manifest import CorpusManifest
     from phalanx.data.preparation import prepare
     from phalanx.data.prepared_corpus import open_corpus
     from phalanx.data.validation_sets import prepare_validation_sets
@@ -36,17 +31,12 @@ __all__ = [
     "BpeConfig",
     "ChatCorpus",
     "Corpus",
-    "CorpusManifest",
     "DataConfig",
     "FileTokenizerConfig",
-    "HtmlConfig",
-    "JsonlConfig",
     "ModelTokenizerConfig",
     "PythonDocstringsConfig",
     "PythonManualConfig",
     "SequenceLayout",
-    "SourceConfig",
-    "TextConfig",
     "TokenizerConfig",
     "open_corpus",
     "prepare",

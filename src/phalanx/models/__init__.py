@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING
 
 from phalanx.late_names import late_names
 from phalanx.models.config import (
-    PACKAGED_MODELS,
     AdapterConfig,
     Attention,
     AttentionKind,
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
         build_stage,
         estimate_costs,
         parameter_names,
-        parameter_shapes,
         stage_table,
         trained_shapes,
     )
@@ -40,7 +38,6 @@ __all__ = [
     "CAUSAL",
     "FAMILIES",
     "MARKED_KINDS",
-    "PACKAGED_MODELS",
     "AdapterConfig",
     "Attention",
     "AttentionKind",
@@ -65,7 +62,6 @@ __all__ = [
     "made_one_by_one",
     "open_model",
     "parameter_names",
-    "parameter_shapes",
     "parse_hub_config",
     "partition",
     "shared_hub_config",

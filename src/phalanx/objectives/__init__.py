@@ -10,7 +10,6 @@ from pydantic import BeforeValidator, SerializeAsAny
 from pydantic_core import PydanticCustomError
 
 from phalanx.config import check_name, resolve
-from phalanx.objectives.advantages import generalised_advantages, group_advantages, leave_one_out_advantages
 from phalanx.objectives.causal_lm import IGNORE, causal_lm
 from phalanx.objectives.classification import Confusion, classification, mark_classes, pooled_logits
 from phalanx.objectives.dpo import (
@@ -32,7 +31,6 @@ from phalanx.objectives.dpo import (
 from phalanx.objectives.kto import WANTED, KtoSettings, kto
 from phalanx.objectives.objective import (
     ExtraRows,
-    LossFunction,
     LossWithExtras,
     Objective,
     ObjectiveSettings,
@@ -154,7 +152,6 @@ __all__ = [
     "OBJECTIVES",
     "Confusion",
     "ExtraRows",
-    "LossFunction",
     "LossWithExtras",
     "Objective",
     "ObjectiveChoice",
@@ -167,10 +164,7 @@ __all__ = [
     "TokenTable",
     "causal_lm",
     "classification",
-    "generalised_advantages",
-    "group_advantages",
     "kind_of",
-    "leave_one_out_advantages",
     "mark_classes",
     "objective_of",
     "pooled_logits",

@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING
 
 from phalanx.late_names import late_names
 from phalanx.pipeline.config import OWNER, AttackConfig, GuardConfig, PipelineConfig, WorkerCode, WorkerConfig
-from phalanx.pipeline.party_layout import NOT_FOR_PARTIES, PartyLayout
+from phalanx.pipeline.party_layout import PartyLayout
 from phalanx.pipeline.presets import PRESETS, REMOVED_SHADOWS, Preset
 
 if TYPE_CHECKING:
-    from phalanx.pipeline.evidence.explain import explain_evidence
     from phalanx.pipeline.membership.callers import Callers
     from phalanx.pipeline.membership.join import ExpectedWorkers, gather
     from phalanx.pipeline.membership.members import Files, Incarnations, Members, revocation_facts
     from phalanx.pipeline.owner.engine import PipelineEngine
-    from phalanx.pipeline.owner.guarantees import GUARANTEES, weaker
+    from phalanx.pipeline.owner.guarantees import weaker
     from phalanx.pipeline.owner.paper_recovery import MAX_ATTEMPTS, skipping
     from phalanx.pipeline.owner.step_books import Duplicate
     from phalanx.pipeline.plan import StageRange, StepPlan
@@ -28,31 +27,26 @@ if TYPE_CHECKING:
     from phalanx.pipeline.proof.step_record import CHECKS, NoteChecks, StageChecks, StepRecord, read_leaves
     from phalanx.pipeline.protocol.log_memory import LogHeadExchange, Observe
     from phalanx.pipeline.protocol.messages import StateDigest
-    from phalanx.pipeline.stage.battery import run_battery
-    from phalanx.pipeline.stage.float64 import WideRunner, recompute_in
+    from phalanx.pipeline.stage.float64 import WideRunner
     from phalanx.pipeline.stage.runner import StageRunner
     from phalanx.pipeline.stage.stage_copy import StageCopy, WrapCopy, stage_spec, unwrapped
-    from phalanx.pipeline.tolerance.distance import Band, band, token_distance, token_distances, token_residual
-    from phalanx.pipeline.tolerance.drift import Drift, DriftWatch
-    from phalanx.pipeline.tolerance.numeric_class import NumericClass, local_numeric_class, settle_numerics
+    from phalanx.pipeline.tolerance.distance import token_distance, token_distances, token_residual
+    from phalanx.pipeline.tolerance.drift import DriftWatch
+    from phalanx.pipeline.tolerance.numeric_class import local_numeric_class, settle_numerics
     from phalanx.pipeline.verify.draw import AuditDraw, fresh_nonce
     from phalanx.pipeline.worker.kept_states import fetch_kept
-    from phalanx.pipeline.worker.narration import Narration, Say, WorkerOutcome, keep_serving
+    from phalanx.pipeline.worker.narration import Narration, WorkerOutcome, keep_serving
     from phalanx.pipeline.worker.process import Worker, requested_file, run_worker
 
 __all__ = [
     "CHECKS",
-    "GUARANTEES",
     "MAX_ATTEMPTS",
-    "NOT_FOR_PARTIES",
     "OWNER",
     "PRESETS",
     "REMOVED_SHADOWS",
     "AttackConfig",
     "AuditDraw",
-    "Band",
     "Callers",
-    "Drift",
     "DriftWatch",
     "Duplicate",
     "ExpectedWorkers",
@@ -64,14 +58,12 @@ __all__ = [
     "Members",
     "Narration",
     "NoteChecks",
-    "NumericClass",
     "Observe",
     "PartyLayout",
     "PipelineConfig",
     "PipelineEngine",
     "Preset",
     "Rules",
-    "Say",
     "ShownWork",
     "StageChecks",
     "StageCopy",
@@ -86,10 +78,8 @@ __all__ = [
     "WorkerConfig",
     "WorkerOutcome",
     "WrapCopy",
-    "band",
     "can_fork",
     "check_step",
-    "explain_evidence",
     "fetch_kept",
     "fork_here",
     "fresh_nonce",
@@ -98,10 +88,8 @@ __all__ = [
     "keep_serving",
     "local_numeric_class",
     "read_leaves",
-    "recompute_in",
     "requested_file",
     "revocation_facts",
-    "run_battery",
     "run_worker",
     "settle_numerics",
     "skipping",

@@ -2,9 +2,8 @@
 
 from phalanx.planner.layout import Layout
 from phalanx.planner.model.adapter import Adapter
-from phalanx.planner.model.read import read_shape, shape_of
+from phalanx.planner.model.read import shape_of
 from phalanx.planner.model.recipe import Outer, Recipe
-from phalanx.planner.model.shape import ModelShape
 from phalanx.planner.schedules import SCHEDULES
 from phalanx.planner.validity import nearest, why_not
 
@@ -12,11 +11,9 @@ __all__ = [
     "SCHEDULES",
     "Adapter",
     "Layout",
-    "ModelShape",
     "Outer",
     "Recipe",
     "nearest",
-    "read_shape",
     "shape_of",
     "why_not",
 ]

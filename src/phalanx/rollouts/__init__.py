@@ -8,14 +8,12 @@ from phalanx.rollouts.request import Prompt, RolloutRequest, SamplerConfig
 from phalanx.rollouts.verdict import RolloutTolerance, RolloutVerdict
 
 if TYPE_CHECKING:
-    from phalanx.rollouts.company import RolloutCompany, RolloutCosts
-    from phalanx.rollouts.evidence import explain_any_evidence, explain_rollout_evidence
     from phalanx.rollouts.generate import generate_rollouts
     from phalanx.rollouts.judgement import BorderBook, judge_age, judge_reward, judge_rollout, judge_texts
     from phalanx.rollouts.policy import PolicyModel, ReadTexts, RolloutPolicy
     from phalanx.rollouts.prefill import RereadRollout, reread_rollouts
     from phalanx.rollouts.processes import local_rollout_workers, rollout_company
-    from phalanx.rollouts.rollout import Rollout, RolloutAnswer, misfit, pack_answer, unpack_answer
+    from phalanx.rollouts.rollout import Rollout, pack_answer
     from phalanx.rollouts.share import CheckedShare
     from phalanx.rollouts.worker import RolloutWriter, run_rollout_worker
 
@@ -27,10 +25,7 @@ __all__ = [
     "ReadTexts",
     "RereadRollout",
     "Rollout",
-    "RolloutAnswer",
     "RolloutCheck",
-    "RolloutCompany",
-    "RolloutCosts",
     "RolloutPolicy",
     "RolloutRequest",
     "RolloutTolerance",
@@ -39,20 +34,16 @@ __all__ = [
     "RolloutWriter",
     "RolloutsConfig",
     "SamplerConfig",
-    "explain_any_evidence",
-    "explain_rollout_evidence",
     "generate_rollouts",
     "judge_age",
     "judge_reward",
     "judge_rollout",
     "judge_texts",
     "local_rollout_workers",
-    "misfit",
     "pack_answer",
     "reread_rollouts",
     "rollout_company",
     "run_rollout_worker",
-    "unpack_answer",
 ]
 
 

@@ -2,22 +2,19 @@
 
 from phalanx.telemetry.histogram import Histogram
 from phalanx.telemetry.metrics import MetricsFile, read_metrics
-from phalanx.telemetry.parties import PEERS_FILE, PartiesStatus, PartyRow, PartyState, PeersFile
-from phalanx.telemetry.phases import BUSY, COSTS, PhaseTimer, known_cost
+from phalanx.telemetry.parties import PEERS_FILE, PartyRow, PeersFile
+from phalanx.telemetry.phases import BUSY, PhaseTimer, known_cost
 from phalanx.telemetry.progress import ProgressDisplay, RowsTold, StepReading, row_bar
 from phalanx.telemetry.tensorboard import TensorBoardWriter
 from phalanx.telemetry.tracking import CurveWriter, open_tracking
 
 __all__ = [
     "BUSY",
-    "COSTS",
     "PEERS_FILE",
     "CurveWriter",
     "Histogram",
     "MetricsFile",
-    "PartiesStatus",
     "PartyRow",
-    "PartyState",
     "PeersFile",
     "PhaseTimer",
     "ProgressDisplay",

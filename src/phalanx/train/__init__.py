@@ -12,14 +12,14 @@ from phalanx.train.train_section import TrainConfig
 
 if TYPE_CHECKING:
     from phalanx.train.entry import describe, follow, join_terms, plays_rank, train
-    from phalanx.train.loop import run_loop, step_inputs
+    from phalanx.train.loop import step_inputs
     from phalanx.train.rate_finder import find_rate
     from phalanx.train.records.check_record import CheckRecord
     from phalanx.train.records.past_run import PastRun
     from phalanx.train.records.peers import PeersView, look_at_peers
     from phalanx.train.records.run_directory import ADDRESS_FILE, check_directory, default_directory, holds_run, is_made
     from phalanx.train.saving.run_export import export_run
-    from phalanx.train.setup.preflight import check_inputs, load_past_code
+    from phalanx.train.setup.preflight import check_inputs
 
 __all__ = [
     "ADDRESS_FILE",
@@ -38,11 +38,9 @@ __all__ = [
     "holds_run",
     "is_made",
     "join_terms",
-    "load_past_code",
     "load_run",
     "look_at_peers",
     "plays_rank",
-    "run_loop",
     "step_inputs",
     "train",
 ]

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
         Body,
         Frame,
         HeaderFields,
-        Receipt,
         SignedHeader,
         by_kind,
         check_payload,
@@ -29,11 +28,10 @@ if TYPE_CHECKING:
     from phalanx.transport.joined_workers import (
         LocalWorkerProcesses,
         OwnerLink,
-        OwnerSession,
         join_owner,
         joined_workers,
     )
-    from phalanx.transport.link import Meter, Receipts, encode_refusal
+    from phalanx.transport.link import Meter, encode_refusal
     from phalanx.transport.wire import Handle, Wire
 
 __all__ = [
@@ -52,9 +50,6 @@ __all__ = [
     "LocalWorkerProcesses",
     "Meter",
     "OwnerLink",
-    "OwnerSession",
-    "Receipt",
-    "Receipts",
     "SignedHeader",
     "TransportConfig",
     "Wire",
@@ -71,33 +66,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    __getattr__ = late_names(
-        __name__,
-        {
-            "endpoint": ("Endpoint",),
-            "frame": (
-                "Body",
-                "Frame",
-                "HeaderFields",
-                "Receipt",
-                "SignedHeader",
-                "by_kind",
-                "check_payload",
-                "encode_frame",
-                "parse_body",
-                "parse_frame",
-                "sign_header",
-            ),
-            "grpc_wire": ("GrpcWire", "JoinedPeer", "describe"),
-            "inbox": ("Allowance", "Allowances", "CheckedFrame", "LinkFault"),
-            "joined_workers": (
-                "LocalWorkerProcesses",
-                "OwnerLink",
-                "OwnerSession",
-                "join_owner",
-                "joined_workers",
-            ),
-            "link": ("Meter", "Receipts", "encode_refusal"),
-            "wire": ("Handle", "Wire"),
-        },
-    )
+    __getattr__ = late_names(__name__)

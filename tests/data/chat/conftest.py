@@ -3,17 +3,10 @@
 import pytest
 
 from made_chat import END, TALK, byte_tokenizer
-from phalanx.data.chat import (
-    ChatEncoder,
-    ChatRenderer,
-    ChatTemplate,
-    RenderedChat,
-    TurnSpan,
-    conversation_of,
-    default_template,
-)
-from phalanx.data.chat.renderer import ANY_DAY
+from phalanx.data.chat import ChatEncoder, ChatTemplate, conversation_of
+from phalanx.data.chat.renderer import ANY_DAY, ChatRenderer, RenderedChat, TurnSpan
 from phalanx.data.chat.sandbox import SandboxedTemplate
+from phalanx.data.chat.template import default_template
 
 
 @pytest.fixture(scope="session")

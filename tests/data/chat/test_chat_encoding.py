@@ -7,7 +7,8 @@ from tokenizers import models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from made_chat import END, TALK
-from phalanx.data.chat import ChatEncoder, conversation_of, default_template
+from phalanx.data.chat import ChatEncoder, conversation_of
+from phalanx.data.chat.template import default_template
 from phalanx.errors import DataError
 
 PREFIXED = (

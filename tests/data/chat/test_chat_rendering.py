@@ -3,8 +3,10 @@
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from phalanx.data.chat import DEFAULT_TEMPLATES, ChatRenderer, ChatTemplate, conversation_of
+from phalanx.data.chat import ChatTemplate, conversation_of
+from phalanx.data.chat.renderer import ChatRenderer
 from phalanx.data.chat.sandbox import UnstableTemplateError
+from phalanx.data.chat.template import DEFAULT_TEMPLATES
 from phalanx.errors import DataError, ModelError
 
 CHATML = (

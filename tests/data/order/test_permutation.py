@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.data.order import permute, sample_indices
+from phalanx.data.order import sample_indices
+from phalanx.data.order.permutation import permute
 
 
 @settings(deadline=None, max_examples=60)

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.data.packing import IGNORED, BestFitRows, TokenSplit, Windows, pack_best_fit
+from phalanx.data.packing import BestFitRows, TokenSplit, Windows
+from phalanx.data.packing.rows import IGNORED, pack_best_fit
 from phalanx.errors import DataError
 
 EOS = 0

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Sequence
 
 from phalanx.data.rules import CorpusRule, Outcome, Page, Rule
-from phalanx.data.scan import SCANS, ScanSettings
+from phalanx.data.scan import SCANS
+from phalanx.data.scan.word_stream import ScanSettings
 from phalanx.data.sources import Document
 
 HONEST = (

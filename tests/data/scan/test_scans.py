@@ -6,7 +6,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from phalanx.data.build.recipe import RecipeStep
 from phalanx.data.rules import RULES
-from phalanx.data.scan import SCANS, ScanSettings
+from phalanx.data.scan import SCANS
+from phalanx.data.scan.word_stream import ScanSettings
 
 each_scan = pytest.mark.parametrize("kind", SCANS)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from source_records import raw_total, reasons, records, texts
 
-from phalanx.data import JsonlConfig, TextConfig
+from phalanx.data.sources import JsonlConfig, TextConfig
 from phalanx.data.sources.files import SourceFile
 from phalanx.data.sources.packed import Damage, open_runs, unpack_bytes
 from phalanx.errors import DataError

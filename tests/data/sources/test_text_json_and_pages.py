@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from source_records import mutants, raw_total, read_mutants, reasons, records, texts
 
 from phalanx.config import load_config
-from phalanx.data import HtmlConfig, JsonlConfig, TextConfig
-from phalanx.data.sources import open_source
+from phalanx.data.sources import HtmlConfig, JsonlConfig, TextConfig, open_source
 from phalanx.data.sources.extraction import PageSettings, TextExtractor
 from phalanx.errors import DataError
 

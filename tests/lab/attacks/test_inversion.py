@@ -15,11 +15,11 @@ from phalanx.lab.attacks.privacy import (
     TrainedInverter,
     candidate_states,
     chance,
-    nearest_rows,
     opening_states,
     recovered,
     share_of_tokens,
 )
+from phalanx.lab.attacks.privacy.inverter import nearest_rows
 from phalanx.models import StageSpec, build_stage
 from privacy_lab import GPT2, SEQ, VOCAB, at_most, text, tiny_model
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from phalanx.errors import ConfigError
-from phalanx.lab.attacks import Rehearsal, Secret, actor, make_attack, target_success
+from phalanx.lab.attacks import Rehearsal, actor, make_attack, target_success
+from phalanx.lab.attacks.states.rehearsed_backdoor import Secret
 from phalanx.pipeline import AttackConfig, AuditDraw, GuardConfig
 from phalanx.testing import MemoryCompany, tiny_run
 

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from phalanx.errors import EvidenceError
-from phalanx.pipeline import GuardConfig, explain_evidence, token_distance
+from phalanx.pipeline import GuardConfig, token_distance
 from phalanx.pipeline.evidence.checked import Pins
-from phalanx.pipeline.evidence.explain import judge_evidence
+from phalanx.pipeline.evidence.explain import explain_evidence, judge_evidence
 from phalanx.pipeline.evidence.files import MAX_RECORD_BYTES, MAX_TENSOR_BYTES
 from phalanx.pipeline.evidence.recompute import MOST_LAYERS
 from phalanx.pipeline.protocol.messages import (

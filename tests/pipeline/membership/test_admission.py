@@ -8,9 +8,10 @@ from pydantic import ValidationError
 
 from phalanx.errors import ConfigError, PeerRefusedError
 from phalanx.models import open_model
-from phalanx.pipeline import OWNER, GuardConfig, PipelineConfig, local_numeric_class, run_battery
+from phalanx.pipeline import OWNER, GuardConfig, PipelineConfig, local_numeric_class
 from phalanx.pipeline.membership.admission import Admission, ClassMeasurement
 from phalanx.pipeline.protocol.greetings import Challenge, ChallengeReply, Hello
+from phalanx.pipeline.stage.battery import run_battery
 from phalanx.testing import Actor, only, tiny_run
 from phalanx.train.setup.layout import make_plan
 

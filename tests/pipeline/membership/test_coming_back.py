@@ -3,7 +3,8 @@
 import pytest
 
 from phalanx.errors import PeerRefusedError
-from phalanx.pipeline import GuardConfig, PipelineConfig, explain_evidence
+from phalanx.pipeline import GuardConfig, PipelineConfig
+from phalanx.pipeline.evidence.explain import explain_evidence
 from phalanx.pipeline.membership.members import Incarnations
 from phalanx.pipeline.protocol.greetings import PreparedNotice
 from phalanx.security.crypto import Identity

@@ -3,7 +3,8 @@
 import pytest
 from other_kernels import eager
 
-from phalanx.pipeline import GUARANTEES, GuardConfig, PipelineConfig, weaker
+from phalanx.pipeline import GuardConfig, PipelineConfig, weaker
+from phalanx.pipeline.owner.guarantees import GUARANTEES
 from phalanx.testing import Actor, tiny_run
 
 CHECKED = {"step_audit_rate": 1 / 32, "owner_audit_rate": 1 / 64}

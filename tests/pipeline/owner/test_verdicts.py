@@ -2,7 +2,8 @@
 
 import pytest
 
-from phalanx.pipeline import OWNER, GuardConfig, explain_evidence
+from phalanx.pipeline import OWNER, GuardConfig
+from phalanx.pipeline.evidence.explain import explain_evidence
 from phalanx.pipeline.protocol.messages import AuditReport, FetchReply
 from phalanx.security.crypto import digest_hex
 from phalanx.testing import Actor, tiny_run

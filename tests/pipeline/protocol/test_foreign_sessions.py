@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from phalanx.pipeline import OWNER, GuardConfig, PipelineConfig, explain_evidence
+from phalanx.pipeline import OWNER, GuardConfig, PipelineConfig
+from phalanx.pipeline.evidence.explain import explain_evidence
 from phalanx.pipeline.protocol.messages import (
     Activation,
     AuditReport,

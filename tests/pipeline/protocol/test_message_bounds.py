@@ -18,7 +18,7 @@ from phalanx.pipeline.protocol import messages
 from phalanx.pipeline.protocol.greetings import Hello
 from phalanx.pipeline.protocol.message import Message
 from phalanx.pipeline.protocol.messages import Fault, ScreenHit, UpdateReport, parse_message
-from phalanx.telemetry import COSTS
+from phalanx.telemetry.phases import COSTS
 
 KINDS = {
     cls.kind: cls

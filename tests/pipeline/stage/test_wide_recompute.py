@@ -5,8 +5,10 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from phalanx.models import ModelConfig, StageSpec, build_stage, open_model
-from phalanx.pipeline import StageRunner, WideRunner, band, recompute_in, token_distance
+from phalanx.pipeline import StageRunner, WideRunner, token_distance
+from phalanx.pipeline.stage.float64 import recompute_in
 from phalanx.pipeline.stage.rounding import MARGIN, rounding_noise
+from phalanx.pipeline.tolerance.distance import band
 
 ARCHITECTURES = {
     "gpt2": {"n_layer": 3, "n_embd": 64, "n_head": 4, "vocab_size": 40, "n_positions": 32},

@@ -3,7 +3,8 @@ import re
 import pytest
 import torch
 
-from phalanx.pipeline import NumericClass, local_numeric_class
+from phalanx.pipeline import local_numeric_class
+from phalanx.pipeline.tolerance.numeric_class import NumericClass
 
 FIELDS = {"torch": "2.13.0", "device": "some CPU", "instructions": "AVX2", "threads": 1}
 

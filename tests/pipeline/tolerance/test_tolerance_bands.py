@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.pipeline import band, token_distance, token_distances, token_residual
+from phalanx.pipeline import token_distance, token_distances, token_residual
+from phalanx.pipeline.tolerance.distance import band
 
 
 def some(seed=0, shape=(2, 8, 16)):

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from phalanx.pipeline import GuardConfig, StageRunner, explain_evidence
+from phalanx.pipeline import GuardConfig, StageRunner
+from phalanx.pipeline.evidence.explain import explain_evidence
 from phalanx.pipeline.protocol.messages import AuditReport, FetchReply
 from phalanx.security.crypto import digest_hex
 from phalanx.testing import Actor, tampering, tiny_run

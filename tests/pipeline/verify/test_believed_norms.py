@@ -3,7 +3,8 @@
 import pytest
 from snapshot_runs import SNAPSHOT
 
-from phalanx.pipeline import GuardConfig, explain_evidence
+from phalanx.pipeline import GuardConfig
+from phalanx.pipeline.evidence.explain import explain_evidence
 from phalanx.pipeline.protocol.messages import Commit, GradientHeld, StepAudited
 from phalanx.pipeline.verify.facts import FACTOR, KnownNorms
 from phalanx.testing import Actor, only, tiny_run

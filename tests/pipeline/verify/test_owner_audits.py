@@ -4,8 +4,9 @@ import pytest
 from leagues import league_of_gradients, league_of_messages
 
 from phalanx.optimizers import StageOptimizer
-from phalanx.pipeline import GuardConfig, PipelineConfig, explain_evidence
+from phalanx.pipeline import GuardConfig, PipelineConfig
 from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.evidence.explain import explain_evidence
 from phalanx.pipeline.protocol.messages import Bulk
 from phalanx.testing import Actor, tiny_run
 

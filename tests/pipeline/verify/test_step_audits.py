@@ -3,7 +3,8 @@
 import pytest
 
 from phalanx.models import LoraConfig
-from phalanx.pipeline import GuardConfig, PipelineConfig, explain_evidence
+from phalanx.pipeline import GuardConfig, PipelineConfig
+from phalanx.pipeline.evidence.explain import explain_evidence
 from phalanx.pipeline.protocol.messages import StepAudited
 from phalanx.testing import Actor, only, tampering, tiny_run
 

@@ -4,7 +4,8 @@ import pytest
 from leagues import league_of_gradients, league_of_messages
 
 from phalanx.errors import NoHolderError
-from phalanx.pipeline import GuardConfig, explain_evidence
+from phalanx.pipeline import GuardConfig
+from phalanx.pipeline.evidence.explain import explain_evidence
 from phalanx.pipeline.protocol.messages import AuditReport, Bulk, Commit, Fault, Fetch, FetchBulk, StepAudited
 from phalanx.testing import Actor, only, tiny_run
 

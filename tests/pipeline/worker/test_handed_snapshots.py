@@ -20,8 +20,9 @@ from snapshot_runs import (
 
 from phalanx.errors import FrameError, StaleReplicaError
 from phalanx.models import open_model
-from phalanx.pipeline import GuardConfig, PipelineConfig, StageCopy, explain_evidence
+from phalanx.pipeline import GuardConfig, PipelineConfig, StageCopy
 from phalanx.pipeline.assignment.assignment import Assignment
+from phalanx.pipeline.evidence.explain import explain_evidence
 from phalanx.pipeline.protocol import tensor_stream as bulk
 from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import Bulk, Commit, FetchBulk, Ready, WeightsHeld

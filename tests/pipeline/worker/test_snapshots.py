@@ -16,7 +16,8 @@ from snapshot_runs import (
 
 from phalanx.lab.attacks import actor
 from phalanx.models import LoraConfig
-from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig, explain_evidence
+from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
+from phalanx.pipeline.evidence.explain import explain_evidence
 from phalanx.pipeline.protocol.messages import Bulk, UpdateReport
 from phalanx.testing import Actor, WorkerCrash, only, tampering, tiny_run
 

@@ -12,7 +12,8 @@ from phalanx.errors import EvidenceError, NoHolderError, TrainingError
 from phalanx.lab.attacks import actor
 from phalanx.models import LoraConfig, open_model
 from phalanx.optimizers import OptimizerConfig
-from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig, StageCopy, explain_evidence
+from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig, StageCopy
+from phalanx.pipeline.evidence.explain import explain_evidence
 from phalanx.pipeline.protocol.messages import AuditReport, Bulk, Commit, WeightsHeld
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.verify.sent_state import SentState

@@ -12,15 +12,15 @@ from phalanx.errors import IsolationError
 from phalanx.security.isolation import (
     IsolationReport,
     Measure,
-    MeasureFinding,
     Program,
     Sandbox,
-    SecretMemory,
     kernel,
     landlock,
     namespaces,
     start_isolated,
 )
+from phalanx.security.isolation.memory import SecretMemory
+from phalanx.security.isolation.report import MeasureFinding
 
 works = pytest.mark.usefixtures("sandbox_works")
 

@@ -5,8 +5,17 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from phalanx.errors import FixedPointError
-from phalanx.security.mask import decode, encode_columns, encode_rows, ring_matrix, typical_error, worst_error
-from phalanx.security.mask.fixed_point import LARGEST, LENGTH, MOST_INNER
+from phalanx.security.mask import worst_error
+from phalanx.security.mask.fixed_point import (
+    LARGEST,
+    LENGTH,
+    MOST_INNER,
+    decode,
+    encode_columns,
+    encode_rows,
+    typical_error,
+)
+from phalanx.security.mask.matrix import ring_matrix
 from phalanx.security.mask.ring import HALF, P, centred
 
 FLOATS = st.floats(width=32, min_value=-(2.0**60), max_value=2.0**60) | st.sampled_from([0.0, -0.0, 2.0**-149, 1.0])

@@ -7,7 +7,8 @@ import pytest
 
 from pad_worlds import StuckPads, aes_pads, new_ledger
 from phalanx.errors import WrongProductError
-from phalanx.security.mask import MaskedWorker, P, UnsafeNoCheck, masked_linear
+from phalanx.security.mask import MaskedWorker, P, masked_linear
+from phalanx.security.mask.freivalds import UnsafeNoCheck
 from phalanx.security.mask.ring import centred, subtract
 from seeded_entropy import bytes_from
 

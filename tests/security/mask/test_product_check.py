@@ -2,7 +2,10 @@ import numpy as np
 import pytest
 
 from phalanx.errors import FrameError, WrongProductError
-from phalanx.security.mask import OsPads, P, Pad, ProductCheck, UnsafeNoCheck, ring_matrix
+from phalanx.security.mask import OsPads, P, ProductCheck
+from phalanx.security.mask.freivalds import UnsafeNoCheck
+from phalanx.security.mask.matrix import ring_matrix
+from phalanx.security.mask.pads import Pad
 
 ROWS, INNER, COLUMNS = 6, 24, 10
 

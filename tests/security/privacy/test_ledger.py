@@ -6,7 +6,8 @@ from phalanx.errors import AuditLogError, ConfigError, PrivacyBudgetError
 from phalanx.security.audit import AuditLog, verify_log
 from phalanx.security.audit.line import walk
 from phalanx.security.crypto import Identity
-from phalanx.security.privacy import CHARGED, TERMS, BudgetLedger, PastCharges
+from phalanx.security.privacy import BudgetLedger, PastCharges
+from phalanx.security.privacy.ledger import CHARGED, TERMS
 
 IDENTITY = Identity.without_certificate("owner")
 

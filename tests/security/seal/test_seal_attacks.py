@@ -5,8 +5,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from sealed_pair import CUT, plain, shake_hands
 
 from phalanx.errors import SealError
-from phalanx.security.seal import Purpose, SealRefusal, TensorKind
-from phalanx.security.seal.header import TAG_BYTES
+from phalanx.security.seal import Purpose, TensorKind
+from phalanx.security.seal.header import TAG_BYTES, SealRefusal
 
 KEY = b"\x09" * 32
 SECRET = b"diagnosis: asthma, severe, inhaler"

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from sealed_pair import CUT, TERMS, CountingEpochs, other_terms, plain, shake_hands
 
 from phalanx.errors import SealError
-from phalanx.security.seal import Context, Direction, Purpose, Receiver, SealRefusal, Sender, TensorKind
+from phalanx.security.seal import Purpose, Receiver, Sender, TensorKind
+from phalanx.security.seal.context import Context, Direction
 from phalanx.security.seal.direction import Lane
-from phalanx.security.seal.header import TAG_BYTES
+from phalanx.security.seal.header import TAG_BYTES, SealRefusal
 from phalanx.security.seal.keys import derive_ciphers
 
 SCALAR = TensorKind(Purpose.RESULT, "loss", "float32", ())

@@ -11,7 +11,8 @@ from sealed_pair import CLIENT, CUT, SERVER, TERMS, CountingEpochs, other_terms,
 from phalanx.config import canonical_json
 from phalanx.errors import PhalanxError, RollbackError, SealError, SignatureError
 from phalanx.security.crypto import Identity, in_domain
-from phalanx.security.seal import Offer, SealRefusal, answer, handshake
+from phalanx.security.seal import Offer, answer, handshake
+from phalanx.security.seal.header import SealRefusal
 
 
 def offer(terms=TERMS, identity=CLIENT):

@@ -11,7 +11,8 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from sealed_pair import CUT, TERMS, other_terms, plain
 
 from phalanx.errors import SealError
-from phalanx.security.seal import Context, Direction, Purpose, Sender, keys
+from phalanx.security.seal import Purpose, Sender, keys
+from phalanx.security.seal.context import Context, Direction
 from phalanx.security.seal.direction import Lane
 from phalanx.security.seal.keys import derive_ciphers, key_info, wipe
 

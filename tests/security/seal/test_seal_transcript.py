@@ -8,7 +8,8 @@ from sealed_pair import CLIENT, CUT, SERVER, plain, shake_hands
 from phalanx.config import canonical_json
 from phalanx.errors import SignatureError, TranscriptError
 from phalanx.security.crypto import Identity, digest_hex, in_domain
-from phalanx.security.seal import Direction, Transcript, compare_statements, read_statement
+from phalanx.security.seal import Transcript, compare_statements, read_statement
+from phalanx.security.seal.context import Direction
 
 
 @pytest.fixture

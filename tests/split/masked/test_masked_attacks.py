@@ -8,10 +8,12 @@ from torch import nn
 
 from pad_worlds import MASTER, RUN, new_ledger
 from phalanx.errors import WrongProductError
-from phalanx.security.mask import P, ProductMessage, UnsafeNoCheck, decode, encode_rows, offload
-from phalanx.security.mask.fixed_point import LARGEST
+from phalanx.security.mask import P, ProductMessage, offload
+from phalanx.security.mask.fixed_point import LARGEST, decode, encode_rows
+from phalanx.security.mask.freivalds import UnsafeNoCheck
 from phalanx.security.mask.ring import centred
-from phalanx.split.masked import MaskedLinear, ledger_pads, mask_linears, system_pads
+from phalanx.split.masked import MaskedLinear, mask_linears
+from phalanx.split.masked.pad_sources import ledger_pads, system_pads
 from seeded_entropy import bytes_from
 
 FIRST = "transformer.h.0.attn.c_attn"

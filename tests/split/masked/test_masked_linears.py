@@ -27,7 +27,6 @@ from phalanx.errors import ConfigError, FixedPointError, ModelError, PadError, W
 from phalanx.models import PrefixConfig, SpfConfig
 from phalanx.security.mask import P, ProductMessage
 from phalanx.split.masked import (
-    IdlePads,
     MaskedConfig,
     MaskedLinear,
     MaskingClient,
@@ -35,9 +34,9 @@ from phalanx.split.masked import (
     mask_linears,
     open_masking_client,
     process_pads,
-    system_pads,
 )
-from phalanx.split.masked.pad_sources import pad_sources
+from phalanx.split.masked.idle import IdlePads
+from phalanx.split.masked.pad_sources import pad_sources, system_pads
 
 FAMILIES = sorted(ARCHITECTURES)
 MOST_ERROR = 1.2e-3

@@ -15,7 +15,8 @@ from phalanx.errors import PadError
 from phalanx.security.mask import PadLedger, begin_ledger
 from phalanx.security.mask.fixed_point import encode_rows
 from phalanx.security.mask.ring import subtract
-from phalanx.split.masked import ledger_pads, mask_linears
+from phalanx.split.masked import mask_linears
+from phalanx.split.masked.pad_sources import ledger_pads
 
 CUTS = st.sampled_from(["before", "after"])
 EVENTS = st.one_of(

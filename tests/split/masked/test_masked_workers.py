@@ -20,7 +20,6 @@ from phalanx.errors import FrameError, PeerLostError, TransportError, WrongProdu
 from phalanx.security.crypto import Identity, create_authority, issue, load_identity
 from phalanx.security.mask import MaskedMessage, MaskedWorker, P, ProductMessage
 from phalanx.split.masked import (
-    IdlePads,
     MaskedLinear,
     MaskedWorkerConfig,
     RemoteWorker,
@@ -30,6 +29,7 @@ from phalanx.split.masked import (
     remote_workers,
 )
 from phalanx.split.masked.answers import AnswerSorter
+from phalanx.split.masked.idle import IdlePads
 from phalanx.split.masked.messages import (
     END,
     LOAD,

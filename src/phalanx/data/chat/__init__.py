@@ -8,32 +8,20 @@ from typing import TYPE_CHECKING
 from phalanx.late_names import late_names
 
 if TYPE_CHECKING:
-    from phalanx.data.chat.conversation import ChatMessage, Conversation, Role, ToolCall, conversation_of
-    from phalanx.data.chat.encoding import ChatEncoder, EncodedConversation
-    from phalanx.data.chat.renderer import ChatRenderer, RenderedChat, TurnSpan
+    from phalanx.data.chat.conversation import ChatMessage, conversation_of
+    from phalanx.data.chat.encoding import ChatEncoder
     from phalanx.data.chat.template import (
-        DEFAULT_TEMPLATES,
         TEMPLATE_FILE,
         ChatTemplate,
-        default_template,
         model_template,
     )
 
 __all__ = [
-    "DEFAULT_TEMPLATES",
     "TEMPLATE_FILE",
     "ChatEncoder",
     "ChatMessage",
-    "ChatRenderer",
     "ChatTemplate",
-    "Conversation",
-    "EncodedConversation",
-    "RenderedChat",
-    "Role",
-    "ToolCall",
-    "TurnSpan",
     "conversation_of",
-    "default_template",
     "model_template",
 ]
 

@@ -36,7 +36,6 @@ from phalanx.data.rules.rule import (
     Rule,
     RuleReason,
     RuleSettings,
-    Texts,
 )
 from phalanx.data.rules.rule import Tag as Tagged
 from phalanx.data.rules.secrets import Secrets, SecretsConfig
@@ -137,7 +136,6 @@ __all__ = [
     "Secrets",
     "SecretsConfig",
     "Tagged",
-    "Texts",
     "Unicode",
     "UnicodeConfig",
     "UrlBlocklist",

@@ -8,7 +8,6 @@ from phalanx.data.scan.instructions_in_text import InstructionsInText, Instructi
 from phalanx.data.scan.label_flips import LabelFlips, LabelFlipsConfig
 from phalanx.data.scan.split_view import SplitView, SplitViewConfig
 from phalanx.data.scan.surprisal import Surprisal, SurprisalConfig
-from phalanx.data.scan.word_stream import ScanSettings
 
 SCANS: dict[str, RuleLine] = {
     "bursts": RuleLine(BurstsConfig, Bursts, "Broder 1997"),
@@ -22,4 +21,4 @@ SCANS: dict[str, RuleLine] = {
 """Scans by name: a recipe lists them as steps, between or behind its rules."""
 
 
-__all__ = ["SCANS", "ScanSettings"]
+__all__ = ["SCANS"]

@@ -6,24 +6,20 @@ from phalanx.data.shards.manifest import (
     DATASET_FILE,
     DatasetFacts,
     DatasetManifest,
-    ParentRecord,
     RecipeRecord,
     SourceFacts,
 )
 from phalanx.data.shards.records import DocumentEntry, document_digest
 from phalanx.data.shards.seal import SealKey, default_signing_key, fingerprint_of, load_signer
-from phalanx.data.shards.writer import LEAF_BYTES, SHARD_TOKENS, DatasetWriter, PartWriter
+from phalanx.data.shards.writer import DatasetWriter, PartWriter
 
 __all__ = [
     "DATASET_FILE",
-    "LEAF_BYTES",
-    "SHARD_TOKENS",
     "Dataset",
     "DatasetFacts",
     "DatasetManifest",
     "DatasetWriter",
     "DocumentEntry",
-    "ParentRecord",
     "PartWriter",
     "RecipeRecord",
     "SealKey",

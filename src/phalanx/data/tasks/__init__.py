@@ -14,17 +14,11 @@ from phalanx.data.tasks.medquad import MEDQUAD
 from phalanx.data.tasks.own import Columns, load_own, read_examples
 from phalanx.data.tasks.pubmedqa import PUBMEDQA, PUBMEDQA_SECTIONS
 from phalanx.data.tasks.split import (
-    SPLIT_SEED,
     TEST_SHARE,
     Shares,
-    balanced,
-    dirichlet_clients,
     share_out,
-    silo_clients,
-    split_by_class,
-    take_by_class,
 )
-from phalanx.data.tasks.task import Example, LabelledExamples, TaskCard, labelled
+from phalanx.data.tasks.task import Example, LabelledExamples, TaskCard
 from phalanx.data.tasks.yardstick import majority_share, tfidf_predictions
 
 TASKS: Mapping[str, TaskCard] = MappingProxyType(
@@ -32,7 +26,6 @@ TASKS: Mapping[str, TaskCard] = MappingProxyType(
 )
 
 __all__ = [
-    "SPLIT_SEED",
     "TASKS",
     "TEST_SHARE",
     "Columns",
@@ -40,15 +33,9 @@ __all__ = [
     "LabelledExamples",
     "Shares",
     "TaskCard",
-    "balanced",
-    "dirichlet_clients",
-    "labelled",
     "load_own",
     "majority_share",
     "read_examples",
     "share_out",
-    "silo_clients",
-    "split_by_class",
-    "take_by_class",
     "tfidf_predictions",
 ]

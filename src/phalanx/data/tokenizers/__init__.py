@@ -6,10 +6,8 @@ The configs are there at once; what needs a library of tokenizers is imported at
 from typing import TYPE_CHECKING
 
 from phalanx.data.tokenizers.config import (
-    END_OF_TEXT,
     ByteBpeTraining,
     SentencePieceTraining,
-    TrainingConfig,
     WordPieceTraining,
 )
 from phalanx.late_names import late_names
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
         TextTokenizer,
         fingerprint_tokenizer,
         load_tokenizer,
-        locate_tokenizer,
         open_tokenizer,
         original_tokenizer,
         read_json,
@@ -29,16 +26,13 @@ if TYPE_CHECKING:
     from phalanx.data.tokenizers.training import train_bpe, train_tokenizer
 
 __all__ = [
-    "END_OF_TEXT",
     "ByteBpeTraining",
     "Encoder",
     "SentencePieceTraining",
     "TextTokenizer",
-    "TrainingConfig",
     "WordPieceTraining",
     "fingerprint_tokenizer",
     "load_tokenizer",
-    "locate_tokenizer",
     "open_tokenizer",
     "original_tokenizer",
     "read_json",

@@ -1,6 +1,6 @@
 """Algorithms of federated rounds: one file each, and the one table of them."""
 
-from phalanx.federated.algorithms.algorithm import Algorithm, LocalRule, Named, PlainRule, ServerStep
+from phalanx.federated.algorithms.algorithm import Algorithm, LocalRule, Named, PlainRule
 from phalanx.federated.algorithms.fedadam import AdamStep
 from phalanx.federated.algorithms.fedavg import MeanStep
 from phalanx.federated.algorithms.fedavgm import MomentumStep
@@ -25,7 +25,6 @@ __all__ = [
     "LocalRule",
     "Named",
     "PlainRule",
-    "ServerStep",
     "next_control",
     "staleness_weight",
 ]

@@ -3,8 +3,8 @@
 from phalanx.lab.attacks.attack import Attack, attacks_in
 from phalanx.lab.attacks.messages.message_attack import HonestMessage, MessageAttack
 from phalanx.lab.attacks.start import AttackPlan, attackers_of
-from phalanx.lab.attacks.states.rehearsed_backdoor import Rehearsal, Secret, TargetSuccess, target_success
-from phalanx.lab.attacks.table import ATTACKS, AttackLine, Layer, actor, check_attack, load_attack, make_attack
+from phalanx.lab.attacks.states.rehearsed_backdoor import Rehearsal, target_success
+from phalanx.lab.attacks.table import ATTACKS, AttackLine, actor, check_attack, load_attack, make_attack
 
 __all__ = [
     "ATTACKS",
@@ -12,11 +12,8 @@ __all__ = [
     "AttackLine",
     "AttackPlan",
     "HonestMessage",
-    "Layer",
     "MessageAttack",
     "Rehearsal",
-    "Secret",
-    "TargetSuccess",
     "actor",
     "attackers_of",
     "attacks_in",

@@ -2,6 +2,5 @@
 
 from phalanx.lab.calibrate.paths import NumericPath
 from phalanx.lab.calibrate.session import calibrate
-from phalanx.lab.calibrate.tail import Tail, fit_tail
 
-__all__ = ["NumericPath", "Tail", "calibrate", "fit_tail"]
+__all__ = ["NumericPath", "calibrate"]

@@ -1,6 +1,6 @@
 """Objectives of pre-training: pure functions from a packed row, its sample and a seed to the row that is learned."""
 
-from phalanx.objectives.pretraining.denoisers import DenoisedRows, DenoiserConfig, DenoisersSettings
+from phalanx.objectives.pretraining.denoisers import DenoisedRows, DenoisersSettings
 from phalanx.objectives.pretraining.fill_in_the_middle import FillInTheMiddleSettings, MiddleRows
 from phalanx.objectives.pretraining.masked import MaskedRows, MaskedSettings
 from phalanx.objectives.pretraining.prefix_lm import PrefixRows
@@ -10,7 +10,6 @@ from phalanx.objectives.pretraining.span_corruption import CorruptedRows, SpanCo
 __all__ = [
     "CorruptedRows",
     "DenoisedRows",
-    "DenoiserConfig",
     "DenoisersSettings",
     "FillInTheMiddleSettings",
     "MaskedRows",

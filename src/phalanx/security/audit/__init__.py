@@ -1,14 +1,13 @@
 """The audit log: what a run decided and why, in signed and chained lines that cannot be changed unnoticed."""
 
 from phalanx.security.audit.head import HeadEntry, KnownHead, read_head
-from phalanx.security.audit.leaves import LEAVES_FILE, LeafBatch, LeafFile, merkle_root, read_batch
+from phalanx.security.audit.leaves import LEAVES_FILE, LeafBatch, read_batch
 from phalanx.security.audit.line import Line, LogHead
 from phalanx.security.audit.log import AuditLog
 from phalanx.security.audit.public_head import (
     MOST_BYTES,
     PUBLIC_KINDS,
     PublicHead,
-    PublicLine,
     PublicLines,
     lacks,
     read_public_head,
@@ -23,15 +22,12 @@ __all__ = [
     "HeadEntry",
     "KnownHead",
     "LeafBatch",
-    "LeafFile",
     "Line",
     "LogHead",
     "LogSummary",
     "PublicHead",
-    "PublicLine",
     "PublicLines",
     "lacks",
-    "merkle_root",
     "read_batch",
     "read_head",
     "read_public_head",

@@ -2,13 +2,12 @@
 
 from phalanx.security.crypto.canonical import DIGEST_PATTERN, digest_hex, in_domain, parse_canonical
 from phalanx.security.crypto.certificate import (
-    CertificateFacts,
     certificate_facts,
     fingerprint,
     peer_from_certificate,
     tls_server_name,
 )
-from phalanx.security.crypto.clock import SteadyClock, boot_name, steady_now
+from phalanx.security.crypto.clock import boot_name, steady_now
 from phalanx.security.crypto.counter import (
     MonotonicCounter,
     NotRollbackProofCounter,
@@ -35,23 +34,19 @@ from phalanx.security.crypto.pki import (
     load_identity,
     sign_request,
 )
-from phalanx.security.crypto.request import CheckedRequest, make_request, read_request
-from phalanx.security.crypto.revocation import LONGEST_REASON, Revocation, RevokedParties
+from phalanx.security.crypto.request import make_request, read_request
+from phalanx.security.crypto.revocation import Revocation, RevokedParties
 
 __all__ = [
     "DIGEST_PATTERN",
     "LOCAL_HOSTS",
-    "LONGEST_REASON",
     "SESSION_NAME",
-    "CertificateFacts",
-    "CheckedRequest",
     "Identity",
     "MonotonicCounter",
     "NotRollbackProofCounter",
     "Peer",
     "Revocation",
     "RevokedParties",
-    "SteadyClock",
     "boot_name",
     "certificate_facts",
     "certified_name",

@@ -5,8 +5,7 @@ and says of every measure whether it holds; one that cannot be had stops the pro
 Loads the standard library only, since the child imports it before it is confined.
 """
 
-from phalanx.security.isolation.memory import SecretMemory
-from phalanx.security.isolation.report import LABEL, IsolationReport, Measure, MeasureFinding
+from phalanx.security.isolation.report import LABEL, IsolationReport, Measure
 from phalanx.security.isolation.sandbox import Program, Sandbox
 from phalanx.security.isolation.start import IsolatedProcess, start_isolated
 
@@ -15,9 +14,7 @@ __all__ = [
     "IsolatedProcess",
     "IsolationReport",
     "Measure",
-    "MeasureFinding",
     "Program",
     "Sandbox",
-    "SecretMemory",
     "start_isolated",
 ]

@@ -16,20 +16,17 @@ What the guarantee covers, against which adversary, and what it does not: docs/p
 from phalanx.security.privacy.accountant import PoissonGaussian, check_rate, noise_for
 from phalanx.security.privacy.config import PrivacyConfig
 from phalanx.security.privacy.distributed import NoisyRounds, NoisySum, epsilon_of_rho
-from phalanx.security.privacy.ledger import CHARGED, TERMS, BudgetLedger, PastCharges, PrivateMechanism
+from phalanx.security.privacy.ledger import BudgetLedger, PastCharges
 from phalanx.security.privacy.noise import SEED_BYTES, SecureStream, discrete_gaussian, gaussian_noise, poisson_sample
 
 __all__ = [
-    "CHARGED",
     "SEED_BYTES",
-    "TERMS",
     "BudgetLedger",
     "NoisyRounds",
     "NoisySum",
     "PastCharges",
     "PoissonGaussian",
     "PrivacyConfig",
-    "PrivateMechanism",
     "SecureStream",
     "check_rate",
     "discrete_gaussian",

@@ -12,36 +12,26 @@ from phalanx.security.seal.blob import BlobPlace, BlobSealer
 from phalanx.security.seal.context import (
     DEFAULT_CHUNK_BYTES,
     MAX_CHUNK_BYTES,
-    Context,
-    Direction,
     Purpose,
     Terms,
 )
 from phalanx.security.seal.epochs import EpochSource, EpochStore
 from phalanx.security.seal.handshake import Offer, answer
-from phalanx.security.seal.header import SealRefusal
 from phalanx.security.seal.release import PermittedRelease, ReleaseGate, ReleasePolicy, ReleaseRefusal, ReleaseRequest
-from phalanx.security.seal.sender import Channel, ClaimedContents, Receiver, Sender
-from phalanx.security.seal.tensor import ITEM_BYTES, TensorKind
+from phalanx.security.seal.sender import Channel, Receiver, Sender
+from phalanx.security.seal.tensor import TensorKind
 from phalanx.security.seal.transcript import (
-    ChainHead,
     Transcript,
-    TranscriptStatement,
     compare_statements,
     read_statement,
 )
 
 __all__ = [
     "DEFAULT_CHUNK_BYTES",
-    "ITEM_BYTES",
     "MAX_CHUNK_BYTES",
     "BlobPlace",
     "BlobSealer",
-    "ChainHead",
     "Channel",
-    "ClaimedContents",
-    "Context",
-    "Direction",
     "EpochSource",
     "EpochStore",
     "MonotonicCounter",
@@ -54,12 +44,10 @@ __all__ = [
     "ReleasePolicy",
     "ReleaseRefusal",
     "ReleaseRequest",
-    "SealRefusal",
     "Sender",
     "TensorKind",
     "Terms",
     "Transcript",
-    "TranscriptStatement",
     "answer",
     "compare_statements",
     "read_statement",

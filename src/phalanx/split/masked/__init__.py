@@ -11,34 +11,29 @@ from phalanx.late_names import late_names
 from phalanx.split.masked.config import MaskedConfig, MaskedWorkerConfig
 
 if TYPE_CHECKING:
-    from phalanx.split.masked.idle import IdlePads, open_masking_client
+    from phalanx.split.masked.idle import open_masking_client
     from phalanx.split.masked.linear import MaskedLinear, mask_linears
-    from phalanx.split.masked.offload_client import MaskingClient, OffloadClient
-    from phalanx.split.masked.pad_sources import PadSources, ledger_pads, process_pads, system_pads
+    from phalanx.split.masked.offload_client import MaskingClient
+    from phalanx.split.masked.pad_sources import PadSources, process_pads
     from phalanx.split.masked.port import SimulatedWorker, WorkerPort
     from phalanx.split.masked.remote import RemoteWorker, local_masked_workers, remote_workers
-    from phalanx.split.masked.serving import Multiplier, run_masked_worker
+    from phalanx.split.masked.serving import run_masked_worker
 
 __all__ = [
-    "IdlePads",
     "MaskedConfig",
     "MaskedLinear",
     "MaskedWorkerConfig",
     "MaskingClient",
-    "Multiplier",
-    "OffloadClient",
     "PadSources",
     "RemoteWorker",
     "SimulatedWorker",
     "WorkerPort",
-    "ledger_pads",
     "local_masked_workers",
     "mask_linears",
     "open_masking_client",
     "process_pads",
     "remote_workers",
     "run_masked_worker",
-    "system_pads",
 ]
 
 

@@ -18,9 +18,8 @@ from phalanx.security.aggregate import RoundFile
 from phalanx.security.crypto import Identity, make_private_directory
 from phalanx.train.batches.site_data import SharedTexts, whole_model
 from phalanx.train.config import RunConfig
-from phalanx.train.setup.preflight import require_extras
 from phalanx.train.sessions.site_file import SiteFile, read_site, session_prefix, terms_of
-from phalanx.train.setup.preflight import load_own_code
+from phalanx.train.setup.preflight import load_own_code, require_extras
 from phalanx.train.setup.process import deterministic, interruptible
 
 Say = Callable[[str], None]

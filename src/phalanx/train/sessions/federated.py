@@ -27,7 +27,6 @@ from phalanx.train.batches.scores import describe_texts
 from phalanx.train.batches.site_data import SharedTexts, whole_model
 from phalanx.train.config import RunConfig
 from phalanx.train.engines.federated_engine import FederatedEngine
-from phalanx.train.setup.preflight import require_extras
 from phalanx.train.federated_faults import section_of
 from phalanx.train.saving.savepoint import Savepoint
 from phalanx.train.saving.saver import PlainSaver
@@ -35,6 +34,7 @@ from phalanx.train.sessions.context import SessionContext
 from phalanx.train.sessions.factory import EngineStart, RunMaterial
 from phalanx.train.sessions.site_carriers import open_carrier, where_to_look
 from phalanx.train.sessions.site_file import terms_of
+from phalanx.train.setup.preflight import require_extras
 
 _JOIN_S = 600.0
 """How long the processes of sites may take to load their model."""

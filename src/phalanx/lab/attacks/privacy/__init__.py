@@ -6,14 +6,13 @@ host sees under each guard, made by the guard's own code.
 
 from phalanx.lab.attacks.privacy.candidate_search import CandidateSearch
 from phalanx.lab.attacks.privacy.front import Front, layer_inputs
-from phalanx.lab.attacks.privacy.inverter import Inverter, chance, nearest_rows, recovered, share_of_tokens
-from phalanx.lab.attacks.privacy.label_leakage import LabelsByDirection, labels_of_logit_gradients
+from phalanx.lab.attacks.privacy.inverter import Inverter, chance, recovered, share_of_tokens
 from phalanx.lab.attacks.privacy.linear_map import LinearMap
 from phalanx.lab.attacks.privacy.nearest_neighbour import NearestNeighbour, candidate_states, opening_states
-from phalanx.lab.attacks.privacy.span_check import SpanCheck, outside_of_rows, precision_and_recall
-from phalanx.lab.attacks.privacy.table import PRIVACY_ATTACKS, PrivacyLine
+from phalanx.lab.attacks.privacy.span_check import SpanCheck, precision_and_recall
+from phalanx.lab.attacks.privacy.table import PRIVACY_ATTACKS
 from phalanx.lab.attacks.privacy.trained_inverter import TrainedInverter
-from phalanx.lab.attacks.privacy.wires import WIRES, CutWire, Guard, MaskedWire, PlainWire, SealedWire
+from phalanx.lab.attacks.privacy.wires import WIRES, CutWire, Guard
 
 __all__ = [
     "PRIVACY_ATTACKS",
@@ -23,22 +22,14 @@ __all__ = [
     "Front",
     "Guard",
     "Inverter",
-    "LabelsByDirection",
     "LinearMap",
-    "MaskedWire",
     "NearestNeighbour",
-    "PlainWire",
-    "PrivacyLine",
-    "SealedWire",
     "SpanCheck",
     "TrainedInverter",
     "candidate_states",
     "chance",
-    "labels_of_logit_gradients",
     "layer_inputs",
-    "nearest_rows",
     "opening_states",
-    "outside_of_rows",
     "precision_and_recall",
     "recovered",
     "share_of_tokens",

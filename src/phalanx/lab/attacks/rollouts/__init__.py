@@ -1,5 +1,5 @@
 """Workers that lie about the texts that they write, or about what they commit to."""
 
-from phalanx.lab.attacks.rollouts.table import ROLLOUT_ATTACKS, RolloutAttackLine, make_liar
+from phalanx.lab.attacks.rollouts.table import ROLLOUT_ATTACKS, make_liar
 
-__all__ = ["ROLLOUT_ATTACKS", "RolloutAttackLine", "make_liar"]
+__all__ = ["ROLLOUT_ATTACKS", "make_liar"]

@@ -1,5 +1,5 @@
 """Attacks of sites on federated rounds: each is a function of what a lying site knows, in one table."""
 
-from phalanx.lab.attacks.updates.table import UPDATE_ATTACKS, AttackerView, Lie, UpdateLine
+from phalanx.lab.attacks.updates.table import UPDATE_ATTACKS, AttackerView, UpdateLine
 
-__all__ = ["UPDATE_ATTACKS", "AttackerView", "Lie", "UpdateLine"]
+__all__ = ["UPDATE_ATTACKS", "AttackerView", "UpdateLine"]

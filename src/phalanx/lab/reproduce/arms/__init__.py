@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from types import MappingProxyType
 
-from phalanx.lab.reproduce.arms.arm import Arm, ArmInputs, Counts
+from phalanx.lab.reproduce.arms.arm import Arm, ArmInputs
 from phalanx.lab.reproduce.arms.oracle_drop import OracleDrop
 from phalanx.lab.reproduce.arms.restart import Restart
 from phalanx.lab.reproduce.arms.skip_layer import SkipLayer
@@ -29,4 +29,4 @@ ARMS: MappingProxyType[str, Callable[[ArmInputs], Arm]] = MappingProxyType(
 HONEST = frozenset({"clean", "clean_early_stopping", "phalanx_no_attacker"})
 """Arms without an attacker."""
 
-__all__ = ["ARMS", "HONEST", "Arm", "ArmInputs", "Counts"]
+__all__ = ["ARMS", "HONEST", "Arm", "ArmInputs"]
