@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from phalanx.data.build.local import answer, default_workers, error_from_json, error_to_json
@@ -37,9 +36,7 @@ class RayTasks:
         self._ray = self._stack.enter_context(connected(self._address, self._workers or default_workers()))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def results(self, tasks: Iterable[Task]) -> Iterator[dict[str, Any]]:

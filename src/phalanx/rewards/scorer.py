@@ -6,9 +6,10 @@ import select
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any
 
 from phalanx.child import PythonProcess
+from phalanx.closing import Closeable
 from phalanx.config import is_own
 from phalanx.errors import RewardError
 from phalanx.rewards.config import RewardsConfig
@@ -37,7 +38,7 @@ class ScoredText:
     record: Mapping[str, Any] = field(default_factory=dict)
 
 
-class RewardScorer:
+class RewardScorer(Closeable):
     """A scorer of texts.
 
     Args:
@@ -51,12 +52,6 @@ class RewardScorer:
         self._home = home
         self._log = log
         self._child: PythonProcess | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from phalanx.checkpoint import Retention, Shard, latest_checkpoint, open_checkpoint, save_checkpoint
@@ -141,9 +140,7 @@ class MemoryCompany:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def run(self, num_steps: int) -> list[StepResult]:

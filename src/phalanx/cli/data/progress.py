@@ -2,7 +2,6 @@
 
 import time
 from collections import Counter
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -54,9 +53,7 @@ class BuildBar:
             self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._console.is_terminal:
             self._bar.stop()
 

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import IO, Any, Protocol, Self
 
 from phalanx.child import PythonProcess, die_with_parent
+from phalanx.closing import Closeable
 from phalanx.data.build.work import BuildWorker, Task
 from phalanx.errors import ConfigError, DataError, DiskError, InputError, PhalanxError
 
@@ -55,7 +56,7 @@ def open_local(worker: BuildWorker, workers: int = 1) -> AbstractContextManager[
     return OneProcess(worker) if workers == 1 else LocalProcesses(worker, workers)
 
 
-class OneProcess:
+class OneProcess(Closeable):
     """Performs tasks here, one after the other."""
 
     def __init__(self, worker: BuildWorker) -> None:
@@ -65,16 +66,11 @@ class OneProcess:
         """Yield the result of each task."""
         return map(self._worker.perform, tasks)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
+    def close(self) -> None:
+        """Nothing is held."""
 
 
-class LocalProcesses:
+class LocalProcesses(Closeable):
     """Performs tasks in processes of this machine."""
 
     def __init__(self, worker: BuildWorker, workers: int) -> None:
@@ -111,12 +107,8 @@ class LocalProcesses:
             self._children.append(child)
         return child
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """End all processes."""
         # the threads wait for children, so these go first
         with self._lock:
             for child in self._children:

@@ -5,12 +5,12 @@ import tempfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from phalanx.closing import Closeable
 from phalanx.data.rules.rule import Drop, Outcome, Quarantine, RuleReason, RuleSettings, Tag
 
 Words = npt.NDArray[np.uint32]
@@ -77,19 +77,15 @@ class _Extent:
     words: int
 
 
-class WordSpool:
+class WordSpool(Closeable):
     """The words of every document, in a file that is gone when it is closed."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115
         self._extents: list[_Extent] = []
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Give the file back."""
         self._file.close()
 
     def __len__(self) -> int:

@@ -5,12 +5,12 @@ import os
 import shutil
 import struct
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from phalanx.closing import Closeable
 from phalanx.data.shards.index import write_index
 from phalanx.data.shards.leaves import FileRoot, LeafStore, LeafWriter
 from phalanx.data.shards.manifest import (
@@ -34,7 +34,7 @@ SHARD_TOKENS = 32 * 2**20
 _INCOMPLETE = ".incomplete"
 
 
-class DatasetWriter:
+class DatasetWriter(Closeable):
     """A writer of one dataset; until `finish` returns there is none.
 
     Everything is written below ``.incomplete`` and moved at the end, the manifest last. A writer that was killed
@@ -115,14 +115,6 @@ class DatasetWriter:
         for part in self._parts.values():
             part.close()
         shutil.rmtree(self._home, ignore_errors=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _begin(self) -> None:
         if (self.directory / DATASET_FILE).exists():

@@ -10,7 +10,6 @@ import secrets
 import socket
 import threading
 import time
-from types import TracebackType
 from typing import Self
 
 from phalanx.errors import FrameError, PeerLostError, TransportError
@@ -56,9 +55,7 @@ class OpenDoor:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closed.set()
         self._thread.join()
         self._listener.close()

@@ -9,9 +9,9 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
+from phalanx.closing import Closeable
 from phalanx.config import printable
 from phalanx.errors import CertificateError, ConfigError, FrameError, PeerRefusedError, PhalanxError, TransportError
 from phalanx.security.crypto import load_authority, load_identity, read_public, steady_now
@@ -44,7 +44,7 @@ class JoinTerms:
     run: str = ""
 
 
-class EnrolmentServer:
+class EnrolmentServer(Closeable):
     """The endpoint that gives invited machines their certificates, in threads of its own.
 
     Args:
@@ -108,14 +108,6 @@ class EnrolmentServer:
             self._listener.close()
         with self._lock:
             self._lock.wait_for(lambda: not self._open, EXCHANGE_S)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _accept(self, listener: socket.socket) -> None:
         while not self._closed.is_set():

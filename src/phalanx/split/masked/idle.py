@@ -3,7 +3,6 @@
 import contextlib
 import threading
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Self
 
 from phalanx.errors import PhalanxError
@@ -43,9 +42,7 @@ class IdlePads:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._is_over.set()
         self._thread.join(_SECONDS_TO_END)
 

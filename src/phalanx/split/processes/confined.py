@@ -4,7 +4,6 @@ import contextlib
 import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from phalanx.config import dump_toml
@@ -93,9 +92,7 @@ class ConfinedEnclave:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end.close()
         if self._process is not None:
             self._process.close()

@@ -4,16 +4,16 @@ import json
 import os
 import subprocess
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from phalanx.closing import Closeable
 from phalanx.errors import DataError
 
 PEER_VARIABLE = "PHALANX_PEER_PYTHON"
 """Names the Python of an environment with datatrove; unset, the peer's figures are null."""
 
 
-class FilterPeer:
+class FilterPeer(Closeable):
     """A process that judges the same texts by datatrove's filters."""
 
     def __init__(self, python: str) -> None:
@@ -61,14 +61,6 @@ class FilterPeer:
         """End the process."""
         self._process.kill()
         self._process.communicate()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def peer_python() -> str | None:

@@ -4,9 +4,9 @@ import contextlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from phalanx.closing import Closeable
 from phalanx.errors import TrainingError
 from phalanx.lab.bench.measure.line_process import LineProcess
 
@@ -59,7 +59,7 @@ class RankForkServer(LineProcess):
         return answers
 
 
-class ArmRanks:
+class ArmRanks(Closeable):
     """Ranks of one arm, idle between orders; a context manager that ends them."""
 
     def __init__(self, host: RankForkServer, number: int, name: str) -> None:
@@ -78,12 +78,8 @@ class ArmRanks:
         """
         return self._host.exchange(self.name, crew=self._number, order=order)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """End the ranks."""
         # after an error the host may be gone, and its ranks with it
         with contextlib.suppress(TrainingError):
             self._host.exchange(self.name, crew=self._number, end=True)

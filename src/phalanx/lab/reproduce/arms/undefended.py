@@ -1,16 +1,15 @@
 """The arms without a defence: the clean runs, which have no attacker either, and the attacked one."""
 
 from collections.abc import Iterator
-from types import TracebackType
-from typing import Self
 
+from phalanx.closing import Closeable
 from phalanx.engine import StepInputs
 from phalanx.lab.reproduce.arms.arm import ArmInputs, Counts
 from phalanx.lab.reproduce.simulator import NoMessageCheck, Simulator
 from phalanx.models import StageModule
 
 
-class SimulatedArm:
+class SimulatedArm(Closeable):
     """The base of all arms in the simulator: it holds their stages and their counts."""
 
     def __init__(self, setting: ArmInputs) -> None:
@@ -26,12 +25,8 @@ class SimulatedArm:
         """SHA-256 over all parameters by name."""
         return self.simulator.weights_digest()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Let go of what a step began."""
         self.simulator.abandon()
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Self
 
 from phalanx.engine import UNGUARDED, StepInputs
@@ -30,9 +29,7 @@ class VerifiedArm:
         self._stack.enter_context(self._company)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def step(self, step: int, inputs: StepInputs) -> None:

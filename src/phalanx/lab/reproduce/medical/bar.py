@@ -1,6 +1,5 @@
 """The progress of a sweep, on standard error: a bar on a terminal, a line for each finished cell anywhere."""
 
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -30,9 +29,7 @@ class CellBar:
             self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 
