@@ -1,7 +1,9 @@
 """Child processes: on a leash to their starter, ended by their ids, in good order or at once."""
 
+import contextlib
 import ctypes
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -121,6 +123,15 @@ def last_lines(log: Path, num_lines: int = 1, otherwise: str = "(no output)") ->
     """The last lines of a log in one, for an error message; `otherwise` where there are none."""
     text = log.read_text(encoding="utf-8", errors="replace").strip() if log.exists() else ""
     return " | ".join(text.splitlines()[-num_lines:]) or otherwise
+
+
+def bound_memory(more_bytes: int) -> None:
+    """Let this process take so many bytes more than it has, and leave no core file behind."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError, ValueError):
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        bound = pages * resource.getpagesize() + more_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
 
 
 def die_with_parent() -> None:

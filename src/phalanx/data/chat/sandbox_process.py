@@ -4,17 +4,16 @@ The first line has the template, every further one a conversation; each is answe
 memory beside what it starts with, and so many seconds of a processor for one line, after which the kernel ends it.
 """
 
-import contextlib
 import json
 import resource
 import sys
 from collections.abc import Mapping
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 import jinja2
 
+from phalanx.child import bound_memory
 from phalanx.data.chat.sandbox import SandboxedTemplate, TooMuchTextError, UnstableTemplateError
 
 MEMORY_BYTES = 512 << 20
@@ -36,7 +35,7 @@ _FAULTS: tuple[tuple[type[BaseException], str], ...] = (
 
 def main() -> None:
     """Answer lines until there are no more."""
-    _bound_memory()
+    bound_memory(MEMORY_BYTES)
     template: SandboxedTemplate | None = None
     seconds = 10
     for line in sys.stdin:
@@ -70,14 +69,6 @@ def _fault(exc: BaseException) -> Mapping[str, Any]:
     kind = next(name for fault, name in _FAULTS if isinstance(exc, fault))
     line = f"line {exc.lineno}: " if isinstance(exc, jinja2.exceptions.TemplateSyntaxError) else ""
     return {"fault": kind, "says": f"{line}{exc}"[:300] or type(exc).__name__}
-
-
-def _bound_memory() -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with contextlib.suppress(OSError, ValueError):
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-        bound = pages * resource.getpagesize() + MEMORY_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
 
 
 def _bound_time(seconds: int) -> None:

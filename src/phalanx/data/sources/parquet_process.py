@@ -5,18 +5,16 @@ JSON; an answer is a line of JSON and as many bytes as it says under ``bytes``. 
 its row groups, one to read a group with its rows, and then a line with ``end``; or with what is wrong.
 """
 
-import contextlib
 import importlib
 import json
 import os
-import resource
 import sys
 from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from phalanx.child import die_with_parent
+from phalanx.child import bound_memory, die_with_parent
 from phalanx.data.sources.files import SourceFile
 from phalanx.errors import DataError
 
@@ -114,7 +112,7 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     decoder = Decoder()
-    _bound_memory()
+    bound_memory(MEMORY_BYTES)
     for line in sys.stdin:
         order = json.loads(line)
         try:
@@ -136,14 +134,6 @@ def _answers(decoder: Decoder, order: dict[str, Any]) -> Iterator[tuple[dict[str
             for content, beside in decoder.rows(order["group"], order["column"], order["beside"]):
                 yield {"beside": None if content is None else beside, "end": False}, content or b""
             yield {"end": True}, b""
-
-
-def _bound_memory() -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with contextlib.suppress(OSError, ValueError):
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-        bound = pages * resource.getpagesize() + MEMORY_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
 
 
 def _values(column: Any) -> Iterator[Any]:

@@ -3,6 +3,8 @@
 Every function here takes and returns ordinary tensors; all ranks of the group call it together.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,118 +14,60 @@ from torch import distributed as dist
 from phalanx.parallel.groups import direct
 
 Group = dist.ProcessGroup
+Exchange = Callable[[Tensor], Tensor]
+
+
+class _Exchange(torch.autograd.Function):
+    """An exchange forward, and the one that is its opposite backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, forth: Exchange, back: Exchange) -> Tensor:
+        ctx.back = back
+        return forth(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.back(gradient), None, None
+
+
+def _exchanged(x: Tensor, forth: Exchange, back: Exchange) -> Tensor:
+    return _Exchange.apply(x, forth, back)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def enter(x: Tensor, group: Group) -> Tensor:
     """Hand equal tensors to ranks that each do a part of the work: identity, gradients are summed."""
-    return _Enter.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]
+    return _exchanged(x, lambda same: same.view_as(same), lambda gradient: direct.summed(gradient, group))
 
 
 def leave(x: Tensor, group: Group) -> Tensor:
     """Sum the parts that ranks have computed; the gradient is passed on as it is."""
-    return _Leave.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]
+    return _exchanged(x, lambda part: direct.summed(part, group), lambda gradient: gradient)
 
 
 def gather_parts(x: Tensor, dim: int, group: Group) -> Tensor:
     """Join slices for ranks that each do a part of the work: gradients are summed, and sliced again."""
-    return _GatherParts.apply(x, dim, group)  # type: ignore[no-any-return, no-untyped-call]
+    return _exchanged(x, partial(_joined, dim=dim, group=group), partial(_summed_slice, dim=dim, group=group))
 
 
 def scatter_sum(x: Tensor, dim: int, group: Group) -> Tensor:
     """Sum the parts that ranks have computed and keep one's own slice; gradients are joined."""
-    return _ScatterSum.apply(x, dim, group)  # type: ignore[no-any-return, no-untyped-call]
+    return _exchanged(x, partial(_summed_slice, dim=dim, group=group), partial(_joined, dim=dim, group=group))
 
 
 def gather_copies(x: Tensor, dim: int, group: Group) -> Tensor:
     """Join slices for ranks that all do the same work: one's own slice of the gradient is enough."""
-    return _GatherCopies.apply(x, dim, group)  # type: ignore[no-any-return, no-untyped-call]
+    return _exchanged(x, partial(_joined, dim=dim, group=group), partial(_own_slice, dim=dim, group=group))
 
 
 def keep_slice(x: Tensor, dim: int, group: Group) -> Tensor:
     """Keep one's own slice of a tensor that all ranks have; gradients are joined."""
-    return _KeepSlice.apply(x, dim, group)  # type: ignore[no-any-return, no-untyped-call]
+    return _exchanged(x, partial(_own_slice, dim=dim, group=group), partial(_joined, dim=dim, group=group))
 
 
 def swap(x: Tensor, group: Group) -> Tensor:
     """Send part i of dimension 0 to rank i; part j of the result is from rank j."""
-    return _Swap.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]
-
-
-class _Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return direct.summed(gradient, ctx.group), None
-
-
-class _Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        return direct.summed(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient, None
-
-
-class _GatherParts(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, group: Group) -> Tensor:
-        ctx.dim, ctx.group = dim, group
-        return _joined(x, dim, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return _summed_slice(gradient, ctx.dim, ctx.group), None, None
-
-
-class _ScatterSum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, group: Group) -> Tensor:
-        ctx.dim, ctx.group = dim, group
-        return _summed_slice(x, dim, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return _joined(gradient, ctx.dim, ctx.group), None, None
-
-
-class _GatherCopies(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, group: Group) -> Tensor:
-        ctx.dim, ctx.group = dim, group
-        return _joined(x, dim, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return _own_slice(gradient, ctx.dim, ctx.group), None, None
-
-
-class _KeepSlice(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, group: Group) -> Tensor:
-        ctx.dim, ctx.group = dim, group
-        return _own_slice(x, dim, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return _joined(gradient, ctx.dim, ctx.group), None, None
-
-
-class _Swap(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return _swapped(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        # equal parts make the exchange its own inverse
-        return _swapped(gradient, ctx.group), None
+    # equal parts make the exchange its own inverse
+    return _exchanged(x, partial(_swapped, group=group), partial(_swapped, group=group))
 
 
 def _joined(x: Tensor, dim: int, group: Group) -> Tensor:
