@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.lab.bench.measure.machine import load_average, taken_on
 from phalanx.lab.bench.measure.row_file import sweep
 from phalanx.lab.reproduce.tables import CELLS, as_tables, of_one_text, summarise
 from phalanx.lab.reproduce.texts import DOMAINS
@@ -46,9 +46,7 @@ def reproduce(table: str, *, size: str = "full", only_finished: bool = False) ->
         "quick": quick,
         "size": size,
         "command": f"phalanx reproduce {table}{'' if size == 'full' else f' --{size}'}",
-        "machine": describe_machine(),
-        "commit": current_commit(),
-        "load": load,
+        **taken_on(load),
         "protocol": {"number": PROTOCOL, "domains": dict(DOMAINS), **describe(chosen)},
         "missing": len(cells) - len(rows),
         "summary": summarise(rows),

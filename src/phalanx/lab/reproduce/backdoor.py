@@ -13,7 +13,7 @@ from typing import Any
 from phalanx.data import BatchLoader, Corpus, prepare
 from phalanx.lab.attacks import actor
 from phalanx.lab.bench.detection.simulated_run import read_lies
-from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.lab.bench.measure.machine import load_average, taken_on
 from phalanx.lab.bench.measure.row_file import RowFile, sweep
 from phalanx.lab.reproduce.pretrain import pretrained
 from phalanx.lab.reproduce.removal import ATTACKED_STAGE, PRUNED_SHARE, REMOVALS, RemovalBench, Weights, state_of
@@ -96,9 +96,7 @@ def reproduce_backdoor(*, size: str = "full", only_finished: bool = False) -> di
         "quick": size == "quick",
         "size": size,
         "command": f"phalanx reproduce backdoor{' --quick' if size == 'quick' else ''}",
-        "machine": describe_machine(),
-        "commit": current_commit(),
-        "load": load,
+        **taken_on(load),
         "protocol": protocol,
         "missing": len(cells) - len(rows),
         "summary": summarise(rows),

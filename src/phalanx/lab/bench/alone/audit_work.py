@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.lab.bench.measure.machine import load_average, taken_on
 from phalanx.lab.bench.measure.workloads import scratch_run
 from phalanx.models import open_model
 from phalanx.pipeline.stage.stage_copy import StageCopy
@@ -82,7 +82,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     load = load_average()
-    found = {"name": "audit-work", "machine": describe_machine(), "commit": current_commit(), "load": load}
+    found = {"name": "audit-work", **taken_on(load)}
     found["command"] = f"python -m phalanx.lab.bench.alone.audit_work OUT.json --rounds {args.rounds}"
     args.out.write_text(json.dumps({**found, "rows": [measure(args.rounds)]}, indent=1) + "\n", encoding="utf-8")
 

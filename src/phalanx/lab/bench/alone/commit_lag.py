@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from phalanx.engine import UNGUARDED
-from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.lab.bench.measure.machine import load_average, taken_on
 from phalanx.lab.bench.measure.workloads import scratch_run
 from phalanx.models import ModelSource, open_model
 from phalanx.pipeline import GuardConfig, PipelineEngine, settle_numerics
@@ -123,9 +123,7 @@ def measure(rate: float, stages: int, minutes: float) -> dict[str, object]:
         "name": "commit_lag",
         "command": f"python -m phalanx.lab.bench.alone.commit_lag OUT --audit-rate {rate} --stages {stages}"
         f" --minutes {minutes}",
-        "machine": describe_machine(),
-        "commit": current_commit(),
-        "load": [load, load_average()],
+        **taken_on([load, load_average()]),
         "wall_ratio_median": statistics.median(ratios),
         "wall_ratios": ratios,
         "rows": [_row(lag, one) for lag, one in arms.items()],

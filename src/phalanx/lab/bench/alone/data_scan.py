@@ -32,7 +32,7 @@ from phalanx.data.sources.files import read_text
 from phalanx.data.sources.html import HtmlConfig
 from phalanx.errors import DataError
 from phalanx.lab.bench.alone.planted import PagesInMemory, as_pages, plant, set_aside
-from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.lab.bench.measure.machine import load_average, taken_on
 
 Row = dict[str, Any]
 
@@ -65,9 +65,7 @@ def main(arguments: Sequence[str]) -> int:
         "name": "data-scan",
         "command": f"python -m phalanx.lab.bench.alone.data_scan OUT --mails DIR --pages DIR --labelled FILE "
         f"--seeds {asked.seeds}",
-        "machine": describe_machine(),
-        "commit": current_commit(),
-        "load": [load, load_average()],
+        **taken_on([load, load_average()]),
         "rows": rows,
     }
     asked.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.lab.bench.measure.machine import load_average, taken_on
 from phalanx.pipeline.tolerance.screen import doubt_about
 
 LIES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -126,7 +126,7 @@ def main() -> None:
     torch.set_num_threads(1)
     load, text = load_average(), _text()
     rows = [measure(case, args.steps if case.width < 200 else args.steps // 4, text) for case in CASES]
-    found = {"name": "gradient-screen", "machine": describe_machine(), "commit": current_commit(), "load": load}
+    found = {"name": "gradient-screen", **taken_on(load)}
     found["command"] = f"python -m phalanx.lab.bench.alone.gradient_screen OUT.json --steps {args.steps}"
     args.out.write_text(json.dumps({**found, "rows": rows}, indent=1) + "\n", encoding="utf-8")
 

@@ -30,7 +30,7 @@ from phalanx.data.build.run import build
 from phalanx.data.phases import DatasetConfig
 from phalanx.data.shards import open_dataset
 from phalanx.data.sources import PythonDocstringsConfig, open_source
-from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.lab.bench.measure.machine import load_average, taken_on
 from phalanx.models import ModelConfig
 from phalanx.optimizers import OptimizerConfig
 from phalanx.pipeline import PipelineConfig
@@ -62,9 +62,7 @@ def main(arguments: Sequence[str]) -> int:
         "name": "poisoned-build",
         "command": f"python -m phalanx.lab.bench.alone.poisoned_build OUT --documents {asked.documents} "
         f"--planted {asked.planted} --steps {asked.steps} --seeds {asked.seeds}",
-        "machine": describe_machine(),
-        "commit": current_commit(),
-        "load": [load, load_average()],
+        **taken_on([load, load_average()]),
         "rows": rows,
     }
     asked.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

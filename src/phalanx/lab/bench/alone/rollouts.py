@@ -26,7 +26,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from phalanx.lab.attacks.rollouts import ROLLOUT_ATTACKS, make_liar
 from phalanx.lab.attacks.rollouts.liar import LyingWriter
-from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.lab.bench.measure.machine import load_average, taken_on
 from phalanx.rollouts import (
     BorderBook,
     CheckedShare,
@@ -352,9 +352,7 @@ def main() -> None:
     rows = [*honest, cost]
     found: dict[str, Any] = {
         "name": "rollouts",
-        "machine": describe_machine(),
-        "commit": current_commit(),
-        "load": load,
+        **taken_on(load),
     }
     asked_for = f"--honest {asked.honest} --answers {asked.answers}"
     found["command"] = f"python -m phalanx.lab.bench.alone.rollouts OUT.json {asked_for}"

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.lab.bench.measure.machine import load_average, taken_on
 from phalanx.security.crypto import Identity, digest_hex
 from phalanx.security.seal import Channel, Offer, Purpose, TensorKind, Terms, answer
 
@@ -110,9 +110,7 @@ def measure(seconds: float, note: str) -> dict[str, object]:
         "name": "seal",
         "command": f"python -m phalanx.lab.bench.alone.seal OUT --seconds {seconds:g}",
         "note": note,
-        "machine": describe_machine(),
-        "commit": current_commit(),
-        "load": [load, load_average()],
+        **taken_on([load, load_average()]),
         "rows": [row(layout, arms[layout], turns) for layout, turns in found.items()],
     }
 

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.lab.bench.measure.machine import load_average, taken_on
 from phalanx.security.aggregate import CohortMember, ExpectedRound, SumClient, SumServer, SumTerms, Words
 from phalanx.security.aggregate.encoding import norm_of
 from phalanx.security.aggregate.masks import masked_values
@@ -138,7 +138,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=11)
     args = parser.parse_args()
     load = load_average()
-    found = {"name": "secure-sum", "machine": describe_machine(), "commit": current_commit(), "load": load}
+    found = {"name": "secure-sum", **taken_on(load)}
     found["command"] = (
         f"python -m phalanx.lab.bench.alone.secure_sum OUT.json --values {args.values} --clients {args.clients}"
     )

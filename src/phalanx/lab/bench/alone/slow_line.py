@@ -22,7 +22,7 @@ from statistics import median
 from typing import Any
 
 from phalanx.errors import ConfigError
-from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.lab.bench.measure.machine import load_average, taken_on
 from phalanx.lab.bench.overhead.overhead import run_in_turns
 from phalanx.lab.bench.overhead.overhead_arms import (
     EIGHTH,
@@ -67,9 +67,7 @@ def measure(shift: InterleavedGuards, mbit: int, note: str) -> dict[str, Any]:
     return {
         "name": "slow-line",
         "command": "python -m phalanx.lab.bench.alone.slow_line",
-        "machine": describe_machine(),
-        "commit": current_commit(),
-        "load": load,
+        **taken_on(load),
         "note": note,
         "rows": [_row(shift, name, arm, arms[UNGUARDED], mbit) for name, arm in arms.items()],
     }

@@ -27,7 +27,7 @@ from phalanx.aggregators import aggregate
 from phalanx.errors import UpdateRefusedError
 from phalanx.federated.admission import DueUpdates, UpdateAdmission, UpdateHeader, sign_update
 from phalanx.lab.attacks.updates import UPDATE_ATTACKS, AttackerView, UpdateLine
-from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.lab.bench.measure.machine import load_average, taken_on
 from phalanx.security.crypto import Identity, digest_hex
 
 SITES, LIARS, SYBILS, VOCABULARY, LENGTH, WIDTH = 10, 2, 8, 32, 24, 32
@@ -244,7 +244,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     load = load_average()
-    found = {"name": "update-attacks", "machine": describe_machine(), "commit": current_commit(), "load": load}
+    found = {"name": "update-attacks", **taken_on(load)}
     found["command"] = (
         f"python -m phalanx.lab.bench.alone.update_attacks OUT.json --rounds {args.rounds} --seeds {args.seeds} "
         f"--differences {' '.join(f'{one:g}' for one in args.differences)}"

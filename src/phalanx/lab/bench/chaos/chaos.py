@@ -15,7 +15,7 @@ from phalanx.lab.bench.chaos.goodput import ARMS, Arm, Window, checkpoint_cost, 
 from phalanx.lab.bench.chaos.kill_plan import plan_kills
 from phalanx.lab.bench.chaos.kills import kills_block, run_kills, run_undisturbed
 from phalanx.lab.bench.chaos.run_process import RunProcess, train_command
-from phalanx.lab.bench.measure.machine import code_version, describe_machine, load_average
+from phalanx.lab.bench.measure.machine import bench_head, code_version, load_average
 from phalanx.lab.bench.measure.row_file import Row, RowFile
 from phalanx.lab.bench.measure.workloads import scratch_run
 from phalanx.models import open_model
@@ -110,12 +110,7 @@ def measure(
         field = _Field(what, finished, Path(directory), cache, only_finished=only_finished)
         runs, plays = field.kills(), field.goodput()
     return {
-        "name": "chaos",
-        "quick": quick,
-        "command": f"phalanx bench chaos --json{' --quick' if quick else ''}",
-        "machine": describe_machine(),
-        "commit": code,
-        "load": load,
+        **bench_head("chaos", load, quick=quick, commit=code),
         "wall_s": time.monotonic() - started,
         "missing": what.runs + len(ARMS) * len(what.windows) - len(runs) - len(plays),
         "sequences_per_step": what.run.train.batch_size,

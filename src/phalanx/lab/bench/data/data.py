@@ -14,7 +14,7 @@ from phalanx.lab.bench.data.own_rules import RuleArm, Verdict, make_arms
 from phalanx.lab.bench.data.peer import PEER_VARIABLE, FilterPeer, peer_python
 from phalanx.lab.bench.data.planted import plant
 from phalanx.lab.bench.data.whole_build import measure_build
-from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.lab.bench.measure.machine import load_average, taken_on
 from phalanx.lab.bench.measure.plain import training_rate
 from phalanx.lab.bench.measure.shard_reading import ReadingPlan, measure_reading
 
@@ -84,9 +84,7 @@ def measure(documents: Sequence[Document], python: str | None, planted: int) -> 
     return {
         "name": "data",
         "command": f"{PEER_VARIABLE}=PYTHON phalanx bench data --json",
-        "machine": describe_machine(),
-        "commit": current_commit(),
-        "load": [load, load_average()],
+        **taken_on([load, load_average()]),
         "documents": len(documents),
         "turns": len(turns),
         "rows": rows,

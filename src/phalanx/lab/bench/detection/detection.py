@@ -25,7 +25,7 @@ from phalanx.lab.bench.detection.simulated_run import (
     sequences,
     undisturbed,
 )
-from phalanx.lab.bench.measure.machine import code_version, describe_machine, load_average
+from phalanx.lab.bench.measure.machine import bench_head, code_version, load_average
 from phalanx.lab.bench.measure.row_file import Row, RowFile, sweep
 from phalanx.pipeline import keep_freed_memory
 from phalanx.train.setup.process import deterministic
@@ -66,12 +66,7 @@ def measure(
         field = _Field([cell for cell in what if finished.find(cell) is None], Path(directory))
         rows = list(sweep(what, finished, None if only_finished else field.row, _tell))
     return {
-        "name": "detection",
-        "quick": quick,
-        "command": f"phalanx bench detection --json{' --quick' if quick else ''}",
-        "machine": describe_machine(),
-        "commit": code,
-        "load": load,
+        **bench_head("detection", load, quick=quick, commit=code),
         "wall_s": time.monotonic() - started,
         "guards": {name: guard.model_dump(mode="json") for name, guard in GUARDS.items()},
         "missing": len(what) - len(rows),

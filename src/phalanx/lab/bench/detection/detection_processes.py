@@ -17,7 +17,7 @@ from phalanx.lab.bench.detection.detection import PROTOCOL
 from phalanx.lab.bench.detection.drill_plan import DrillRun
 from phalanx.lab.bench.detection.drills import Train, row_of, train_quietly
 from phalanx.lab.bench.detection.simulated_run import lying_early
-from phalanx.lab.bench.measure.machine import code_version, describe_machine, load_average
+from phalanx.lab.bench.measure.machine import bench_head, code_version, load_average
 from phalanx.lab.bench.measure.row_file import Row, RowFile, sweep
 from phalanx.pipeline import PRESETS, AttackConfig, GuardConfig
 from phalanx.train import RunConfig
@@ -46,12 +46,7 @@ def bench_detection_processes(quick: bool, only_finished: bool = False) -> dict[
         company = Companies(Path(directory), train_quietly)
         rows = list(sweep(drawn, finished, None if only_finished else company.row, _tell))
     return {
-        "name": "detection-processes",
-        "quick": quick,
-        "command": f"phalanx bench detection-processes --json{' --quick' if quick else ''}",
-        "machine": describe_machine(),
-        "commit": code,
-        "load": load,
+        **bench_head("detection-processes", load, quick=quick, commit=code),
         "wall_s": time.monotonic() - started,
         "seed": SEED,
         "missing": len(drawn) - len(rows),

@@ -26,7 +26,7 @@ from phalanx.lab.bench.federated.plan import (
 )
 from phalanx.lab.bench.federated.private_step import private_rows
 from phalanx.lab.bench.measure.line_process import LineProcess, in_environment
-from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.lab.bench.measure.machine import load_average, taken_on
 from phalanx.lab.bench.measure.process_clock import marked_cpu_seconds
 
 PEER_VARIABLE = "PHALANX_FL_PYTHON"
@@ -72,9 +72,7 @@ def measure(plan: FederatedPlan, python: str | None) -> dict[str, Any]:
     return {
         "name": "federated",
         "command": f"{PEER_VARIABLE}=PYTHON phalanx bench federated --json",
-        "machine": describe_machine(),
-        "commit": current_commit(),
-        "load": [load, load_average()],
+        **taken_on([load, load_average()]),
         "plan": plan.model_dump(),
         "rows": rows,
         "secure_sum": {key: value for key, value in summed.items() if key != "mask_cpu_s_each"},

@@ -10,6 +10,24 @@ from typing import Any
 import torch
 
 
+def bench_head(name: str, load: float | None, *, quick: bool, commit: str | None = None) -> dict[str, Any]:
+    """Return what every bench says first: its name, the command that makes its figures, and where they were taken.
+
+    Args:
+        name: As ``phalanx bench`` knows it.
+        load: Of the machine before the bench.
+        quick: Whether it is the short form.
+        commit: At the beginning, where a bench is so long that the sources may have changed; now when left out.
+    """
+    command = f"phalanx bench {name} --json{' --quick' if quick else ''}"
+    return {"name": name, "quick": quick, "command": command, **taken_on(load, commit)}
+
+
+def taken_on(load: object, commit: str | None = None) -> dict[str, Any]:
+    """Return machine, commit and load of a result."""
+    return {"machine": describe_machine(), "commit": commit or current_commit(), "load": load}
+
+
 def describe_machine() -> dict[str, Any]:
     """Processor, cores, memory and versions; None for what this system does not tell."""
     return {

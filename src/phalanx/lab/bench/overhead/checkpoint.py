@@ -14,7 +14,7 @@ from typing import Any
 from phalanx.checkpoint import CheckpointConfig, list_checkpoints
 from phalanx.data import BatchLoader, prepare
 from phalanx.errors import TrainingError
-from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.lab.bench.measure.machine import bench_head, load_average
 from phalanx.lab.bench.measure.workloads import scratch_run
 from phalanx.models import open_model
 from phalanx.pipeline import PipelineEngine, settle_numerics
@@ -87,12 +87,7 @@ def measure(workload: CheckpointWorkload, *, quick: bool) -> dict[str, Any]:
             _say(f"{workload.model}: turn {turn + 1} of {1 + workload.rounds}")
         size_bytes = session.size_bytes()
     return {
-        "name": "checkpoint",
-        "quick": quick,
-        "command": f"phalanx bench checkpoint --json{' --quick' if quick else ''}",
-        "machine": describe_machine(),
-        "commit": current_commit(),
-        "load": load,
+        **bench_head("checkpoint", load, quick=quick),
         "rows": [_row(workload, arm, arms, size_bytes) for arm in _ARMS],
     }
 

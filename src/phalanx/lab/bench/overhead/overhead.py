@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.data import prepare
-from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.lab.bench.measure.machine import bench_head, load_average
 from phalanx.lab.bench.measure.process_clock import peak_memory_bytes
 from phalanx.lab.bench.overhead.arm import ArmSpec
 from phalanx.lab.bench.overhead.arm_process import ArmProcess
@@ -44,12 +44,7 @@ def measure(what: Sequence[InterleavedGuards], *, quick: bool) -> dict[str, Any]
         with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as directory:
             rows += _measure_shift(shift, Path(directory))
     return {
-        "name": "overhead",
-        "quick": quick,
-        "command": f"phalanx bench overhead --json{' --quick' if quick else ''}",
-        "machine": describe_machine(),
-        "commit": current_commit(),
-        "load": load,
+        **bench_head("overhead", load, quick=quick),
         "extrapolated": extrapolated(),
         "rows": rows,
     }

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.data import prepare
-from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.lab.bench.measure.machine import bench_head, load_average
 from phalanx.lab.bench.measure.workloads import GUARDS, PLAIN, Workload, workloads
 from phalanx.lab.bench.overhead.arm import ArmSpec
 from phalanx.lab.bench.overhead.arm_process import ArmProcess, Block
@@ -46,12 +46,7 @@ def measure(what: Sequence[Workload], *, quick: bool) -> dict[str, Any]:
         with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as directory:
             rows += _measure_model(workload, Path(directory))
     return {
-        "name": "pipeline",
-        "quick": quick,
-        "command": f"phalanx bench pipeline --json{' --quick' if quick else ''}",
-        "machine": describe_machine(),
-        "commit": current_commit(),
-        "load": load,
+        **bench_head("pipeline", load, quick=quick),
         "rows": rows,
     }
 

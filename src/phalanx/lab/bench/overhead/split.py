@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.lab.bench.measure.machine import bench_head, load_average
 from phalanx.lab.bench.overhead.split_runs import SplitArm, arms_of, run_of
 from phalanx.telemetry import read_metrics
 from phalanx.train import train
@@ -57,12 +57,7 @@ def measure(arms: Sequence[SplitArm], *, steps: int, turns: int, quick: bool) ->
                 results.append(_run_once(arm, steps, Path(directory) / f"{number}-{turn}"))
                 _say(f"{arm.label}, turn {turn + 1} of {turns}: {results[-1]['step_s']:.3f} s a step")
     return {
-        "name": "split",
-        "quick": quick,
-        "command": f"phalanx bench split --json{' --quick' if quick else ''}",
-        "machine": describe_machine(),
-        "commit": current_commit(),
-        "load": load,
+        **bench_head("split", load, quick=quick),
         "steps": steps,
         "turns": turns,
         "rows": rows_of(found),

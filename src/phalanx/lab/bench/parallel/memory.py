@@ -9,7 +9,7 @@ from typing import Any
 
 from phalanx.data import prepare
 from phalanx.errors import TrainingError
-from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.lab.bench.measure.machine import bench_head, load_average
 from phalanx.lab.bench.parallel.arms import ENGINE
 from phalanx.lab.bench.parallel.interleave import train_crew
 from phalanx.lab.bench.parallel.layouts import name_of, small_run
@@ -97,12 +97,7 @@ def measure(cases: Sequence[tuple[RunConfig, ParallelConfig]], *, quick: bool) -
             rows.append({"layout": name, "ranks": config.world, **figures, **_parts(one, config)})
             _say(f"{name}: planned / measured {figures['memory_ratio']:.3f}")
     return {
-        "name": "memory",
-        "quick": quick,
-        "command": f"phalanx bench memory --json{' --quick' if quick else ''}",
-        "machine": describe_machine(),
-        "commit": current_commit(),
-        "load": load,
+        **bench_head("memory", load, quick=quick),
         "rows": rows,
     }
 

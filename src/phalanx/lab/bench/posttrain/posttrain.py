@@ -16,7 +16,7 @@ from phalanx.data.config import BpeConfig
 from phalanx.data.sources import PythonManualConfig
 from phalanx.errors import TrainingError
 from phalanx.lab.bench.measure.line_process import LineProcess, in_environment
-from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.lab.bench.measure.machine import load_average, taken_on
 from phalanx.lab.bench.measure.process_clock import cpu_seconds, process_tree, wait_until_quiet
 from phalanx.lab.bench.measure.workloads import GUARDS
 from phalanx.lab.bench.parallel.resident import Resident, added_at_peak, forget_peak, resident
@@ -65,9 +65,7 @@ def measure(plan: PosttrainPlan, python: str | None) -> dict[str, Any]:
     return {
         "name": "posttrain",
         "command": f"{PEER_VARIABLE}=PYTHON phalanx bench posttrain --json",
-        "machine": describe_machine(),
-        "commit": current_commit(),
-        "load": [load, load_average()],
+        **taken_on([load, load_average()]),
         "plan": plan.model_dump(),
         "rows": rows,
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.errors import ConfigError
-from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.lab.bench.measure.machine import load_average, taken_on
 from phalanx.lab.bench.measure.row_file import RowFile, sweep
 from phalanx.lab.reproduce.leaks.adapters import AdapterCell, AdapterLab, adapter_cells
 from phalanx.lab.reproduce.leaks.lab import ATTACKS, Lab, LeakCell, Row, open_source_and_texts
@@ -59,9 +59,7 @@ def measure_leaks(*, size: str = "full", only_finished: bool = False) -> dict[st
         "quick": size == "quick",
         "size": size,
         "command": f"phalanx reproduce leaks{'' if size == 'full' else f' --{size}'}",
-        "machine": describe_machine(),
-        "commit": current_commit(),
-        "load": load,
+        **taken_on(load),
         "model": {"name": MODEL, "layers": shape.layers, "hidden": shape.hidden, "vocab": shape.vocab},
         "protocol": {"number": PROTOCOL, "texts": TEXTS, **describe(chosen)},
         "missing": len(cells) + len(batches) - len(rows) - len(gradients),

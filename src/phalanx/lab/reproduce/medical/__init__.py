@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.data.tasks import TASKS, LabelledExamples
-from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.lab.bench.measure.machine import load_average, taken_on
 from phalanx.lab.bench.measure.row_file import RowFile, sweep
 from phalanx.lab.reproduce.medical.bar import CellBar
 from phalanx.lab.reproduce.medical.cell import MedicalCell, cells_of, missing_part, not_measured, runnable
@@ -58,9 +58,7 @@ def reproduce_medical(*, size: str = "full", only_finished: bool = False, home: 
         "quick": size == "quick",
         "size": size,
         "command": f"phalanx reproduce medical{' --quick' if size == 'quick' else ''}",
-        "machine": describe_machine(),
-        "commit": current_commit(),
-        "load": load,
+        **taken_on(load),
         "protocol": {"number": PROTOCOL, **describe(chosen), "noise_epsilon_per_token": epsilon_of(NOISE)},
         "tasks": {name: _described(name, task) for name, task in tasks.items()},
         "absent": absent,
