@@ -2,9 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from phalanx.data.rules import CorpusRule, Outcome, Page, Rule
-from phalanx.data.scan import SCANS
-from phalanx.data.scan.word_stream import ScanSettings
+from phalanx.data.rules import CorpusRule, Outcome, Page
 from phalanx.data.sources import Document
 
 HONEST = (
@@ -15,10 +13,6 @@ HONEST = (
     "Whatever else is known of the document belongs into the log of the build, where it is searched for.\n"
 )
 """Prose that no rule has anything against."""
-
-
-def make_scan(config: ScanSettings) -> Rule:
-    return SCANS[config.kind].make(config)
 
 
 def page_of(text: str, name: str = "a", source: str = "books") -> Page:

@@ -2,7 +2,7 @@
 
 import pytest
 from made_corpus import decide, gibberish, rng
-from made_pages import make_scan
+from made_scans import make_scan
 
 from phalanx.data.rules import Page, Quarantine
 from phalanx.data.scan.bursts import BurstsConfig

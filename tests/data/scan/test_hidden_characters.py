@@ -1,7 +1,7 @@
 """Characters that no person sees set a document aside, unless writing has a use for them there."""
 
 import pytest
-from made_pages import make_scan
+from made_scans import make_scan
 
 from phalanx.data.rules import Drop, Page, Quarantine, RuleReason, Tagged
 from phalanx.data.scan.hidden_characters import HiddenCharactersConfig

@@ -1,7 +1,7 @@
 """Words with look-alike letters set a document aside; the ways in which people mix scripts do not."""
 
 import pytest
-from made_pages import make_scan
+from made_scans import make_scan
 
 from phalanx.data.rules import Page, Quarantine
 from phalanx.data.scan.homoglyphs import LOOK_ALIKES, HomoglyphsConfig

@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from made_pages import make_scan
+from made_scans import make_scan
 
 from phalanx.data.rules import Page, Quarantine
 from phalanx.data.scan.instructions_in_text import InstructionsInTextConfig

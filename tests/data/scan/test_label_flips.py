@@ -2,7 +2,7 @@
 
 import pytest
 from made_corpus import decide, rng
-from made_pages import make_scan
+from made_scans import make_scan
 
 from phalanx.data.rules import Page, Quarantine
 from phalanx.data.scan.label_flips import LabelFlipsConfig

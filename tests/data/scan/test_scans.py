@@ -1,7 +1,7 @@
 """What holds for every scan of the table."""
 
 import pytest
-from made_pages import make_scan
+from made_scans import make_scan
 from pydantic import TypeAdapter, ValidationError
 
 from phalanx.data.build.recipe import RecipeStep

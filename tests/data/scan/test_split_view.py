@@ -4,7 +4,7 @@ import base64
 import hashlib
 
 import pytest
-from made_pages import make_scan
+from made_scans import make_scan
 
 from phalanx.data.rules import Page, Quarantine, RuleReason
 from phalanx.data.scan.split_view import SplitViewConfig, read_digest

@@ -2,7 +2,7 @@
 
 import pytest
 from made_corpus import as_documents, decide, gibberish, rng, sentences
-from made_pages import make_scan
+from made_scans import make_scan
 
 from phalanx.data.rules import Quarantine
 from phalanx.data.scan.surprisal import SurprisalConfig
