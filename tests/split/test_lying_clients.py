@@ -11,9 +11,10 @@ from phalanx.errors import ConfigError, FailedBatchError, ReleaseRefusedError
 from phalanx.models import LoraConfig
 from phalanx.objectives import mark_classes
 from phalanx.optimizers import OptimizerConfig
-from phalanx.split import BackTrainer, FrontPart, SplitConfig, build_back, client_of, microbatches_of, task_of
+from phalanx.split import BackTrainer, FrontPart, SplitConfig, build_back, microbatches_of, task_of
 from phalanx.split.admission.config import ClientAdmissionConfig
 from phalanx.split.channel import turn_messages as ask
+from phalanx.split.channel.client_order import client_of
 from phalanx.split.check import check_split
 from phalanx.split.training.admitting_trainer import AdmittingTrainer
 

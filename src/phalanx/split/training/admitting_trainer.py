@@ -11,7 +11,7 @@ from phalanx.errors import CheckpointError, FailedBatchError
 from phalanx.split.admission.config import ClientAdmissionConfig
 from phalanx.split.admission.standings import ClientStandings
 from phalanx.split.channel.client_order import client_of
-from phalanx.split.training.measured import HeldOutScores
+from phalanx.split.training.classification import HeldOutScores
 from phalanx.split.training.trainer import BackTrainer
 
 _MOMENTUM = "momentum/"
