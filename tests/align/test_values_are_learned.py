@@ -8,8 +8,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from align.fake_writer import BiasedJudge, FakeWriter
-from phalanx.align import Constitution, PairChoice, read_prompts, value_gaps
+from phalanx.align import PairChoice, read_prompts, value_gaps
 from phalanx.align.choice import by_principles, chosen_figures
+from phalanx.align.principles import Constitution
 from phalanx.align.values import read_pairs
 from phalanx.cli.app import app
 from phalanx.rewards import RewardScorer

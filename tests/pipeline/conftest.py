@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.pipeline import AuditDraw, GuardConfig, StepPlan, run_battery
+from phalanx.pipeline import AuditDraw, GuardConfig, StepPlan
 from phalanx.pipeline.protocol.greetings import KernelDigests
+from phalanx.pipeline.stage.battery import run_battery
 from phalanx.pipeline.stage.stage_copy import WrapCopy, unwrapped
 from phalanx.testing import Actor, CompanySession, MemoryCompany, tiny_run
 from phalanx.train import RunConfig

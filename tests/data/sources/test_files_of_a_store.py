@@ -7,8 +7,7 @@ import pytest
 from source_records import raw_total, records, texts
 
 from object_store import ACCESS, need_object_store, object_store
-from phalanx.data import JsonlConfig, TextConfig
-from phalanx.data.sources import open_source
+from phalanx.data.sources import JsonlConfig, TextConfig, open_source
 from phalanx.errors import DataError
 
 need_object_store()
