@@ -12,11 +12,15 @@ def lines(rows=ROWS):
     """Each row of the raw result as the page writes it."""
     for row in rows:
         if row["attack"] == "inversion":
-            times = row["recall"] / row["chance"]
-            yield f"| {row['defence']} | {row['clients']} | {row['recall']:.3f} | {times:.2f} |"
+            lists = (row[key] / row["chance"] for key in ("recall", "any_word", "commonest", "absent"))
+            times = " | ".join(f"{one:.2f}" for one in lists)
+            yield f"| {row['defence']} | {row['clients']} | {row['recall']:.3f} | {times} |"
+        elif row["attack"] == "property":
+            yield f"| {row['defence']} | {row['clients']} | {row['auc']:.2f} |"
         elif row["attack"] == "membership":
             bits = " / ".join(f"{row['exposure_bits'][times]:.1f}" for times in ("1", "4", "16"))
-            yield f"| {row['defence']} | {row['auc']:.2f} | {row['found_at_1_percent']:.3f} | {bits} |"
+            told = f"{row['auc']:.2f} | {row['found_at_1_percent']:.3f} | {bits}"
+            yield f"| {row['defence']} | {row['members']} | {told} |"
         else:
             quoted = "none" if row["epsilon"] is None else f"{row['epsilon']:.2f}"
             yield f"| {row['defence']} | {row['right']} of {row['guesses']} | {row['proved_epsilon']:.2f} | {quoted} |"
@@ -38,12 +42,12 @@ def test_what_a_sum_tells_is_said_where_sums_are_described_and_compared_with_wha
     plain = [row for row in ROWS if row["attack"] == "inversion" and "noise" not in row["defence"]]
     said = {row["clients"]: f"{100 * row['recall']:.1f} %" for row in plain}
     chance = plain[0]["chance"]
-    # share of the vocabulary that so many independent clients have together
-    covered = 1 - (1 - chance) ** 30
+    (thirty,) = (row for row in plain if row["clients"] == 30)
 
     for part in (
         f"{said[3]} of a client's tokens in a LoRA update of 3 clients, {said[10]} of 10 and {said[30]} of 30",
         f"chance is {100 * chance:.1f} % and one client alone gives {said[1]}",
     ):
         assert part in " ".join(sums.split())
-    assert f"{1 / covered:.2f} times that, for 30 clients have {100 * covered:.0f} %" in PAGE
+    assert f"its list finds {thirty['recall'] / chance:.2f} times what chance does" in " ".join(PAGE.split())
+    assert f"would find {thirty['commonest'] / chance:.2f} times chance" in " ".join(PAGE.split())
