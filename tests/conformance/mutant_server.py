@@ -1,7 +1,8 @@
 """A process that has imported what every test needs but Phalanx, and runs single tests in forks of itself.
 
 ``python mutant_server.py`` reads a request a line from stdin: a JSON array of the folder that holds the package to be
-tested, the test, and a file for its output. It answers each with the exit status of pytest.
+tested, the test, a file for its output, and the seconds that the test may take. It answers each with the exit status of
+pytest.
 """
 
 import importlib
@@ -25,7 +26,7 @@ _IMPORTED = (
 )
 
 
-def _run(package_parent: str, test: str, output: str) -> None:
+def _run(package_parent: str, test: str, output: str, limit_s: float) -> None:
     """Be the process of one test, to its end."""
     status = 3
     try:
@@ -38,7 +39,8 @@ def _run(package_parent: str, test: str, output: str) -> None:
 
         # of plugins of pytest's that are imported already, asserts say less: nobody reads these
         quiet = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
-        status = int(pytest.main(["-q", "-x", "-p", "no:cacheprovider", *quiet, "-m", "", test]))
+        options = ("-q", "-x", "-p", "no:cacheprovider", "-m", "", "-o", f"timeout={limit_s}")
+        status = int(pytest.main([*quiet, *options, test]))
     except BaseException:  # noqa: BLE001 - whatever it is, the file of the output tells it
         traceback.print_exc()
     finally:
@@ -59,10 +61,10 @@ def main() -> None:
     if "phalanx" in sys.modules or threading.active_count() > 1:
         raise RuntimeError("a fork would test the Phalanx that its parent has imported, or lack its threads")
     for line in sys.stdin:
-        package_parent, test, output = json.loads(line)
+        package_parent, test, output, limit_s = json.loads(line)
         child = os.fork()
         if child == 0:
-            _run(package_parent, test, output)
+            _run(package_parent, test, output, limit_s)
         sys.stdout.write(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n")
         sys.stdout.flush()
 

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from attestation_mutants import ATTESTATION
 
+from machine_patience import patience_s
+
 ROOT = Path(__file__).resolve().parents[2]
 PIPELINE = "tests/pipeline/"
 MASK = "tests/security/mask/"
@@ -553,7 +555,7 @@ class Lab:
         output = self.package.parent / "output"
         assert self.server.stdin is not None
         assert self.server.stdout is not None
-        self.server.stdin.write(json.dumps([str(self.package.parent), test, str(output)]) + "\n")
+        self.server.stdin.write(json.dumps([str(self.package.parent), test, str(output), patience_s(300.0)]) + "\n")
         self.server.stdin.flush()
         return int(self.server.stdout.readline()), output.read_text(encoding="utf-8", errors="replace")
 
@@ -613,3 +615,5 @@ def test_a_mutant_turns_its_test_red(lab, mutant):
     # 1: tests ran and some failed; 2 and more: nothing was tested
     assert status == 1, said[-2000:]
     assert "= FAILURES =" in said
+    # a busy machine is no test that noticed something
+    assert "from pytest-timeout" not in said

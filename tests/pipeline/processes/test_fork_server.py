@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from machine_patience import patience_s
 from phalanx.pipeline import LocalWorkers, WorkerConfig
 from phalanx.pipeline.processes.fork_server_client import start_fork_server
 
@@ -63,7 +64,7 @@ PATIENCE_S = 60.0
 
 
 def wait_until(condition):
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience_s(PATIENCE_S)
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
