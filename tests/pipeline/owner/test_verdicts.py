@@ -45,6 +45,21 @@ def test_what_the_offline_judge_does_not_accept_evicts_nobody(make_company, hone
     assert (company.run_dir / str(refused["evidence"])).exists()
 
 
+def test_what_is_not_accepted_between_two_snapshots_takes_the_run_back_to_the_last_one_and_ends_nobody(
+    make_company, honest_digest
+):
+    guard = FULL.model_copy(update={"shadow": "snapshot", "snapshot_every": 2})
+    company = make_company(tiny_run(guard=guard))
+    company.run(1)
+    find(company, ("equivocation", "worker-1", 1, "worker-2"))
+
+    company.run(2)
+
+    assert [body["to"] for body in company.bodies("rolled_back")] == [0]
+    assert (company.verdicts, company.evicted, company.lost) == ([], [], [])
+    assert company.weights_digest() == honest_digest(tiny_run(guard=guard), 3)
+
+
 def test_who_speaks_falsely_twice_is_replaced_without_blame(make_company, honest_digest):
     company = make_company(tiny_run(guard=FULL))
     company.run(1)

@@ -204,13 +204,13 @@ class Failover:
 
     @task
     async def begin_again(self, step: int) -> None:
-        """Let every party keep its roles and forget what was done of the step.
+        """Let every party keep its roles and forget what was done of the step; with snapshots, since the last one.
 
         Raises:
             NoHolderError, PeerLostError: As `recover`, when a party is lost meanwhile.
         """
         self._coordinator.forget_audits()
-        await self.assign(self._standing, self._standing, step)
+        await self.assign(self._standing, self._standing, self.rollback.begin_again(step))
 
     @task
     async def regroup(self, newcomers: Collection[str], step: int, balance: Balance) -> None:

@@ -267,6 +267,14 @@ class Rollback:
         step_history.forget_from(first_bad)
         facts.observe("rolled_back", {"step": step, "to": first_bad})
 
+    def begin_again(self, step: int) -> int:
+        """Undo what no shadow can begin a step again from, in the same roles; return where all begin."""
+        back = self.last_snapshot(step, convicted=False) if self._facts.plan.guard.keeps_snapshots else None
+        if back is None:
+            return step
+        self.undo(back, step)
+        return back
+
     def old_enough(self, old: Assignment | None, step: int) -> Assignment | None:
         """The old assignment without shadows that cannot go back to `step`: they get the state like newcomers."""
         if old is None:
