@@ -31,9 +31,13 @@ def honest():
 
 
 def attacks():
+    """Lines of each attack, and of one old policy by the size of the step that it lacks."""
+    few = min(row["answers"] for row in of("attack"))
     for row in of("attack"):
         shares = (percent(row[key]) for key in ("texts_that_differ", "texts_found", "of_these_found", "answers_found"))
-        yield line(f"`{row['kind']}`", row["way"], f"`{row['offence']}`", *shares)
+        offences = ", ".join(f"`{offence}`" for offence in row["offences"]) or "-"
+        first = f"`{row['kind']}`" if row["answers"] == few else f"{row['step_lr']:.0e}"
+        yield line(first, row["way"], offences, *shares)
 
 
 def cost():
@@ -59,6 +63,13 @@ def test_no_honest_token_accuses_its_worker_in_any_class():
     assert all(row["tokens"] >= 100_000 and row["accused"] == 0 for row in rows)
     # at least ten times as much is allowed as was ever seen
     assert max(row[key] for row in rows for key in ("worst_margin", "worst_logprob", "worst_sketch")) < 1e-4
+
+
+def test_a_careless_worker_with_an_old_policy_is_met_however_small_the_step_was():
+    rows = [row for row in of("attack") if (row["kind"], row["way"]) == ("stale_policy", "careless")]
+
+    assert min(row["step_lr"] for row in rows) < 2e-7
+    assert all(row["answers_found"] == row["texts_found"] == 1.0 for row in rows)
 
 
 def test_checking_costs_less_than_a_tenth_of_writing():
