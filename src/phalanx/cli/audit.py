@@ -38,7 +38,7 @@ def verify(
     remembers: the owner itself can take no line back. Exit code 5 also where everything that is there holds and
     something is missing: the log's end, or the key that the audits were drawn with.
     """
-    from phalanx.train.records.proof import owner_of
+    from phalanx.train.records.owner_key import owner_of
     from phalanx.train.records.run_directory import owner_certificate
 
     # a mistake is said before torch is imported

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     )
     from phalanx.transport.grpc_wire import GrpcWire, JoinedPeer, describe
     from phalanx.transport.inbox import Allowance, Allowances, CheckedFrame, LinkFault
-    from phalanx.transport.joined_workers import (
+    from phalanx.transport.link import Meter, encode_refusal
+    from phalanx.transport.wire import Handle, Wire
+    from phalanx.transport.worker_links import (
         LocalWorkerProcesses,
         OwnerLink,
         join_owner,
         joined_workers,
     )
-    from phalanx.transport.link import Meter, encode_refusal
-    from phalanx.transport.wire import Handle, Wire
 
 __all__ = [
     "Allowance",

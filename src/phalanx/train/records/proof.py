@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from phalanx.errors import AuditLogError, CertificateError
+from phalanx.errors import AuditLogError
 from phalanx.pipeline import OWNER, REMOVED_SHADOWS, AuditDraw, Rules, ShownWork, check_step, read_leaves
 from phalanx.security.audit import (
     LEAVES_FILE,
@@ -25,6 +25,7 @@ from phalanx.security.crypto import Peer, certificate_facts, peer_from_certifica
 from phalanx.train.records.audit_trail import LEAVES_FORMAT, LOG_FILE
 from phalanx.train.records.history import KEY_REVEALED
 from phalanx.train.records.log_heads import SUMMARY_FILE, head_in_summary, known_heads
+from phalanx.train.records.owner_key import owner_of
 from phalanx.train.records.run_directory import owner_certificate
 from phalanx.train.records.unstarted import MIDDLE
 
@@ -352,19 +353,3 @@ def _rates(sessions: Sequence[_Session]) -> Mapping[str, float]:
     found = [session.opening.get("guard") for session in sessions if session.is_guarded]
     guard = found[-1] if found and isinstance(found[-1], dict) else {}
     return {name: rate for name, rate in sorted(guard.items()) if name.endswith("_rate") and isinstance(rate, float)}
-
-
-def owner_of(path: Path) -> Peer:
-    """Read the party of a certificate; its dates are not judged.
-
-    Raises:
-        CertificateError: It cannot be read, or is an authority's.
-    """
-    try:
-        facts = certificate_facts(path.read_bytes(), str(path))
-    except OSError as exc:
-        raise CertificateError(f"{path}: cannot be read ({exc.strerror}); give --certificate FILE") from exc
-    # the dates are not judged: a log must stay readable long after its signer's certificate has ended
-    if facts.peer is None:
-        raise CertificateError(f"{path}: is an authority's certificate, expected the owner's")
-    return facts.peer

@@ -7,6 +7,7 @@ host sees under each guard, made by the guard's own code.
 from phalanx.lab.attacks.privacy.candidate_search import CandidateSearch
 from phalanx.lab.attacks.privacy.front import Front, layer_inputs
 from phalanx.lab.attacks.privacy.inverter import Inverter, chance, recovered, share_of_tokens
+from phalanx.lab.attacks.privacy.label_leakage import LabelsByDirection, labels_of_logit_gradients
 from phalanx.lab.attacks.privacy.linear_map import LinearMap
 from phalanx.lab.attacks.privacy.nearest_neighbour import NearestNeighbour, candidate_states, opening_states
 from phalanx.lab.attacks.privacy.span_check import SpanCheck, precision_and_recall
@@ -22,12 +23,14 @@ __all__ = [
     "Front",
     "Guard",
     "Inverter",
+    "LabelsByDirection",
     "LinearMap",
     "NearestNeighbour",
     "SpanCheck",
     "TrainedInverter",
     "candidate_states",
     "chance",
+    "labels_of_logit_gradients",
     "layer_inputs",
     "opening_states",
     "precision_and_recall",
