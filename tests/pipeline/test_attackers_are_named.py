@@ -13,7 +13,7 @@ from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig, StageRun
 from phalanx.pipeline.evidence import message_dispute as weighing
 from phalanx.testing import tiny_run
 
-FROM = 1
+FROM = 2
 
 
 def attackers(tmp_path, kind, stages, **changes):
