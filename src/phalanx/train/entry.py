@@ -9,6 +9,7 @@ from rich.text import Text
 
 from phalanx.engine import check_device
 from phalanx.errors import ConfigError
+from phalanx.interrupts import interruptible
 from phalanx.models import ModelSource, open_model
 from phalanx.parallel.groups.rank_env import find_place
 from phalanx.pipeline import LocalWorkers
@@ -26,7 +27,7 @@ from phalanx.train.sessions.pipeline import PipelineFactory
 from phalanx.train.sessions.session import Session
 from phalanx.train.setup.layout import WORKER_BYTES, describe_stages, estimate_stages, make_plan
 from phalanx.train.setup.preflight import check_inputs, load_own_code
-from phalanx.train.setup.process import deterministic, interruptible
+from phalanx.train.setup.process import deterministic
 from phalanx.train.setup.tiers import settle_tier
 
 

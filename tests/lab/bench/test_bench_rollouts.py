@@ -7,6 +7,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from phalanx.lab.bench.alone.rollouts import RolloutPolicies, measure_attack, measure_honest
 from phalanx.rollouts import RolloutPolicy
 
+STEP_LR = 1e-3
+
 
 @pytest.fixture(scope="module")
 def policies():
@@ -22,7 +24,7 @@ def policies():
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         before = RolloutPolicy.of(LlamaForCausalLM(config))
-    moved = {name: one + 1e-3 * one.sign() for name, one in before.tensors.items()}
+    moved = {name: one + STEP_LR * one.sign() for name, one in before.tensors.items()}
     text = torch.randint(1, 256, (4000,), generator=torch.Generator().manual_seed(0))
     return RolloutPolicies(RolloutPolicy(before.config, moved), before, text)
 
@@ -33,11 +35,12 @@ def test_honest_texts_are_read_by_three_classes_and_accuse_nobody(policies):
     assert [row["accused"] for row in rows] == [0, 0, 0]
     assert len({row["checker"] for row in rows}) == 3
     assert 10.0 <= cost["bytes_per_token"] <= 10.5
-    assert cost["share_of_writing"] == pytest.approx(cost["share_of_writing_if_all_is_read"] / 8)
+    # a drawn eighth by the policy of now, and one text of the 64 of each answer by the policy before
+    assert cost["share_of_writing"] == pytest.approx(cost["share_of_writing_if_all_is_read"] * (1 / 8 + 1 / 64))
 
 
 def test_a_copied_text_is_found_in_each_text_but_the_first_of_its_prompt(policies):
-    careless, careful = measure_attack(policies, "copied_text", 1)
+    careless, careful = measure_attack(policies, "copied_text", 1, STEP_LR)
 
     for row in (careless, careful):
         assert row["texts"] == 64
@@ -46,6 +49,6 @@ def test_a_copied_text_is_found_in_each_text_but_the_first_of_its_prompt(policie
 
 
 def test_an_invented_reward_has_nothing_to_make_good(policies):
-    (row,) = measure_attack(policies, "invented_reward", 1)
+    (row,) = measure_attack(policies, "invented_reward", 1, STEP_LR)
 
-    assert (row["way"], row["offence"], row["texts_found"]) == ("careless", "reward", 1.0)
+    assert (row["way"], row["offences"], row["texts_found"]) == ("careless", ["reward"], 1.0)

@@ -12,6 +12,7 @@ from typing import Any
 from phalanx.closing import Closeable
 from phalanx.config import canonical_json
 from phalanx.errors import AuditLogError, DiskError
+from phalanx.interrupts import uninterrupted
 from phalanx.security.audit.head import KnownHead, KnownHeads, keep_head, sign_head
 from phalanx.security.audit.leaves import LEAVES_FILE, STEP, LeafBatch, LeafFile
 from phalanx.security.audit.line import MAX_LINE_BYTES, LogHead, first_head, next_head, signed_part, walk
@@ -43,7 +44,7 @@ class AuditLog(Closeable):
 
     Guarantees:
         Events survive the end of the process once `append` returns, and that of the machine once `sync` does.
-        Safe to use from several threads.
+        Safe to use from several threads; Ctrl-C and SIGTERM wait for the end of a line (see `interruptible`).
     """
 
     def __init__(
@@ -102,7 +103,8 @@ class AuditLog(Closeable):
             AuditLogError: The body is no JSON data or too large.
             DiskError: The line cannot be written. After either the log is as it was before.
         """
-        with self._lock:
+        # a line that is written but not counted would be followed by another one of its number
+        with self._lock, uninterrupted():
             line = self._seal(kind, body)
             self._write(line + b"\n")
             self._advance(kind, next_head(self._head, line))

@@ -14,6 +14,7 @@ from phalanx.errors import (
     RefusedEvidenceError,
     TransportError,
 )
+from phalanx.interrupts import interruptible
 from phalanx.models import ModelSource, open_model
 from phalanx.security.crypto import load_identity, make_private_directory, write_public
 from phalanx.split import ENCLAVE, FrontPart
@@ -33,7 +34,7 @@ from phalanx.train.parties.client_texts import ClientTextsRead, read_texts
 from phalanx.train.records.run_directory import cache_beside
 from phalanx.train.sessions.enclave_call import CalledEnclave, EnclaveCall, call_enclave
 from phalanx.train.sessions.split_cluster import kinds_of, num_classes_of, split_of
-from phalanx.train.setup.process import deterministic, interruptible
+from phalanx.train.setup.process import deterministic
 
 _TELL_EVERY = 10
 _WEEK_S = 7 * 86400.0

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from phalanx.config import digest
 from phalanx.errors import CertificateError, ConfigError
+from phalanx.interrupts import interruptible
 from phalanx.models import open_model
 from phalanx.security.crypto import load_identity, make_private_directory
 from phalanx.split import ENCLAVE
@@ -18,7 +19,6 @@ from phalanx.train.config import RunConfig, load_run
 from phalanx.train.records.run_directory import cache_beside
 from phalanx.train.sessions.split_cluster import num_classes_of, split_of
 from phalanx.train.setup.preflight import check_inputs
-from phalanx.train.setup.process import interruptible
 
 Say = Callable[[str], None]
 

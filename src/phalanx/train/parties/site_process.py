@@ -12,6 +12,7 @@ from phalanx.federated.carriers.loopback_site import OwnerCall, serve_owner
 from phalanx.federated.rounds.site import Site
 from phalanx.federated.rounds.terms import RunTerms
 from phalanx.federated.site_trainer import SiteSchedule, SiteTrainer
+from phalanx.interrupts import interruptible
 from phalanx.models import open_model
 from phalanx.pipeline import keep_freed_memory
 from phalanx.security.aggregate import RoundFile
@@ -20,7 +21,7 @@ from phalanx.train.batches.site_data import SharedTexts, whole_model
 from phalanx.train.config import RunConfig
 from phalanx.train.sessions.site_file import SiteFile, read_site, session_prefix, terms_of
 from phalanx.train.setup.preflight import load_own_code, require_extras
-from phalanx.train.setup.process import deterministic, interruptible
+from phalanx.train.setup.process import deterministic
 
 Say = Callable[[str], None]
 

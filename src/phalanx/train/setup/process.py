@@ -1,8 +1,6 @@
 """Settings of the whole process that a run needs, given back when it ends."""
 
 import contextlib
-import signal
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,20 +22,3 @@ def deterministic(threads: int) -> Iterator[None]:
         torch.set_num_threads(old[0])
         torch.use_deterministic_algorithms(old[1])
         memory.fill_uninitialized_memory = old[2]
-
-
-@contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """SIGTERM ends a run as Ctrl-C does; only the main thread may say so."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(signum: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    old = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, old)

@@ -9,13 +9,14 @@ from rich.console import Console
 from phalanx.child import die_with_parent
 from phalanx.config import StrictModel
 from phalanx.errors import PhalanxError
+from phalanx.interrupts import interruptible
 from phalanx.pipeline import LocalWorkers
 from phalanx.train import RunConfig
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.sessions.cluster import OpenWorkers
 from phalanx.train.sessions.pipeline import PipelineFactory
 from phalanx.train.sessions.session import Session
-from phalanx.train.setup.process import deterministic, interruptible
+from phalanx.train.setup.process import deterministic
 
 DEATHS = "deaths.jsonl"
 """File in the run directory with the records that workers wrote when they were killed."""
