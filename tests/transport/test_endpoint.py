@@ -3,7 +3,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from made_frames import frame_bytes, header_values, refusal
 
-from phalanx.errors import FrameError, PeerRefusedError
+from phalanx.errors import FrameError, PeerLostError, PeerRefusedError
 from phalanx.security.crypto import Identity, digest_hex
 from phalanx.transport import LinkFault, TransportConfig
 
@@ -224,7 +224,8 @@ def test_a_closed_endpoint_sends_nothing_and_wakes_who_waits(parties):
     owner.close()
     owner.close()
 
-    assert owner.receive(60.0) is None
+    with pytest.raises(PeerLostError, match="closed"):
+        owner.receive(60.0)
     with pytest.raises(PeerRefusedError):
         owner.send("worker", "activation", {})
 

@@ -170,8 +170,9 @@ def test_a_closed_inbox_takes_nothing_and_hands_out_what_lies_in_it(inbox):
     with pytest.raises(PeerLostError):
         put(inbox, frame(), 10)
     assert inbox.get(SECONDS).sender == "worker"
-    # a reader of a closed inbox never waits
-    assert inbox.get(SECONDS) is None
+    # a reader of a closed inbox never waits, nor asks again and again
+    with pytest.raises(PeerLostError, match="closed"):
+        inbox.get(SECONDS)
 
 
 # --- who waits -------------------------------------------------------------------------------------------------------
@@ -197,16 +198,23 @@ def test_a_reader_that_waits_in_vain_is_seen_by_the_number_of_its_call(inbox):
     reader.join(SECONDS)
 
 
-def test_a_reader_of_a_closed_inbox_does_not_wait(inbox):
-    reader = threading.Thread(target=inbox.get, args=(SECONDS,))
+def test_a_reader_is_told_at_once_that_its_inbox_was_closed(inbox):
+    told = []
+
+    def read():
+        with pytest.raises(PeerLostError, match="closed"):
+            inbox.get(60.0)
+        told.append(inbox.waiting_call)
+
+    reader = threading.Thread(target=read)
     reader.start()
     while inbox.waiting_call is None:
         pass
 
     inbox.close()
 
-    assert inbox.waiting_call is None
     reader.join(SECONDS)
+    assert told == [None]
 
 
 # --- what each may send ----------------------------------------------------------------------------------------------

@@ -252,7 +252,11 @@ class Endpoint(Closeable):
             return self._own_chain.seal(kind, body, sum(part.nbytes for part in buffers), digest)
 
     def receive(self, timeout_s: float) -> CheckedFrame | LinkFault | None:
-        """Return the oldest frame or fault, or None when there is none within the time."""
+        """Return the oldest frame or fault, or None when there is none within the time.
+
+        Raises:
+            PeerLostError: This endpoint is closed, and all that came before has been received.
+        """
         return self._inbox.get(timeout_s)
 
     def flush(self, timeout_s: float) -> None:

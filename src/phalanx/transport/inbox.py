@@ -100,7 +100,11 @@ class Inbox:
             self._changed.notify_all()
 
     def get(self, timeout_s: float) -> CheckedFrame | LinkFault | None:
-        """Return the oldest item, or None when there is none within the time or the inbox is closed."""
+        """Return the oldest item, or None when there is none within the time.
+
+        Raises:
+            PeerLostError: There is none, and none will come: the inbox is closed.
+        """
         deadline = time.monotonic() + timeout_s
         with self._changed:
             self._num_gets += 1
@@ -112,7 +116,7 @@ class Inbox:
                 self._changed.wait(remaining)
                 self._is_waited_on = False
             if not self._items:
-                return None
+                raise PeerLostError("this party's own inbox is closed: nothing comes any more")
             item, cost = self._items.popleft()
             if isinstance(item, CheckedFrame):
                 self._queued[item.sender] -= cost

@@ -201,7 +201,9 @@ class OwnerLine:
         self._write(ShimMessage(LOST, number, site, reason.encode("utf-8")[:1000]))
 
     def close(self) -> None:
-        """Part from the owner."""
+        """Part from the owner; a thread that waits for a frame is woken, and the owner hears of it at once."""
+        with contextlib.suppress(OSError):
+            self._line.shutdown(socket.SHUT_RDWR)
         self._line.close()
 
     def _write(self, message: ShimMessage) -> None:
