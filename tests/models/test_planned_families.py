@@ -8,7 +8,19 @@ import pytest
 import torch
 from planned_models import NO_WINDOWS, OTHERWISE, PLANNED, WINDOW, dropout_of
 from safetensors.torch import load_file, save_file
-from tiny_models import LAYERS, VOCAB, build_all, chain, disturbed, lm_loss, named, some_ids, trained, whole_model
+from tiny_models import (
+    LAYERS,
+    VOCAB,
+    assert_causal_is_whole,
+    build_all,
+    chain,
+    disturbed,
+    lm_loss,
+    named,
+    some_ids,
+    trained,
+    whole_model,
+)
 from transformers import DynamicCache
 
 from phalanx.errors import ModelError
@@ -39,69 +51,43 @@ def source_of(name, cache, **changes):
     return ModelSource(write_random_model(hub_config, 3, cache, None))
 
 
-def assert_same(source, num_stages, dtype=None):
-    model, ids = whole_model(source), some_ids()
-    stages = build_all(source, num_stages)
-
-    with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
-        expected = model(input_ids=ids, labels=ids, use_cache=False)
-        logits = chain(stages, ids)
-        loss = model.loss_function(logits, ids, vocab_size=VOCAB)
-    expected.loss.backward()
-    loss.backward()
-
-    assert torch.equal(logits, expected.logits)
-    whole = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    sliced = {name: p.grad for name, p in named(stages).items() if p.grad is not None}
-    assert sliced.keys() == whole.keys()
-    for name, gradient in whole.items():
-        assert torch.equal(sliced[name], gradient), name
-
-
 def test_at_least_fourteen_families_are_held_to_the_bits_of_transformers():
     assert set(FAMILIES) == {*PLANNED, *_WRITTEN}
     assert len(FAMILIES) >= 14
 
 
-FEW = {"gemma2", "gpt_neox", "phi", "qwen3"}
+FEW = {"cohere", "gemma2", "gpt_neox", "phi", "qwen3", "qwen3_moe"}
 SOME = [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in PLANNED]
-"""With windows, with biases, with other names, with norms of heads: what a plan's blocks share is asked of these."""
+"""Side by side, with windows, biases, other names, norms of heads, experts: what blocks share is asked of these."""
 
 
+@pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("name", PLANNED)
-def test_logits_and_gradients_are_bit_equal_in_stages_of_one_layer(cache, name):
-    assert_same(source_of(name, cache), LAYERS)
-
-
-@pytest.mark.parametrize("name", SOME)
-def test_logits_and_gradients_are_bit_equal_for_every_number_of_stages(cache, name):
-    source = source_of(name, cache)
+def test_logits_loss_and_gradients_are_bit_equal_for_every_number_of_stages(cache, name, tied):
+    source = source_of(name, cache, tie_word_embeddings=tied)
 
     for num_stages in range(1, LAYERS + 1):
-        assert_same(source, num_stages)
+        assert_causal_is_whole(source, num_stages)
 
 
-@pytest.mark.parametrize("num_stages", range(1, LAYERS + 1))
+@pytest.mark.parametrize("precision", ["bf16", "bf16_weights"])
 @pytest.mark.parametrize("tied", [False, True])
-def test_experts_in_bf16_are_bit_equal_too(cache, num_stages, tied):
-    assert_same(source_of("qwen3_moe", cache, tie_word_embeddings=tied), num_stages, torch.bfloat16)
+@pytest.mark.parametrize("name", SOME)
+def test_they_are_in_bf16_too(cache, name, tied, precision):
+    source = source_of(name, cache, tie_word_embeddings=tied)
 
-
-@pytest.mark.parametrize("name", PLANNED)
-def test_the_other_way_of_tying_is_bit_equal_too(cache, name):
-    tied = parse_hub_config(PLANNED[name], name).tie_word_embeddings
-
-    assert_same(source_of(name, cache, tie_word_embeddings=not tied), 3)
+    for num_stages in range(1, LAYERS + 1):
+        assert_causal_is_whole(source, num_stages, precision)
 
 
 @pytest.mark.parametrize("name", NO_WINDOWS)
 def test_a_family_without_its_window_is_bit_equal_too(cache, name):
-    assert_same(source_of(name, cache, **NO_WINDOWS[name]), 3)
+    assert_causal_is_whole(source_of(name, cache, **NO_WINDOWS[name]), 3)
 
 
 @pytest.mark.parametrize("name", OTHERWISE)
 def test_options_that_change_the_order_are_bit_equal_too(cache, name):
-    assert_same(source_of(name, cache, **OTHERWISE[name]), 3)
+    assert_causal_is_whole(source_of(name, cache, **OTHERWISE[name]), 3)
 
 
 @pytest.mark.parametrize("name", SOME)

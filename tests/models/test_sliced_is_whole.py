@@ -6,7 +6,9 @@ from tiny_models import (
     ARCHITECTURES,
     DROPOUT,
     LAYERS,
+    PRECISIONS,
     VOCAB,
+    assert_causal_is_whole,
     build_all,
     chain,
     lm_loss,
@@ -34,21 +36,11 @@ def assert_same_gradients(stages, model):
         assert torch.equal(sliced[name], gradient), name
 
 
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("num_stages", range(1, LAYERS + 1))
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_logits_loss_and_gradients_are_bit_equal(cache, name, num_stages):
-    source = tiny_source(name, cache)
-    model, stages, ids = whole_model(source), build_all(source, num_stages), some_ids()
-
-    expected = model(input_ids=ids, labels=ids, use_cache=False)
-    expected.loss.backward()
-    logits = chain(stages, ids)
-    loss = model.loss_function(logits, ids, vocab_size=VOCAB)
-    loss.backward()
-
-    assert torch.equal(logits, expected.logits)
-    assert torch.equal(loss, expected.loss)
-    assert_same_gradients(stages, model)
+def test_logits_loss_and_gradients_are_bit_equal(cache, name, num_stages, precision):
+    assert_causal_is_whole(tiny_source(name, cache), num_stages, precision)
 
 
 @pytest.mark.parametrize("name", FAMILY_NAMES)
@@ -114,24 +106,6 @@ def test_activation_checkpointing_keeps_fewer_tensors(cache):
         saved.append(count)
 
     assert saved[1] < saved[0] / 3
-
-
-@pytest.mark.parametrize("num_stages", range(1, LAYERS + 1))
-@pytest.mark.parametrize("name", ["llama", "llama-tied", "falcon", "falcon-untied"])
-def test_bf16_autocast_is_bit_equal(cache, name, num_stages):
-    source = tiny_source(name, cache)
-    model, stages, ids = whole_model(source), build_all(source, num_stages), some_ids()
-
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        expected = model(input_ids=ids, labels=ids, use_cache=False)
-        logits = chain(stages, ids)
-        loss = model.loss_function(logits, ids, vocab_size=VOCAB)
-    expected.loss.backward()
-    loss.backward()
-
-    assert torch.equal(logits, expected.logits)
-    assert torch.equal(loss, expected.loss)
-    assert_same_gradients(stages, model)
 
 
 @pytest.mark.parametrize("name", FAMILY_NAMES)

@@ -1,8 +1,9 @@
 """Tiny hub configs of every family and variant, and whole models to compare with."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -19,9 +20,14 @@ from phalanx.models import (
     partition,
     tie,
 )
+from phalanx.models.master_weights import keep_masters
 
 LAYERS = 4
 VOCAB = 61
+
+Precision = Literal["fp32", "bf16", "bf16_weights"]
+PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "bf16_weights")
+"""Of a run: bf16 is autocast; with bf16 weights whole models are transformers' in bf16, and stages keep masters."""
 
 _GPT2 = {
     "model_type": "gpt2",
@@ -96,12 +102,57 @@ def tiny_source(name: str, cache: Path, **changes: Any) -> ModelSource:
     return open_model(ModelConfig(from_scratch=True, architecture=architecture), cache, seed=3)
 
 
-def whole_model(source: ModelSource, attention: str = "sdpa") -> Any:
+def whole_model(source: ModelSource, attention: str = "sdpa", precision: Precision = "fp32") -> Any:
     kernel = FAMILIES[source.hub_config.model_type].attention(attention)
     model = AutoModelForCausalLM.from_pretrained(
-        source.directory, attn_implementation=kernel, dtype=torch.float32, local_files_only=True
+        source.directory, attn_implementation=kernel, dtype=dtype_of(precision), local_files_only=True
     )
     return model.train()
+
+
+def dtype_of(precision: Precision) -> torch.dtype:
+    """Of a whole model's weights."""
+    return torch.bfloat16 if precision == "bf16_weights" else torch.float32
+
+
+def autocast_of(precision: Precision) -> torch.autocast:
+    """Where a forward pass of a precision runs."""
+    return torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16")
+
+
+def in_precision(stages: list[StageModule], precision: Precision) -> list[StageModule]:
+    """The same stages as a run of a precision has them."""
+    # the first one last, for it has the embedding that a tied head is
+    for stage in reversed(stages) if precision == "bf16_weights" else ():
+        keep_masters(stage)
+    return stages
+
+
+def gradients_of(stages: Sequence[StageModule]) -> dict[str, torch.Tensor]:
+    """Of a backward pass, by the names of weights."""
+    own = {name: p for stage in stages for name, p in (stage.computing or stage.all_parameters()).items()}
+    return {name: p.grad for name, p in own.items() if p.grad is not None}
+
+
+def assert_causal_is_whole(source: ModelSource, num_stages: int, precision: Precision = "fp32") -> None:
+    """Logits, loss and all gradients of a decoder's stages have the bits of transformers' whole model."""
+    model, ids = whole_model(source, precision=precision), some_ids()
+    stages = in_precision(build_all(source, num_stages), precision)
+
+    with autocast_of(precision):
+        expected = model(input_ids=ids, labels=ids, use_cache=False)
+        logits = chain(stages, ids)
+        loss = model.loss_function(logits, ids, vocab_size=VOCAB)
+    expected.loss.backward()
+    loss.backward()
+
+    # what leaves a stage with bf16 weights is wide, and has their bits
+    assert torch.equal(logits, expected.logits.to(logits.dtype))
+    assert torch.equal(loss, expected.loss)
+    sliced, whole = gradients_of(stages), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    assert sliced.keys() == whole.keys()
+    for name, gradient in whole.items():
+        assert torch.equal(sliced[name], gradient), name
 
 
 def build_all(

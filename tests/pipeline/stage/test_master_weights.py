@@ -123,6 +123,12 @@ def test_what_bf16_weights_cannot_carry_is_refused_by_name(cache):
     documents = documents.model_copy(update={"data": documents.data.model_copy(update={"attention": "document"})})
     with pytest.raises(ConfigError, match=r'"bf16_weights" with data\.attention'):
         make_plan(documents, source)
+    prefixes = run_of()
+    prefixes = prefixes.model_copy(
+        update={"train": type(prefixes.train)(**{**prefixes.train.model_dump(), "objective": "prefix_lm"})}
+    )
+    with pytest.raises(ConfigError, match=r'"bf16_weights" with a prefix in its rows'):
+        make_plan(prefixes, source)
 
 
 def test_the_memory_of_a_stage_counts_two_bytes_a_weight_and_four_a_master(cache):

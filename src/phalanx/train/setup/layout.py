@@ -128,13 +128,17 @@ def _check_masters(run: RunConfig, source: ModelSource) -> None:
     """
     if run.train.precision != "bf16_weights":
         return
-    marked = attends_in_documents(run, source) or attention_of(run, source) in MARKED_KINDS
     shared = run.pipeline.layout is not None or bool(run.pipeline.layouts)
     faults = {
         'guard.classes = "mixed": how far honest parties may differ is known of float32 weights; set "one"': (
             run.guard.classes == "mixed"
         ),
-        "data.attention: numbers of documents cross beside hidden states, and bf16 cannot hold them": marked,
+        "data.attention: numbers of documents cross beside hidden states, and bf16 cannot hold them": (
+            attends_in_documents(run, source)
+        ),
+        "a prefix in its rows: where it ends crosses beside hidden states, and bf16 cannot hold that": (
+            attention_of(run, source) in MARKED_KINDS
+        ),
         "model.adapter.quantize: widened matrices would be rounded twice": run.model.quantize is not None,
         "pipeline.layout: ranks of a party share float32 weights; leave it out": shared,
     }
