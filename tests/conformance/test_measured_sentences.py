@@ -333,7 +333,7 @@ FIGURES = (
     ),
     Figures(
         "docs/benchmarks.md",
-        "first-step-cpu-2cores-busy.json",
+        "first-step-cpu-2cores.json",
         "with a load of {:.1f} on two cores, {:.1f} to {:.1f} s from token to step (median {:.1f}), of which {:.1f} to "
         "{:.1f} s until both were certified",
         first_step,
