@@ -267,6 +267,24 @@ def test_an_adapter_is_exported_for_peft_or_merged(cache, stopped, tmp_path):
     torch.testing.assert_close(merged, adapted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("engine", [(), ("pipeline.stages=4",)], ids=["two stages", "with workers"])
+def test_stages_begin_with_the_adapter_whose_directory_the_run_file_names(make_run, quietly, stopped, tmp_path, engine):
+    home = stopped("model.adapter={rank=2, alpha=6}")
+    trained = PastRun(home).open(4)
+    assert command_line(["checkpoint", "export", str(home), str(tmp_path / "adapter")]) == 0
+    named = f"model.adapter={{rank=2, alpha=6, path='{tmp_path / 'adapter'}'}}"
+
+    # a rate that moves no bit: what is kept of the first step is what the run has begun with
+    begun = make_run(named, "optimizer.lr=1e-30", "train.steps=1", "checkpoint.every=1", *engine)
+    summary = quietly(begun, tmp_path / "new")
+
+    found = PastRun(tmp_path / "new").open(1)
+    names = [name for name in trained.names() if name.startswith("weight/")]
+    assert sorted(name for name in found.names() if name.startswith("weight/")) == sorted(names)
+    assert all(found.tensor(name).equal(trained.tensor(name)) for name in names)
+    assert summary["false_accusations"] == 0
+
+
 def test_a_checkpoint_is_verified_from_outside_and_what_is_wrong_is_named(stopped, capsys):
     home = stopped()
 

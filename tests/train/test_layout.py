@@ -6,10 +6,13 @@ import pytest
 from rich.console import Console
 from transformers import AutoModelForCausalLM
 
+from phalanx.errors import ConfigError
 from phalanx.models import open_model
+from phalanx.parallel import ParallelConfig
 from phalanx.pipeline import PartyLayout
 from phalanx.pipeline.assignment.rank_memory import rank_bytes
 from phalanx.train import describe
+from phalanx.train.sessions.domain import recipe_of
 from phalanx.train.setup.layout import describe_stages, estimate_stages, make_plan, memory_by_party, stages_of
 
 
@@ -31,6 +34,18 @@ def test_layers_and_parameters_add_up_to_the_model(make_run, open_source, stages
     # a tied head is counted once, with the embedding
     assert sum(row.parameters for row in rows) == sum(p.numel() for p in whole.parameters())
     assert all(row.size_bytes == 4 * row.parameters and row.trainable == row.parameters for row in rows)
+
+
+def test_virtual_tokens_that_a_table_of_positions_has_no_room_for_are_refused_before_a_step(make_run, open_source):
+    long, short = (make_run("model.adapter={kind='ptuning', tokens=4}", f"data.sequence_length={n}") for n in (13, 12))
+    source = open_source(long)
+
+    said = r"model\.adapter\.tokens = 4: .* data\.sequence_length = 13 leaves 3 of the 16 .*; lower one of the two"
+    with pytest.raises(ConfigError, match=said):
+        make_plan(long, source)
+    with pytest.raises(ConfigError, match=said):
+        recipe_of(long, ParallelConfig(), source)
+    make_plan(short, source)
 
 
 def test_each_middle_stage_has_its_worker_and_its_shadow(make_run, open_source):

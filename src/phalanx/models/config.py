@@ -208,6 +208,11 @@ class ModelConfig(StrictModel):
         return self.adapter.quantize if isinstance(self.adapter, LoraConfig) else None
 
     @property
+    def adapter_directory(self) -> str | None:
+        """Where the adapter's first values lie; None where a seed draws them."""
+        return self.adapter.path if isinstance(self.adapter, LoraConfig | PrefixConfig) else None
+
+    @property
     def sliced_adapter(self) -> LoraConfig | PrefixConfig | None:
         """The adapter, for engines that build stages without weights.
 

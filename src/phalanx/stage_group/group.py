@@ -154,7 +154,10 @@ def check_plan(plan: StepPlan, layout: PartyLayout) -> None:
 
 def _reasons(plan: StepPlan, layout: PartyLayout) -> Iterator[str]:
     if plan.adapter is not None:
-        yield "adapters are not shared by the ranks of a party yet; set its axes to 1 or train whole stages"
+        yield (
+            f'model.adapter: found kind = "{plan.adapter.kind}", and ranks of a party share whole weights alone; set '
+            "the axes to 1, or leave model.adapter out"
+        )
     if plan.guard.recovery == "skip_layer":
         yield 'guard.recovery = "skip_layer" compares bits of whole stages; set the axes to 1'
     rows_apart = layout.copies > 1 or layout.sequence_parallel

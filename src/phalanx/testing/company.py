@@ -291,7 +291,7 @@ class MemoryCompany:
         members.is_alive, members.dismiss, members.returns = self.is_alive, self.kill, run.pipeline.returns
         members.revoked = RevokedParties(home.pki).read
         members.certificates = {**members.certificates, OWNER: home.certificate(OWNER)}
-        library = StageLibrary(self.source, self.plan, None)
+        library = StageLibrary(self.source, self.plan, None, run.model.adapter_directory)
         files = Files(home.path, library, self._observe, note_checks=self.checks.applied)
         files.note_step = self._note_step
         self.engine = PipelineEngine(self.plan, endpoint, members, files, self.draw, clock=self.clock)

@@ -210,6 +210,12 @@ class RunConfig(StrictModel):
                 f"pipeline.layout gives {shared[0]} several ranks, which add up in another order than the owner; set "
                 'guard.classes = "mixed"'
             )
+        if shared and self.model.adapter is not None:
+            raise ValueError(
+                f'model.adapter: found kind = "{self.model.adapter.kind}", and pipeline.layout gives {shared[0]} the '
+                f"ranks {self.pipeline.layout_of(shared[0]).label}, which share whole weights alone; leave one of the "
+                "two out"
+            )
         if self.checkpoint.journal and not self._can_journal:
             raise ValueError(
                 'checkpoint.journal = true needs train.device = "cpu", nothing encrypted, no recovery = "skip_layer", '

@@ -52,7 +52,7 @@ from phalanx.train.saving.saver import DomainSaver
 from phalanx.train.sessions.context import SessionContext
 from phalanx.train.sessions.factory import EngineStart, RunMaterial
 from phalanx.train.sessions.rollouts import rollout_material
-from phalanx.train.setup.layout import attention_asked, attention_kind
+from phalanx.train.setup.layout import attention_asked, attention_kind, check_virtual_tokens
 from phalanx.train.setup.preflight import require_extras
 
 
@@ -63,6 +63,7 @@ def recipe_of(run: RunConfig, parallel: ParallelConfig, source: ModelSource) -> 
         ConfigError: The model's family cannot attend as the run file says, or a package is missing.
     """
     require_extras(run)
+    check_virtual_tokens(run, source)
     return RankRecipe(
         parallel=parallel,
         optimizer=run.optimizer,

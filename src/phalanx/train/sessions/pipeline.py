@@ -143,7 +143,7 @@ class PipelineSetup:
             CutLogError: A worker knows lines that the log lacks.
         """
         context = self._context
-        library = StageLibrary(self.material.source, self._plan, None)
+        library = StageLibrary(self.material.source, self._plan, None, context.run.model.adapter_directory)
         if context.asks_workers:
             # no bar is there yet, which would show them
             with live_parties(context.console, self._book.rows):
@@ -180,7 +180,7 @@ class PipelineSetup:
             recorder.show(self._book)
         draw = session_draw(home, run)
         self._note_opening(recorder, opening.start, draw)
-        library = StageLibrary(source, plan, opening.checkpoint)
+        library = StageLibrary(source, plan, opening.checkpoint, run.model.adapter_directory)
         journal = _journal(context, recorder)
         observe = _and_in(self._book, context.observer(recorder))
         events = PipelineEvents(observe, opening.savepoint, journal)

@@ -15,6 +15,7 @@ from phalanx.models import (
     MARKED_KINDS,
     AttentionKind,
     ModelSource,
+    PrefixConfig,
     StageSpec,
     estimate_costs,
     partition,
@@ -92,6 +93,7 @@ def make_plan(run: RunConfig, source: ModelSource) -> StepPlan:
         )
     require_extras(run)
     check_length(run.data.sequence_length, getattr(source.hub_config, "max_position_embeddings", None))
+    check_virtual_tokens(run, source)
     _check_masters(run, source)
     _check_few_bits(run)
     return StepPlan(
@@ -118,6 +120,25 @@ def make_plan(run: RunConfig, source: ModelSource) -> StepPlan:
         neftune_alpha=run.train.neftune_alpha,
         attention_kind=attention_of(run, source),
     )
+
+
+def check_virtual_tokens(run: RunConfig, source: ModelSource) -> None:
+    """Refuse virtual tokens for which a table of positions has no room.
+
+    Raises:
+        ConfigError: Says how much there is.
+    """
+    adapter, longest = run.model.adapter, source.family.max_positions(source.hub_config)
+    if (
+        isinstance(adapter, PrefixConfig)
+        and longest is not None
+        and run.data.sequence_length + adapter.tokens > longest
+    ):
+        raise ConfigError(
+            f"model.adapter.tokens = {adapter.tokens}: each takes a position, and data.sequence_length = "
+            f"{run.data.sequence_length} leaves {longest - run.data.sequence_length} of the {longest} that the model "
+            "has; lower one of the two"
+        )
 
 
 def _check_masters(run: RunConfig, source: ModelSource) -> None:

@@ -10,12 +10,29 @@ from phalanx.pipeline import StageCopy, StateDigest, StepPlan, stage_spec
 
 
 class StageLibrary:
-    """A library that builds each stage from its own tensors only, and ties the last stage's head to the embedding."""
+    """A library that builds each stage from its own tensors only, and ties the last stage's head to the embedding.
 
-    def __init__(self, source: ModelSource, plan: StepPlan, checkpoint: Checkpoint | None) -> None:
+    Args:
+        source: The model.
+        plan: As all parties have it.
+        checkpoint: Where the run goes on from; None where it begins.
+        adapter_directory: Where the first values of an adapter lie, which the plan does not tell; None where its seed
+            draws them. A checkpoint has later ones.
+    """
+
+    def __init__(
+        self,
+        source: ModelSource,
+        plan: StepPlan,
+        checkpoint: Checkpoint | None,
+        adapter_directory: str | None = None,
+    ) -> None:
         self._source = source
         self._plan = plan
         self._checkpoint = checkpoint
+        self._adapter = plan.adapter
+        if plan.adapter is not None and checkpoint is None:
+            self._adapter = plan.adapter.model_copy(update={"path": adapter_directory})
         self._first: StageCopy | None = None
 
     @property
@@ -34,7 +51,7 @@ class StageLibrary:
         module = build_stage(
             self._source,
             spec,
-            adapter=self._plan.adapter,
+            adapter=self._adapter,
             activation_checkpointing=self._plan.activation_checkpointing,
             attention=self._plan.attention,
             seed=self._plan.seed,
