@@ -84,6 +84,22 @@ _SIZES["t5"] = {
 _NO_DROPOUT["t5"] = ("dropout_rate",)
 _NO_DROPOUT["bert"] = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 _NO_DROPOUT["modernbert"] = ("attention_dropout", "embedding_dropout", "mlp_dropout")
+_SIZES["falcon"] = {
+    "num_hidden_layers": 4,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "max_position_embeddings": TOKENS,
+}
+_NO_DROPOUT["falcon"] = ("hidden_dropout", "attention_dropout")
+_SIZES["qwen3_moe"] = _SIZES["llama"] | {
+    "head_dim": 8,
+    "moe_intermediate_size": 24,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+    "pad_token_id": None,
+}
+_NO_DROPOUT["qwen3_moe"] = ("attention_dropout",)
 for _family, _own in _PLANNED.items():
     _SIZES[_family] = _SIZES["llama"] | {"pad_token_id": None} | _own
     _NO_DROPOUT[_family] = () if _family == "ernie4_5" else ("attention_dropout",)
@@ -194,6 +210,8 @@ _QUICK = [
     sgd("llama", cp=2, context="ring"),
     Case({"pp": 2}, "adamw", "bert", attends="bidirectional"),
     Case({"dp": 2, "pp": 2, "zero": 1}, "adamw", "t5", attends="prefix"),
+    Case({"dp": 2, "zero": 3}, "adamw", "qwen3_moe"),
+    sgd("falcon", pp=2),
 ]
 
 
@@ -340,6 +358,58 @@ PLANNED = [
     adamw("gemma2", dp=2, zero=3),
     adapter("qwen2", tp=2),
 ]
+
+LAYOUTS: tuple[dict[str, Any], ...] = (
+    {"dp": 2},
+    {"dp": 2, "zero": 1},
+    {"dp": 2, "zero": 2},
+    {"dp": 2, "zero": 3},
+    {"pp": 2},
+    {"dp": 2, "pp": 2, "zero": 1},
+    {"pp": 2, "schedule": "zero-bubble"},
+    {"tp": 2},
+    {"tp": 2, "sequence_parallel": True},
+    {"cp": 2},
+    {"cp": 2, "context": "ring"},
+)
+"""What each family either has, and then the curve of one process, or is refused by name."""
+
+_ATTENDS: dict[str, Literal["bidirectional", "prefix"]] = {
+    "bert": "bidirectional",
+    "modernbert": "bidirectional",
+    "t5": "prefix",
+}
+
+
+def why_refused(family: str, parallel: dict[str, Any]) -> str | None:
+    """What is said of a layout that a family does not have, as a pattern; None for one that it has."""
+    for axis in ("tp", "cp"):
+        if parallel.get(axis, 1) > 1 and axis not in FAMILIES[family].shared_axes:
+            return rf"parallel: {axis}=2: ranks cannot share a block of {family} yet; set {axis} to 1, raise dp or pp"
+    if parallel.get("zero", 0) >= 2 and family == "t5":
+        return rf"parallel: zero={parallel['zero']}: all blocks of t5 read .*; set zero to 0 or 1"
+    if parallel.get("schedule") == "zero-bubble" and family == "t5":
+        return r'parallel: schedule = "zero-bubble": all blocks of a stage of t5 add one bias .*; take "1f1b", "gpipe"'
+    if parallel.get("context") == "ring" and family == "bloom":
+        return r"parallel: context=ring: bloom adds a bias to its scores, .*; take context=ulysses"
+    if parallel.get("context") == "ring" and "sliding_window" in _SIZES[family]:
+        return rf"parallel: context=ring: layers of {family} may have sliding windows, .*; take context=ulysses"
+    return None
+
+
+def _further(family: str, parallel: dict[str, Any]) -> Case:
+    """Stages are compared under SGD, for Adam would hide a wrong scale of a shared gradient."""
+    optimizer = "sgd" if "pp" in parallel else "adamw"
+    return Case(parallel, optimizer, family, attends=_ATTENDS.get(family, "causal"), steps=STEPS // 2)
+
+
+FURTHER = [
+    _further(family, parallel)
+    for family in ("falcon", "qwen3_moe", "bert", "modernbert", "t5")
+    for parallel in LAYOUTS
+    if why_refused(family, parallel) is None
+]
+"""Side by side, with experts, encoders, and one with a decoder: none has an axis beside dp, pp and ZeRO."""
 
 COMPILED = [
     sgd(dp=2, compile=True),

@@ -10,14 +10,22 @@ from pathlib import Path
 
 import torch
 from forks import fork_ranks
-from rank_layouts import BATCH, COMPILED, FAST, LARGE, PLANNED, RING, SLOW, TOKENS, Case
+from rank_layouts import BATCH, COMPILED, FAST, FURTHER, LARGE, PLANNED, RING, SLOW, TOKENS, Case
 from references import adapter_of, batch_of, one_process, optimizer_of, seen_of, source_of
 from safetensors.torch import load_file, save_file
 
 from phalanx.parallel import ParallelConfig, RankEnv, RankRecipe, RankSaver, RankTrainer, join
 from phalanx.parallel.groups.mesh import open_domain
 
-TABLES = {"fast": FAST, "slow": SLOW, "ring": RING, "large": LARGE, "compiled": COMPILED, "planned": PLANNED}
+TABLES = {
+    "fast": FAST,
+    "slow": SLOW,
+    "ring": RING,
+    "large": LARGE,
+    "compiled": COMPILED,
+    "planned": PLANNED,
+    "further": FURTHER,
+}
 
 
 def play(case: Case, rank: int, home: Path, number: int) -> dict[str, object]:

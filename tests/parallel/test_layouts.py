@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from rank_layouts import COMPILED, FAST, LARGE, PLANNED, RING, SLOW, Case
+from rank_layouts import COMPILED, FAST, FURTHER, LARGE, PLANNED, RING, SLOW, Case
 
 from machine_patience import patience_s
 from phalanx.planner.model.families import FAMILIES
@@ -46,6 +46,11 @@ def ring(tmp_path_factory):
 @pytest.fixture(scope="session")
 def planned(tmp_path_factory):
     return run_table("planned", tmp_path_factory.mktemp("planned"))
+
+
+@pytest.fixture(scope="session")
+def further(tmp_path_factory):
+    return run_table("further", tmp_path_factory.mktemp("further"))
 
 
 @pytest.fixture(scope="session")
@@ -142,6 +147,14 @@ def test_held_out_batches_give_all_layouts_the_same_loss(slow):
 @pytest.mark.parametrize("case", PLANNED, ids=[case.name for case in PLANNED])
 def test_a_family_cut_by_its_plan_gives_the_curve_of_one_process(planned, case):
     check(planned, PLANNED, case)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(PATIENT_S)
+@pytest.mark.xdist_group("further layouts")
+@pytest.mark.parametrize("case", FURTHER, ids=[case.name for case in FURTHER])
+def test_experts_encoders_and_side_by_side_give_the_curve_of_one_process(further, case):
+    check(further, FURTHER, case)
 
 
 @pytest.mark.parametrize("axis", ["tp", "cp"])

@@ -1,16 +1,21 @@
 """What a model, an optimizer or a machine cannot do with a layout is refused with what to change."""
 
 import pytest
-from rank_layouts import architecture
+from rank_layouts import LAYOUTS, architecture, why_refused
 
 from phalanx.errors import ConfigError
 from phalanx.parallel import ParallelConfig, StepWorkload, check_layout
 from phalanx.parallel.model.compiled import why_no_compiler
+from phalanx.planner.model.families import FAMILIES
 
 
 def check(family="gpt2", load=None, **parallel):
     numbers = {"batch_size": 8, "microbatches": 4, "sequence_length": 16, **(load or {})}
-    check_layout(ParallelConfig(**parallel), architecture(family), StepWorkload(**numbers))
+    config = architecture(family)
+    if "sliding_window" not in config:
+        # as transformers writes it into every config.json of a family that may have windows
+        config["layer_types"] = ["full_attention"] * 4
+    check_layout(ParallelConfig(**parallel), config, StepWorkload(**numbers))
 
 
 @pytest.mark.parametrize(
@@ -54,6 +59,17 @@ def test_what_a_layout_cannot_do_is_refused(keys, words):
 )
 def test_what_it_can_do_is_not(keys):
     check(**keys)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_layout_is_a_familys_or_is_refused_by_its_axis_the_family_and_what_to_set(family):
+    for parallel in LAYOUTS:
+        why = why_refused(family, parallel)
+        if why is None:
+            check(family, **parallel)
+            continue
+        with pytest.raises(ConfigError, match=why):
+            check(family, **parallel)
 
 
 def test_dropout_in_attention_is_refused_in_a_ring_alone():

@@ -9,7 +9,7 @@ from phalanx.models import AttentionKind
 from phalanx.parallel.config import SHARED_GRADIENTS, ParallelConfig
 from phalanx.parallel.model.compiled import why_no_compiler
 from phalanx.parallel.tensor.tensor_plans import plan_of
-from phalanx.planner import Recipe, nearest, shape_of, why_not
+from phalanx.planner import SCHEDULES, Recipe, nearest, shape_of, why_not
 from phalanx.planner.model.families import FAMILIES
 from phalanx.planner.model.optimizers import OPTIMIZERS
 
@@ -119,6 +119,11 @@ def _about_the_model(config: ParallelConfig, hub_config: Mapping[str, Any], load
         yield (
             f"zero={config.zero}: all blocks of {family} read what its first one learns of positions, and ranks would "
             "have slices of it outside of that block; set zero to 0 or 1"
+        )
+    if config.pp > 1 and SCHEDULES[config.schedule].splits_backward and FAMILIES[family].predicts == "target":
+        yield (
+            f'schedule = "{config.schedule}": all blocks of a stage of {family} add one bias to their scores, and a '
+            'backward pass in two halves would go through it twice; take "1f1b", "gpipe" or "interleaved"'
         )
     cuts_itself = hub_config.get("slow_but_exact") and hub_config.get("pretraining_tp", 1) > 1
     if cuts_itself and (config.tp > 1 or config.cp > 1):
