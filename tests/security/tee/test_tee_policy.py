@@ -9,7 +9,7 @@ from amd import Amd
 from refusals import refusal
 
 from phalanx.errors import ConfigError
-from phalanx.security.tee import BACKENDS, Reference, load_policy, packaged_roots
+from phalanx.security.tee import BACKENDS, Reference, files_of, load_policy, packaged_roots
 from phalanx.security.tee.intel.dcap import DcapReference
 from phalanx.security.tee.policy import PolicyConfig
 
@@ -24,6 +24,10 @@ measurements.launch = ["{launch}"]
 min_tcb = {{ bootloader = 4, tee = 1, snp = 22, microcode = 213 }}
 roots = ["ark.pem"]
 """
+
+
+SNP = {"measurements": {"launch": ["00" * 48]}, "min_tcb": {"bootloader": 4, "tee": 0, "snp": 22, "microcode": 213}}
+GPU = {"measurements": {"1": ["00" * 48]}}
 
 
 def write(folder, text=GOOD, **changes):
@@ -140,3 +144,25 @@ def test_the_packaged_roots_are_those_that_the_vendors_publish():
         "nv-gpu": ["102bf659d5419614"],
         "sim": [],
     }
+
+
+def test_roots_may_stand_in_the_policy_itself_and_need_no_file_then(tmp_path, binding):
+    amd = Amd()
+    pem = amd.ark.pem.decode()
+    path = write(tmp_path, GOOD.replace('["ark.pem"]', '["""\n' + pem + '"""]'))
+
+    policy, config = load_policy(path)
+
+    assert files_of(config) == ()
+    assert config.kinds == ("snp",)
+    assert amd.case(binding).with_policy(references=policy.references, roots=policy.roots).appraise()
+    with pytest.raises(ConfigError, match="expected the vendor's root certificates"):
+        load_policy(write(tmp_path, path.read_text().replace("{", "{{").replace("}", "}}").replace(pem[30:60], "")))
+
+
+def test_the_files_that_a_policy_needs_are_named():
+    given = {"snp": SNP | {"roots": ["ark.pem"], "crls": ["a.crl"]}, "nv_gpu": GPU | {"manifest_roots": ["m.pem"]}}
+
+    config = PolicyConfig.model_validate_json(json.dumps(given))
+
+    assert files_of(config) == ("ark.pem", "a.crl", "m.pem")

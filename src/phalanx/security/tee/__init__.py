@@ -8,7 +8,7 @@ from phalanx.security.tee.claims import Backend, Claims, Reference, check_measur
 from phalanx.security.tee.eat import Token, issue_token, read_token
 from phalanx.security.tee.evidence import Evidence, parse_evidence
 from phalanx.security.tee.key_release import KeyRelease
-from phalanx.security.tee.policy import Policy, PolicyConfig, build_policy, load_policy, packaged_roots
+from phalanx.security.tee.policy import Policy, PolicyConfig, build_policy, files_of, load_policy, packaged_roots
 from phalanx.security.tee.ra_tls import (
     appraise_certificate,
     make_certificate,
@@ -58,6 +58,7 @@ __all__ = [
     "begin_enrolment",
     "build_policy",
     "check_measurements",
+    "files_of",
     "find_kind",
     "inspect_evidence",
     "issue_token",

@@ -43,7 +43,7 @@ class Reference(StrictModel):
 
     Attributes:
         measurements: Accepted values, in hex, by the measurement's name. At least one name must be given.
-        roots: PEM files with the vendor's roots, relative to the policy; the packaged ones if empty.
+        roots: PEM files with the vendor's roots, relative to the policy, or their text; the packaged ones if empty.
         crls: DER files with revocation lists.
     """
 

@@ -23,6 +23,8 @@ from phalanx.security.tee.refusal_reason import Reason
 from phalanx.security.tee.sim import SimReference
 from phalanx.security.tee.tpm.key import TpmReference
 
+_PEM = "-----BEGIN CERTIFICATE-----"
+
 
 class ExpectedConfig(StrictModel):
     """The binding that this one appraisal expects: a nonce with key, run and role, or plain report data.
@@ -89,6 +91,11 @@ class PolicyConfig(StrictModel):
     nv_gpu: NvGpuReference | None = None
     az_snp_vtpm: AzSnpVtpmReference | None = None
     sim: SimReference | None = None
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Names in `BACKENDS` of the kinds that it has reference values of."""
+        return tuple(kind for kind in BACKENDS if getattr(self, kind.replace("-", "_")) is not None)
 
 
 @dataclass(frozen=True)
@@ -163,19 +170,15 @@ def build_policy(config: PolicyConfig, directory: Path) -> Policy:
     Raises:
         ConfigError: A file is missing or malformed.
     """
-    references: dict[str, Reference] = {}
-    for kind in BACKENDS:
-        found = getattr(config, kind.replace("-", "_"))
-        if found is not None:
-            references[kind] = found
+    references: dict[str, Reference] = {kind: getattr(config, kind.replace("-", "_")) for kind in config.kinds}
     return Policy(
         references=references,
         roots={
-            kind: tuple(one for name in reference.roots for one in _roots(directory / name))
+            kind: tuple(one for name in reference.roots for one in _roots(directory, name))
             for kind, reference in references.items()
         },
         manifest_roots={
-            "nv-gpu": tuple(one for name in config.nv_gpu.manifest_roots for one in _roots(directory / name))
+            "nv-gpu": tuple(one for name in config.nv_gpu.manifest_roots for one in _roots(directory, name))
         }
         if config.nv_gpu is not None
         else {},
@@ -187,11 +190,24 @@ def build_policy(config: PolicyConfig, directory: Path) -> Policy:
     )
 
 
-def _roots(path: Path) -> tuple[Certificate, ...]:
+def files_of(config: PolicyConfig) -> tuple[str, ...]:
+    """Return the names of the files that a policy needs beside it; roots that stand in the policy itself are none."""
+    found: list[str] = []
+    for kind in config.kinds:
+        reference = getattr(config, kind.replace("-", "_"))
+        roots = (*reference.roots, *getattr(reference, "manifest_roots", ()))
+        found += [one for one in roots if not one.startswith(_PEM)]
+        found += reference.crls
+    return tuple(found)
+
+
+def _roots(directory: Path, given: str) -> tuple[Certificate, ...]:
+    """Read roots from a file, or from the PEM text that stands in its place."""
+    where = "roots" if given.startswith(_PEM) else str(directory / given)
     try:
-        return read_certificates(_read(path), str(path))
+        return read_certificates(given.encode() if given.startswith(_PEM) else _read(directory / given), where)
     except RefusedEvidenceError as exc:
-        raise ConfigError(f"{path}: {exc.detail}; expected the vendor's root certificates") from exc
+        raise ConfigError(f"{where}: {exc.detail}; expected the vendor's root certificates") from exc
 
 
 def _crl(path: Path) -> RevocationList:

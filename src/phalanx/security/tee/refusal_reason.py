@@ -9,6 +9,7 @@ class Reason(StrEnum):
     UNKNOWN_KIND = "unknown_kind"
     INSECURE_KIND = "insecure_kind"
     MALFORMED = "malformed"
+    MISSING_EVIDENCE = "missing_evidence"
     MISSING_ENDORSEMENT = "missing_endorsement"
     NO_REFERENCE = "no_reference"
     NO_ROOT = "no_root"
