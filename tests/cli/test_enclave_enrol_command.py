@@ -1,6 +1,8 @@
 """``phalanx enclave enrol``: a policy that accepts this TPM in this state, and names the authority behind it."""
 
+import json
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ import pytest
 from phalanx.cli import run
 from phalanx.errors import RefusedEvidenceError
 from phalanx.security.crypto import steady_now
-from phalanx.security.tee import Binding, TpmAttester, appraise, load_policy, open_tpm
+from phalanx.security.tee import Binding, PolicyConfig, TpmAttester, appraise, build_policy, load_policy, open_tpm
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "security" / "tee"))
 from bare_tpm import BareTpm
@@ -46,6 +48,21 @@ def test_another_tpm_is_refused_by_the_policy(tpm, tmp_path):
         other.close()
 
     assert refusal.value.reason == "wrong_signer"
+
+
+def test_a_clients_tpm_is_enrolled_for_the_run_file(tpm, tmp_path, capsys):
+    out = tmp_path / "north.toml"
+
+    code = run(
+        ["enclave", "enrol", "--tpm", tpm.address, "--unsafe-accept-any-ek", "--client", "north", "--out", str(out)]
+    )
+
+    assert code == 0
+    assert "the owner puts it into the run file" in capsys.readouterr().out
+    section = tomllib.loads(out.read_text())["split"]["client_policies"]["north"]
+    policy = build_policy(PolicyConfig.model_validate_json(json.dumps(section)), tmp_path)
+    with open_tpm(tpm.address) as device, TpmAttester(device) as attester:
+        assert appraise(attester.evidence(BINDING), policy, BINDING, steady_now()).claims.kind == "tpm"
 
 
 @pytest.mark.parametrize("given", [[], ["--root", "root.pem", "--unsafe-accept-any-ek"]])

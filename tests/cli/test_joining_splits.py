@@ -87,6 +87,24 @@ def test_a_client_has_keys_the_owners_run_file_and_a_file_of_its_own_after_one_c
     assert load_identity(tmp_path / "site").name == "north"
 
 
+def test_a_client_says_where_its_evidence_comes_from_by_the_same_command(owner, tmp_path):
+    words = ("--attester", "tpm", "--tpm", "swtpm:path=/run/tpm/socket")
+
+    assert join(tmp_path, owner("north"), *texts(tmp_path), *words) == 0
+
+    config, _, _ = read_client(tmp_path / "site" / "client.toml")
+    assert (config.attester, config.tpm) == ("tpm", "swtpm:path=/run/tpm/socket")
+
+
+def test_a_client_with_a_policy_is_told_that_it_must_bring_evidence(tmp_path):
+    policy = '[split.client_policies.north.tpm]\nak_names = ["00ff"]\nmeasurements."sha256.0" = ["' + "cd" * 32 + '"]\n'
+    (tmp_path / "run.toml").write_text(run_text(tmp_path) + "\n" + policy)
+
+    *_, terms = invited_to(tmp_path / "run.toml", ["north"], None, no_pipeline)
+
+    assert any(line.startswith("as north: bring evidence of your machine") for line in terms.asks)
+
+
 def test_an_enclave_joins_without_texts_and_again_with_the_keys_that_it_has(owner, tmp_path, capfd):
     token = owner("enclave")
 

@@ -9,14 +9,16 @@ from split_house import CONFIG, LIMITS, House
 from split_scene import SEQ, VOCAB
 
 from phalanx.objectives import mark_classes
+from phalanx.security.tee import SimAttester
 from phalanx.split import ENCLAVE, FrontPart, TensorKinds, microbatches_of, task_of
 from phalanx.split.channel import messages as say
 from phalanx.split.channel import turn_messages as ask
 from phalanx.split.channel.connection import Connection
 from phalanx.split.config import OWNER
-from phalanx.split.handshake.meeting import ClientHandshake, HandshakeTerms, attested_keys
+from phalanx.split.handshake.meeting import ClientHandshake
 from phalanx.split.handshake.party import EnclavePeer
-from phalanx.split.hardware.measure import policy_of
+from phalanx.split.handshake.terms import HandshakeTerms, attested_keys
+from phalanx.split.hardware.measure import measure_code, policy_of
 from phalanx.split.roles.client_end import ClientEnd
 from phalanx.split.roles.remote_lead import RemoteLead
 from phalanx.split.roles.server import EnclaveServer
@@ -100,8 +102,13 @@ class RemoteSession:
         except Exception as exc:  # noqa: BLE001 - a test looks at it
             self.failures.append(exc)
 
-    def party(self, name, session=None, policy=None, aside=lambda message: False):
-        """A party with its connection; the session and the policy can be other ones than they should be."""
+    def prove(self, name):
+        """What makes a client's evidence: a simulation of this very program."""
+        attester = SimAttester(self.house.identities[name], measure_code())
+        return lambda binding: attester.evidence(binding).to_bytes()
+
+    def party(self, name, session=None, policy=None, aside=lambda message: False, proves=None):
+        """A party with its connection; session, policy and evidence can be other ones than they should be."""
         house = self.house
         line = Connection(self.endpoints[name], ENCLAVE, LIMITS.timeout_s, lambda: None, aside)
         keys = attested_keys(house.identities[ENCLAVE].public)
@@ -109,9 +116,9 @@ class RemoteSession:
             session or self.name, bytes.fromhex(CONFIG), house.identities[ENCLAVE].public, keys, house.split.chunk_bytes
         )
         accepts = policy or (lambda: policy_of(house.split))
-        return EnclavePeer(
-            house.identities[name], line, ClientHandshake(house.identities[name], terms, MemoryEpochs(), accepts)
-        )
+        made = proves or self.prove(name)
+        handshake = ClientHandshake(house.identities[name], terms, MemoryEpochs(), accepts, made)
+        return EnclavePeer(house.identities[name], line, handshake)
 
     def client(self, name, texts=None, **given):
         """A client at the point where it has met the enclave."""
@@ -126,12 +133,12 @@ class RemoteSession:
         facts = {"model": self.house.source.files_digest(), "tokenizer": "ab" * 32, "data": "cd" * 32, **changes}
         return ask.ClientReady(**facts)
 
-    def join(self, name, texts=None, **changes):
+    def join(self, name, texts=None, proves=None, **changes):
         """Have a client work in a thread of its own until it is told to conclude."""
 
         def work():
             try:
-                taker, party = self.client(name, texts)
+                taker, party = self.client(name, texts, proves=proves)
                 party.line.say(self.ready(**changes))
                 taker.work()
                 taker.conclude(self.house.identities[ENCLAVE].public)

@@ -11,8 +11,9 @@ from phalanx.optimizers import OptimizerConfig
 from phalanx.security.crypto import Identity
 from phalanx.split import ENCLAVE, FrontPart, SplitDriver, TensorKinds, task_of
 from phalanx.split.channel.connection import Connection
-from phalanx.split.handshake.meeting import ClientHandshake, HandshakeTerms, attested_keys
+from phalanx.split.handshake.meeting import ClientHandshake
 from phalanx.split.handshake.party import EnclavePeer
+from phalanx.split.handshake.terms import HandshakeTerms, attested_keys
 from phalanx.split.hardware.measure import policy_of
 from phalanx.split.processes.local_enclave import OWNER, EnclaveConfig
 from phalanx.split.processes.offload import as_it_is

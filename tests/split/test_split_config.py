@@ -82,3 +82,58 @@ def test_the_resolved_file_of_an_earlier_version_is_read():
     earlier = {"cut": 2, "allow_insecure_sim": True, "masked": MaskedConfig().model_dump(exclude_none=True)}
 
     assert SplitConfig.model_validate_json(json.dumps(earlier)) == SplitConfig(cut=2, allow_insecure_sim=True)
+
+
+CODE = {"measurements": {"code": ["ab" * 32]}}
+PROVES = {"allow_insecure_sim": True, "sim": CODE}
+TPM = {"tpm": {"ak_names": ["00ff"], "measurements": {"sha256.0": ["cd" * 32]}}}
+
+
+def remote(**client_policies):
+    """A split of clients of other owners, as a file has it."""
+    given = {"remote_clients": ["north", "south"], "remote_enclave": "localhost:7071", "pki": "keys"}
+    given |= {"client_policies": client_policies} if client_policies else {}
+    return SplitConfig.model_validate_json(json.dumps({"cut": 2, "clients": 2, "allow_insecure_sim": True, **given}))
+
+
+@pytest.mark.parametrize(
+    ("policies", "named"),
+    [
+        ({"east": PROVES}, "client_policies.east: is for a client that is a process of another owner.*north, south"),
+        ({"north": {}}, "needs reference values of a kind"),
+        ({"north": {"allow_insecure_sim": True}}, "needs reference values of a kind"),
+        ({"north": {**PROVES, "expect": {"report_data": "00"}}}, "no .expect."),
+        ({"north": {"sim": CODE}}, "simulated evidence proves nothing"),
+        ({"north": {"tpm": {**TPM["tpm"], "roots": ["vendor.pem"]}}}, "names the file 'vendor.pem'"),
+        ({"north": {"tpm": {**TPM["tpm"], "crls": ["vendor.crl"]}}}, "names the file 'vendor.crl'"),
+        ({"north": {"tmp": TPM["tpm"]}}, "tmp"),
+    ],
+)
+def test_a_clients_policy_that_cannot_be_one_is_named(policies, named):
+    with pytest.raises(ValidationError, match=named):
+        remote(**policies)
+
+
+def test_a_client_that_the_run_plays_itself_has_no_policy():
+    with pytest.raises(ValidationError, match="those here: none"):
+        SplitConfig.model_validate_json(
+            json.dumps({"cut": 2, "allow_insecure_sim": True, "client_policies": {"client-0": PROVES}})
+        )
+
+
+def test_a_clients_policy_is_part_of_the_runs_digest_and_none_changes_nothing():
+    bare, with_policy = remote(), remote(north=TPM)
+
+    again = SplitConfig.model_validate_json(json.dumps(tomllib.loads(dump_toml(with_policy))))
+
+    assert "client_policies" not in bare.model_dump(mode="json")
+    assert (again, digest(again)) == (with_policy, digest(with_policy))
+    assert len({digest(one) for one in (bare, with_policy, remote(north=PROVES), remote(south=TPM))}) == 4
+
+
+def test_a_root_in_a_clients_policy_that_cannot_be_read_is_named_before_anything_starts(source):
+    broken = {"tpm": {**TPM["tpm"], "roots": ["-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"]}}
+
+    with pytest.raises(ConfigError, match=r"client_policies\.north: roots"):
+        check_split(remote(north=broken), source, seq=SEQ, objective="causal_lm")
+    check_split(remote(north=TPM), source, seq=SEQ, objective="causal_lm")

@@ -6,7 +6,8 @@ from split_scene import split_config
 from phalanx.errors import ConfigError, PeerRefusedError, RefusedEvidenceError, SealError, SignatureError
 from phalanx.security.crypto import Identity
 from phalanx.security.tee import PolicyConfig, SimAttester, build_policy, make_sim_evidence
-from phalanx.split.handshake.meeting import ClientHandshake, EnclaveHandshake, HandshakeTerms, attested_keys
+from phalanx.split.handshake.meeting import ClientHandshake, EnclaveHandshake
+from phalanx.split.handshake.terms import HandshakeTerms, attested_keys
 from phalanx.split.hardware.measure import measure_code, policy_of
 from phalanx.split.roles.simulator import MemoryEpochs
 

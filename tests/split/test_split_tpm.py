@@ -1,20 +1,25 @@
 """The tpm tier with a software TPM: real quotes, a key that opens in one state, counters that outlive the enclave."""
 
+import json
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from remote_house import RemoteHouse
 from split_house import House
 from split_scene import make_scene, train
 
 from phalanx.errors import ConfigError, RefusedEvidenceError, RollbackError, TpmError
-from phalanx.security.tee import Binding, TpmAttester, inspect_evidence, open_tpm
+from phalanx.security.tee import Binding, PolicyConfig, TpmAttester, inspect_evidence, open_tpm
 from phalanx.security.tee.tpm.structures import parse_public
 from phalanx.split import SplitSimulator
+from phalanx.split.channel import turn_messages as ask
 from phalanx.split.hardware.measure import policy_of
+from phalanx.train.parties.client_file import ClientFile
 
 sys.path.append(str(Path(__file__).parents[1] / "security" / "tee"))
-swtpm_lab = pytest.importorskip("swtpm_lab")
+swtpm_lab, bare_tpm = pytest.importorskip("swtpm_lab"), pytest.importorskip("bare_tpm")
 
 pytestmark = [
     pytest.mark.slow,
@@ -96,3 +101,54 @@ def test_a_machine_in_another_state_gets_neither_the_key_nor_a_client(house, tpm
 def test_without_a_policy_nobody_knows_which_tpm_is_meant(house):
     with pytest.raises(ConfigError, match=r"split\.policy"):
         policy_of(house.split.model_copy(update={"policy": None}))
+
+
+class ClientMachine:
+    """The machine of client south: its TPM, its policy as the run file has it, and sessions that want its evidence."""
+
+    def __init__(self, tpm, source, folder):
+        self.tpm = tpm
+        policy = tomllib.loads(write_policy(tpm, folder).read_text())
+        policy = PolicyConfig.model_validate_json(json.dumps(policy))
+        self.house = RemoteHouse(source, folder, client_policies={"south": policy})
+
+    def client_file(self, tpm=None):
+        given = {"run": "run.toml", "identity": "keys", "train": "a.csv", "test": "b.csv"}
+        return ClientFile(**given, attester="tpm", tpm=(tpm or self.tpm).address)
+
+    def proves(self, tpm=None):
+        return lambda binding: self.client_file(tpm).evidence(binding, self.house.identities["south"])
+
+
+@pytest.fixture
+def machine(tpm, source, tmp_path):
+    return ClientMachine(tpm, source, tmp_path)
+
+
+def test_a_clients_quote_lets_it_in_and_the_owner_hears_of_it(machine):
+    heard = []
+    with machine.house.open() as session:
+        session.join("north")
+        session.join("south", proves=machine.proves())
+        lead = session.lead(lambda one: isinstance(one, ask.ClientAppraised) and (heard.append(one) or True))
+
+        assert lead.step(0, 0).loss > 0
+
+    assert [(one.client, one.evidence, len(one.measurements)) for one in heard] == [("south", "tpm", 8)]
+
+
+def test_a_clients_machine_in_another_state_or_another_machine_gets_no_link(machine, tmp_path):
+    (tmp_path / "other").mkdir()
+    other = bare_tpm.BareTpm(tmp_path / "other")
+    try:
+        with machine.house.open() as session, pytest.raises(RefusedEvidenceError) as refusal:
+            session.client("south", proves=machine.proves(other))
+    finally:
+        other.close()
+    assert refusal.value.reason == "wrong_signer"
+
+    machine.tpm.extend(7, b"\x01" * 32)
+    with machine.house.open() as session, pytest.raises(RefusedEvidenceError) as refusal:
+        session.client("south", proves=machine.proves())
+
+    assert refusal.value.reason == "wrong_measurement"

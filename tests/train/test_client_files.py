@@ -11,7 +11,9 @@ from phalanx.data.loader import BatchLoader
 from phalanx.data.tokenizers import train_bpe
 from phalanx.errors import CertificateError, CheckpointError, ConfigError, DataError
 from phalanx.models import ModelSource, open_model
-from phalanx.security.crypto import create_authority, issue
+from phalanx.security.crypto import create_authority, issue, load_identity
+from phalanx.security.tee import Binding, inspect_evidence, parse_evidence
+from phalanx.split.hardware.measure import measure_code
 from phalanx.train import load_run
 from phalanx.train.batches.labelled import ClientTexts as LocalTexts
 from phalanx.train.batches.remote_turns import RemoteTurns
@@ -99,6 +101,59 @@ def test_a_client_reads_its_own_name_and_the_runs_classes(make):
 def test_what_is_wrong_is_said_before_anything_is_called(make, run_changes, client_changes, who, without, error, named):
     with pytest.raises(error, match=named):
         read_client(make(run_changes, client_changes, who, without))
+
+
+PROVES = """
+[split.client_policies.north]
+allow_insecure_sim = true
+[split.client_policies.north.sim]
+measurements.code = ["CODE"]
+"""
+
+
+def proving(keys):
+    """A run file with a policy for north."""
+    return {SPLIT.replace("PKI", str(keys)): SPLIT.replace("PKI", str(keys)) + PROVES.replace("CODE", "ab" * 32)}
+
+
+@pytest.mark.parametrize(
+    ("client_changes", "named"),
+    [
+        ({}, 'attester: missing; the run file has a policy for north.*set attester = "sim"'),
+        ({"attester": "tpm"}, 'attester: "tpm"; the run file'),
+        ({"attester": "tmp"}, "attester"),
+        ({"attester": "az-snp-vtpm"}, "attester"),
+    ],
+)
+def test_a_client_that_cannot_bring_the_evidence_that_is_asked_for_is_told_before_it_calls(
+    make, keys, client_changes, named
+):
+    with pytest.raises(ConfigError, match=named):
+        read_client(make(proving(keys), client_changes))
+
+
+def test_endorsements_go_with_evidence_of_hardware_alone(make, tmp_path):
+    path = make()
+    path.write_text(path.read_text() + '\n[endorsements]\nchain = "chain.pem"\n')
+
+    with pytest.raises(ConfigError, match="endorsements: go along with evidence of hardware"):
+        read_client(path)
+
+
+def test_a_client_brings_evidence_of_this_very_program_or_says_what_is_missing(make, keys, tmp_path):
+    client, run, name = read_client(make(proving(keys), {"attester": "sim"}))
+    binding = Binding(b"\1" * 32, b"\2" * 32, b"\3" * 32, "client")
+
+    evidence = parse_evidence(client.evidence(binding, load_identity(keys / name)))
+
+    assert inspect_evidence(evidence) == {"code": measure_code().hex()}
+    assert run.split.client_policies["north"].kinds == ("sim",)
+    bare = client.model_copy(update={"attester": None})
+    with pytest.raises(ConfigError, match="attester: missing"):
+        bare.evidence(binding, load_identity(keys / name))
+    hardware = client.model_copy(update={"attester": "tpm", "endorsements": {"chain": str(tmp_path / "no.pem")}})
+    with pytest.raises(ConfigError, match=r"no\.pem: cannot be read"):
+        hardware.evidence(binding, load_identity(keys / name))
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 ENROL_EXAMPLES = (
     "Example: phalanx enclave enrol --root vendor-root.pem --chain vendor-intermediate.pem --out policy.toml\n\n"
     "Example: phalanx enclave enrol --tpm swtpm:path=/run/tpm/socket --unsafe-accept-any-ek --out policy.toml\n\n"
+    "Example: phalanx enclave enrol --root vendor-root.pem --client north --out north.toml\n\n"
     "Exit codes: 0 written, 2 the command line is wrong, 3 a file or the TPM cannot be read, 5 the TPM is no vendor's."
 )
 
@@ -37,6 +38,9 @@ def enrol(
     unsafe_accept_any_ek: Annotated[
         bool, typer.Option("--unsafe-accept-any-ek", help="Believe a TPM that no vendor vouches for, such as swtpm.")
     ] = False,
+    client: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Write it for the run file, as the policy of this client.")
+    ] = None,
 ) -> Answer:
     """Pin this TPM's attestation key and the state that the machine is in NOW, for the clients of a split.
 
@@ -58,8 +62,10 @@ def enrol(
         else:
             name = parse_public(attester.ak_public).name.hex()
         evidence = attester.evidence(Binding(bytes(32), bytes(32), bytes(32)))
-    write_text(out, _policy(name, evidence, certified=root is not None))
-    typer.echo(f"{out}: key {name[:20]}... and {len(read_numbers(pcrs))} PCRs; take it to every client")
+    section = "tpm" if client is None else f"split.client_policies.{client}.tpm"
+    write_text(out, _policy(name, evidence, section, certified=root is not None))
+    goes_to = "take it to every client" if client is None else "the owner puts it into the run file"
+    typer.echo(f"{out}: key {name[:20]}... and {len(read_numbers(pcrs))} PCRs; {goes_to}")
     if root is None:
         typer.echo("UNSAFE: nothing shows that this key lives in a TPM that its host cannot read or turn back")
     return Answer({"policy": out, "ak_name": name, "certified": root is not None})
@@ -78,15 +84,15 @@ def _certified(attester: "TpmAttester", root: Path, chain: Path | None, ek: Path
     return begun.finish(attester.activate(begun))
 
 
-def _policy(name: str, evidence: "Evidence", *, certified: bool) -> str:
+def _policy(name: str, evidence: "Evidence", section: str, *, certified: bool) -> str:
     from phalanx.security.tee import inspect_evidence
 
     vouched = "an endorsement key that its vendor certified" if certified else "NO vendor: it may be software"
     lines = [
         f"# a TPM as it was when it was enrolled; it is vouched for by {vouched}",
-        "[tpm]",
+        f"[{section}]",
         f'ak_names = ["{name}"]',
     ]
-    lines += ["", "[tpm.measurements]"]
+    lines += ["", f"[{section}.measurements]"]
     lines += [f'"{one}" = ["{value}"]' for one, value in inspect_evidence(evidence).items()]
     return "\n".join(lines) + "\n"

@@ -6,6 +6,7 @@ from phalanx.models import ModelSource
 from phalanx.models.layout import check_length
 from phalanx.objectives import OBJECTIVES
 from phalanx.split.config import SplitConfig
+from phalanx.split.handshake.client_appraisal import client_policies_of
 from phalanx.split.hardware.measure import policy_of
 from phalanx.split.training.parts import cut_model
 
@@ -20,8 +21,8 @@ def check_split(split: SplitConfig, source: ModelSource, *, seq: int, objective:
         objective: What is learned.
 
     Raises:
-        ConfigError: The cut leaves a part without a layer, the policy file is missing or wrong, the sequence is too
-            long, the objective has no task, the model is an encoder, or more clients may lie than the rule stands.
+        ConfigError: The cut leaves a part without a layer, a policy is missing or wrong, the sequence is too long,
+            the objective has no task, the model is an encoder, or more clients may lie than the rule stands.
     """
     cut_model(source.num_layers, split.cut)
     if objective not in OBJECTIVES:
@@ -39,6 +40,7 @@ def check_split(split: SplitConfig, source: ModelSource, *, seq: int, objective:
     check_length(seq, getattr(source.hub_config, "max_position_embeddings", None))
     if split.mode != "plaintext":
         policy_of(split)
+    client_policies_of(split)
 
 
 def _check_admission(split: SplitConfig) -> None:

@@ -7,6 +7,7 @@ from pydantic import Field, SerializationInfo, SerializerFunctionWrapHandler, mo
 from phalanx.config import StrictModel
 from phalanx.security.crypto import LOCAL_HOSTS
 from phalanx.security.seal import DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, ReleasePolicy
+from phalanx.security.tee import PolicyConfig, files_of
 from phalanx.split.admission.config import ClientAdmissionConfig
 from phalanx.split.masked.config import MaskedConfig
 from phalanx.transport import TransportConfig
@@ -57,10 +58,13 @@ class SplitConfig(StrictModel):
     policy: str | None = None
     """Policy file of the attestation; when left out, clients accept this release's own code at the tier. It is read
     again at every step, so that a measurement that is revoked in it ends the run."""
+    client_policies: dict[Annotated[str, Field(pattern=_PARTY)], PolicyConfig] = Field(default={}, max_length=64)
+    """What the evidence of a remote client must pass before the enclave takes its tensors: a policy by client, of which
+    the digest of the run is made like of the rest. A client that is not in here is asked for no evidence."""
     reattest_every: int = Field(default=0, ge=0)
-    """Steps after which every client asks for new evidence; 0: never."""
+    """Steps after which every client asks for new evidence, and brings its own where there is a policy; 0: never."""
     reattest_s: float = Field(default=0.0, ge=0.0)
-    """Seconds after which every client asks for new evidence; 0: never."""
+    """Seconds after which every client does the same; 0: never."""
     chunk_bytes: int = Field(default=DEFAULT_CHUNK_BYTES, ge=1, le=MAX_CHUNK_BYTES)
     """Plain bytes under one authentication tag."""
     release: ReleasePolicy | None = None
@@ -99,6 +103,7 @@ class SplitConfig(StrictModel):
         if self.mode != "masked" and "masked" in self.model_fields_set and not self._repeats_every_default:
             raise ValueError(f'[split.masked] is for mode = "masked", the mode is "{self.mode}"; remove it')
         self._check_remote()
+        self._check_client_policies()
         if self.admission is not None and self.workers_see_hidden_states:
             raise ValueError(
                 "[split.admission] looks at the gradients of the whole back part, and workers have its middle; leave "
@@ -135,6 +140,28 @@ class SplitConfig(StrictModel):
                 'tier = "tpm" or "process"'
             )
 
+    def _check_client_policies(self) -> None:
+        """Clients that this run plays itself have no machine of their own that evidence could be about."""
+        for name, policy in self.client_policies.items():
+            where = f"client_policies.{name}"
+            if name not in self.remote_clients:
+                known = ", ".join(self.remote_clients) or "none"
+                raise ValueError(f"{where}: is for a client that is a process of another owner; those here: {known}")
+            if files := files_of(policy):
+                raise ValueError(
+                    f"{where}: names the file {files[0]!r}, and a file is no part of the run's digest; put roots in "
+                    "as PEM text, and leave crls out"
+                )
+            kinds = policy.kinds
+            if policy.expect is not None or not kinds:
+                raise ValueError(f"{where}: needs reference values of a kind, such as [tpm], and no [expect]")
+            if kinds == ("sim",) and not policy.allow_insecure_sim:
+                raise ValueError(f"{where}: simulated evidence proves nothing and needs allow_insecure_sim = true")
+
+    def reattests_at(self, step: int) -> bool:
+        """Whether evidence is due again before this step is trained."""
+        return bool(self.reattest_every and step and step % self.reattest_every == 0)
+
     @property
     def _repeats_every_default(self) -> bool:
         """Whether ``[split.masked]`` is as earlier versions wrote it into the resolved file of every split."""
@@ -149,7 +176,8 @@ class SplitConfig(StrictModel):
 
         A file, which has no nulls, leaves out [split.masked] as well where nothing is masked; the digest knows it.
         """
-        left_out = {key for key in ("workers_see_hidden_states", "admission", *_REMOTE_KEYS) if not getattr(self, key)}
+        newer = ("workers_see_hidden_states", "admission", "client_policies", *_REMOTE_KEYS)
+        left_out = {key for key in newer if not getattr(self, key)}
         if info.exclude_none and self.mode != "masked":
             left_out.add("masked")
         return {name: value for name, value in write(self).items() if name not in left_out}

@@ -26,6 +26,10 @@ def join(
     test: Annotated[Path | None, typer.Option(help="Its held-out texts.")] = None,
     policy: Annotated[Path | None, typer.Option(help="Which enclave it trusts.")] = None,
     allow_insecure_sim: Annotated[bool, typer.Option(help="It takes an enclave that proves nothing.")] = False,
+    attester: Annotated[
+        str | None, typer.Option(help="What gives its own evidence, where the run asks for it: tpm, snp, ...")
+    ] = None,
+    tpm: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Of its TPM, if it is not the device's.")] = None,
 ) -> Answer:
     """Make keys here, have them certified, and serve until the run is complete; again whenever the owner is back."""
     from phalanx.security.crypto import load_identity
@@ -34,7 +38,8 @@ def join(
     token = JoinToken.parse(line)
     home = directory or Path(token.name)
     if token.name == ENCLAVE or train or test:
-        return join_split(token, home, ClientWords(train, test, policy, allow_insecure_sim), serve=serve)
+        words = ClientWords(train, test, policy, allow_insecure_sim, attester, tpm)
+        return join_split(token, home, words, serve=serve)
     file = home / "worker.toml"
     if file.exists() and load_identity(home).name == token.name:
         typer.echo(f"{home}: has keys, certificate and worker file already")

@@ -26,12 +26,16 @@ class ClientWords:
         test: Its held-out texts.
         policy: Which enclave it trusts.
         allow_insecure_sim: It takes evidence that proves nothing.
+        attester: What gives evidence of its own machine.
+        tpm: Where its TPM is.
     """
 
     train: Path | None = None
     test: Path | None = None
     policy: Path | None = None
     allow_insecure_sim: bool = False
+    attester: str | None = None
+    tpm: str | None = None
 
     def file(self, home: Path) -> str:
         """Return the text of a client's file.
@@ -47,7 +51,9 @@ class ClientWords:
             )
         paths = {"run": home / RUN, "identity": home, "train": self.train, "test": self.test}
         paths |= {} if self.policy is None else {"policy": self.policy}
-        lines = [f"{name} = {json.dumps(str(path.resolve()), ensure_ascii=False)}" for name, path in paths.items()]
+        words = {name: str(path.resolve()) for name, path in paths.items()}
+        words |= {name: word for name in ("attester", "tpm") if (word := getattr(self, name)) is not None}
+        lines = [f"{name} = {json.dumps(word, ensure_ascii=False)}" for name, word in words.items()]
         lines += ["allow_insecure_sim = true  # the enclave proves nothing"] if self.allow_insecure_sim else []
         return "\n".join(lines) + "\n"
 

@@ -5,7 +5,7 @@ Nothing in a body is believed for its own sake: a frame that is not what its bod
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from phalanx.config import StrictModel
 from phalanx.engine import Verdict
@@ -30,6 +30,8 @@ from phalanx.split.channel.costs import Costs
 from phalanx.split.channel.message import Count, Hex32, Size, SplitMessage, Text
 from phalanx.split.channel.turn_messages import (
     AwaitedClients,
+    ClientAppraised,
+    ClientEvidenceRefused,
     ClientLeft,
     ClientReady,
     ClientRefused,
@@ -59,17 +61,43 @@ class EvidenceRequest(SplitMessage):
     nonce: Hex32
 
 
-class EvidenceReply(SplitMessage):
+class _BothWays(SplitMessage):
+    """A message with a field for what is appraised on both sides; where only one is, its body is without the field."""
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in write(self).items() if value or name not in ("nonce", "evidence_bytes")}
+
+
+class EvidenceReply(_BothWays):
     """The evidence, as payload."""
 
     kind: ClassVar[str] = "proof"
+    nonce: Hex32 | None = None
+    """For the evidence of the party that has asked; None where none is needed."""
 
 
-class Call(SplitMessage):
-    """Payload: a token of so many bytes, and the hello of a handshake; both are empty in a plaintext split."""
+class Call(_BothWays):
+    """Payload: a token of so many bytes, the caller's own evidence, and the hello of a handshake.
+
+    Evidence is empty where the enclave asks for none, and all three are in a plaintext split.
+    """
 
     kind: ClassVar[str] = "call"
     token_bytes: Count
+    evidence_bytes: Count = 0
+
+
+class ClientEvidence(SplitMessage):
+    """New evidence of a client for the nonce that it was given last, as payload; the keys stay."""
+
+    kind: ClassVar[str] = "client_proof"
+
+
+class ClientEvidenceReply(SplitMessage):
+    """Word that the new evidence passes."""
+
+    kind: ClassVar[str] = "client_proof_passes"
 
 
 class Welcome(SplitMessage):
@@ -268,6 +296,8 @@ _KINDS = by_kind(
         EvidenceRequest,
         EvidenceReply,
         Call,
+        ClientEvidence,
+        ClientEvidenceReply,
         Welcome,
         Upload,
         ResendRequest,
@@ -298,6 +328,8 @@ _KINDS = by_kind(
         AwaitedClients,
         ClientLeft,
         ClientRefused,
+        ClientAppraised,
+        ClientEvidenceRefused,
         Conclude,
         ConcludeReply,
         RefusedRequest,

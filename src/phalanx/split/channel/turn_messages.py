@@ -13,10 +13,11 @@ from pydantic import Field
 
 from phalanx.split.admission.config import RefusalReason
 from phalanx.split.channel.costs import Costs
-from phalanx.split.channel.message import Count, Hex32, Name, Size, SplitMessage
+from phalanx.split.channel.message import Count, Hex32, Name, Size, SplitMessage, Text
 
 LeaveReason = Literal["evidence", "data", "stopped", "failed"]
 _MOST_CLIENTS = 64
+_MOST_MEASUREMENTS = 256
 
 
 class ClientReady(SplitMessage):
@@ -87,6 +88,27 @@ class ClientRefused(SplitMessage):
     figure: Size | None
     bound: Size | None
     is_excluded: bool
+
+
+class ClientAppraised(SplitMessage):
+    """Word to the owner that a client's evidence has passed: which, by which policy, and what it has measured."""
+
+    kind: ClassVar[str] = "client_appraised"
+    client: Name
+    evidence: Text
+    """Its kind."""
+    policy: Hex32
+    """Digest of the client's policy in the run file."""
+    device: Text
+    measurements: dict[Text, Text] = Field(max_length=_MOST_MEASUREMENTS)
+
+
+class ClientEvidenceRefused(SplitMessage):
+    """Word to the owner that a client's evidence has not passed, or was missing; nothing of it is taken."""
+
+    kind: ClassVar[str] = "client_evidence_refused"
+    client: Name
+    reason: Text
 
 
 class Conclude(SplitMessage):

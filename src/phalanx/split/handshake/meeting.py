@@ -1,26 +1,22 @@
-"""The handshake of client and enclave: evidence for the client's own nonce, then keys that only these two have.
+"""The handshake of client and enclave: evidence for the other side's nonce, then keys that only these two have.
 
     client                                                     enclave
       nonce  ------------------------------------------------->
-             <-------------------------------------------------  evidence(nonce, keys, config)
-      appraises; signs the result as a token
-      token, hello  ------------------------------------------>   checks that the token is about it
+             <----------------  evidence(nonce, keys, config); its own nonce, where the run file has a policy for the
+      appraises; signs the result as a token                      client
+      token, evidence(nonce, keys, session), hello  ---------->   checks that the token is about it; appraises
              <-------------------------------------------------  reply
 
-The evidence binds the enclave's message key and TLS key; the reply is signed with that message key. The digest of the
-token is in every key of the channel: a side that rests on another appraisal has other keys.
+Evidence binds message key and TLS key of the side that makes it; hello and reply are signed with these message keys.
+A client gives its evidence to an enclave that it has appraised, and to no other. The digests of token and evidence are
+in every key of the channel: a side that rests on another appraisal has other keys.
 """
 
-import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-
-from cryptography import x509
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from phalanx.errors import PeerRefusedError, RefusedEvidenceError
-from phalanx.security.crypto import Identity, Peer, in_domain, steady_now
-from phalanx.security.seal import EpochSource, Offer, Terms, answer
+from phalanx.security.crypto import Identity, Peer, steady_now
+from phalanx.security.seal import EpochSource, Offer, answer
 from phalanx.security.tee import (
     AppraisalResult,
     Attester,
@@ -34,45 +30,11 @@ from phalanx.security.tee import (
     read_token,
 )
 from phalanx.split.channel.link import SealedLink
+from phalanx.split.handshake.client_appraisal import ClientAppraiser
+from phalanx.split.handshake.terms import HandshakeTerms, attested_keys
 
-ROLE = "enclave"
-
-
-@dataclass(frozen=True)
-class HandshakeTerms:
-    """The facts on which both sides of a handshake must agree.
-
-    Attributes:
-        run: Name of the session.
-        config_digest: SHA-256 of the run's config, 32 bytes.
-        enclave: The enclave's name and message key.
-        keys: Digest of the keys that evidence must be bound to; see `attested_keys`.
-        chunk_bytes: As in `Terms`.
-    """
-
-    run: str
-    config_digest: bytes
-    enclave: Peer
-    keys: bytes
-    chunk_bytes: int
-
-    def terms(self, client: str, token: bytes) -> Terms:
-        """Return what a channel with a client is about."""
-        rests_on = hashlib.sha256(token).digest()
-        return Terms(self.run, self.config_digest, rests_on, client, self.enclave.name, self.chunk_bytes)
-
-    def binding(self, nonce: bytes) -> Binding:
-        """Return what evidence for a nonce is bound to."""
-        return Binding(nonce, self.keys, self.config_digest, ROLE)
-
-
-def attested_keys(peer: Peer, certificate_pem: bytes = b"") -> bytes:
-    """Return SHA-256 over a party's message key and, where it has a certificate, its TLS key."""
-    spki = b""
-    if certificate_pem:
-        key = x509.load_pem_x509_certificate(certificate_pem).public_key()
-        spki = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    return hashlib.sha256(in_domain("enclave-keys/1", peer.public_key + spki)).digest()
+MakeEvidence = Callable[[Binding], bytes]
+"""Has this machine's hardware sign a binding; returns the envelope."""
 
 
 class EnclaveHandshake:
@@ -84,6 +46,7 @@ class EnclaveHandshake:
         terms_of_run: The facts to agree on.
         epochs: Raised at every handshake.
         clients: The clients of the run.
+        appraiser: Of clients that must bring evidence; left out, none must.
     """
 
     def __init__(
@@ -93,8 +56,10 @@ class EnclaveHandshake:
         terms_of_run: HandshakeTerms,
         epochs: EpochSource,
         clients: Mapping[str, Peer],
+        appraiser: ClientAppraiser | None = None,
     ) -> None:
         self._identity, self._attester, self._terms = identity, attester, terms_of_run
+        self._appraiser = appraiser or ClientAppraiser(terms_of_run, {}, {})
         self._epochs, self._clients = epochs, clients
         self._nonces: dict[str, bytes] = {}
 
@@ -113,11 +78,22 @@ class EnclaveHandshake:
         self._nonces[client] = nonce
         return self._attester.evidence(binding).to_bytes()
 
-    def admit(self, client: str, token: bytes, hello: bytes) -> tuple[bytes, SealedLink]:
+    def ask(self, client: str) -> bytes | None:
+        """Draw the nonce for a client's own evidence; None where none is asked for."""
+        return self._appraiser.ask(client)
+
+    def admit(self, client: str, token: bytes, hello: bytes, evidence: bytes = b"") -> tuple[bytes, SealedLink]:
         """Return the reply to a client's hello, and this side's link.
 
+        Args:
+            client: As transport and signature have proven it.
+            token: Its word on this enclave's evidence.
+            hello: Of its side of the channel.
+            evidence: Its own; empty where it brings none.
+
         Raises:
-            RefusedEvidenceError: The token is not this client's word on the evidence that it was last given.
+            RefusedEvidenceError: The token is not this client's word on the evidence that it was last given, or its
+                own evidence does not pass.
             SealError: The hello is about something else.
             SignatureError: The client did not sign it.
         """
@@ -125,7 +101,8 @@ class EnclaveHandshake:
         if nonce is None or peer is None:
             raise RefusedEvidenceError(Reason.WRONG_NONCE, f"{client}: was given no evidence; ask for it first")
         read_token(token, peer, self._terms.binding(nonce), steady_now())
-        terms = self._terms.terms(client, token)
+        self._appraiser.judge(client, evidence)
+        terms = self._terms.terms(client, token, evidence)
         reply, channel = answer(hello, terms, self._identity, self._epochs, peer)
         return reply, SealedLink(channel, self._identity)
 
@@ -138,15 +115,22 @@ class ClientHandshake:
         terms_of_run: The facts to agree on.
         epochs: Raised at every meeting.
         policy: Reads what is accepted now.
+        make_evidence: Gives this client's own; None where it has none to give.
 
     Attributes:
         result: Of the latest appraisal; None before the first one.
     """
 
     def __init__(
-        self, identity: Identity, terms_of_run: HandshakeTerms, epochs: EpochSource, policy: Callable[[], Policy]
+        self,
+        identity: Identity,
+        terms_of_run: HandshakeTerms,
+        epochs: EpochSource,
+        policy: Callable[[], Policy],
+        make_evidence: MakeEvidence | None = None,
     ) -> None:
         self.result: AppraisalResult | None = None
+        self._make_evidence = make_evidence
         self._identity, self._terms, self._epochs, self._policy = identity, terms_of_run, epochs, policy
         self._asked: tuple[Verifier, bytes] | None = None
         self._offer: Offer | None = None
@@ -170,8 +154,27 @@ class ClientHandshake:
         self.result = verifier.appraise(parse_evidence(evidence), self._terms.binding(nonce), steady_now())
         return self.result
 
-    def hello(self) -> tuple[bytes, bytes]:
+    def prove(self, nonce: bytes) -> bytes:
+        """Return this client's evidence for the enclave's nonce, after `judge`.
+
+        Raises:
+            RefusedEvidenceError: The enclave was not appraised, or this client has no evidence to give.
+            PhalanxError: The hardware gives none.
+        """
+        if self.result is None:
+            raise RefusedEvidenceError(Reason.WRONG_NONCE, "the enclave was not appraised, so it is given no evidence")
+        if self._make_evidence is None:
+            raise RefusedEvidenceError(
+                Reason.MISSING_EVIDENCE, "the enclave asks for this client's evidence, and its file names no attester"
+            )
+        keys = attested_keys(self._identity.public, self._identity.certificate_pem)
+        return self._make_evidence(self._terms.client_binding(nonce, keys))
+
+    def hello(self, evidence: bytes = b"") -> tuple[bytes, bytes]:
         """Return the token and the hello for the enclave, after `judge`.
+
+        Args:
+            evidence: What goes along, as `prove` has made it; empty where the enclave has asked for none.
 
         Raises:
             RefusedEvidenceError: Nothing was appraised, or its certificates have ended.
@@ -180,7 +183,8 @@ class ClientHandshake:
         if self.result is None:
             raise RefusedEvidenceError(Reason.WRONG_NONCE, "nothing was appraised, so no key is agreed on")
         token = issue_token(self.result, self._identity, steady_now())
-        self._offer = Offer(self._terms.terms(self._identity.name, token), self._identity, self._epochs)
+        terms = self._terms.terms(self._identity.name, token, evidence)
+        self._offer = Offer(terms, self._identity, self._epochs)
         return token, self._offer.hello
 
     def accept(self, reply: bytes) -> SealedLink:

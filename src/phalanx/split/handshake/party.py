@@ -58,35 +58,37 @@ class EnclavePeer:
         return None if self._handshake is None else self._handshake.result
 
     def meet(self) -> None:
-        """Appraise the enclave, and agree on keys with what was appraised.
+        """Appraise the enclave, be appraised where it asks for that, and agree on keys with what was appraised.
 
         Raises:
-            RefusedEvidenceError: Its evidence does not pass.
+            RefusedEvidenceError: Its evidence does not pass, or this party's own does not.
             PhalanxError: As `Connection.ask` and `ClientHandshake.accept`.
         """
         if self._handshake is None:
             self.line.ask(say.Call(token_bytes=0), say.Welcome)
             self._link = PlainLink()
             return
-        self.appraise_again()
         started = time.thread_time()
-        token, hello = self._handshake.hello()
-        _, reply = self.line.ask(say.Call(token_bytes=len(token)), say.Welcome, (token, hello))
+        evidence = self._appraise(self._handshake)
+        token, hello = self._handshake.hello(evidence)
+        call = say.Call(token_bytes=len(token), evidence_bytes=len(evidence))
+        _, reply = self.line.ask(call, say.Welcome, (token, evidence, hello) if evidence else (token, hello))
         self._link = self._handshake.accept(bytes(reply))
         self.meeting_s += time.thread_time() - started
 
     def appraise_again(self) -> None:
         """Ask for evidence for a new nonce, and appraise it by the policy as it is now; the keys stay.
 
+        Where the enclave asks for evidence of this party as well, it gets new evidence too.
+
         Raises:
-            RefusedEvidenceError: It does not pass: nothing more is sent to this enclave.
+            RefusedEvidenceError: It does not pass: nothing more is sent to this enclave. Or this party's own does not.
         """
         if self._handshake is None:
             return
         started = time.thread_time()
-        _, evidence = self.line.ask(say.EvidenceRequest(nonce=self._handshake.ask().hex()), say.EvidenceReply)
-        self._handshake.judge(bytes(evidence))
-        self._appraised_at = self._clock()
+        if evidence := self._appraise(self._handshake):
+            self.line.ask(say.ClientEvidence(), say.ClientEvidenceReply, (evidence,))
         self.meeting_s += time.thread_time() - started
 
     def check_trust(self, *, every_s: float, now: bool) -> None:
@@ -124,6 +126,15 @@ class EnclavePeer:
         theirs = bytes(payload)
         compare_statements(read_statement(mine, self._identity.public), read_statement(theirs, enclave))
         return mine, theirs
+
+    def _appraise(self, handshake: ClientHandshake) -> bytes:
+        """Appraise the enclave, and return this party's own evidence for it; empty where it asks for none."""
+        # before the enclave's own clock begins: this party is the first to notice that an appraisal is too old
+        asked_at = self._clock()
+        told, evidence = self.line.ask(say.EvidenceRequest(nonce=handshake.ask().hex()), say.EvidenceReply)
+        handshake.judge(bytes(evidence))
+        self._appraised_at = asked_at
+        return b"" if told.nonce is None else handshake.prove(bytes.fromhex(told.nonce))
 
     def close(self) -> None:
         """Forget keys."""

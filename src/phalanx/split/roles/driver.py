@@ -170,8 +170,7 @@ class SplitDriver(OwnerRequests):
             party.close()
 
     def _check_trust(self, step: int) -> None:
-        every = self._split.reattest_every
-        is_time = bool(every and step and step % every == 0)
+        is_time = self._split.reattests_at(step)
         with self.timer.phase("attest"):
             for party in self.parties:
                 party.check_trust(every_s=self._split.reattest_s, now=is_time)

@@ -101,9 +101,8 @@ class RemoteLead(OwnerRequests):
             FailedBatchError: Loss or gradient is not finite; nothing was applied.
             PhalanxError: As `Connection.hear`.
         """
-        every = self._split.reattest_every
         with self.timer.phase("attest"):
-            self._owner.check_trust(every_s=self._split.reattest_s, now=bool(every and step and step % every == 0))
+            self._owner.check_trust(every_s=self._split.reattest_s, now=self._split.reattests_at(step))
         norm, loss, targets = self._turn("train", step, draw, _STEP_NUMBERS)
         if not norm >= 0:
             raise FailedBatchError(f"step {step}: the enclave found a loss or gradient that is not finite")

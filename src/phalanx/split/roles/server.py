@@ -15,22 +15,22 @@ from phalanx.split.admission.standings import as_facts
 from phalanx.split.channel import messages as say
 from phalanx.split.channel import turn_messages as ask
 from phalanx.split.channel.costs import Costs
-from phalanx.split.channel.link import REFUSALS, FrameLink, PackedFrame, PlainLink, post
+from phalanx.split.channel.link import REFUSALS, FrameLink, PackedFrame, post
 from phalanx.split.channel.message import SplitMessage
 from phalanx.split.channel.resend_window import ReceiveWindow
 from phalanx.split.channel.tensor_kinds import TensorKinds
-from phalanx.split.handshake.meeting import EnclaveHandshake, HandshakeTerms, attested_keys
 from phalanx.split.hardware.state import StateKeeper
 from phalanx.split.hardware.tier import open_epochs, open_tier
 from phalanx.split.processes.local_enclave import OWNER, EnclaveConfig
 from phalanx.split.processes.offload import Prepare, as_it_is
 from phalanx.split.roles.back_part import open_back
 from phalanx.split.roles.enclave import Enclave, Replies
+from phalanx.split.roles.handshake_server import HandshakeServer
 from phalanx.split.roles.turns import ClientTurns
 from phalanx.split.training.parts import all_weights
 from phalanx.split.training.release import ReleaseMaker
 from phalanx.split.training.trainer import BackTrainer, SplitTrainer
-from phalanx.transport import CheckedFrame, Endpoint, LinkFault, Meter
+from phalanx.transport import CheckedFrame, Endpoint, LinkFault
 
 MakeTrainer = Callable[[BackTrainer], SplitTrainer]
 """What trains, made of the trainer of the whole back part in this process."""
@@ -68,12 +68,8 @@ class EnclaveServer:
         self._config, self._endpoint, self._source = config, endpoint, source
         tier = self._tier = open_tier(split, directory, identity)
         self._keeper = StateKeeper(tier.key, config.run, tier.counter("sealed"), tier.counter("settled"))
-        keys = attested_keys(identity.public, identity.certificate_pem)
-        terms_of_run = HandshakeTerms(
-            config.session, bytes.fromhex(config.config_digest), identity.public, keys, split.chunk_bytes
-        )
         epochs = open_epochs(directory, tier.counter("epoch"))
-        self._handshake = EnclaveHandshake(identity, tier.attester, terms_of_run, epochs, endpoint.peers)
+        self._handshakes = HandshakeServer(config, identity, tier.attester, epochs, endpoint.peers)
         part = open_back(config, source, prepare)
         self._trainer = trains(part.whole) if part.admitting is None else part.admitting
         self._releasing = ReleaseMaker(split.release, self._trainer.weights())
@@ -90,7 +86,6 @@ class EnclaveServer:
         self._waiting = {name: ReceiveWindow(name, most) for name in split.client_names}
         self._replies: dict[str, tuple[say.Reply, PackedFrame]] = {}
         self._is_over, self._is_current = False, False
-        self._meeting = Meter()
 
     def announce(self, address: str) -> None:
         """Tell every party where the enclave listens."""
@@ -140,21 +135,15 @@ class EnclaveServer:
             if item.sender in self._waiting:
                 self._waiting[item.sender].clear()
             self._post(item.sender, say.refusal_of(exc))
+        self._tell_appraisals()
 
     # --- meeting ----------------------------------------------------------------------------------
 
     def _prove(self, sender: str, message: say.EvidenceRequest, item: CheckedFrame) -> None:
-        with self._meeting.measure("meeting"):
-            evidence = self._handshake.evidence(sender, bytes.fromhex(message.nonce))
-        self._post(sender, say.EvidenceReply(), evidence)
+        self._post(sender, *self._handshakes.prove(sender, message))
 
     def _admit(self, sender: str, message: say.Call, item: CheckedFrame) -> None:
-        reply = b""
-        link: FrameLink = PlainLink()
-        if self._config.split.mode != "plaintext":
-            token, hello = bytes(item.payload[: message.token_bytes]), bytes(item.payload[message.token_bytes :])
-            with self._meeting.measure("meeting"):
-                reply, link = self._handshake.admit(sender, token, hello)
+        reply, link = self._handshakes.admit(sender, message, item.payload)
         if sender == OWNER:
             self._owner_link = link
         else:
@@ -163,6 +152,10 @@ class EnclaveServer:
         self._post(sender, say.Welcome(), reply)
         if sender == OWNER:
             self._tell_all_are_ready()
+
+    def _appraise_again(self, sender: str, message: say.ClientEvidence, item: CheckedFrame) -> None:
+        self._handshakes.appraise_again(sender, item.payload)
+        self._post(sender, say.ClientEvidenceReply())
 
     # --- training ---------------------------------------------------------------------------------
 
@@ -173,6 +166,7 @@ class EnclaveServer:
             raise RollbackError(
                 "the enclave has a state to go on from and was given none; --resume from the newest checkpoint"
             )
+        self._handshakes.check(sender)
         if self._turns is not None:
             self._turns.check(sender, message.what)
         self._waiting[sender].add(message, item)
@@ -221,7 +215,7 @@ class EnclaveServer:
                 cpu_s=time.process_time(),
                 digest_s=endpoint.seconds_hashing,
                 signing_s=endpoint.seconds_signing,
-                meeting_s=self._meeting.seconds("meeting"),
+                meeting_s=self._handshakes.seconds,
             )
         )
 
@@ -241,6 +235,7 @@ class EnclaveServer:
 
     def _pass_on(self, sender: str, message: ask.ClientTurn, item: CheckedFrame) -> None:
         self._turns_of_owner.begin(message, self._trainer.num_steps)
+        self._handshakes.expect_again(message)
         self._post_clients(message)
 
     def _take_done(self, sender: str, message: ask.TurnDone, item: CheckedFrame) -> None:
@@ -275,9 +270,15 @@ class EnclaveServer:
         return self._turns
 
     def _tell_all_are_ready(self) -> None:
-        """Tell an owner that has met the enclave that all clients have."""
+        """Tell an owner that has met the enclave that all clients have, and what came of their evidence."""
+        self._tell_appraisals()
         if self._turns is not None and self._turns.is_ready and self._owner_link is not None:
             self._post(OWNER, ask.ClientsReady(data=dict(self._turns.commitments)))
+
+    def _tell_appraisals(self) -> None:
+        """Tell an owner that has met the enclave which clients' evidence has passed and which has not."""
+        for word in () if self._owner_link is None else self._handshakes.news():
+            self._post(OWNER, word)
 
     def _tell_total(self) -> None:
         """Tell the owner what a turn has come to over all clients, sealed for it."""
@@ -368,6 +369,7 @@ _ANSWERS: Mapping[type[SplitMessage], Callable[..., None]] = MappingProxyType(
     {
         say.EvidenceRequest: EnclaveServer._prove,
         say.Call: EnclaveServer._admit,
+        say.ClientEvidence: EnclaveServer._appraise_again,
         say.Upload: EnclaveServer._queue,
         say.Repeat: EnclaveServer._repeat,
         say.Restore: EnclaveServer._restore,

@@ -22,7 +22,8 @@ from phalanx.split.channel.link import REFUSALS, FrameLink, PlainLink
 from phalanx.split.channel.resend_window import TRIES
 from phalanx.split.channel.tensor_kinds import TensorKinds, What
 from phalanx.split.config import ENCLAVE, SplitConfig
-from phalanx.split.handshake.meeting import ClientHandshake, EnclaveHandshake, HandshakeTerms, attested_keys
+from phalanx.split.handshake.meeting import ClientHandshake, EnclaveHandshake
+from phalanx.split.handshake.terms import HandshakeTerms, attested_keys
 from phalanx.split.hardware.measure import measure_code, policy_of
 from phalanx.split.roles.client import Feedback, PackedMicrobatch, SplitClient
 from phalanx.split.roles.enclave import Enclave, Replies

@@ -267,8 +267,7 @@ class TurnTaker:
     def _take(self, turn: ask.ClientTurn) -> None:
         if turn.step > self._steps:
             raise FrameError(f"a turn of step {turn.step} is asked for, the run has {self._steps}")
-        every = self._split.reattest_every
-        now = bool(turn.what == "train" and every and turn.step and turn.step % every == 0)
+        now = turn.what == "train" and self._split.reattests_at(turn.step)
         self._party.check_trust(every_s=self._split.reattest_s, now=now)
         if turn.what == "train":
             self._train(turn)

@@ -1,22 +1,25 @@
 """The file of a client: its own keys, texts and policy, and the run file that it agrees to."""
 
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from phalanx.config import StrictModel, load_config
 from phalanx.data.tasks import Columns, load_own
 from phalanx.errors import ConfigError
-from phalanx.security.crypto import load_identity
-from phalanx.security.tee import Policy, load_policy
+from phalanx.security.crypto import Identity, load_identity
+from phalanx.security.tee import Binding, Policy, PolicyConfig, SimAttester, load_policy, open_attester
 from phalanx.split import SplitConfig
-from phalanx.split.hardware.measure import policy_of
+from phalanx.split.config import DEFAULT_TPM
+from phalanx.split.hardware.measure import measure_code, policy_of
 from phalanx.train.config import RunConfig, load_run
 from phalanx.train.parties.client_conversations import look_at_conversations
 from phalanx.transport import TransportConfig
 
 _WITHOUT_PROOF = ("sim", "process")
+ClientEvidenceKind = Literal["sim", "snp", "tdx", "sgx", "nitro", "tpm", "nv-gpu"]
+"""Kinds of evidence that a client can bring: all that this program can ask hardware for, and the simulation."""
 
 
 class ClientFile(StrictModel):
@@ -39,6 +42,13 @@ class ClientFile(StrictModel):
     which tiers that prove nothing need `allow_insecure_sim` for, and tier "tpm" cannot do without."""
     allow_insecure_sim: bool = False
     """Whether evidence that proves nothing is accepted: an enclave of tier "sim" or "process"."""
+    attester: ClientEvidenceKind | None = None
+    """What gives evidence of this machine, which the enclave asks for where the run file has a policy for this client;
+    "sim" gives evidence that proves nothing."""
+    tpm: str = DEFAULT_TPM
+    """Where the TPM of `attester = "tpm"` is, as `split.tpm`."""
+    endorsements: dict[str, str] = Field(default={}, max_length=32)
+    """Files that go along with the evidence, by name: certificates that this machine's hardware does not hand out."""
     directory: str | None = None
     """This client's own: epochs, the secret of its commitment, transcript; left out, `state` beside its keys."""
     advertise: str | None = None
@@ -53,6 +63,8 @@ class ClientFile(StrictModel):
     def _check(self) -> Self:
         if self.policy is not None and self.allow_insecure_sim:
             raise ValueError("allow_insecure_sim: a policy file says itself what it allows; leave it out")
+        if self.endorsements and self.attester in (None, "sim"):
+            raise ValueError("endorsements: go along with evidence of hardware; set attester, or leave them out")
         return self
 
     @property
@@ -70,6 +82,36 @@ class ClientFile(StrictModel):
         if task is None:
             raise ConfigError(f"{self.run}: has no data.labelled.task with classes, so it is for no client of its own")
         return Columns(self.text or task.text, self.label or task.label, task.classes)
+
+    def evidence(self, binding: Binding, identity: Identity) -> bytes:
+        """Have this machine's attester sign a binding; it is opened for this and closed again.
+
+        Raises:
+            NoEvidenceError: This machine has no such attester.
+            TpmError: The TPM refuses.
+            ConfigError: An endorsement cannot be read, or the file names no attester.
+        """
+        if self.attester is None:
+            raise ConfigError("attester: missing; it gives the evidence that the enclave asks this client for")
+        if self.attester == "sim":
+            return SimAttester(identity, measure_code()).evidence(binding).to_bytes()
+        added = {name: _read(Path(path)) for name, path in self.endorsements.items()}
+        with open_attester(self.attester, added, tpm=self.tpm) as attester:
+            return attester.evidence(binding).to_bytes()
+
+    def check_attester(self, policy: PolicyConfig | None, name: str) -> None:
+        """Check that this client can bring what the run file asks it for.
+
+        Raises:
+            ConfigError: It names no attester, or one of another kind.
+        """
+        if policy is not None and self.attester not in policy.kinds:
+            kinds = " or ".join(f'"{kind}"' for kind in policy.kinds)
+            found = "missing" if self.attester is None else f'"{self.attester}"'
+            raise ConfigError(
+                f"attester: {found}; the run file has a policy for {name}, whose enclave takes nothing of it without "
+                f"evidence: set attester = {kinds}"
+            )
 
     def policy_now(self, split: SplitConfig) -> Policy:
         """Return what this client accepts, as its file says now; the owner has no say in it.
@@ -112,8 +154,16 @@ def read_client(path: Path) -> tuple[ClientFile, RunConfig, str]:
             f"{', '.join(split.remote_clients)}"
         )
     client.policy_now(split)
+    client.check_attester(split.client_policies.get(name), name)
     if run.data.conversations is None:
         load_own(Path(client.train), Path(client.test), client.columns(run))
     else:
         look_at_conversations(run.data.conversations, Path(client.train), Path(client.test))
     return client, run, name
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as exc:
+        raise ConfigError(f"endorsements: {path}: cannot be read ({exc.strerror})") from exc

@@ -17,12 +17,15 @@ from phalanx.errors import (
 from phalanx.interrupts import interruptible
 from phalanx.models import ModelSource, open_model
 from phalanx.security.crypto import load_identity, make_private_directory, write_public
+from phalanx.security.tee import TIERS
 from phalanx.split import ENCLAVE, FrontPart
 from phalanx.split.channel import messages as say
 from phalanx.split.channel import turn_messages as ask
 from phalanx.split.channel.connection import Connection
-from phalanx.split.handshake.meeting import ClientHandshake, HandshakeTerms, attested_keys
+from phalanx.split.handshake.meeting import ClientHandshake
 from phalanx.split.handshake.party import EnclavePeer
+from phalanx.split.handshake.terms import HandshakeTerms, attested_keys
+from phalanx.split.hardware.measure import measure_code
 from phalanx.split.hardware.tier import file_counter, open_epochs, worth
 from phalanx.split.roles.client import Feedback
 from phalanx.split.roles.client_end import ClientEnd
@@ -82,6 +85,9 @@ class ClientProcess:
         self._kinds = kinds_of(run, source, num_classes_of(run))
         self._ready = ready_of(client, source, read)
         tell(f"{name}: agrees to {client.run}, digest {digest(run)[:16]}; {worth(split)}")
+        if client.attester is not None:
+            code = f", code {measure_code().hex()}" if client.attester == "sim" else ""
+            tell(f"{name}: brings {client.attester} evidence where it is asked for; {TIERS[client.attester]}{code}")
 
     def serve(self) -> bool:
         """Serve one session; return whether the run is over.
@@ -133,7 +139,13 @@ class ClientProcess:
         keys = attested_keys(called.peer, called.certificate)
         terms = HandshakeTerms(called.session, bytes.fromhex(digest(self._run)), called.peer, keys, split.chunk_bytes)
         epochs = open_epochs(own, file_counter(own, "epoch"))
-        handshake = ClientHandshake(self._identity, terms, epochs, lambda: self._client.policy_now(split))
+        handshake = ClientHandshake(
+            self._identity,
+            terms,
+            epochs,
+            lambda: self._client.policy_now(split),
+            None if self._client.attester is None else lambda one: self._client.evidence(one, self._identity),
+        )
         return EnclavePeer(self._identity, line, handshake)
 
     def _tell_step(self, step: int, told: Feedback) -> None:

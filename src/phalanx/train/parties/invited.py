@@ -84,11 +84,14 @@ def _to_split(run: RunConfig, target: Path, names: list[str], port: int | None) 
     if len(text.encode()) > _MOST_BYTES:
         raise ConfigError(f"{target}: has more than {_MOST_BYTES:,} bytes, which no invitation takes; shorten comments")
     clients = ", ".join(split.remote_clients)
+    proving = ", ".join(split.client_policies)
+    evidence = f"as {proving}: bring evidence of your machine that passes your policy in run.toml"
     asks = (
         f"agree to run {digest(run)[:16]}, whose file is run.toml beside the keys: {run.train.length} with {clients}, "
         f"an enclave of tier {split.tier} at {split.remote_enclave}",
         f"as a client: compute {split.cut} layers of the model; texts and labels stay on your machine, what crosses is "
         f"sealed for the enclave, and the owner of the run gets sums over {split.clients} clients",
+        *((evidence,) if proving else ()),
         f"as the enclave: listen at {split.remote_enclave} and train the layers behind them",
         "stay until the owner ends the run; Ctrl-C leaves, and the same command comes back",
     )

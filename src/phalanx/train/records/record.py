@@ -97,6 +97,11 @@ _SAID: dict[str, tuple[Kind, str]] = {
         "alarm",
         "step {step}: what {client} sent does not count: {reason}, {figure} of at most {bound}",
     ),
+    "client_appraised": ("note", "the enclave has appraised {client}: {evidence} evidence, by policy {policy:.16}"),
+    "client_evidence_refused": (
+        "alarm",
+        "the enclave takes nothing of {client}, whose evidence its policy in the run file does not accept: {reason}",
+    ),
     "client_excluded": ("eviction", "step {step}: {client} is shut out: {reason}, {figure} of at most {bound}"),
     "site_left_out": ("alarm", "round {round}: goes on without {site}: {reason}"),
     "site_excluded": ("eviction", "round {round}: {site} is asked no more: {reason}"),

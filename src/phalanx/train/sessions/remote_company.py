@@ -18,7 +18,7 @@ Say = Callable[[str], None]
 
 @contextlib.contextmanager
 def remote_company(
-    run: RunConfig, home: RunDirectory, num_classes: int, tell: Say, refused: Aside = lambda message: False
+    run: RunConfig, home: RunDirectory, num_classes: int, tell: Say, clients: Aside = lambda message: False
 ) -> Iterator[RemoteLead]:
     """Call the enclave, wait for it and for all clients, and end the run of all of them when it is complete.
 
@@ -27,21 +27,21 @@ def remote_company(
         home: Has the owner's keys and the enclave's certificate.
         num_classes: Of a classification; 0 of a language model.
         tell: Takes one line for people.
-        refused: Takes word of clients that admission refuses.
+        clients: Takes word of clients: of their evidence, and of those that admission refuses.
 
     Raises:
         RefusedEvidenceError: The owner does not accept the enclave's evidence.
         PeerLostError: The enclave or a client is not there in time, or gone.
     """
     split = split_of(run)
-    clients = ", ".join(split.client_names)
-    tell(f"calling the enclave at {split.remote_enclave} and waiting for {clients}, at most {split.step_timeout_s:g} s")
+    names = ", ".join(split.client_names)
+    tell(f"calling the enclave at {split.remote_enclave} and waiting for {names}, at most {split.step_timeout_s:g} s")
     call = EnclaveCall(home.owner, split.remote_enclave or "", split.transport, split.step_timeout_s)
     with call_enclave(call, enclave_of(home)) as called, contextlib.ExitStack() as stack:
         watch = WaitNotice(split.step_timeout_s, tell)
 
         def aside(message: SplitMessage) -> bool:
-            return watch.aside(message) or refused(message)
+            return watch.aside(message) or clients(message)
 
         line = Connection(called.endpoint, ENCLAVE, split.step_timeout_s, called.look, aside)
         lead = RemoteLead(split, party_of(run, home, home.owner, line, called.session), num_classes)

@@ -18,6 +18,7 @@ from phalanx.models import ModelSource, open_model, stage_table
 from phalanx.models.layout import check_vocabulary
 from phalanx.pipeline import LocalWorkers, Observe
 from phalanx.split import SplitConfig, SplitDriver, cut_model
+from phalanx.split.channel.message import SplitMessage
 from phalanx.split.check import check_split
 from phalanx.split.hardware.tier import worth
 from phalanx.split.roles.remote_lead import RemoteLead
@@ -31,6 +32,7 @@ from phalanx.train.records.record import RunRecorder
 from phalanx.train.records.unstarted import MIDDLE
 from phalanx.train.saving.savepoint import Savepoint
 from phalanx.train.saving.saver import PlainSaver
+from phalanx.train.sessions.appraised_clients import AppraisedClients
 from phalanx.train.sessions.cluster import OpenWorkers
 from phalanx.train.sessions.context import SessionContext
 from phalanx.train.sessions.factory import EngineStart, RunMaterial
@@ -174,7 +176,15 @@ class RemoteSetup:
         facts = {"mode": split.mode, "tier": _tier(split), "clients": list(split.client_names), "remote": True}
         context.opening(recorder, opening.start, self.material.loader, facts)
         refused, num_classes = _refused(context, recorder, observe), num_classes_of(context.run)
-        with remote_company(context.run, context.home, num_classes, context.say, refused.aside) as lead:
+        appraised = AppraisedClients(split, observe)
+        if split.client_policies and context.figures.split is not None:
+            context.figures.split["appraised_clients"] = appraised.facts
+
+        def aside(message: SplitMessage) -> bool:
+            return appraised.aside(message) or refused.aside(message)
+
+        with remote_company(context.run, context.home, num_classes, context.say, aside) as lead:
+            appraised.check()
             self._turns.meet(lead.commitments)
             recorder.observe("clients_ready", {"commitments": dict(lead.commitments)})
             engine = SplitEngine(lead, RemoteClients(lead, self._turns))

@@ -13,8 +13,9 @@ from phalanx.security.crypto import Identity, Peer, load_identity, make_private_
 from phalanx.split import ENCLAVE, FrontPart, SplitConfig, SplitDriver, TensorKinds, task_of
 from phalanx.split.channel.connection import Aside, Connection
 from phalanx.split.channel.frame_pipe import FramePipe
-from phalanx.split.handshake.meeting import ClientHandshake, HandshakeTerms, attested_keys
+from phalanx.split.handshake.meeting import ClientHandshake
 from phalanx.split.handshake.party import EnclavePeer
+from phalanx.split.handshake.terms import HandshakeTerms, attested_keys
 from phalanx.split.hardware.measure import policy_of
 from phalanx.split.hardware.tier import file_counter, open_epochs
 from phalanx.split.masked.remote import PipedWorkerConfig

@@ -1,0 +1,147 @@
+"""The enclave's appraisal of clients: by nonces of its own and the run file's policies, before it takes a tensor."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from phalanx.errors import ConfigError, RefusedEvidenceError
+from phalanx.security.crypto import steady_now
+from phalanx.security.tee import AppraisalResult, Policy, Reason, Verifier, build_policy, parse_evidence
+from phalanx.split.config import SplitConfig
+from phalanx.split.handshake.terms import HandshakeTerms
+
+_CLOCKS_DIFFER = 1.01
+_ON_THE_WAY_S = 1.0
+"""A client counts from before the enclave does, so by these it has always noticed first that new evidence is due."""
+
+
+@dataclass(frozen=True)
+class ClientAppraisal:
+    """What came of one piece of evidence of a client.
+
+    Attributes:
+        client: Its name.
+        result: Of evidence that passed; None of evidence that did not.
+        reason: Why it did not, one of `Reason`; empty where it did.
+    """
+
+    client: str
+    result: AppraisalResult | None
+    reason: str = ""
+
+
+class ClientAppraiser:
+    """The appraiser of clients that must bring evidence.
+
+    Args:
+        terms_of_run: The session that evidence is bound to.
+        policies: By client; one that is not in here is asked for nothing.
+        keys: Of every client that is in there, as `attested_keys` has it.
+        clock: Monotonic seconds.
+
+    Guarantees:
+        A nonce is drawn here, given to one client, and good for one appraisal. `check` refuses a client with a policy
+        from which evidence has not come, or was refused, or is due again.
+    """
+
+    def __init__(
+        self,
+        terms_of_run: HandshakeTerms,
+        policies: Mapping[str, Policy],
+        keys: Mapping[str, bytes],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._terms, self._keys, self._clock = terms_of_run, keys, clock
+        self._verifiers = {client: Verifier(policy) for client, policy in policies.items()}
+        self._asked: dict[str, bytes] = {}
+        self._appraised_at: dict[str, float] = {}
+        self._news: list[ClientAppraisal] = []
+
+    def ask(self, client: str) -> bytes | None:
+        """Draw the nonce for a client's evidence; the one that it was given before is void. None: nothing is asked."""
+        verifier = self._verifiers.get(client)
+        if verifier is None:
+            return None
+        nonce = self._asked[client] = verifier.new_nonce(steady_now())
+        return nonce
+
+    def judge(self, client: str, evidence: bytes) -> None:
+        """Appraise what a client brings for the nonce that it was given last; the nonce is used up.
+
+        Args:
+            client: The client, as transport and signature have proven it.
+            evidence: As it came; empty where none did.
+
+        Raises:
+            RefusedEvidenceError: It does not pass, it is missing where it was asked for, or the reverse.
+        """
+        verifier = self._verifiers.get(client)
+        if verifier is None:
+            if evidence:
+                raise RefusedEvidenceError(
+                    Reason.NO_REFERENCE, f"{client}: brings evidence, and the run file has no policy for it"
+                )
+            return
+        self._appraised_at.pop(client, None)
+        try:
+            result = self._appraise(verifier, client, evidence)
+        except RefusedEvidenceError as exc:
+            self._news.append(ClientAppraisal(client, None, exc.reason))
+            raise
+        self._appraised_at[client] = self._clock()
+        self._news.append(ClientAppraisal(client, result))
+
+    def expect_again(self, *, now: bool, every_s: float) -> None:
+        """Have clients bring new evidence before they send more, except where the last one is recent enough.
+
+        Args:
+            now: Whether it is time for all of them.
+            every_s: Seconds that an appraisal is good for; 0 for any.
+        """
+        oldest = self._clock() - _CLOCKS_DIFFER * every_s - _ON_THE_WAY_S
+        due = [client for client, at in self._appraised_at.items() if now or (every_s and at < oldest)]
+        for client in due:
+            del self._appraised_at[client]
+
+    def check(self, client: str) -> None:
+        """Return where nothing of a client must be awaited before its tensors are taken.
+
+        Raises:
+            RefusedEvidenceError: Its evidence was refused, has not come, or is due again.
+        """
+        if client in self._verifiers and client not in self._appraised_at:
+            raise RefusedEvidenceError(
+                Reason.MISSING_EVIDENCE, f"{client}: must bring evidence that passes before it sends anything"
+            )
+
+    def news(self) -> tuple[ClientAppraisal, ...]:
+        """Hand out, once, what has come of evidence so far."""
+        found, self._news = tuple(self._news), []
+        return found
+
+    def _appraise(self, verifier: Verifier, client: str, evidence: bytes) -> AppraisalResult:
+        nonce = self._asked.pop(client, None)
+        if nonce is None:
+            raise RefusedEvidenceError(Reason.WRONG_NONCE, f"{client}: was given no nonce; ask for evidence first")
+        if not evidence:
+            raise RefusedEvidenceError(
+                Reason.MISSING_EVIDENCE, f"{client}: brings none, and the run file has a policy for it"
+            )
+        binding = self._terms.client_binding(nonce, self._keys[client])
+        return verifier.appraise(parse_evidence(evidence), binding, steady_now())
+
+
+def client_policies_of(split: SplitConfig) -> dict[str, Policy]:
+    """Return what clients' evidence must pass, as the run file says it.
+
+    Raises:
+        ConfigError: A root in there cannot be read.
+    """
+    found: dict[str, Policy] = {}
+    for client, config in split.client_policies.items():
+        try:
+            found[client] = build_policy(config, Path())
+        except ConfigError as exc:
+            raise ConfigError(f"split.client_policies.{client}: {exc}") from exc
+    return found

@@ -1,0 +1,121 @@
+"""The enclave's answers in handshakes: evidence for a party's nonce, a link for its word, and its own evidence."""
+
+from collections.abc import Iterator, Mapping
+
+from phalanx.config import digest
+from phalanx.security.crypto import Identity, Peer
+from phalanx.security.seal import EpochSource
+from phalanx.security.tee import Attester
+from phalanx.split.channel import messages as say
+from phalanx.split.channel import turn_messages as ask
+from phalanx.split.channel.link import FrameLink, PlainLink
+from phalanx.split.channel.message import SplitMessage
+from phalanx.split.handshake.client_appraisal import ClientAppraiser, client_policies_of
+from phalanx.split.handshake.meeting import EnclaveHandshake
+from phalanx.split.handshake.terms import HandshakeTerms, attested_keys
+from phalanx.split.processes.local_enclave import EnclaveConfig
+from phalanx.transport import Meter
+
+
+class HandshakeServer:
+    """The enclave's side of all handshakes of one session.
+
+    Args:
+        config: What the enclave was started with.
+        identity: The enclave.
+        attester: Makes its evidence.
+        epochs: Raised at every handshake.
+        parties: Owner and clients.
+
+    Raises:
+        ConfigError: A client's policy in the run file is unusable.
+    """
+
+    def __init__(
+        self,
+        config: EnclaveConfig,
+        identity: Identity,
+        attester: Attester,
+        epochs: EpochSource,
+        parties: Mapping[str, Peer],
+    ) -> None:
+        self._split = split = config.split
+        keys = attested_keys(identity.public, identity.certificate_pem)
+        terms = HandshakeTerms(
+            config.session, bytes.fromhex(config.config_digest), identity.public, keys, split.chunk_bytes
+        )
+        clients = {
+            name: attested_keys(parties[name], config.certificates.get(name, "").encode("ascii"))
+            for name in split.client_policies
+        }
+        self._appraiser = ClientAppraiser(terms, client_policies_of(split), clients)
+        self._handshake = EnclaveHandshake(identity, attester, terms, epochs, parties, self._appraiser)
+        self._meter = Meter()
+
+    @property
+    def seconds(self) -> float:
+        """CPU time of handshakes so far."""
+        return self._meter.seconds("meeting")
+
+    def prove(self, party: str, message: say.EvidenceRequest) -> tuple[say.EvidenceReply, bytes]:
+        """Return evidence for a party's nonce, and the nonce for its own where the run file has a policy for it.
+
+        Raises:
+            PeerRefusedError: It is no party of the run.
+        """
+        with self._meter.measure("meeting"):
+            evidence = self._handshake.evidence(party, bytes.fromhex(message.nonce))
+            nonce = self._handshake.ask(party)
+        return say.EvidenceReply(nonce=None if nonce is None else nonce.hex()), evidence
+
+    def admit(self, party: str, message: say.Call, payload: memoryview) -> tuple[bytes, FrameLink]:
+        """Return the reply to a party's call, and the link to it.
+
+        Raises:
+            RefusedEvidenceError: Its word on this enclave, or its own evidence, does not pass.
+            SealError: Its hello is about something else.
+            SignatureError: The party did not sign it.
+        """
+        if self._split.mode == "plaintext":
+            return b"", PlainLink()
+        hello_at = message.token_bytes + message.evidence_bytes
+        token, evidence = bytes(payload[: message.token_bytes]), bytes(payload[message.token_bytes : hello_at])
+        with self._meter.measure("meeting"):
+            return self._handshake.admit(party, token, bytes(payload[hello_at:]), evidence)
+
+    def appraise_again(self, client: str, payload: memoryview) -> None:
+        """Appraise new evidence of a client.
+
+        Raises:
+            RefusedEvidenceError: It does not pass; nothing more of this client is taken.
+        """
+        with self._meter.measure("meeting"):
+            self._appraiser.judge(client, bytes(payload))
+
+    def expect_again(self, turn: ask.ClientTurn) -> None:
+        """Have clients bring new evidence before they send anything, where the last one is too old for a turn."""
+        now = turn.what == "train" and self._split.reattests_at(turn.step)
+        self._appraiser.expect_again(now=now, every_s=self._split.reattest_s)
+
+    def check(self, client: str) -> None:
+        """Return where a client's tensors may be taken.
+
+        Raises:
+            RefusedEvidenceError: Evidence of it was refused, or is awaited.
+        """
+        self._appraiser.check(client)
+
+    def news(self) -> Iterator[SplitMessage]:
+        """What the owner is to be told of clients' evidence, once."""
+        for one in self._appraiser.news():
+            if one.result is None:
+                yield ask.ClientEvidenceRefused(client=one.client, reason=one.reason)
+                continue
+            claims = one.result.claims
+            yield ask.ClientAppraised(
+                client=one.client,
+                evidence=claims.kind,
+                policy=digest(self._split.client_policies[one.client]),
+                device=claims.device[:500],
+                measurements=dict(claims.measurements),
+            )

@@ -1,0 +1,78 @@
+"""What the owner of a split records of its clients' evidence, and without which word it trains nothing."""
+
+import json
+
+import pytest
+
+from phalanx.config import digest
+from phalanx.errors import FrameError
+from phalanx.split import SplitConfig
+from phalanx.split.channel import turn_messages as ask
+from phalanx.train.records.record import in_words
+from phalanx.train.sessions.appraised_clients import APPRAISED, EVIDENCE_REFUSED, AppraisedClients
+
+TPM = {"tpm": {"ak_names": ["00ff"], "measurements": {"sha256.0": ["cd" * 32]}}}
+SPLIT = SplitConfig.model_validate_json(
+    json.dumps(
+        {
+            "cut": 1,
+            "clients": 2,
+            "allow_insecure_sim": True,
+            "remote_clients": ["north", "south"],
+            "remote_enclave": "localhost:7071",
+            "pki": "keys",
+            "client_policies": {"north": TPM},
+        }
+    )
+)
+POLICY = digest(SPLIT.client_policies["north"])
+
+
+def word(policy=POLICY, client="north"):
+    return ask.ClientAppraised(client=client, evidence="tpm", policy=policy, device="", measurements={"sha256.0": "cd"})
+
+
+def made():
+    seen = []
+    return AppraisedClients(SPLIT, lambda kind, body: seen.append((kind, body))), seen
+
+
+def test_an_appraisal_is_recorded_with_its_policy_and_lets_the_run_begin():
+    clients, seen = made()
+
+    assert clients.aside(word())
+
+    clients.check()
+    facts = {"evidence": "tpm", "policy": POLICY, "device": "", "measurements": {"sha256.0": "cd"}}
+    assert clients.facts == {"north": facts}
+    assert seen == [(APPRAISED, {"client": "north", **facts})]
+    assert in_words(*seen[0])[1] == f"the enclave has appraised north: tpm evidence, by policy {POLICY[:16]}"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        (word(policy="ab" * 32),),
+        (word(client="south"),),
+        (word(), ask.ClientEvidenceRefused(client="north", reason="wrong_measurement")),
+    ],
+    ids=["none", "another policy", "another client", "refused since"],
+)
+def test_without_the_enclaves_word_on_every_client_with_a_policy_nothing_is_trained(words):
+    clients, _ = made()
+    for one in words:
+        clients.aside(one)
+
+    with pytest.raises(FrameError, match="north: is ready, and the enclave has not told"):
+        clients.check()
+
+
+def test_a_refusal_is_recorded_with_its_reason():
+    clients, seen = made()
+
+    assert clients.aside(ask.ClientEvidenceRefused(client="north", reason="missing_evidence"))
+
+    assert seen == [(EVIDENCE_REFUSED, {"client": "north", "reason": "missing_evidence"})]
+    assert "takes nothing of north" in in_words(*seen[0])[1]
+    assert not clients.aside(ask.Conclude())
