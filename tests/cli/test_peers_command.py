@@ -117,6 +117,41 @@ def test_a_certificate_is_revoked_and_shown_so(run_dir, keys):
     assert "alice is revoked: the laptop was stolen" in shown(run_dir).output
 
 
+SPLIT = """
+[model.adapter]
+rank = 4
+[split]
+cut = 1
+clients = 2
+allow_insecure_sim = true
+remote_clients = ["alice", "bob"]
+remote_enclave = "localhost:7171"
+pki = "PKI"
+"""
+FEDERATED = """
+[federated]
+sites = ["alice", "bob"]
+carrier = "bridge"
+pki = "PKI"
+"""
+
+
+@pytest.mark.parametrize("section", [SPLIT, FEDERATED], ids=["split", "federated"])
+def test_a_party_of_a_split_or_of_rounds_is_revoked_by_the_run_file_too(keys, tmp_path, section):
+    text = tiny_run_file(section.replace("PKI", str(keys)), validate_every=0)
+    if section == SPLIT:
+        left_out = ("sources", "tokenizer", "max_", "validation_")
+        kept = "\n".join(line for line in text.splitlines() if not line.startswith(left_out))
+        own = 'conversations = {}\ntokenizer = { kind = "file", path = "tokenizer.json" }\nsequence_length'
+        text = kept.replace("sequence_length", own)
+    (tmp_path / "run.toml").write_text(text)
+
+    result = shown(tmp_path / "run.toml", "--revoke", "alice")
+
+    assert result.exit_code == 0, result.output
+    assert list(RevokedParties(keys).read()) == ["alice"]
+
+
 def test_an_invitation_is_taken_back(keys):
     Invitations(keys).invite("carol", "127.0.0.1:7070", timedelta(days=1))
 

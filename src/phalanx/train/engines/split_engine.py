@@ -3,7 +3,7 @@
 import itertools
 import statistics
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -121,20 +121,23 @@ class RemoteClients:
     Args:
         lead: The owner.
         turns: Counts the draws.
+        check: Called with the step before each turn; raises where the run cannot go on.
     """
 
-    def __init__(self, lead: RemoteLead, turns: RemoteTurns) -> None:
-        self._lead, self._turns = lead, turns
+    def __init__(self, lead: RemoteLead, turns: RemoteTurns, check: Callable[[int], None] = lambda step: None) -> None:
+        self._lead, self._turns, self._check = lead, turns, check
 
     def step(self, step: int, inputs: StepInputs) -> tuple[SplitStep, str]:
         """As `ClientWork` says; the batch is named by the number of its draw: nothing else is known of it here."""
         del inputs
+        self._check(step)
         draw = self._turns.drawn - 1
         return self._lead.step(step, draw), f"draw {draw}"
 
     def measure(self, step: int, batches: Iterable[Batch]) -> Validation:
         """Scores, or perplexity, over the held-out texts of all clients."""
         del batches
+        self._check(step)
         found = self._lead.scores(step)
         if not found.classes:
             return perplexity_of(found.loss, found.targets)

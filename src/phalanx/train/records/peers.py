@@ -95,7 +95,7 @@ def _places(target: Path) -> tuple[Path, Path | None]:
         raise ConfigError(f"{target}: expected a run directory, a run file or a pki directory")
     run = load_run(target / "config.toml" if is_run_dir else target)
     run_dir = target if is_run_dir else default_directory(run)
-    pki = run_dir / "pki" if run.pipeline.pki is None else Path(run.pipeline.pki)
+    pki = run_dir / "pki" if run.pki is None else Path(run.pki)
     if not (pki / "authority.pem").exists():
         raise ConfigError(f"{target}: has no parties with certificates; {pki / 'authority.pem'} is not there")
     return pki, run_dir

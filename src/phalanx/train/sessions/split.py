@@ -17,7 +17,8 @@ from phalanx.errors import ReleaseRefusedError, TrainingError
 from phalanx.models import ModelSource, open_model, stage_table
 from phalanx.models.layout import check_vocabulary
 from phalanx.pipeline import LocalWorkers, Observe
-from phalanx.split import SplitConfig, SplitDriver, cut_model
+from phalanx.security.crypto import RevokedParties
+from phalanx.split import ENCLAVE, SplitConfig, SplitDriver, cut_model
 from phalanx.split.channel.message import SplitMessage
 from phalanx.split.check import check_split
 from phalanx.split.hardware.tier import worth
@@ -39,6 +40,7 @@ from phalanx.train.sessions.factory import EngineStart, RunMaterial
 from phalanx.train.sessions.middle_stages import WORKERS_SEE, middle_directory, middle_stages, noting, recall
 from phalanx.train.sessions.refused_clients import RefusedClients
 from phalanx.train.sessions.remote_company import remote_company
+from phalanx.train.sessions.revoked_clients import RevokedClients
 from phalanx.train.sessions.split_cluster import enclave_of, num_classes_of, split_company, split_of
 from phalanx.train.setup.layout import attends_in_documents, stages_of
 
@@ -175,6 +177,9 @@ class RemoteSetup:
         observe = context.observer(recorder)
         facts = {"mode": split.mode, "tier": _tier(split), "clients": list(split.client_names), "remote": True}
         context.opening(recorder, opening.start, self.material.loader, facts)
+        parties, listed = (ENCLAVE, *split.client_names), RevokedParties(context.home.pki)
+        revoked = RevokedClients(parties, listed.read, context.history.revoked, observe)
+        revoked.check(opening.start)
         refused, num_classes = _refused(context, recorder, observe), num_classes_of(context.run)
         appraised = AppraisedClients(split, observe)
         if split.client_policies and context.figures.split is not None:
@@ -187,7 +192,7 @@ class RemoteSetup:
             appraised.check()
             self._turns.meet(lead.commitments)
             recorder.observe("clients_ready", {"commitments": dict(lead.commitments)})
-            engine = SplitEngine(lead, RemoteClients(lead, self._turns))
+            engine = SplitEngine(lead, RemoteClients(lead, self._turns, revoked.check))
             with _at_work(context, opening, observe, lead, engine) as running:
                 yield running
 
