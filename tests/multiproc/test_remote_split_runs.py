@@ -73,21 +73,31 @@ test = ["HOME/north/test.jsonl", "HOME/south/test.jsonl"]
 
 
 class Parties:
-    """The directories and processes of all parties."""
+    """The directories and processes of all parties.
 
-    def __init__(self, home, *, certified=True):
+    Args:
+        home: Has a directory of each.
+        certified: Whether all have certificates, or the owner alone.
+        clients: Names of the clients.
+        changes: Of the remote run file, old text by new.
+    """
+
+    def __init__(self, home, *, certified=True, clients=("north", "south"), changes=None):
         self.home, self.processes = home, []
         create_authority(home / "keys")
-        for name in ("owner", "enclave", "north", "south") if certified else ("owner",):
+        for name in ("owner", "enclave", *clients) if certified else ("owner",):
             issue(home / "keys", name)
-        for name in ("owner", "enclave", "north", "south"):
+        for name in ("owner", "enclave", *clients):
             (home / name).mkdir()
-        texts = [text for name in ("north", "south") for text in self._write_texts(name)]
+        texts = [text for name in clients for text in self._write_texts(name)]
         (home / "tokenizer.json").write_bytes(train_bpe(iter(texts), BpeConfig(vocab_size=270)).to_json())
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = port = str(probe.getsockname()[1])
         run = RUN.replace("FILES", "").replace("REMOTE", REMOTE).replace("PORT", port).replace("HOME", str(home))
+        for old, new in (changes or {}).items():
+            assert old in run, old
+            run = run.replace(old, new)
         (home / "run.toml").write_text(run)
         (home / "local.toml").write_text(RUN.replace("FILES", FILES).replace("REMOTE", "").replace("HOME", str(home)))
 
@@ -107,12 +117,12 @@ class Parties:
         )
         return texts
 
-    def start(self, party, *arguments):
+    def start(self, party, *arguments, program=("-m", "phalanx"), **variables):
         with (self.home / party / "log.txt").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "phalanx", *arguments],
+                [sys.executable, *program, *arguments],
                 cwd=self.home / party,
-                env={**os.environ, "PHALANX_CACHE": str(self.home / "cache")},
+                env={**os.environ, "PHALANX_CACHE": str(self.home / "cache"), **variables},
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
@@ -121,6 +131,20 @@ class Parties:
 
     def client(self, name):
         return self.start(name, "client", "client.toml")
+
+    def say(self, name, line):
+        """Add a line to a client's file."""
+        with (self.home / name / "client.toml").open("a") as file:
+            file.write(f"{line}\n")
+
+    def end(self, *processes):
+        """Wait for the owner and the processes that end with it; returns their exit codes."""
+        return [process.wait() for process in processes]
+
+    def events(self, *kinds, run="run"):
+        lines = (self.home / "owner" / "runs" / run / "events.jsonl").read_text().splitlines()
+        found = [json.loads(line) for line in lines]
+        return [(one["kind"], one["body"]) for one in found if one["kind"] in kinds]
 
     def enclave(self):
         keys = str(self.home / "keys" / "enclave")

@@ -7,7 +7,7 @@ import torch
 from remote_house import RemoteHouse, Texts
 from split_scene import SEQ, VOCAB, same
 
-from phalanx.errors import ConfigError, FailedBatchError, ReleaseRefusedError
+from phalanx.errors import ConfigError, FailedBatchError, FrameError, ReleaseRefusedError
 from phalanx.models import LoraConfig
 from phalanx.objectives import mark_classes
 from phalanx.optimizers import OptimizerConfig
@@ -226,6 +226,27 @@ def test_the_owner_is_told_which_client_and_why_and_after_all_have_died_it_is_st
     assert again == []
     assert found == wanted
     assert [one.num_targets for one in wanted] == [2] * 5
+
+
+def test_held_out_texts_of_which_the_loss_is_no_number_spoil_no_sum_and_are_told(source, tmp_path):
+    told = []
+    house = house_of(source, tmp_path / "with")
+    with house.open() as session:
+        lead = joined(house, session, told)
+        found = lead.scores(0)
+        lead.step(0, 0)
+
+    assert math.isfinite(found.loss)
+    # of two clients; those of the third one are left out
+    assert found.targets == 2 * sum(len(ids) for ids, _ in texts_of("north").held_out())
+    facts = [(one.client, one.step, one.reason, one.is_excluded) for one in told]
+    assert facts == [("west", 0, "not_finite", False), ("west", 0, "not_finite", False)]
+
+    house = house_of(source, tmp_path / "without", admission=None)
+    with house.open() as session:
+        lead = joined(house, session, [])
+        with pytest.raises(FrameError, match=r"loss nan.*\[split.admission\]"):
+            lead.scores(0)
 
 
 def test_a_client_that_does_not_count_makes_no_release_of_one_client_more(source, tmp_path):

@@ -13,6 +13,8 @@ from phalanx.split.admission.config import ClientAdmissionConfig, RefusalReason
 
 _FEWEST_COMPARED = 3
 """Clients among which one can be told from the others."""
+_NO_NUMBER = 1e300
+"""Stands in books for a loss that is no finite number."""
 
 
 @dataclass(frozen=True)
@@ -98,10 +100,14 @@ class ClientStandings:
         """Take what some held-out rows of a client came to."""
         total, count = self._measured.get(client, (0.0, 0))
         # a loss that is no number is one that is too large, and has a place in canonical books
-        self._measured[client] = (total + (loss if math.isfinite(loss) else 1e300), count + targets)
+        self._measured[client] = (total + (loss if math.isfinite(loss) else _NO_NUMBER), count + targets)
 
     def judge_measurements(self, step: int) -> None:
         """Judge the held-out losses of the last measurement, if there was one since the last step."""
+        for client, (total, _) in self._measured.items():
+            if total >= _NO_NUMBER and client not in self._excluded:
+                # told, and held against it by what it trains on: the steps in a row are those of gradients
+                self._news.append(ClientRefusal(client, step, "not_finite", math.inf, math.inf, is_excluded=False))
         means = {name: total / count for name, (total, count) in self._measured.items() if count}
         self._measured.clear()
         factor = self._config.held_out_factor

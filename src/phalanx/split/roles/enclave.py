@@ -149,7 +149,8 @@ class Enclave:
             loss, targets, answers = self.trainer.measure(hidden, labels)
             if self.admission is not None:
                 self.admission.standings.measured(client, loss, targets)
-            if self.tally is not None:
+            # what is no number would be all that the sum says, of every client
+            if self.tally is not None and (self.admission is None or math.isfinite(loss)):
                 # a language model answers no row
                 true = labels[labels != IGNORE].tolist() if answers else ()
                 self.tally.measured(loss, targets, answers, true)

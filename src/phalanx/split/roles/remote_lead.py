@@ -36,12 +36,18 @@ class ScoreTotals:
         )
         if not self.classes:
             if not self.loss >= 0 or not self.targets:
-                raise FrameError(f"held-out scores: loss {self.loss} of {self.targets} tokens, which is no sum")
+                raise FrameError(
+                    f"held-out scores: loss {self.loss} of {self.targets} tokens, which is no sum; [split.admission] "
+                    "leaves out a client that sends no numbers"
+                )
             return
         true, found, right = (sum(column) for column in zip(*self.classes, strict=True))
         impossible = any(good > min(of_it, taken) for of_it, taken, good in self.classes)
         if impossible or not true == found == self.targets or right > true or not self.loss >= 0:
-            raise FrameError(f"held-out scores: {self.targets} texts, {true} of a class, {found} taken for one: no sum")
+            raise FrameError(
+                f"held-out scores: loss {self.loss} of {self.targets} texts, {true} of a class, {found} taken for one: "
+                "no sum; [split.admission] leaves out a client that sends no numbers"
+            )
 
 
 class RemoteLead(OwnerRequests):
