@@ -3,7 +3,7 @@
 import pytest
 from remote_house import CLIENTS, RemoteHouse, Texts
 
-from phalanx.errors import FrameError, RefusedEvidenceError
+from phalanx.errors import FrameError, PeerLostError, RefusedEvidenceError
 from phalanx.security.tee import SimAttester
 from phalanx.split import ENCLAVE
 from phalanx.split.channel import messages as say
@@ -109,6 +109,23 @@ def test_a_client_whose_evidence_does_not_pass_has_no_link_and_nothing_of_it_is_
         assert session.server._trainer.num_learned == 0
         assert not session.server._turns.is_ready
     assert ("client_evidence_refused", "south", reason) in heard.told
+
+
+def test_an_owner_that_has_not_met_the_enclave_yet_hears_of_a_refusal_when_the_session_ends_with_it(source, tmp_path):
+    heard = Heard()
+    with RemoteHouse(source, tmp_path, client_policies=policies(*CLIENTS)).open() as session:
+        owner = session.party(OWNER, aside=heard)
+        owner.line.hear(say.EnclaveReady)
+        session.join("north")
+        with pytest.raises(RefusedEvidenceError):
+            session.client("south", proves=without)
+        session.party("south").line.say(ask.ClientLeft(reason="evidence"))
+
+        with pytest.raises(PeerLostError, match=r"south \(evidence\)"):
+            owner.line.hear(say.EvidenceReply)
+
+    # of evidence that has passed nothing is said to an owner that does not know to whom it listens
+    assert heard.told == [("client_evidence_refused", "south", "missing_evidence")]
 
 
 def test_the_same_clients_take_part_where_the_run_file_has_no_policy_for_them(source, tmp_path):

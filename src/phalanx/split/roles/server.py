@@ -295,6 +295,11 @@ class EnclaveServer:
 
     def _tell_others(self, reason: PhalanxError) -> None:
         """Tell parties of other owners why the session ends."""
+        # an owner that has not met the enclave yet hears of refusals all the same: they are why its run ends
+        refused = [word for word in self._handshakes.news() if isinstance(word, ask.ClientEvidenceRefused)]
+        with contextlib.suppress(PhalanxError):
+            for word in refused:
+                self._post(OWNER, word)
         for name in self._config.addresses if self._turns is not None else ():
             with contextlib.suppress(PhalanxError):
                 self._post(name, say.refusal_of(reason))
