@@ -7,38 +7,51 @@ from real_runs import TINY, end_all, make_place
 from test_crashes import kill_owner
 
 from phalanx.config.extras import has_bitsandbytes
+from phalanx.objectives import OBJECTIVES
 from phalanx.telemetry import read_metrics
 
 SOURCES = 'sources = [{ kind = "python_manual" }]'
 PAIRS = 'preferences = { sources = [{ path = "PLACE/pairs.jsonl" }] }'
-STEPS = 8
+STEPS = 24
+"""So many that a test which has seen the fifth step ends the run before its last, on a busy machine too."""
+BASE = TINY.replace("steps = 8\n", f"steps = {STEPS}\n")
 NEEDS_QUANT = pytest.mark.skipif(not has_bitsandbytes(), reason="needs the extra `quant`")
+TOKENS = ["[MASK]", *(f"<extra_id_{n}>" for n in range(8)), "<fim_prefix>", "<fim_middle>", "<fim_suffix>"]
+SETTINGS = {"denoisers": '{ kind = "denoisers", tasks = [{ kind = "span_corruption" }, { kind = "prefix_lm" }] }'}
+OF_PAIRS = [kind for kind, one in OBJECTIVES.items() if one.target == "pair"]
+OF_REWRITTEN_ROWS = [kind for kind, one in OBJECTIVES.items() if one.rewriting is not None]
+ELSEWHERE = {
+    "causal_lm": "test_crashes.py",
+    "weighted_causal_lm": "test_chat_runs.py",
+    "classification": "test_split_classification_runs.py",
+    "grpo": "test_rollout_runs.py",
+    "dr_grpo": "test_rollout_runs.py",
+    "rloo": "test_rollout_runs.py",
+    "ppo": "test_ppo_runs.py",
+}
+"""Where owners are killed that learn the others."""
 
 
-def learn_pairs(place):
-    """DPO, of short pairs, with a reference that the killed run has stored."""
+def learn_pairs(kind, place):
+    """A preference, of short pairs: with a reference that the killed run has stored, or a head that gives scores."""
     rows = [{"prompt": f"{n}?", "chosen": f" yes {n % 7}", "rejected": f" no {n % 5}"} for n in range(40)]
     (place.path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run = TINY.replace(SOURCES, PAIRS.replace("PLACE", str(place.path))).replace("max_documents = 12\n", "")
+    run = BASE.replace(SOURCES, PAIRS.replace("PLACE", str(place.path))).replace("max_documents = 12\n", "")
     run = run.replace("vocab_size = 300 }", "vocab_size = 262 }")
-    return run.replace("[train]\n", '[train]\nobjective = "dpo"\n')
+    if OBJECTIVES[kind].head == "score":
+        run = run.replace("[model]\n", '[model]\nhead = "score"\n', 1)
+    return run.replace("[train]\n", f'[train]\nobjective = "{kind}"\n')
 
 
-def learn_hidden_tokens(_place):
-    """BERT's objective: its rows are made anew in each step."""
-    run = TINY.replace("vocab_size = 300 }", 'vocab_size = 300, special_tokens = ["[MASK]"] }')
-    return run.replace("[train]\n", '[train]\nobjective = "masked"\n')
+def learn_rows(kind, _place):
+    """An objective of pre-training: its rows are made anew in each step."""
+    run = BASE.replace("vocab_size = 300 }", f"vocab_size = 300, special_tokens = {json.dumps(TOKENS)} }}")
+    return run.replace("[train]\n", f"[train]\nobjective = {SETTINGS.get(kind, json.dumps(kind))}\n")
 
 
-def learn_scores(place):
-    """A reward model, of the same pairs."""
-    run = learn_pairs(place).replace('objective = "dpo"', 'objective = "reward"')
-    return run.replace("[model]\n", '[model]\nhead = "score"\n', 1)
-
-
-def learn_in_bytes(_place):
+def learn_in_bytes(_kind, _place):
     """Next tokens, with moments of a byte a number; its matrices are large enough for that."""
-    run = TINY.replace("n_embd = 32", "n_embd = 64")
+    run = BASE.replace("n_embd = 32", "n_embd = 64")
     return run.replace("[optimizer]\n", '[optimizer]\nkind = "adamw8bit"\n')
 
 
@@ -47,17 +60,27 @@ def learned(place):
     return [(line["step"], line["batch"], line["loss"], line["grad_norm"]) for line in lines]
 
 
+WRITTEN = dict.fromkeys(OF_PAIRS, learn_pairs) | dict.fromkeys(OF_REWRITTEN_ROWS, learn_rows)
+JOURNALED = ("dpo", "masked", "reward")
+"""With a journal as well: of stored numbers, of rows that are made anew, and with another head."""
+CASES = [
+    pytest.param(written, kind, journal, id=f"{kind}-{journal}")
+    for kind, written in WRITTEN.items()
+    for journal in (("true", "false") if kind in JOURNALED else ("false",))
+] + [
+    pytest.param(learn_in_bytes, "", journal, marks=NEEDS_QUANT, id=f"adamw8bit-{journal}")
+    for journal in ("true", "false")
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("journal", ["true", "false"])
-@pytest.mark.parametrize(
-    "written", [learn_pairs, learn_hidden_tokens, learn_scores, pytest.param(learn_in_bytes, marks=NEEDS_QUANT)]
-)
-def test_a_killed_run_goes_on_with_equal_bits(tmp_path, written, journal):
+@pytest.mark.parametrize(("written", "kind", "journal"), CASES)
+def test_a_killed_run_goes_on_with_equal_bits(tmp_path, written, kind, journal):
     found = {}
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
         place = make_place(tmp_path / name)
-        place.run_file.write_text(written(place))
+        place.run_file.write_text(written(kind, place))
         if name == "killed":
             process = place.train(f"checkpoint.journal={journal}")
             place.wait_for(process, lambda place=place: place.has_line("metrics.jsonl", '"step": 4,'))
@@ -69,3 +92,7 @@ def test_a_killed_run_goes_on_with_equal_bits(tmp_path, written, journal):
     assert summary["resumed_from"] >= 3
     assert len(found["whole"][1]) == STEPS
     assert found["killed"] == found["whole"]
+
+
+def test_every_objective_has_an_owner_that_is_killed():
+    assert {*WRITTEN, *ELSEWHERE} == set(OBJECTIVES)

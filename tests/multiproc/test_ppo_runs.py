@@ -1,6 +1,8 @@
 """PPO in real runs: critic and policy in one verified step; no liar leaves a trace, a killed owner goes on the same."""
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +10,9 @@ import pytest
 import torch
 from real_runs import Place, end_all, make_place
 from test_crashes import kill_owner
-from test_rollout_runs import PIPELINE, STEPS, weights, written
+from test_rollout_runs import PIPELINE, SGD, STEPS, assert_lines, written
 
+from kept_states import DIVIDED, assert_same_first_step_of_adamw, assert_same_weights, kept_state
 from phalanx.telemetry import read_metrics
 
 PPO = """
@@ -111,33 +114,58 @@ def test_an_owner_that_is_killed_goes_on_with_the_same_values_and_the_same_weigh
     assert learned(critic) == lines
 
 
-def by_ranks(path: Path, layout: str) -> tuple[list[list[Any]], dict[str, torch.Tensor]]:
-    """What ranks learn, up to the numbers of a step's batch, and their weights."""
+@dataclass(frozen=True)
+class Ranks:
+    """What ranks learn, up to the numbers of a step's batch, and what they keep of the first and of the last step."""
+
+    lines: list[list[Any]]
+    first: dict[str, torch.Tensor]
+    last: dict[str, torch.Tensor]
+
+
+def by_ranks(path: Path, layout: str, *optimizer: str) -> Ranks:
     path.mkdir()
     place = with_critic(make_place(path), f"\n[parallel]\n{layout}\n")
-    # adamw makes a step of its learning rate of a gradient that is nothing but rounding
-    place.finish("optimizer.kind='sgd'", "optimizer.lr=0.1", "optimizer.weight_decay=0.0")
-    found = [line[: LEARNED.index("batch") + 1] for line in learned(place)], weights(place)
+    place.finish(*optimizer, "checkpoint.every=1", f"checkpoint.keep={STEPS}")
+    run = place.path / "run"
+    lines = [line[: LEARNED.index("batch") + 1] for line in learned(place)]
     end_all(place)
-    return found
+    return Ranks(lines, kept_state(run, 1), kept_state(run, STEPS))
 
 
 @pytest.fixture(scope="module")
-def by_one_process(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[list[Any]], dict[str, torch.Tensor]]:
-    return by_ranks(tmp_path_factory.mktemp("ranks") / "one", "dp = 1")
+def by_one_process(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Ranks]:
+    """One process under an optimizer; trained once for each."""
+    home = tmp_path_factory.mktemp("ranks")
+    return functools.cache(lambda *optimizer: by_ranks(home / str(len(optimizer)), "dp = 1", *optimizer))
+
+
+LAYOUTS = pytest.mark.parametrize("layout", ["dp = 2", "pp = 2", "cp = 2"])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["dp = 2", "pp = 2", "cp = 2"])
+@LAYOUTS
 def test_ranks_expect_and_learn_what_one_process_does(by_one_process, tmp_path, layout):
-    lines, expected = by_one_process
+    one = by_one_process(*SGD)
 
-    other, tensors = by_ranks(tmp_path / "ranks", layout)
+    other = by_ranks(tmp_path / "ranks", layout, *SGD)
 
-    for one, two in zip(lines, other, strict=True):
-        assert one == pytest.approx(two, rel=1e-6, abs=1e-6)
-    for name, tensor in expected.items():
-        torch.testing.assert_close(tensor, tensors[name], rtol=1e-6, atol=1e-6)
+    assert_lines(other.lines, one.lines)
+    assert_same_weights(other.last, one.last)
+
+
+@pytest.mark.slow
+@LAYOUTS
+def test_under_adamw_ranks_have_the_gradient_of_one_process_and_its_weights_but_for_divided_rounding(
+    by_one_process, tmp_path, layout
+):
+    one = by_one_process()
+
+    other = by_ranks(tmp_path / "ranks", layout)
+
+    assert_same_first_step_of_adamw(other.first, one.first)
+    assert_same_weights(other.last, one.last, DIVIDED)
+    assert_lines(other.lines, one.lines, 1e-5)
 
 
 def test_a_model_without_a_critic_is_refused_by_name(critic):

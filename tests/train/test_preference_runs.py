@@ -6,6 +6,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from kept_states import assert_same_first_step_of_adamw, assert_same_weights, kept_state
 from phalanx.errors import CheckpointError, DataError
 from phalanx.objectives import OBJECTIVES
 from phalanx.train import load_run
@@ -173,16 +174,33 @@ def test_a_reference_that_is_not_the_runs_own_is_refused(make, quietly, monkeypa
         quietly(run, tmp_path / "run", resume=True)
 
 
-@pytest.mark.parametrize("kind", ["kto", *(pytest.param(kind, marks=pytest.mark.slow) for kind in PREFERENCES)])
-def test_ranks_learn_what_one_process_learns(make, quietly, tmp_path, kind):
-    ranks = "[parallel]\ndp = {dp}"
-    one = quietly(make(kind, ranks.format(dp=1)), tmp_path / "one")
-    # of each copy half the microbatches: the same rows in each
-    two = quietly(make(kind, ranks.format(dp=2), ("train.microbatches=1",)), tmp_path / "two")
+COPIES, STAGES = "dp = 2", "pp = 2"
+RANKS = [
+    pytest.param(
+        kind, layout, id=f"{kind} {layout}", marks=() if (kind, layout) == ("kto", COPIES) else pytest.mark.slow
+    )
+    for kind in PREFERENCES
+    for layout in (COPIES, STAGES)
+]
 
-    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-6)
-    for name, value in one["preferences"].items():
-        assert two["preferences"][name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+
+@pytest.mark.parametrize(("kind", "layout"), RANKS)
+def test_ranks_learn_what_one_process_learns_under_adamw(make, quietly, tmp_path, kind, layout):
+    kept = ("checkpoint.every=1", "checkpoint.keep=6")
+    # of each copy half the microbatches: the same rows in each
+    cut = ("train.microbatches=1",) if layout == COPIES else ()
+    one = quietly(make(kind, "[parallel]\ndp = 1", kept), tmp_path / "one")
+    two = quietly(make(kind, f"[parallel]\n{layout}", (*kept, *cut)), tmp_path / "two")
+
+    within = {"rel": 1e-6} if layout == COPIES else {"rel": 1e-6, "abs": 1e-6}
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), **within)
+    # a reward model has no divergence
+    told = {name: value for name, value in one["preferences"].items() if value is not None}
+    assert {name: two["preferences"][name] for name in told} == pytest.approx(told, rel=1e-4, abs=1e-6)
+    assert two["preferences"].keys() == one["preferences"].keys()
+    first, last = ([kept_state(tmp_path / name, step) for name in ("two", "one")] for step in (1, 6))
+    assert_same_first_step_of_adamw(*first)
+    assert_same_weights(*last)
 
 
 @pytest.mark.slow
