@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from phalanx.errors import ConfigError, TrainingError
 from phalanx.lab.bench import BENCHES
 from phalanx.lab.bench.posttrain.arm import PosttrainSpec, serve
-from phalanx.lab.bench.posttrain.posttrain import GUARDED, OURS, PEERS, UNGUARDED, measure, rows_of
+from phalanx.lab.bench.posttrain.posttrain import GUARDED, OURS, PEERS, TRL, UNGUARDED, measure, rows_of
 from phalanx.lab.bench.posttrain.rows import PADDING, PosttrainPlan, write_rows
 from phalanx.objectives import IGNORE
 
@@ -23,6 +23,7 @@ class Measured:
 
     def __init__(self, cpu_s, losses=(2.0, 1.0)):
         self.cpu_s, self.losses, self.version = cpu_s, list(losses), "1.0"
+        self.wall_s = [2.0 * one for one in cpu_s]
 
 
 @pytest.fixture
@@ -82,12 +83,12 @@ def test_labels_are_answers_alone_and_the_rows_of_a_pair_have_one_prompt(made):
 
 
 def test_ratios_are_of_turns_side_by_side():
-    arms = {OURS: Measured([1.0, 2.0]), "TRL": Measured([1.5, 3.0]), UNGUARDED: Measured([2.0, 4.0])}
+    arms = {OURS: Measured([1.0, 2.0]), TRL: Measured([1.5, 3.0]), UNGUARDED: Measured([2.0, 4.0])}
     arms[GUARDED] = Measured([2.5, 5.0])
 
-    ours, peer, _, guarded = rows_of("sft", arms, {OURS: 60, "TRL": 80}, [30, 30])
+    ours, peer, _, guarded = rows_of("sft", arms, {OURS: 60, TRL: 80}, [30, 30])
 
-    assert ours["tokens_per_cpu_s"] == 20.0
+    assert (ours["tokens_per_cpu_s"], ours["tokens_per_s"]) == (20.0, 10.0)
     assert (peer["speed_of_phalanx"], peer["memory_of_phalanx"]) == (1.5, 0.75)
     assert guarded["extra_over_unguarded"] == 0.25
 
@@ -101,14 +102,34 @@ def test_without_a_peer_its_figures_are_null(objective):
     assert set(rows) == {OURS, *PEERS[objective], UNGUARDED, GUARDED}
     for name in PEERS[objective]:
         assert {value for key, value in rows[name].items() if key not in ("objective", "arm")} == {None}
-    assert rows[GUARDED]["peak_bytes"] is None
+    assert rows[GUARDED]["peak_memory_bytes"] is None
+
+
+def test_differences_are_of_the_worst_step_and_relative_to_our_loss():
+    arms = {name: Measured([1.0]) for name in (OURS, UNGUARDED, GUARDED)}
+    arms[TRL] = Measured([1.0], (2.0004, 0.9997))
+
+    peer = rows_of("sft", arms, {}, [30])[1]
+
+    assert peer["max_loss_diff"] == pytest.approx(4e-4)
+    assert peer["max_rel_loss_diff"] == pytest.approx(3e-4)
+
+
+def test_rows_have_the_keys_and_arms_that_scripts_read():
+    arms = {name: Measured([1.0]) for name in (OURS, TRL, UNGUARDED, GUARDED)}
+
+    rows = rows_of("sft", arms, {}, [30])
+
+    assert {"ours", "ours_guarded", "trl"} <= {row["arm"] for row in rows}
+    for row in rows:
+        assert {"objective", "arm", "tokens_per_s", "peak_memory_bytes", "max_rel_loss_diff"} <= row.keys()
 
 
 def test_sides_that_do_not_learn_the_same_are_not_compared():
     arms = {name: Measured([1.0]) for name in (OURS, UNGUARDED, GUARDED)}
-    arms["TRL"] = Measured([1.0], (2.0, 1.1))
+    arms[TRL] = Measured([1.0], (2.0, 1.1))
 
-    with pytest.raises(TrainingError, match="TRL learns something else"):
+    with pytest.raises(TrainingError, match="trl learns something else"):
         rows_of("sft", arms, {}, [30])
 
 
@@ -120,7 +141,7 @@ def test_all_arms_of_both_objectives_take_turns():
     for objective, peers in PEERS.items():
         assert all(rows[objective, name]["tokens_per_cpu_s"] is None for name in peers)
         assert rows[objective, OURS]["tokens_per_cpu_s"] > 0
-        assert rows[objective, OURS]["peak_bytes"] > 0
+        assert rows[objective, OURS]["peak_memory_bytes"] > 0
         assert rows[objective, GUARDED]["extra_over_unguarded"] is not None
-        assert rows[objective, GUARDED]["largest_loss_difference"] < 1e-5
+        assert rows[objective, GUARDED]["max_rel_loss_diff"] < 1e-5
     assert "posttrain" in BENCHES

@@ -4,6 +4,7 @@ import contextlib
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,10 +30,12 @@ from phalanx.train import RunConfig, TrainConfig
 PEER_VARIABLE = "PHALANX_TRL_PYTHON"
 """Names the Python of an environment with TRL; unset, the peer's figures are null."""
 
-OURS, UNGUARDED, GUARDED = "phalanx", "unguarded", "guarded_light"
-STORED, ASKED = "TRL, reference stored", "TRL, reference asked in every step"
-PEERS: dict[str, tuple[str, ...]] = {"sft": ("TRL",), "dpo": (STORED, ASKED)}
-"""TRL's arms by objective. Of DPO the first one does what this package does, and the second one is its default."""
+OURS, UNGUARDED, GUARDED = "ours", "ours_unguarded", "ours_guarded"
+PIPELINES = {UNGUARDED: GUARDS["unguarded"], GUARDED: GUARDS["guarded_light"]}
+TRL, ASKED = "trl", "trl_reference_asked"
+PEERS: dict[str, tuple[str, ...]] = {"sft": (TRL,), "dpo": (TRL, ASKED)}
+"""TRL's arms by objective. Of DPO the first one has the reference stored, as this package has it, and the second one
+asks it in every step, which is TRL's default."""
 _SAME_LOSS = 1e-3
 _QUIET_TIMEOUT_S = 120.0
 
@@ -81,6 +84,7 @@ class _Arm:
         version: What it says it is.
         counts_memory: Whether it is one process.
         cpu_s: CPU seconds of each measured turn, its workers' included.
+        wall_s: Seconds of each measured turn.
         losses: Of every step.
     """
 
@@ -89,18 +93,22 @@ class _Arm:
     version: str
     counts_memory: bool
     cpu_s: list[float] = field(default_factory=list)
+    wall_s: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     before: Resident | None = None
 
     def take_turn(self, steps: int, *, is_measured: bool) -> None:
         """Let it make some steps."""
         used = cpu_seconds(process_tree(self.process.pid)) if is_measured else 0.0
+        began = time.perf_counter()
         self.process.tell(TurnRequest(steps=steps).model_dump_json())
         self.losses += TurnReport.model_validate_json(self.process.answer()).losses
+        took = time.perf_counter() - began
         pids = process_tree(self.process.pid)
         wait_until_quiet(pids, _QUIET_TIMEOUT_S)
         if is_measured:
             self.cpu_s.append(cpu_seconds(pids) - used)
+            self.wall_s.append(took)
 
     def peak_bytes(self) -> int | None:
         """How far its memory rose above what libraries alone take."""
@@ -142,7 +150,7 @@ def _started(
     directory = Path(shared.directory) / name.replace(" ", "_")
     directory.mkdir()
     told: dict[str, Any] = {"directory": str(directory), "stored_reference": name != ASKED}
-    if name in GUARDS:
+    if name in PIPELINES:
         told["run"] = _run(shared, plan, name)
     path = directory / "spec.json"
     path.write_text(shared.model_copy(update=told).model_dump_json(), encoding="utf-8")
@@ -152,7 +160,7 @@ def _started(
         made = in_environment(name, python or "", (program, str(path)), environment, directory / "log")
     else:
         made = LineProcess(name, ("phalanx.lab.bench.posttrain.arm", str(path)), environment, directory / "log")
-    arm = _Arm(name, stack.enter_context(made), "", name not in GUARDS)
+    arm = _Arm(name, stack.enter_context(made), "", name not in PIPELINES)
     arm.version = TurnReport.model_validate_json(made.answer()).version or ""
     if arm.counts_memory:
         forget_peak(made.pid)
@@ -176,7 +184,7 @@ def _run(shared: PosttrainSpec, plan: PosttrainPlan, arm: str) -> RunConfig:
         ),
         optimizer=shared.optimizer,
         pipeline=PipelineConfig(stages=min(4, plan.layers)),
-        guard=GUARDS[arm],
+        guard=PIPELINES[arm],
     )
 
 
@@ -199,7 +207,8 @@ def rows_of(
     for name in (OURS, *PEERS[objective], UNGUARDED, GUARDED):
         arm = arms.get(name)
         row: dict[str, Any] = {"objective": objective, "arm": name, "version": None, "steps": None}
-        row |= dict.fromkeys(("tokens_per_cpu_s", "peak_bytes", "loss_last", "largest_loss_difference"))
+        row |= dict.fromkeys(("tokens_per_s", "tokens_per_cpu_s", "peak_memory_bytes"))
+        row |= dict.fromkeys(("loss_last", "max_loss_diff", "max_rel_loss_diff"))
         row |= dict.fromkeys(("speed_of_phalanx", "memory_of_phalanx", "extra_over_unguarded"))
         rows.append(row)
         if arm is None:
@@ -208,10 +217,11 @@ def rows_of(
         if max(differences) > _SAME_LOSS:
             raise TrainingError(f"bench posttrain: {name} learns something else: losses differ by {max(differences)}")
         row["version"], row["steps"] = arm.version, len(tokens)
-        row["tokens_per_cpu_s"] = sum(tokens) / sum(arm.cpu_s)
-        row["loss_last"], row["largest_loss_difference"] = arm.losses[-1], max(differences)
+        row["tokens_per_s"], row["tokens_per_cpu_s"] = (sum(tokens) / sum(one) for one in (arm.wall_s, arm.cpu_s))
+        row["loss_last"], row["max_loss_diff"] = arm.losses[-1], max(differences)
+        row["max_rel_loss_diff"] = max(abs(one / b) for one, b in zip(differences, ours.losses, strict=True))
         peak, our_peak = peaks.get(name), peaks.get(OURS)
-        row["peak_bytes"] = peak
+        row["peak_memory_bytes"] = peak
         if name in PEERS[objective]:
             row["speed_of_phalanx"] = median(b / a for a, b in zip(ours.cpu_s, arm.cpu_s, strict=True))
             row["memory_of_phalanx"] = our_peak / peak if our_peak and peak else None
