@@ -4,14 +4,13 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
 
 from phalanx.errors import ModelError
-from phalanx.models.families import hub_config_dict
 
 
 def written_once(target: Path, write: Callable[[Path], None]) -> Path:
@@ -41,13 +40,11 @@ def written_once(target: Path, write: Callable[[Path], None]) -> Path:
     return target
 
 
-def save_hub_layout(model: Any, directory: Path) -> None:
-    """Write config.json and model.safetensors; a tied head is left to its embedding."""
+def save_hub_layout(model: Any, config: Mapping[str, Any], directory: Path) -> None:
+    """Write config.json (see `hub_config_dict`) and model.safetensors; a tied head is left to its embedding."""
     tensors = {
         name: value.detach().contiguous()
         for name, value in model.named_parameters()  # tied parameters come once, under the first name
     }
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    (directory / "config.json").write_text(
-        json.dumps(hub_config_dict(model.config), indent=1, sort_keys=True), encoding="utf-8"
-    )
+    (directory / "config.json").write_text(json.dumps(config, indent=1, sort_keys=True), encoding="utf-8")

@@ -14,8 +14,6 @@ from phalanx.models.hub_files import GENERATION, architecture_of
 from phalanx.models.quiet import quiet_transformers
 
 SUFFIX = ".gguf"
-MOST_GROWTH = 24
-"""Bytes of float32 for a byte of the most compressed kind that llama.cpp has, and some more for names."""
 
 
 def rewrite_gguf(source: Path, out: Path) -> None:

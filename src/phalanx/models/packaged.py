@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from phalanx.errors import ModelError
 from phalanx.models.cache import save_hub_layout, written_once
 from phalanx.models.config import PACKAGED_MODELS
+from phalanx.models.families import hub_config_dict
 from phalanx.models.quiet import quiet_transformers
 
 
@@ -82,7 +83,8 @@ def _convert(path: Path, package: _Package, directory: Path) -> None:
         )
     # the bar of the GGUF reader obeys no switch; what goes wrong is raised, not printed
     with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):
-        save_hub_layout(_load_gguf(path), directory)
+        model = _load_gguf(path)
+        save_hub_layout(model, hub_config_dict(model.config), directory)
         tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
         tokenizer.save_pretrained(directory)
 

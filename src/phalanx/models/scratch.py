@@ -43,7 +43,8 @@ def write_random_model(hub_config: Any, seed: int, cache_dir: Path, tokenizer: P
     name = f"scratch-{hub_config.model_type}-{hashlib.sha256(canonical_json(key)).hexdigest()[:32]}"
 
     def write(directory: Path) -> None:
-        save_hub_layout(_draw(hub_config, seed), directory)
+        model = _draw(hub_config, seed)
+        save_hub_layout(model, hub_config_dict(model.config), directory)
         if tokenizer and has_tokenizer:
             copy_tokenizer(tokenizer, directory)
 

@@ -15,12 +15,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from phalanx.errors import ModelError
-from phalanx.models.gguf_reader import MOST_GROWTH, rewrite_gguf
-from phalanx.models.hub_files import save_tokenizer
 
 SINGLE, INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 REFUSAL = "refusal.txt"
 WEIGHTS, TOKENIZER, GGUF = "weights", "tokenizer", "gguf"
+_GROWTH = {WEIGHTS: 2, TOKENIZER: 2, GGUF: 24}
+"""Most bytes written for one that is read: of GGUF a float32 of each number of its most compressed kind, and names."""
 _SPARE_BYTES, _ADDRESSES = 64 << 20, 64 << 30
 _MOST_S = 3600
 
@@ -47,16 +47,29 @@ def pickled_files(directory: Path) -> list[Path]:
 
 def main(source: Path, out: Path, wanted: tuple[str, ...]) -> int:
     """Do what is wanted, and return an exit code."""
-    acts: dict[str, Callable[[Path, Path], None]] = {WEIGHTS: _rewrite, TOKENIZER: save_tokenizer, GGUF: rewrite_gguf}
     files = [path for path in source.iterdir() if path.is_file()] if source.is_dir() else [source]
     try:
-        _limit(sum(path.stat().st_size for path in files), MOST_GROWTH if GGUF in wanted else 2)
-        for what in wanted:
-            acts[what](source, out)
+        acts = [_act(what) for what in wanted]
+        _limit(sum(path.stat().st_size for path in files), max(_GROWTH[what] for what in wanted))
+        for act in acts:
+            act(source, out)
     except Exception as exc:  # noqa: BLE001 - whatever it is, the starter tells it
         (out / REFUSAL).write_text(f"{type(exc).__name__}: {exc}"[:2000], encoding="utf-8")
         return 3
     return 0
+
+
+def _act(what: str) -> Callable[[Path, Path], None]:
+    """Return what does it; only what is needed is imported into the sandbox."""
+    if what == TOKENIZER:
+        from phalanx.models.hub_files import save_tokenizer  # noqa: PLC0415 - weights need no transformers
+
+        return save_tokenizer
+    if what == GGUF:
+        from phalanx.models.gguf_reader import rewrite_gguf  # noqa: PLC0415 - weights need no transformers
+
+        return rewrite_gguf
+    return _rewrite
 
 
 def _limit(size: int, growth: int) -> None:
