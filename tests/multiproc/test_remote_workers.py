@@ -57,6 +57,7 @@ def movers(place):
     return {party for body in bodies(place, "stages_moved") for party in body["to"].values()}
 
 
+@pytest.mark.slow
 def test_remote_workers_join_and_end_with_their_owner_and_join_again(place, clean, keys, port):
     hasty = "[transport]\nkeepalive_s = 1.0\ntimeout_s = 8.0\n"
     files = [

@@ -37,6 +37,7 @@ def result(host):
     return summary(exchange_rows(host, 2, SIZES, OPERATIONS), None, quick=True)
 
 
+@pytest.mark.slow
 def test_every_operation_is_timed_at_every_size(result):
     json.dumps(result, allow_nan=False)
 

@@ -7,6 +7,7 @@ from phalanx.lab.bench.parallel.memory import large_run, measure, with_adapters
 from phalanx.parallel import ParallelConfig
 
 
+@pytest.mark.slow
 def test_each_row_has_what_was_planned_by_part_and_what_was_there(tiny):
     (row,) = measure([(tiny, ParallelConfig(dp=2))], quick=True)["rows"]
 

@@ -90,6 +90,7 @@ def test_what_was_not_measured_is_missing_and_not_made_up(short, tmp_path):
     assert (result["missing"], result["rows"], result["plan"]) == (2, [], [])
 
 
+@pytest.mark.slow
 def test_an_arm_that_cannot_run_says_why_and_holds_nobody_up(short, tmp_path):
     specs = [TurnSpec("nobody's trainer", ParallelConfig(dp=2), 1), TurnSpec(ALONE, ParallelConfig(), 1)]
     prepared(short, tmp_path / "cache")

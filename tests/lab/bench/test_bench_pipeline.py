@@ -24,6 +24,7 @@ def test_the_two_models_have_the_names_that_scripts_rely_on() -> None:
         assert all(w.run.train.batch_size * w.run.data.sequence_length >= 2048 for w in workloads(quick))
 
 
+@pytest.mark.slow
 def test_an_arm_that_cannot_start_is_an_error_with_its_last_words(tiny: RunConfig, tmp_path: Path) -> None:
     nowhere = tiny.model_copy(update={"model": ModelConfig(path=str(tmp_path / "nowhere"))})
     spec = ArmSpec(arm="plain", plain=True, run=nowhere, directory=str(tmp_path / "arm"), cache=str(tmp_path))

@@ -58,6 +58,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "reproduce" / "medical.jsonl"
 
 
+@pytest.mark.slow
 def test_an_interrupted_comparison_goes_on_and_sealing_changes_no_bit(made, monkeypatch):
     run_cell = workshop.run_cell
     trained = []
