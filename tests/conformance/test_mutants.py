@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from attestation_mutants import ATTESTATION
+from split_mutants import SPLIT_PARTIES
 
 from machine_patience import patience_s
 
@@ -540,7 +541,7 @@ MUTANTS = (
         + "test_both_holders_of_a_stage_that_are_lost_at_once_cost_the_steps_since_the_checkpoint",
     ),
 )
-MUTANTS += tuple(Mutant(*one) for one in ATTESTATION)
+MUTANTS += tuple(Mutant(*one) for one in (*ATTESTATION, *SPLIT_PARTIES))
 
 
 @dataclass(frozen=True)
