@@ -279,13 +279,12 @@ FEDERATED = "federated-cpu-2cores-quick.json"
 def update_attacks(result: Result) -> Iterator[str]:
     found = {(row["attack"], row["defence"]): row for row in result["rows"]}
     for attack in dict.fromkeys(row["attack"] for row in result["rows"]):
-        losses = [
-            found[attack, way]["loss"] for way in ("undefended", "median", "multi_krum", "nnm+trimmed_mean", "caf")
-        ]
-        works = [found[attack, way]["trigger"] for way in ("undefended", "multi_krum")]
-        first, *others = (either(loss, ".2f") for loss in losses)
-        shown = f" (trigger works: {share(works[0], 0)})" if works[0] else ""
-        yield line(f"`{attack}`", first + shown, *others, f"{found[attack, 'multi_krum']['refused']:.0f}")
+        rows = [found[attack, way] for way in ("undefended", "median", "multi_krum", "nnm+trimmed_mean", "caf")]
+        losses = (either(row["loss"], ".2f") for row in rows)
+        works = (f" (trigger works: {share(row['trigger'], 0)})" if row["trigger"] else "" for row in rows)
+        cells = (loss + shown for loss, shown in zip(losses, works, strict=True))
+        refused, counted = rows[2]["refused"], rows[2]["counted"]
+        yield line(f"`{attack}`", *cells, f"{refused:.0f}", "-" if attack == "none" else share(counted, 0))
 
 
 def extraction(result: Result) -> Iterator[str]:
