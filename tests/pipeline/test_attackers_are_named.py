@@ -17,7 +17,7 @@ FROM = 2
 
 
 def attackers(tmp_path, kind, stages, **changes):
-    config = AttackConfig(kind=kind, stages=stages, from_step=FROM, **changes)
+    config = AttackConfig(**{"kind": kind, "stages": stages, "from_step": FROM, **changes})
     return {stage: actor(config, f"worker-{stage}", tmp_path / "attack.jsonl") for stage in stages}
 
 
@@ -202,18 +202,22 @@ def test_without_the_owners_own_audits_a_league_is_never_seen(make_company, hone
     assert company.weights_digest() != honest_digest(run, FROM + 2)
 
 
-@pytest.mark.parametrize(("kind", "is_replaced"), SILENT)
+@pytest.mark.parametrize(
+    # in step 1 the whole step is audited after its messages, by an auditor that asks the silent party twice
+    ("kind", "is_replaced", "begins"),
+    [*((*line, FROM) for line in SILENT), ("withheld_answer", False, 1)],
+)
 def test_who_keeps_silent_is_not_blamed_and_the_step_ends_all_the_same(
-    make_company, honest_digest, tmp_path, kind, is_replaced
+    make_company, honest_digest, tmp_path, kind, is_replaced, begins
 ):
     pipeline = PipelineConfig(stages=5, step_timeout_s=30.0, patience_s=0.5)
     run = tiny_run(pipeline=pipeline, guard=GuardConfig(audit_rate=1.0))
-    company = make_company(run, attackers(tmp_path, kind, (1,)))
+    company = make_company(run, attackers(tmp_path, kind, (1,), from_step=begins))
 
-    results = company.run(FROM + 1)
+    results = company.run(begins + 1)
 
     check_the_price(company, results)
     assert company.verdicts == []
     assert company.lost == (["worker-1"] if is_replaced else [])
-    assert company.weights_digest() == honest_digest(run, FROM + 1)
-    assert {record["step"] for record in told(tmp_path)} == {FROM}
+    assert company.weights_digest() == honest_digest(run, begins + 1)
+    assert {record["step"] for record in told(tmp_path)} == {begins}

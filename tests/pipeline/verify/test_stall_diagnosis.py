@@ -168,6 +168,17 @@ def test_an_auditor_is_given_its_inputs_once_and_then_replaced(audited, diagnosi
     assert find(audited, diagnosis) == SHADOW
 
 
+def test_an_auditor_that_is_to_follow_the_whole_step_afterwards_is_given_its_inputs_anew(audited, diagnosis):
+    find(audited, diagnosis)
+    audited.facts.ledger.awaited_step_audits.add((STAGE, SHADOW))
+    audited.sent.clear()
+
+    assert find(audited, diagnosis) is None
+
+    assert [(party, message.source) for party, message in audited.sent] == [(SHADOW, 0), (SHADOW, 2)]
+    assert find(audited, diagnosis) == SHADOW
+
+
 def test_an_auditor_that_waits_for_others_is_not_replaced(audited, diagnosis):
     said = {(STEP, (STAGE, 0, SHADOW))}
 

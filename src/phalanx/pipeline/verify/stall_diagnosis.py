@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.evidence.weight_dispute import is_what_was_signed
@@ -26,6 +27,8 @@ from phalanx.pipeline.stage.stage_copy import StageCopy
 from phalanx.pipeline.verify.facts import AuditKey, MessageKey, StepFacts, StepLedger
 from phalanx.planner.schedules import Direction, actions
 from phalanx.security.crypto import digest_hex
+
+_Order = Literal["urgent", "drawn", "whole step"]
 
 
 @dataclass(frozen=True)
@@ -208,22 +211,32 @@ class StallDiagnosis:
             return receiver
         both: tuple[Direction, ...] = ("forward", "backward")
         audit = (hit.source, hit.microbatch, self.facts.shadow(hit.source))
-        return await self._audit_inputs(self.facts.ledger, audit, both[:1] if hit.direction == "forward" else both)
+        return await self._audit_inputs(
+            self.facts.ledger, audit, both[:1] if hit.direction == "forward" else both, "urgent"
+        )
 
     async def _without_audit(self, ledger: StepLedger, said: Collection[tuple[int, AuditKey]]) -> str | None:
         """Name a party that owes an audit of this step although it has all that it takes."""
         for audit in (audit for audit in ledger.unreported if (ledger.step, audit) not in said):
-            silent = await self._audit_inputs(ledger, audit, ("forward", "backward"))
+            stage, _, auditor = audit
+            order: _Order = "whole step" if (stage, auditor) in ledger.unfinished else "drawn"
+            silent = await self._audit_inputs(ledger, audit, ("forward", "backward"), order)
             if silent is not None:
                 return silent
         late = [] if ledger.unreported else [auditor for _, auditor in ledger.unfinished if auditor != OWNER]
         return next(iter(late), None)
 
-    async def _audit_inputs(self, ledger: StepLedger, audit: AuditKey, directions: Sequence[Direction]) -> str | None:
-        """Give an auditor what it is to recompute from; one that has it and does not report is named."""
+    async def _audit_inputs(
+        self, ledger: StepLedger, audit: AuditKey, directions: Sequence[Direction], order: _Order
+    ) -> str | None:
+        """Give an auditor what it is to recompute from; one that has it and does not report is named.
+
+        A microbatch may be audited for an odd message, because it was drawn, and once more with its whole step. An
+        auditor keeps no inputs from one order to the next, so each order has them handed on anew.
+        """
         facts, (stage, microbatch, auditor) = self.facts, audit
         holder = facts.holder(stage)
-        mark = ("audit", auditor, ledger.step, stage, microbatch)
+        mark = ("audit", order, auditor, ledger.step, stage, microbatch)
         if mark in self._handed:
             return None if auditor == OWNER else auditor
         self._handed.add(mark)
