@@ -283,12 +283,15 @@ def test_wandb_writes_the_curves_offline(track, tmp_path):
     config = TypeAdapter(SinkConfig).validate_python({"kind": "wandb", "mode": "offline", "flush_s": 120})
 
     with track(config) as tracking:
+        tracking.scalars({"validation/loss": 2.0}, 1)
+        # what is known of a step later than of the next one counts as well
         tracking.scalars({"train/loss": 3.0}, 0)
 
-    assert tracking.report == [{"kind": "wandb", "taken": 1, "dropped": 0, "error": None}]
+    assert tracking.report == [{"kind": "wandb", "taken": 2, "dropped": 0, "error": None}]
     (file,) = (tmp_path / "run").rglob("run-0123abcd.wandb")
     content = file.read_bytes()
     assert b"train/loss" in content
+    assert "will be ignored" not in (tmp_path / "run" / "tracking" / "0-wandb" / "sink.log").read_text(encoding="utf-8")
     # nothing of this machine
     assert os.uname().nodename.encode() not in re.findall(rb"[\w.-]+", content)
     assert sys.executable.encode() not in content

@@ -9,6 +9,8 @@ from pydantic import Field
 from phalanx.telemetry.histogram import Histogram
 from phalanx.telemetry.sinks.sink import RunStatus, SinkSettings, TrackedRun
 
+_STEP = "step"
+
 
 class WandbConfig(SinkSettings):
     """Weights & Biases; the key is in the environment (``WANDB_API_KEY``). Needs the extra `wandb`."""
@@ -55,10 +57,12 @@ class WandbSink:
             config=dict(run.config),
             settings=settings,
         )
+        # its own counter only grows: a validation after step 20 would shut out what is known of step 19 a moment later
+        self._run.define_metric("*", step_metric=_STEP)
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         """As `Sink` says."""
-        self._run.log(dict(values), step=step)
+        self._run.log({**values, _STEP: step})
 
     def histogram(self, drawn: Histogram, step: int) -> None:
         """As `HistogramSink` says."""
@@ -66,7 +70,7 @@ class WandbSink:
         import wandb  # noqa: PLC0415 - an extra, in this process alone
 
         found = (np.asarray(drawn.counts), np.asarray(drawn.edges))
-        self._run.log({drawn.tag: wandb.Histogram(np_histogram=found)}, step=step)
+        self._run.log({drawn.tag: wandb.Histogram(np_histogram=found), _STEP: step})
 
     def end(self, status: RunStatus) -> None:
         """As `Sink` says."""
