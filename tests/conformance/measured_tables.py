@@ -296,15 +296,16 @@ def extraction(result: Result) -> Iterator[str]:
 def posttrain(result: Result) -> Iterator[str]:
     for row in result["rows"]:
         cells = [either(row[key], ".2f") for key in ("speed_of_phalanx", "memory_of_phalanx")]
-        peak = "-" if row["peak_bytes"] is None else f"{row['peak_bytes'] / MIB:.0f}"
+        peak = "-" if row["peak_memory_bytes"] is None else f"{row['peak_memory_bytes'] / MIB:.0f}"
         yield line(
             row["objective"],
-            row["arm"],
+            f"`{row['arm']}`",
+            f"{row['tokens_per_s']:.0f}",
             f"{row['tokens_per_cpu_s']:.0f}",
             peak,
             *cells,
             share(row["extra_over_unguarded"], 0),
-            f"{row['largest_loss_difference']:.0e}",
+            f"{row['max_rel_loss_diff']:.0e}",
         )
 
 
