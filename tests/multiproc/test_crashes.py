@@ -6,7 +6,17 @@ import signal
 import time
 
 import pytest
-from real_runs import FORWARD_LIAR, JOURNAL, children_of, events, exists, local_workers, worker_pid
+from real_runs import (
+    FORWARD_LIAR,
+    JOURNAL,
+    children_of,
+    end_all,
+    events,
+    exists,
+    local_workers,
+    make_place,
+    worker_pid,
+)
 
 from machine_patience import patience_s
 from phalanx.lab.bench.chaos.run_process import descendants
@@ -42,6 +52,36 @@ def kill_owner(place, process):
     while [pid for pid in workers if exists(pid)]:
         assert time.monotonic() < deadline, "a worker outlived its owner"
         time.sleep(0.01)
+
+
+def whole_and_killed(tmp_path, prepare, step, learned, *settings):
+    """End a run twice, undisturbed and with an owner that is killed once a step is in its metrics.
+
+    Args:
+        tmp_path: Of both runs.
+        prepare: Writes what a place needs.
+        step: The step that is seen before the kill; a checkpoint of step 3 or later must be there by then.
+        learned: Reads from a place what must be equal beside the weights.
+        settings: Overrides of the run file.
+
+    Returns:
+        The digest of the weights and what was learned, of either run.
+    """
+    found = []
+    for is_killed in (False, True):
+        home = tmp_path / ("killed" if is_killed else "whole")
+        home.mkdir()
+        place = make_place(home)
+        prepare(place)
+        if is_killed:
+            process = place.train(*settings)
+            place.wait_for(process, lambda place=place: place.has_line("metrics.jsonl", f'"step": {step},'))
+            kill_owner(place, process)
+        summary = place.finish(*settings, resume=is_killed)
+        found.append((summary["final_weights_digest"], learned(place)))
+        end_all(place)
+    assert summary["resumed_from"] >= 3
+    return found
 
 
 @pytest.mark.slow

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from real_runs import TINY, end_all, make_place
-from test_crashes import kill_owner
+from real_runs import TINY
+from test_crashes import whole_and_killed
 
 from phalanx.config.extras import has_bitsandbytes
 from phalanx.objectives import OBJECTIVES
@@ -76,22 +76,13 @@ CASES = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("written", "kind", "journal"), CASES)
 def test_a_killed_run_goes_on_with_equal_bits(tmp_path, written, kind, journal):
-    found = {}
-    for name in ("whole", "killed"):
-        (tmp_path / name).mkdir()
-        place = make_place(tmp_path / name)
+    def prepare(place):
         place.run_file.write_text(written(kind, place))
-        if name == "killed":
-            process = place.train(f"checkpoint.journal={journal}")
-            place.wait_for(process, lambda place=place: place.has_line("metrics.jsonl", '"step": 4,'))
-            kill_owner(place, process)
-        summary = place.finish(f"checkpoint.journal={journal}", resume=name == "killed")
-        found[name] = summary["final_weights_digest"], learned(place)
-        end_all(place)
 
-    assert summary["resumed_from"] >= 3
-    assert len(found["whole"][1]) == STEPS
-    assert found["killed"] == found["whole"]
+    whole, killed = whole_and_killed(tmp_path, prepare, 4, learned, f"checkpoint.journal={journal}")
+
+    assert len(whole[1]) == STEPS
+    assert killed == whole
 
 
 def test_every_objective_has_an_owner_that_is_killed():

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from real_runs import FORWARD_LIAR, Place, end_all, events, make_place
-from test_crashes import kill_owner
+from test_crashes import kill_owner, whole_and_killed
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from kept_states import DIVIDED, assert_same_first_step_of_adamw, assert_same_weights, kept_state
@@ -170,20 +170,9 @@ def test_an_owner_that_is_killed_goes_on_with_the_same_texts(rollouts, undisturb
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dr_grpo", "rloo"])
 def test_an_owner_that_weighs_texts_in_another_way_goes_on_with_the_same_ones_too(tmp_path, kind):
-    found = {}
-    for name in ("whole", "killed"):
-        (tmp_path / name).mkdir()
-        place = written(make_place(tmp_path / name))
-        if name == "killed":
-            process = place.train(f"train.objective.kind='{kind}'")
-            place.wait_for(process, lambda place=place: place.has_line("metrics.jsonl", '"step": 5,'))
-            kill_owner(place, process)
-        summary = place.finish(f"train.objective.kind='{kind}'", resume=name == "killed")
-        found[name] = summary["final_weights_digest"], learned(place)
-        end_all(place)
+    whole, killed = whole_and_killed(tmp_path, written, 5, learned, f"train.objective.kind='{kind}'")
 
-    assert summary["resumed_from"] >= 3
-    assert found["killed"] == found["whole"]
+    assert killed == whole
 
 
 @pytest.mark.slow

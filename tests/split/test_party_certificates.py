@@ -23,7 +23,7 @@ from phalanx.split.processes.arrivals import Arrivals
 from phalanx.train.batches.remote_turns import RemoteTurns
 from phalanx.train.engines.split_engine import RemoteClients
 from phalanx.train.sessions.enclave_call import EnclaveCall, call_enclave
-from phalanx.train.sessions.revoked_clients import RevokedClients
+from phalanx.train.sessions.split_revocations import SplitRevocations
 from phalanx.transport import GrpcWire, TransportConfig
 
 LIMITS = TransportConfig(timeout_s=10.0)
@@ -166,8 +166,8 @@ def load_pem(keys, authority):
     return (keys / authority / "authority.pem").read_bytes()
 
 
-def revoked_clients(pki, observe, barred=()):
-    return RevokedClients((ENCLAVE, *CLIENTS), RevokedParties(pki).read, barred, observe)
+def revocations(pki, observe, barred=()):
+    return SplitRevocations((ENCLAVE, *CLIENTS), RevokedParties(pki).read, barred, observe)
 
 
 @pytest.fixture
@@ -181,7 +181,7 @@ def pki(tmp_path):
 @pytest.mark.parametrize("party", [ENCLAVE, *CLIENTS])
 def test_a_revoked_party_is_asked_for_no_turn_and_the_log_says_why(pki, party):
     seen = []
-    watch = revoked_clients(pki, lambda kind, body: seen.append((kind, body)))
+    watch = revocations(pki, lambda kind, body: seen.append((kind, body)))
     RevokedParties(pki).add("stranger", "is in other runs")
     watch.check(3)
     RevokedParties(pki).add(party, "its keys were copied")
@@ -195,14 +195,14 @@ def test_a_revoked_party_is_asked_for_no_turn_and_the_log_says_why(pki, party):
 
 
 def test_a_party_that_the_log_names_stays_out_though_the_list_is_gone(pki):
-    watch = revoked_clients(pki, lambda kind, body: None, barred={"north"})
+    watch = revocations(pki, lambda kind, body: None, barred={"north"})
 
     with pytest.raises(PeerRefusedError, match="north"):
         watch.check(0)
 
 
 def test_a_list_that_cannot_be_read_stops_the_run(pki):
-    watch = revoked_clients(pki, lambda kind, body: None)
+    watch = revocations(pki, lambda kind, body: None)
     RevokedParties(pki).add("north", "")
     (pki / "revoked.json").write_text("{}x")
 
@@ -211,7 +211,7 @@ def test_a_list_that_cannot_be_read_stops_the_run(pki):
 
 
 def test_nothing_of_a_client_is_trained_once_its_certificate_is_revoked(source, tmp_path, pki):
-    watch = revoked_clients(pki, lambda kind, body: None)
+    watch = revocations(pki, lambda kind, body: None)
     with RemoteHouse(source, tmp_path).open() as session:
         for name in CLIENTS:
             session.join(name)

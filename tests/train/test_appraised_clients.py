@@ -54,10 +54,9 @@ def test_an_appraisal_is_recorded_with_its_policy_and_lets_the_run_begin():
     [
         (),
         (word(policy="ab" * 32),),
-        (word(client="south"),),
         (word(), ask.ClientEvidenceRefused(client="north", reason="wrong_measurement")),
     ],
-    ids=["none", "another policy", "another client", "refused since"],
+    ids=["none", "another policy", "refused since"],
 )
 def test_without_the_enclaves_word_on_every_client_with_a_policy_nothing_is_trained(words):
     clients, _ = made()
@@ -66,6 +65,20 @@ def test_without_the_enclaves_word_on_every_client_with_a_policy_nothing_is_trai
 
     with pytest.raises(FrameError, match="north: is ready, and the enclave has not told"):
         clients.check()
+
+
+@pytest.mark.parametrize(
+    "told",
+    [word(client="south"), ask.ClientEvidenceRefused(client="nobody", reason="wrong_nonce")],
+    ids=lambda m: m.kind,
+)
+def test_word_of_a_client_without_a_policy_is_refused_and_leaves_no_trace(told):
+    clients, seen = made()
+
+    with pytest.raises(FrameError, match=r"expected north, of which split\.client_policies has a policy"):
+        clients.aside(told)
+
+    assert (clients.facts, seen) == ({}, [])
 
 
 def test_a_refusal_is_recorded_with_its_reason():

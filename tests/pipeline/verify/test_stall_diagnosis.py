@@ -4,7 +4,7 @@ import pytest
 import torch
 from hand_made import EPOCH, HOLDER, OWNER, SHADOW, STAGE, STEP, make_world, standing
 
-from phalanx.pipeline.protocol.messages import Place, Progress, Relay
+from phalanx.pipeline.protocol.messages import Place, Progress, Relay, ScreenHit
 from phalanx.pipeline.verify.stall_diagnosis import MissingFacts, StallDiagnosis
 from phalanx.planner.schedules import actions
 
@@ -177,6 +177,16 @@ def test_an_auditor_that_is_to_follow_the_whole_step_afterwards_is_given_its_inp
 
     assert [(party, message.source) for party, message in audited.sent] == [(SHADOW, 0), (SHADOW, 2)]
     assert find(audited, diagnosis) == SHADOW
+
+
+def test_an_auditor_of_an_odd_message_is_given_its_inputs_anew_when_the_microbatch_is_drawn(audited, diagnosis):
+    hit = ScreenHit(epoch=EPOCH, step=STEP, source=STAGE, direction="backward", microbatch=0, reason="odd")
+    find(audited, diagnosis, MissingFacts(states=(), screened=(hit,), weights={}))
+    audited.sent.clear()
+
+    assert find(audited, diagnosis) is None
+
+    assert [(party, message.source) for party, message in audited.sent] == [(SHADOW, 0), (SHADOW, 2)]
 
 
 def test_an_auditor_that_waits_for_others_is_not_replaced(audited, diagnosis):

@@ -30,13 +30,22 @@ class AppraisedClients:
         self.facts: dict[str, dict[str, Any]] = {}
 
     def aside(self, message: SplitMessage) -> bool:
-        """Take word of a client's evidence; False for any other message."""
+        """Take word of a client's evidence; False for any other message.
+
+        Raises:
+            FrameError: The run file has no policy for such a client.
+        """
+        if not isinstance(message, ask.ClientAppraised | ask.ClientEvidenceRefused):
+            return False
+        if message.client not in self._expected:
+            raise FrameError(
+                f"the enclave tells of evidence of {message.client!r}; expected {', '.join(self._expected) or 'none'}, "
+                "of which split.client_policies has a policy"
+            )
         if isinstance(message, ask.ClientEvidenceRefused):
             self.facts.pop(message.client, None)
             self._observe(EVIDENCE_REFUSED, message.model_dump(mode="json"))
             return True
-        if not isinstance(message, ask.ClientAppraised):
-            return False
         body = message.model_dump(mode="json")
         self.facts[message.client] = {name: one for name, one in body.items() if name != "client"}
         self._observe(APPRAISED, body)

@@ -40,8 +40,8 @@ from phalanx.train.sessions.factory import EngineStart, RunMaterial
 from phalanx.train.sessions.middle_stages import WORKERS_SEE, middle_directory, middle_stages, noting, recall
 from phalanx.train.sessions.refused_clients import RefusedClients
 from phalanx.train.sessions.remote_company import remote_company
-from phalanx.train.sessions.revoked_clients import RevokedClients
 from phalanx.train.sessions.split_cluster import enclave_of, num_classes_of, split_company, split_of
+from phalanx.train.sessions.split_revocations import SplitRevocations
 from phalanx.train.setup.layout import attends_in_documents, stages_of
 
 ADAPTERS = "adapters.safetensors"
@@ -178,7 +178,7 @@ class RemoteSetup:
         facts = {"mode": split.mode, "tier": _tier(split), "clients": list(split.client_names), "remote": True}
         context.opening(recorder, opening.start, self.material.loader, facts)
         parties, listed = (ENCLAVE, *split.client_names), RevokedParties(context.home.pki)
-        revoked = RevokedClients(parties, listed.read, context.history.revoked, observe)
+        revoked = SplitRevocations(parties, listed.read, context.history.revoked, observe)
         revoked.check(opening.start)
         refused, num_classes = _refused(context, recorder, observe), num_classes_of(context.run)
         appraised = AppraisedClients(split, observe)

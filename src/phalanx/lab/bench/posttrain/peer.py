@@ -90,20 +90,20 @@ def train(spec: dict[str, Any], directory: str, rows: dict[str, Any], turns: Ord
         }
         shared = {"train_dataset": _dataset(rows, is_sft=is_sft), "processing_class": _words(), "callbacks": [turns]}
         if is_sft:
-            trainer = _arm(trl.SFTTrainer)(_model(directory), trl.SFTConfig(**told), **shared)
+            trainer = _paced(trl.SFTTrainer)(_model(directory), trl.SFTConfig(**told), **shared)
         else:
             is_stored = spec["stored_reference"]
             args = trl.DPOConfig(**told, beta=0.1, precompute_ref_log_probs=is_stored)
             reference = None if is_stored else _model(directory)
-            trainer = _arm(trl.DPOTrainer)(_model(directory), reference, args, **shared)
+            trainer = _paced(trl.DPOTrainer)(_model(directory), reference, args, **shared)
         trainer.turns = turns
         trainer.train()
 
 
-def _arm(kind: Any) -> Any:
+def _paced(kind: Any) -> Any:
     """A trainer of a kind that takes rows as they are, in their order, and keeps its losses."""
 
-    class Arm(kind):  # type: ignore[misc]
+    class PacedTrainer(kind):  # type: ignore[misc]
         turns: OrderedSteps
 
         def _prepare_dataset(self, dataset: Any, *given: Any, **more: Any) -> Any:
@@ -117,7 +117,7 @@ def _arm(kind: Any) -> Any:
             self.turns.losses.append(float(loss.detach()))
             return loss
 
-    return Arm
+    return PacedTrainer
 
 
 def _model(directory: str) -> Any:

@@ -1,4 +1,4 @@
-"""The parties of a split with certificates that were taken back: they are asked for no turn, so nothing is trained."""
+"""Certificates of a split that were taken back: no turn is asked for any more, so nothing is trained."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -7,7 +7,7 @@ from phalanx.pipeline import Observe, revocation_facts
 from phalanx.security.crypto import Revocation
 
 
-class RevokedClients:
+class SplitRevocations:
     """A look before each turn whether every party of the run still has its certificate.
 
     Args:
