@@ -3,8 +3,10 @@ PYTHON ?= python3
 # further arguments for the installation of torch, for example an index of another build
 TORCH_PIP_ARGS ?=
 PYTEST_ARGS ?=
-# a worker per core of a small machine; a file's tests share what they have trained, so files stay whole
-TEST_WORKERS ?= -n 2 --dist loadfile
+# a worker per core of a small machine, and one more for the quick tests, of which many wait for processes; a file's tests
+# share what they have trained, so files stay whole
+TEST_WORKERS ?= -n 3 --dist loadfile
+SLOW_WORKERS ?= -n 2 --dist loadfile
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -55,7 +57,7 @@ test: lint ## lint, then every quick test
 # what takes a minute alone may take ten beside other work, and is not wrong for it; files in the order of the share
 test-slow: export PHALANX_TEST_TYPES = all
 test-slow: $(STAMP) ## the slow tests only
-	$(BIN)/pytest -m slow -o timeout=1800 $(TEST_WORKERS) --no-loadscope-reorder $(PYTEST_ARGS)
+	$(BIN)/pytest -m slow -o timeout=1800 $(SLOW_WORKERS) --no-loadscope-reorder $(PYTEST_ARGS)
 
 site: $(STAMP) ## the documentation as a site, in site/
 	$(BIN)/pip install --quiet -c constraints.txt -e ".[site]"

@@ -14,6 +14,22 @@ OWNER = Identity.without_certificate("owner")
 SIGNALS = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 
 
+@pytest.fixture(autouse=True)
+def _listens():
+    """Python's own handler of Ctrl-C, also where the tests were started in the background and must not heed it."""
+    old = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, old)
+
+
+def test_a_run_in_the_background_heeds_no_ctrl_c():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with interruptible():
+        signal.raise_signal(signal.SIGINT)
+
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
 @SIGNALS
 def test_a_signal_ends_a_run_at_once_outside_of_a_block(number):
     done = []
