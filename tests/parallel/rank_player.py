@@ -1,6 +1,5 @@
-"""Rank processes that play one layout after another: torch is imported once, then this process is forked."""
+"""Layouts that are played one after another, each by forks of this process: torch is imported once."""
 
-import gc
 import json
 import os
 import sys
@@ -92,18 +91,20 @@ def copied_beside(member: RankTrainer, saving: RankSaver, rank: int, case: Case)
     return has_moved and all(torch.equal(mine, tensor) for mine, tensor in pairs)
 
 
-def be_rank(rank: int, cases: list[Case], home: Path) -> None:
+def be_rank(rank: int, case: Case, number: int, home: Path) -> None:
+    try:
+        result = play(case, rank, home, number)
+    except Exception:  # noqa: BLE001 - whatever it is, the test shows it
+        result = {"error": traceback.format_exc()}
+    if rank == 0 or "error" in result:
+        (home / f"result-{number}-{rank}.json").write_text(json.dumps(result))
+
+
+def play_all(cases: list[Case], home: Path) -> None:
+    """Each layout in processes of its own: a rank that fails lets go of its peers, and no group outlives its layout."""
     for number, case in enumerate(cases):
-        if rank >= case.world:
-            continue
-        try:
-            result = play(case, rank, home, number)
-        except Exception:  # noqa: BLE001 - whatever it is, the test shows it
-            result = {"error": traceback.format_exc()}
-        # groups that something still refers to would leave others waiting
-        gc.collect()
-        if rank == 0 or "error" in result:
-            (home / f"result-{number}-{rank}.json").write_text(json.dumps(result))
+        for child in fork_ranks(case.world, lambda rank, case=case, number=number: be_rank(rank, case, number, home)):
+            os.waitpid(child, 0)
 
 
 def main() -> None:
@@ -111,12 +112,11 @@ def main() -> None:
     torch.set_num_threads(1)
     for case in table:
         source_of(case, home / "models")
-    children = fork_ranks(max(case.world for case in table), lambda rank: be_rank(rank, table, home))
+    (player,) = fork_ranks(1, lambda _: play_all(table, home))
     references = {case.model: case for case in table}
     found = {model: one_process(case, home / "models") for model, case in references.items()}
     (home / "references.json").write_text(json.dumps(found))
-    for child in children:
-        os.waitpid(child, 0)
+    os.waitpid(player, 0)
 
 
 if __name__ == "__main__":

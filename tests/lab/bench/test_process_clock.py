@@ -42,6 +42,18 @@ def test_a_child_is_found_and_falls_quiet(child: subprocess.Popen[bytes]) -> Non
     assert ended <= time.perf_counter()
 
 
+STARTS = f"import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', {IDLE!r}])"
+
+
+@pytest.mark.parametrize("child", [STARTS], indirect=True)
+def test_what_a_child_has_started_belongs_to_the_tree(child: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 20.0
+    while len(process_tree(child.pid)) < 2:
+        assert time.monotonic() < deadline
+
+    assert set(process_tree(child.pid)) < set(process_tree(os.getpid()))
+
+
 @pytest.mark.parametrize("child", [BUSY], indirect=True)
 def test_a_process_that_never_rests_is_an_error(child: subprocess.Popen[bytes]) -> None:
     with pytest.raises(TrainingError, match="still busy"):

@@ -12,8 +12,7 @@ from typing import Any
 from phalanx.child import PARENT
 from phalanx.closing import Closeable
 from phalanx.errors import TrainingError
-from phalanx.lab.bench.measure.process_clock import process_tree
-from phalanx.pipeline.processes.fork_server import PROCESS_NAME
+from phalanx.lab.bench.measure.process_clock import process_tree, worker_name
 from phalanx.telemetry import read_metrics
 from phalanx.train import RunConfig
 from phalanx.train.records.run_directory import RunDirectory
@@ -121,29 +120,9 @@ class RunProcess(Closeable):
 
 def workers_below(root: int) -> list[int]:
     """Process ids of all workers below a process, those that are still starting included."""
-    return sorted(filter(_is_worker, descendants(root)))
+    return sorted(pid for pid in descendants(root) if worker_name(pid) is not None)
 
 
 def descendants(root: int) -> list[int]:
     """Process ids of children, their children and so on (Linux)."""
-    found, pending = list[int](), [root]
-    while pending:
-        # a process may end while it is looked at
-        with contextlib.suppress(OSError):
-            children = process_tree(pending.pop())[1:]
-            pending += children
-            found += children
-    return found
-
-
-def _is_worker(pid: int) -> bool:
-    """Whether a process is one worker: by its file, or by the name that a fork server gives to what it forks."""
-    try:
-        name, _, rest = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").partition(" (")[2].rpartition(") ")
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    is_gone = rest.startswith(("Z", "X"))
-    if is_gone or name == PROCESS_NAME:
-        return False
-    return name.startswith("worker-") or (b".toml" in command[-2] if len(command) > 1 else False)
+    return process_tree(root)[1:]

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from phalanx.errors import TrainingError
+from phalanx.pipeline.processes.fork_server import PROCESS_NAME
 
 _QUIET_WINDOW_S = 0.03
 _QUIET_SHARE = 0.03
@@ -49,11 +50,37 @@ def peak_memory_bytes(pids: Iterable[int]) -> int:
 
 
 def process_tree(root: int) -> list[int]:
-    """A process and its direct children (Linux), the parent first."""
-    children: list[int] = []
-    for listing in sorted(Path(f"/proc/{root}/task").glob("*/children")):
-        children += [int(word) for word in listing.read_text(encoding="ascii").split()]
-    return [root, *sorted(children)]
+    """A process, its children, theirs and so on (Linux), each parent before its children.
+
+    Workers are forked from a server, so that they are grandchildren of whatever has them.
+    """
+    found = [root]
+    for parent in found:
+        children: list[int] = []
+        # a process may end while it is looked at
+        with contextlib.suppress(OSError):
+            for listing in sorted(Path(f"/proc/{parent}/task").glob("*/children")):
+                children += [int(word) for word in listing.read_text(encoding="ascii").split()]
+        found += sorted(children)
+    return found
+
+
+def worker_name(pid: int) -> str | None:
+    """The name of the worker that a process is (Linux): by its file, or by what a fork server calls what it forks.
+
+    None: it is no worker, or is gone.
+    """
+    try:
+        name, _, rest = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").partition(" (")[2].rpartition(") ")
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    if rest.startswith(("Z", "X")) or name == PROCESS_NAME:
+        return None
+    if name.startswith("worker-"):
+        return name
+    file = Path(command[-2].decode(errors="replace")) if len(command) > 1 else Path()
+    return file.stem if file.suffix == ".toml" else None
 
 
 def wait_until_quiet(pids: list[int], timeout_s: float) -> float:

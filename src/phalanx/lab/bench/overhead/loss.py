@@ -9,7 +9,7 @@ from pathlib import Path
 from phalanx.checkpoint import Retention, Shard, open_checkpoint, save_checkpoint
 from phalanx.engine import StepInputs, StepResult
 from phalanx.errors import NoHolderError, TrainingError
-from phalanx.lab.bench.measure.process_clock import process_tree
+from phalanx.lab.bench.measure.process_clock import process_tree, worker_name
 from phalanx.models import ModelSource
 from phalanx.pipeline import PipelineEngine, StepPlan
 from phalanx.train.records.run_directory import RunDirectory
@@ -69,6 +69,6 @@ class Loss:
 
 def _pid_of(name: str) -> int:
     for pid in process_tree(os.getpid())[1:]:
-        if f"{name}.toml" in Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace"):
+        if worker_name(pid) == name:
             return pid
     raise TrainingError(f"bench: {name} does not run here; nothing can be lost")
