@@ -335,7 +335,7 @@ TABLES = (
     Table(BENCHMARKS, "overhead-wide-cpu-2cores.json", wide),
     Table(BENCHMARKS, "pipeline-cpu-2cores-quick.json", pipeline),
     Table(BENCHMARKS, "parallel-cpu-2cores-quick.json", layouts),
-    Table(BENCHMARKS, f"posttrain{BUSY}", posttrain),
+    Table(BENCHMARKS, "posttrain-cpu-2cores.json", posttrain),
     Table(BENCHMARKS, FEDERATED, rounds),
     Table(BENCHMARKS, FEDERATED, private_steps),
     Table("docs/federated.md", FEDERATED, rounds),
