@@ -90,6 +90,35 @@ def test_a_client_with_a_larger_held_out_loss_does_not_count_until_a_measurement
     assert dict(found.excluded) == {"west": "held_out_loss"}
 
 
+def test_a_measurement_counts_without_clients_that_are_shut_out_or_whose_loss_would_be_refused():
+    found = standings(held_out_factor=1.5, max_norm=1.0, patience=1)
+    found.measured("north", 2.0, 2)
+    found.measured("south", 1.0, 1)
+    found.measured("west", 3.2, 2)
+    assert [found.is_measured(name) for name in CLIENTS] == [True, True, False]
+    found.judge_measurements(1)
+    assert dict(found.excluded) == {"west": "held_out_loss"}
+
+    # what it says of its texts later does not bring it back
+    for name in CLIENTS:
+        found.measured(name, 1.0, 1)
+    assert [found.is_measured(name) for name in CLIENTS] == [True, True, False]
+    # nor is there a middle one of two clients
+    found.judge_measurements(2)
+    found.measured("north", 1.0, 1)
+    found.measured("south", 9.0, 1)
+    assert [found.is_measured(name) for name in CLIENTS] == [True, True, False]
+
+
+def test_one_text_without_a_loss_takes_all_texts_of_its_client_out_of_a_measurement():
+    found = standings()
+    for name in CLIENTS:
+        found.measured(name, 1.0, 1)
+    found.measured("west", math.nan, 1)
+
+    assert [found.is_measured(name) for name in CLIENTS] == [True, True, False]
+
+
 def test_standings_go_through_a_sealed_state_as_they_are():
     found, other = standings(max_norm=1.0, patience=2), standings(max_norm=1.0, patience=2)
     found.judge_norms(0, {"north": 2.0, "south": 2.0})

@@ -162,10 +162,10 @@ def test_a_step_that_no_turn_asked_for_is_refused(measuring):
 
 
 def test_a_measuring_turn_is_complete_with_the_last_client_and_sums_over_all(measuring):
-    measuring.measured(0.5, 2, found=[0, 1], true=[0, 0])
+    measuring.measured("south", 0.5, 2, found=[0, 1], true=[0, 0])
     measuring.done("south", TurnDone(step=3))
     assert measuring.finished() is None
-    measuring.measured(0.25, 1, found=[1], true=[1])
+    measuring.measured("north", 0.25, 1, found=[1], true=[1])
     measuring.done("north", TurnDone(step=3))
 
     # summed loss, targets, then of each class: texts of it, texts taken for it, right ones
@@ -173,7 +173,7 @@ def test_a_measuring_turn_is_complete_with_the_last_client_and_sums_over_all(mea
 
 
 def test_what_a_turn_measured_is_not_in_the_next_one(measuring):
-    measuring.measured(0.5, 2, found=[0], true=[0])
+    measuring.measured("south", 0.5, 2, found=[0], true=[0])
     for name in CLIENTS:
         measuring.done(name, TurnDone(step=3))
     measuring.finished()
@@ -192,11 +192,26 @@ def test_the_order_of_clients_is_in_no_bit_of_the_sum(turns):
         found.ready("north", word())
         found.begin(turn(), 3)
         for loss in order:
-            found.measured(loss, 1, [], [])
+            found.measured("north", loss, 1, [], [])
         found.done("north", TurnDone(step=3))
         sums.append(found.finished()[1][0])
 
     assert sums == [1.0, 1.0]
+
+
+def test_a_client_that_does_not_count_when_the_turn_is_complete_is_in_no_number_of_it():
+    counting = set(CLIENTS)
+    found = ClientTurns(CLIENTS, MODEL, num_classes=2, counts=counting.__contains__)
+    for name in CLIENTS:
+        found.ready(name, word())
+    found.begin(turn(), 3)
+    found.measured("south", 90.0, 2, found=[0, 1], true=[0, 0])
+    found.measured("north", 0.25, 1, found=[1], true=[1])
+    found.done("south", TurnDone(step=3))
+    counting.remove("south")
+    found.done("north", TurnDone(step=3))
+
+    assert found.finished() == (turn(), [0.25, 1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0])
 
 
 @pytest.mark.parametrize("step", [2, 4])
@@ -255,7 +270,7 @@ def test_a_turn_that_waits_names_its_clients_once_in_a_while(measuring, clock):
 
 def test_what_is_measured_begins_the_wait_anew(measuring, clock):
     named(measuring, clock, 9)
-    measuring.measured(0.5, 1, [0], [0])
+    measuring.measured("south", 0.5, 1, [0], [0])
 
     assert named(measuring, clock, 9) == {}
 
@@ -263,13 +278,13 @@ def test_what_is_measured_begins_the_wait_anew(measuring, clock):
 def test_a_client_that_measures_a_row_a_second_for_ever_is_named(measuring, clock):
     measuring.done("north", TurnDone(step=3))
 
-    found = named(measuring, clock, 130, lambda: measuring.measured(0.5, 1, [0], [0]))
+    found = named(measuring, clock, 130, lambda: measuring.measured("south", 0.5, 1, [0], [0]))
 
     assert found == {60: ("south",), 120: ("south",)}
 
 
 def test_a_turn_is_timed_from_its_own_beginning(measuring, clock):
-    named(measuring, clock, 59, lambda: measuring.measured(0.5, 1, [0], [0]))
+    named(measuring, clock, 59, lambda: measuring.measured("south", 0.5, 1, [0], [0]))
     for name in CLIENTS:
         measuring.done(name, TurnDone(step=3))
     measuring.finished()

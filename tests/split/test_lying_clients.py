@@ -249,6 +249,47 @@ def test_held_out_texts_of_which_the_loss_is_no_number_spoil_no_sum_and_are_told
             lead.scores(0)
 
 
+class LyingHeldOut(Texts):
+    """Honest training texts; held-out ones have the label of the next class, and there are more of them."""
+
+    def held_out(self):
+        for at in range(7):
+            ids, labels = self.rows(2, at, rows=3)
+            yield ids, torch.where(labels >= 0, (labels + 1) % CLASSES, labels)
+
+
+@pytest.mark.parametrize(
+    ("admission", "is_out"), [({"max_norm": 1e6}, True), ({"max_norm": 1e6, "held_out_factor": 1.05}, False)]
+)
+def test_held_out_texts_of_a_client_that_is_out_move_no_figure_by_which_checkpoints_are_chosen(
+    source, tmp_path, admission, is_out
+):
+    def figure(name, kind, wanted):
+        house = house_of(source, tmp_path / name, admission=wanted)
+        with house.open() as session:
+            for name in ORDER:
+                texts = texts_of(name)
+                texts.__class__ = kind if name == "west" else Texts
+                session.join(name, texts)
+            lead = session.lead()
+            for step in range(8):
+                lead.step(step, step)
+            if wanted is not None and is_out:
+                session.server._enclave.admission.standings._excluded["west"] = "far"
+            return lead.scores(8)
+
+    honest, lied = figure("honest", Texts, None), figure("lied", LyingHeldOut, None)
+    # where nothing looks, the figure is what the liar makes of it
+    assert lied.loss / lied.targets > 1.05 * honest.loss / honest.targets
+    assert lied.targets == honest.targets + 5 * 3
+
+    defended = figure("defended", LyingHeldOut, admission)
+    without = figure("without", Texts, admission)
+    assert defended.targets == 2 * 2 * 3 == sum(true for true, _, _ in defended.classes)
+    if is_out:
+        assert (defended.loss, defended.classes) == (without.loss, without.classes)
+
+
 def test_a_client_that_does_not_count_makes_no_release_of_one_client_more(source, tmp_path):
     house = house_of(source, tmp_path, release={"min_clients": 3, "clip_norm": 10.0})
     with house.open() as session:

@@ -102,22 +102,32 @@ class ClientStandings:
         # a loss that is no number is one that is too large, and has a place in canonical books
         self._measured[client] = (total + (loss if math.isfinite(loss) else _NO_NUMBER), count + targets)
 
+    def is_measured(self, client: str) -> bool:
+        """Whether sums over all clients have what was measured of this one since the last step.
+
+        They have not where it is shut out, where the loss of one of its texts is no number, and where its loss is one
+        that `judge_measurements` refuses: weights that are chosen by such a sum would be chosen by the client.
+        """
+        total, _ = self._measured.get(client, (0.0, 0))
+        if client in self._excluded or total >= _NO_NUMBER:
+            return False
+        compared = self._compared()
+        return client not in compared or compared[client] <= self._bound_of(compared)
+
     def judge_measurements(self, step: int) -> None:
         """Judge the held-out losses of the last measurement, if there was one since the last step."""
         for client, (total, _) in self._measured.items():
             if total >= _NO_NUMBER and client not in self._excluded:
                 # told, and held against it by what it trains on: the steps in a row are those of gradients
                 self._news.append(ClientRefusal(client, step, "not_finite", math.inf, math.inf, is_excluded=False))
-        means = {name: total / count for name, (total, count) in self._measured.items() if count}
+        compared = self._compared()
         self._measured.clear()
-        factor = self._config.held_out_factor
-        compared = {name: loss for name, loss in means.items() if name not in self._excluded}
-        if factor is None or not compared:
+        if self._config.held_out_factor is None or not compared:
             return
         self._suspended.clear()
         if len(compared) < _FEWEST_COMPARED:
             return
-        bound = factor * statistics.median_low(compared.values())
+        bound = self._bound_of(compared)
         for client, loss in compared.items():
             if not self._take(client, step, "held_out_loss", loss, bound, is_fine=loss <= bound):
                 self._suspended.add(client)
@@ -154,6 +164,18 @@ class ClientStandings:
         self._in_a_row = {name: dict(found.in_a_row.get(name, {})) for name in self._clients}
         self._excluded, self._suspended = dict(found.excluded), set(found.suspended)
         self._measured, self._news = dict(found.measured), []
+
+    def _compared(self) -> dict[str, float]:
+        """The mean held-out loss of each client that was measured and is not shut out."""
+        means = {name: total / count for name, (total, count) in self._measured.items() if count}
+        return {name: loss for name, loss in means.items() if name not in self._excluded}
+
+    def _bound_of(self, compared: Mapping[str, float]) -> float:
+        """What held-out losses may be; anything where too few clients are compared."""
+        factor = self._config.held_out_factor
+        if factor is None or len(compared) < _FEWEST_COMPARED:
+            return math.inf
+        return factor * statistics.median_low(compared.values())
 
     def _take(
         self, client: str, step: int, reason: RefusalReason, figure: float, bound: float, *, is_fine: bool

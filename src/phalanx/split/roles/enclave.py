@@ -29,8 +29,8 @@ class Tally(Protocol):
         """Take a step's norm, and summed loss and targets of each of its microbatches."""
         ...
 
-    def measured(self, loss: float, targets: int, found: Sequence[int], true: Sequence[int]) -> object:
-        """Take summed loss and targets of held-out rows, the class found for each, and its own."""
+    def measured(self, client: str, loss: float, targets: int, found: Sequence[int], true: Sequence[int]) -> object:
+        """Take summed loss and targets of a client's held-out rows, the class found for each, and its own."""
         ...
 
 
@@ -149,15 +149,18 @@ class Enclave:
             loss, targets, answers = self.trainer.measure(hidden, labels)
             if self.admission is not None:
                 self.admission.standings.measured(client, loss, targets)
-            # what is no number would be all that the sum says, of every client
-            if self.tally is not None and (self.admission is None or math.isfinite(loss)):
+            if self.tally is not None:
                 # a language model answers no row
                 true = labels[labels != IGNORE].tolist() if answers else ()
-                self.tally.measured(loss, targets, answers, true)
+                self.tally.measured(client, loss, targets, answers, true)
             return {client: self._reply(client, what, microbatch, [math.nan, loss, targets, *answers], step)}
         extras = dict(zip(sorted(self._kinds.extras), more, strict=True))
         self.trainer.learn(hidden, labels, extras)
         return {} if self.trainer.num_learned < self._microbatches else self._finish(rows)
+
+    def counts_in_sums(self, client: str) -> bool:
+        """Whether what the last measurement found of a client is in sums over all of them."""
+        return self.admission is None or self.admission.standings.is_measured(client)
 
     def statement(self, client: str) -> bytes:
         """This side's signed word on what has crossed a client's link."""

@@ -43,7 +43,8 @@ class ScoreTotals:
             return
         true, found, right = (sum(column) for column in zip(*self.classes, strict=True))
         impossible = any(good > min(of_it, taken) for of_it, taken, good in self.classes)
-        if impossible or not true == found == self.targets or right > true or not self.loss >= 0:
+        is_sum = true == found == self.targets and right <= true and self.loss >= 0 and self.targets
+        if impossible or not is_sum:
             raise FrameError(
                 f"held-out scores: loss {self.loss} of {self.targets} texts, {true} of a class, {found} taken for one: "
                 "no sum; [split.admission] leaves out a client that sends no numbers"

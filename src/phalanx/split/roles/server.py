@@ -80,7 +80,9 @@ class EnclaveServer:
         self._owner_link: FrameLink | None = None
         self._turns: ClientTurns | None = None
         if config.passes_turns:
-            self._enclave.tally = self._turns = ClientTurns(split.client_names, source.files_digest(), config.classes)
+            counts = self._enclave.counts_in_sums
+            self._turns = ClientTurns(split.client_names, source.files_digest(), config.classes, counts=counts)
+            self._enclave.tally = self._turns
         self._gone = ""
         most = len(part.kinds.parts("train", config.rows)) * config.microbatches
         self._waiting = {name: ReceiveWindow(name, most) for name in split.client_names}

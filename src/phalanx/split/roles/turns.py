@@ -4,7 +4,8 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal, Protocol
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from torch import Tensor
 
@@ -18,6 +19,8 @@ from phalanx.split.roles.client_end import ClientEnd
 
 _QUIET_S = 10.0
 """Seconds without a measured row after which the owner is told which clients a turn waits for."""
+_COUNTED = ("true", "found", "right")
+"""Of each class: texts of it, texts that were taken for it, and right ones."""
 _LONG_S = 60.0
 """Seconds of a turn after which the owner is told in any case: a client may measure a row a second for ever."""
 
@@ -30,18 +33,23 @@ class ClientTurns:
         model: Digest of the enclave's copy of the model's files; a client with another copy is refused.
         num_classes: Of a classification.
         clock: Monotonic seconds.
+        counts: Whether the held-out texts of a client are in the sums; asked when all of a turn are measured.
     """
 
     def __init__(
-        self, clients: Sequence[str], model: str, num_classes: int, clock: Callable[[], float] = time.monotonic
+        self,
+        clients: Sequence[str],
+        model: str,
+        num_classes: int,
+        clock: Callable[[], float] = time.monotonic,
+        counts: Callable[[str], bool] = lambda client: True,
     ) -> None:
         self._clients, self._model, self._num_classes = tuple(clients), model, num_classes
+        self._counts_in = counts
         self._ready: dict[str, ask.ClientReady] = {}
         self._turn: ask.ClientTurn | None = None
         self._waits_for: set[str] = set()
-        self._losses: list[float] = []
-        self._targets = 0
-        self._counts: Counter[tuple[Literal["true", "found", "right"], int]] = Counter()
+        self._sums: dict[str, _ClientSums] = {}
         self._finished: tuple[ask.ClientTurn, list[float]] | None = None
         self._clock = clock
         self._moved = self._told = clock()
@@ -85,9 +93,7 @@ class ClientTurns:
             )
         self._turn = message
         self._wait()
-        self._losses.clear()
-        self._counts.clear()
-        self._targets = 0
+        self._sums.clear()
 
     def check(self, client: str, what: str) -> None:
         """Refuse a microbatch that no turn asked this client for.
@@ -102,21 +108,22 @@ class ClientTurns:
         """Take what a step came to: its turn is complete, with norm, summed loss and targets."""
         self._complete("train", [norm, sum(loss for loss, _ in losses), float(sum(count for _, count in losses))])
 
-    def measured(self, loss: float, targets: int, found: Sequence[int], true: Sequence[int]) -> None:
+    def measured(self, client: str, loss: float, targets: int, found: Sequence[int], true: Sequence[int]) -> None:
         """Take what some held-out rows of a client came to."""
-        self._losses.append(loss)
-        self._targets += targets
+        sums = self._sums.setdefault(client, _ClientSums())
+        sums.losses.append(loss)
+        sums.targets += targets
         for one, other in zip(found, true, strict=True):
-            self._counts["found", one] += 1
-            self._counts["true", other] += 1
-            self._counts["right", one] += one == other
+            sums.classes["found", one] += 1
+            sums.classes["true", other] += 1
+            sums.classes["right", one] += one == other
         self._moved = self._clock()
 
     def done(self, client: str, message: ask.TurnDone) -> None:
         """Take a client's word that its held-out texts are measured.
 
         Where it was the last one the turn is complete, with summed loss, targets, then for each class texts of it,
-        texts taken for it, and right ones.
+        texts taken for it, and right ones, of the clients that count by then.
 
         Raises:
             FrameError: No such turn waits for it.
@@ -126,8 +133,7 @@ class ClientTurns:
             raise FrameError(f"{client}: has measured at step {message.step}, which is not that of the turn")
         self._waits_for.discard(client)
         if not self._waits_for:
-            # exact, so that it does not matter in which order clients have measured
-            self._complete("held_out", [math.fsum(self._losses), float(self._targets), *self._numbers()])
+            self._complete("held_out", self._totals())
 
     def finished(self) -> tuple[ask.ClientTurn, list[float]] | None:
         """Hand out, once, the turn that is complete and what it came to."""
@@ -184,11 +190,23 @@ class ClientTurns:
         self._turn = None
         self._waits_for.clear()
 
-    def _numbers(self) -> Iterator[float]:
-        for label in range(self._num_classes):
-            yield float(self._counts["true", label])
-            yield float(self._counts["found", label])
-            yield float(self._counts["right", label])
+    def _totals(self) -> list[float]:
+        sums = [found for name, found in self._sums.items() if self._counts_in(name)]
+        # exact, so that it does not matter in which order clients have measured
+        loss = math.fsum(loss for one in sums for loss in one.losses)
+        counts = [
+            sum(one.classes[kind, label] for one in sums) for label in range(self._num_classes) for kind in _COUNTED
+        ]
+        return [loss, *map(float, (sum(one.targets for one in sums), *counts))]
+
+
+@dataclass
+class _ClientSums:
+    """What the held-out rows of one client came to in a turn; classes by what of them is counted."""
+
+    losses: list[float] = field(default_factory=list)
+    targets: int = 0
+    classes: Counter[tuple[str, int]] = field(default_factory=Counter)
 
 
 Rows = tuple[Tensor, Tensor]
