@@ -352,7 +352,7 @@ nineteenth under SGD. Such a family is compared over half the steps, within what
 
 
 def _parts_of_rows(family: str) -> Case:
-    """The case of a planned family whose rows lie on two ranks."""
+    """The case of a planned family with its rows on two ranks."""
     return replace(sgd(family, cp=2), steps=STEPS // 2 if family in _STEEP else STEPS)
 
 
