@@ -26,7 +26,7 @@ from phalanx.data.config import (
 from phalanx.data.phases import CurriculumConfig, DatasetConfig, PhaseConfig, UntilConfig
 from phalanx.data.sources import SOURCES, OwnSourceConfig
 from phalanx.federated.config import AlgorithmConfig, EnclaveSumsConfig, FederatedConfig, SitePrivacyConfig
-from phalanx.models import LoraConfig, ModelConfig, PrefixConfig, SpfConfig
+from phalanx.models import LoraConfig, ModelConfig, PrefixConfig, PromptEncoderConfig, SpfConfig
 from phalanx.objectives.policy_gradient import GrpoSettings
 from phalanx.objectives.ppo import PpoSettings
 from phalanx.objectives.pretraining import (
@@ -67,6 +67,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "model.adapter": LoraConfig,
     "model.adapter spf": SpfConfig,
     "model.adapter ptuning": PrefixConfig,
+    "model.adapter prompt_encoder": PromptEncoderConfig,
     "privacy": PrivacyConfig,
     "data": DataConfig,
     "data.dataset": DatasetConfig,

@@ -4,7 +4,7 @@ import pytest
 
 from phalanx.config.extras import has_bitsandbytes
 from phalanx.lab.attacks import actor
-from phalanx.models import LoraConfig, PrefixConfig
+from phalanx.models import LoraConfig, PrefixConfig, PromptEncoderConfig
 from phalanx.pipeline import AttackConfig
 from phalanx.testing import MemoryCompany, tiny_run
 
@@ -12,6 +12,8 @@ KINDS = {
     "dora": LoraConfig(rank=2, dora=True),
     "rslora": LoraConfig(rank=2, rslora=True),
     "ptuning": PrefixConfig(kind="ptuning", tokens=3),
+    "p-tuning": PromptEncoderConfig(kind="prompt_encoder", tokens=3),
+    "p-tuning-lstm": PromptEncoderConfig(kind="prompt_encoder", tokens=3, encoder="lstm", encoder_size=4),
     "nf4": LoraConfig(rank=2, quantize="nf4"),
 }
 NEEDS_QUANT = pytest.mark.skipif(not has_bitsandbytes(), reason="needs the extra `quant`")

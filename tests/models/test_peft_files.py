@@ -108,8 +108,7 @@ def test_fresh_sizes_of_dora_change_nothing(cache):
     ("key", "value", "said"),
     [
         ("peft_type", "IA3", "'IA3'; stages can carry LORA"),
-        ("peft_type", "P_TUNING", "virtual tokens would make every row that crosses longer; .* which is P-tuning v2"),
-        ("peft_type", "PROMPT_TUNING", "virtual tokens would make every row that crosses longer"),
+        ("peft_type", "MULTITASK_PROMPT_TUNING", "can carry LORA .*, P_TUNING and PROMPT_TUNING"),
         ("r", 8, r"model\.adapter\.rank: found 4; .* has 8"),
         ("use_rslora", True, r"model\.adapter\.rslora: found False; .* has True"),
         ("target_modules", ".*proj", "target_modules: is a pattern"),

@@ -130,7 +130,7 @@ class Case:
     allowed: float = 1e-5
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     adapted: tuple[str, ...] | None = None
-    adapter: Literal["lora", "dora", "rslora", "ptuning"] = "lora"
+    adapter: Literal["lora", "dora", "rslora", "ptuning", "prompt_encoder"] = "lora"
     attention: str = "sdpa"
     falls_to: float = 0.996
     attends: Literal["causal", "documents", "prefix", "bidirectional"] = "causal"
@@ -206,6 +206,7 @@ _QUICK = [
     Case({"dp": 2, "outer": {**_JOINED, "compression": "int8"}}, "adamw", saves="bytes", allowed=1e-2),
     Case({"dp": 2, "outer": {**_JOINED, "compression": "int8"}}, "adamw", loads="bytes", allowed=1e-2),
     adapter("llama", kind="dora", tp=2, pp=2),
+    adapter("llama", kind="prompt_encoder", dp=2, zero=1),
     sgd(dp=2, pp=2, schedule="zero-bubble"),
     sgd("llama", cp=2, context="ring"),
     Case({"pp": 2}, "adamw", "bert", attends="bidirectional"),
@@ -225,6 +226,8 @@ FAST = [_quick(case) for case in _QUICK]
 """Two of a kind at most; products of these, and whole lengths, are slow."""
 
 SLOW = [
+    adapter("llama", kind="prompt_encoder", dp=2, zero=3),
+    adapter("llama", kind="prompt_encoder", dp=2, activation_checkpointing="full"),
     adapter("llama", kind="ptuning", tp=2, pp=2, sequence_parallel=True),
     Case({"tp": 2, "pp": 2, "sequence_parallel": True}, family="llama", attends="documents", noise=5.0),
     adapter("llama", dp=2),

@@ -15,6 +15,7 @@ from phalanx.models import (
     ModelConfig,
     ModelSource,
     PrefixConfig,
+    PromptEncoderConfig,
     SlicedAdapter,
     StageSpec,
     add_embedding_noise,
@@ -39,8 +40,12 @@ def optimizer_of(case: Case) -> OptimizerConfig:
 
 
 def adapter_of(case: Case) -> SlicedAdapter | None:
-    if case.adapted is None or case.adapter == "ptuning":
-        return None if case.adapted is None else PrefixConfig(kind="ptuning", tokens=3)
+    if case.adapted is None:
+        return None
+    if case.adapter == "ptuning":
+        return PrefixConfig(kind="ptuning", tokens=3)
+    if case.adapter == "prompt_encoder":
+        return PromptEncoderConfig(kind="prompt_encoder", tokens=3, encoder="lstm", encoder_size=8)
     # a loud adapter on every layer is chaotic: a weight moved by 1e-7 moves the last losses by 3e-5
     config = LoraConfig(rank=4, alpha=8 if case.adapted else 32, targets=case.adapted)
     return config.model_copy(update={case.adapter: True}) if case.adapter in ("dora", "rslora") else config

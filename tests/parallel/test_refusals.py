@@ -32,6 +32,10 @@ def check(family="gpt2", load=None, **parallel):
             {"cp": 2, "context": "ring", "load": {"attends": "documents"}},
             "kernels know no mask",
         ),
+        *(
+            ({**cut, "load": {"num_prompt_tokens": 3}}, 'kind = "prompt_encoder" join the embedding.*take kind = "ptu')
+            for cut in ({"tp": 2}, {"pp": 2}, {"cp": 2})
+        ),
         ({"family": "t5", "dp": 2, "zero": 2}, "all blocks of t5 read what its first one learns"),
         ({"family": "t5", "tp": 2}, "nearest that works is "),
         ({"family": "t5", "cp": 2}, "nearest that works is "),
@@ -52,6 +56,7 @@ def test_what_a_layout_cannot_do_is_refused(keys, words):
         {"pp": 2, "load": {"optimizer": "adafactor"}},
         {"dp": 2, "zero": 1, "load": {"optimizer": "adafactor"}},
         {"family": "t5", "dp": 2, "pp": 2, "zero": 1},
+        {"dp": 2, "zero": 3, "load": {"num_prompt_tokens": 3}},
         {"tp": 2, "cp": 4, "context": "ring"},
         {"cp": 2, "load": {"attention": "eager"}},
         {"tp": 2, "cp": 2, "load": {"attends": "documents"}},

@@ -36,8 +36,15 @@ def test_layers_and_parameters_add_up_to_the_model(make_run, open_source, stages
     assert all(row.size_bytes == 4 * row.parameters and row.trainable == row.parameters for row in rows)
 
 
-def test_virtual_tokens_that_a_table_of_positions_has_no_room_for_are_refused_before_a_step(make_run, open_source):
-    long, short = (make_run("model.adapter={kind='ptuning', tokens=4}", f"data.sequence_length={n}") for n in (13, 12))
+VIRTUAL = pytest.mark.parametrize("kind", ["ptuning", "prompt_encoder"])
+
+
+@VIRTUAL
+def test_virtual_tokens_that_a_table_of_positions_has_no_room_for_are_refused_before_a_step(
+    make_run, open_source, kind
+):
+    adapter = f"model.adapter={{kind='{kind}', tokens=4}}"
+    long, short = (make_run(adapter, f"data.sequence_length={n}") for n in (13, 12))
     source = open_source(long)
 
     said = r"model\.adapter\.tokens = 4: .* data\.sequence_length = 13 leaves 3 of the 16 .*; lower one of the two"
@@ -46,6 +53,23 @@ def test_virtual_tokens_that_a_table_of_positions_has_no_room_for_are_refused_be
     with pytest.raises(ConfigError, match=said):
         recipe_of(long, ParallelConfig(), source)
     make_plan(short, source)
+
+
+@VIRTUAL
+def test_virtual_tokens_before_rows_that_are_not_causal_are_refused_before_a_step(make_run, open_source, kind):
+    run = make_run(f"model.adapter={{kind='{kind}', tokens=4}}", "data.attention='document'", "data.sequence_length=12")
+
+    with pytest.raises(ConfigError, match=f'kind = "{kind}": virtual tokens come before causal rows alone'):
+        make_plan(run, open_source(run))
+
+
+def test_noise_on_virtual_tokens_of_a_prompt_is_refused(make_run, open_source):
+    run = make_run(
+        "model.adapter={kind='prompt_encoder', tokens=4}", "train.neftune_alpha=5.0", "data.sequence_length=12"
+    )
+
+    with pytest.raises(ConfigError, match=r"train\.neftune_alpha: noise is of the tokens of a text"):
+        make_plan(run, open_source(run))
 
 
 def test_each_middle_stage_has_its_worker_and_its_shadow(make_run, open_source):

@@ -7,7 +7,17 @@ import torch
 from torch import Tensor
 
 from phalanx.errors import CheckpointError
-from phalanx.models import AdapterConfig, LoraConfig, ModelSource, PrefixConfig, SpfConfig, add_spf, parameter_names
+from phalanx.models import (
+    AdapterConfig,
+    LoraConfig,
+    ModelSource,
+    PrefixConfig,
+    PromptEncoderConfig,
+    SpfConfig,
+    add_spf,
+    encoded_prompt,
+    parameter_names,
+)
 from phalanx.models.family import SCORE, SCORE_WEIGHT
 from phalanx.models.stage import MAGNITUDE
 
@@ -33,6 +43,8 @@ def peft_files(
     }
     if isinstance(adapter, PrefixConfig):
         return config | _prefix_config(source, adapter), {"prompt_embeddings": _prompt(trained, source)}
+    if isinstance(adapter, PromptEncoderConfig):
+        return config | _prompt_config(source, adapter), {"prompt_embeddings": encoded_prompt(trained, adapter)}
     config |= {
         "peft_type": "LORA",
         "r": adapter.rank,
@@ -62,7 +74,7 @@ def merged(
         CheckpointError: The adapter cannot be a part of weights, or is of another model.
         ModelError: A tensor of the model is missing.
     """
-    if isinstance(adapter, PrefixConfig):
+    if isinstance(adapter, PrefixConfig | PromptEncoderConfig):
         raise CheckpointError("model.adapter: virtual tokens are no weights of the model; leave out --merge")
     # a score head that the model had not is trained beside the adapter
     if weights is None:
@@ -94,6 +106,22 @@ def _resize(weight: Tensor, sizes: Tensor, inputs: int) -> None:
 def _require(is_there: bool, name: str) -> None:
     if not is_there:
         raise CheckpointError(f"{name}: has no counterpart in checkpoint or model; it is of another model")
+
+
+def _prompt_config(source: ModelSource, adapter: PromptEncoderConfig) -> dict[str, Any]:
+    """As peft has it of an encoder that is done: what is loaded are the embeddings that it made."""
+    return {
+        "peft_type": "P_TUNING",
+        "num_virtual_tokens": adapter.tokens,
+        "num_layers": source.num_layers,
+        "num_attention_heads": int(source.hub_config.num_attention_heads),
+        "token_dim": source.hidden_size,
+        "num_transformer_submodules": 1,
+        "encoder_reparameterization_type": "LSTM" if adapter.encoder == "lstm" else "MLP",
+        "encoder_hidden_size": adapter.encoder_size or source.hidden_size,
+        "encoder_num_layers": 2,
+        "encoder_dropout": 0.0,
+    }
 
 
 def _prefix_config(source: ModelSource, adapter: PrefixConfig) -> dict[str, Any]:

@@ -32,6 +32,7 @@ def from_run(
     Raises:
         ConfigError: The file is wrong, its adapter is none that ranks of a domain train, or parties have layouts.
     """
+    from phalanx.models import rows_before
     from phalanx.train import load_run
 
     run = load_run(run_file, overrides)
@@ -40,7 +41,7 @@ def from_run(
     parallel, shape = run.parallel, _shape(run.model)
     recipe = Recipe(
         sequences=run.train.batch_size,
-        sequence_length=run.data.sequence_length,
+        sequence_length=run.data.sequence_length + rows_before(run.model.adapter),
         microbatches=run.train.microbatches,
         precision=_PRECISION.get(run.train.precision, "autocast"),
         checkpointing="full" if run.model.activation_checkpointing else "none",

@@ -10,14 +10,17 @@ from phalanx.models.config import (
     LoraConfig,
     ModelConfig,
     PrefixConfig,
+    PromptEncoderConfig,
     Quantization,
     SlicedAdapter,
     SpfConfig,
+    rows_before,
     without_path,
 )
 from phalanx.models.layout import StageSpec, partition
 
 if TYPE_CHECKING:
+    from phalanx.models.adapters.prompt import encoded_prompt
     from phalanx.models.adapters.spf import add_spf
     from phalanx.models.build import (
         StageRow,
@@ -47,6 +50,7 @@ __all__ = [
     "ModelConfig",
     "ModelSource",
     "PrefixConfig",
+    "PromptEncoderConfig",
     "Quantization",
     "SlicedAdapter",
     "SpfConfig",
@@ -58,12 +62,14 @@ __all__ = [
     "adopt_family",
     "build_empty_stage",
     "build_stage",
+    "encoded_prompt",
     "estimate_costs",
     "made_one_by_one",
     "open_model",
     "parameter_names",
     "parse_hub_config",
     "partition",
+    "rows_before",
     "shared_hub_config",
     "stage_table",
     "tie",

@@ -16,7 +16,7 @@ from phalanx.models.adapters.lora import set_magnitudes
 from phalanx.models.adapters.peft_files import first_values
 from phalanx.models.adapters.quantized import quantize_blocks, quantized_layers
 from phalanx.models.adapters.spf import choose_rows
-from phalanx.models.config import AdapterConfig, Attention, LoraConfig, PrefixConfig, SpfConfig
+from phalanx.models.config import AdapterConfig, Attention, LoraConfig, SpfConfig
 from phalanx.models.families import TRANSFORMERS_REFUSALS, family_of, head_of, shared_hub_config
 from phalanx.models.family import HEAD, SCORE, SCORE_WEIGHT, Family
 from phalanx.models.layout import StageSpec
@@ -87,7 +87,7 @@ def build_stage(
 
 def _given_values(source: ModelSource, adapter: AdapterConfig | None) -> dict[str, Tensor]:
     """What an adapter begins with, where a directory has it."""
-    if not isinstance(adapter, LoraConfig | PrefixConfig) or adapter.path is None:
+    if adapter is None or isinstance(adapter, SpfConfig) or adapter.path is None:
         return {}
     return first_values(adapter, source.family, trained_shapes(source.hub_config, adapter))
 

@@ -17,6 +17,7 @@ from phalanx.config import StrictModel
 from phalanx.config.strict import check_reference
 from phalanx.errors import ConfigError
 from phalanx.planner import Adapter
+from phalanx.planner.model.adapter import PlannedPrompt, PromptEncoding
 from phalanx.planner.model.shape import HeadKind
 
 PACKAGED_MODELS = ("smollm2-135m",)
@@ -116,6 +117,42 @@ class PrefixConfig(StrictModel):
         return Adapter(0, virtual_tokens=self.tokens)
 
 
+class PromptEncoderConfig(StrictModel):
+    """P-tuning: embeddings of virtual tokens before every text, made by an encoder that is trained with them.
+
+    Attributes:
+        kind: ``prompt_encoder``.
+        tokens: Virtual tokens; rows are longer by so many, and cross boundaries so.
+        encoder: ``mlp``, as peft's; ``lstm``, as Liu et al. 2021; ``none`` trains the embeddings themselves, which is
+            prompt tuning.
+        encoder_size: Width of the encoder's hidden layers; that of the model when left out.
+        path: A directory in peft's format (P-tuning, prompt tuning); training begins with its embeddings instead of new
+            ones. It holds what an encoder made and not the encoder, so with ``none`` alone.
+    """
+
+    kind: Literal["prompt_encoder"]
+    tokens: int = Field(default=16, ge=1, le=1024)
+    encoder: PromptEncoding = "mlp"
+    encoder_size: int | None = Field(default=None, ge=1, le=1 << 16)
+    path: str | None = Field(default=None, min_length=1)
+
+    @model_validator(mode="after")
+    def _check_encoder(self) -> "PromptEncoderConfig":
+        if self.encoder == "none" and self.encoder_size is not None:
+            raise ValueError('encoder_size: encoder = "none" has no layers; leave it out')
+        if self.path is not None and self.encoder != "none":
+            raise ValueError(
+                "path: files of peft hold the embeddings that an encoder made, and not the encoder; set encoder = "
+                '"none", or resume the run that has it'
+            )
+        return self
+
+    @property
+    def planned(self) -> Adapter:
+        """As the planner has it."""
+        return Adapter(0, prompt=PlannedPrompt(self.tokens, self.encoder, self.encoder_size))
+
+
 def _written(values: dict[str, Any], newer: tuple[str, ...]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in newer or value not in (None, False)}
 
@@ -125,13 +162,19 @@ def _kind_of(value: object) -> object:
 
 
 AdapterConfig = Annotated[
-    Annotated[LoraConfig, Tag("lora")] | Annotated[SpfConfig, Tag("spf")] | Annotated[PrefixConfig, Tag("ptuning")],
+    Annotated[LoraConfig, Tag("lora")]
+    | Annotated[SpfConfig, Tag("spf")]
+    | Annotated[PrefixConfig, Tag("ptuning")]
+    | Annotated[PromptEncoderConfig, Tag("prompt_encoder")],
     Discriminator(_kind_of),
 ]
 """What is trained while the model's own weights stay as they are."""
 
 SlicedAdapter = Annotated[
-    Annotated[LoraConfig, Tag("lora")] | Annotated[PrefixConfig, Tag("ptuning")], Discriminator(_kind_of)
+    Annotated[LoraConfig, Tag("lora")]
+    | Annotated[PrefixConfig, Tag("ptuning")]
+    | Annotated[PromptEncoderConfig, Tag("prompt_encoder")],
+    Discriminator(_kind_of),
 ]
 """An adapter of which a stage knows its part from shapes alone, so that parties without weights can build it."""
 
@@ -139,6 +182,11 @@ SlicedAdapter = Annotated[
 def without_path(adapter: SlicedAdapter | None) -> SlicedAdapter | None:
     """Return an adapter as other parties are told of it: where its first values lie is the owner's own affair."""
     return None if adapter is None else adapter.model_copy(update={"path": None})
+
+
+def rows_before(adapter: AdapterConfig | None) -> int:
+    """Return by how many rows of virtual tokens what crosses between stages is longer than the text."""
+    return adapter.tokens if isinstance(adapter, PromptEncoderConfig) else 0
 
 
 class ModelConfig(StrictModel):
@@ -200,7 +248,7 @@ class ModelConfig(StrictModel):
     @property
     def planned_adapter(self) -> Adapter | None:
         """The adapter as the planner has it; None for all weights, and for those of a kind that it does not know."""
-        return self.adapter.planned if isinstance(self.adapter, LoraConfig | PrefixConfig) else None
+        return None if self.adapter is None or isinstance(self.adapter, SpfConfig) else self.adapter.planned
 
     @property
     def quantize(self) -> Quantization | None:
@@ -210,10 +258,10 @@ class ModelConfig(StrictModel):
     @property
     def adapter_directory(self) -> str | None:
         """Where the adapter's first values lie; None where a seed draws them."""
-        return self.adapter.path if isinstance(self.adapter, LoraConfig | PrefixConfig) else None
+        return None if self.adapter is None or isinstance(self.adapter, SpfConfig) else self.adapter.path
 
     @property
-    def sliced_adapter(self) -> LoraConfig | PrefixConfig | None:
+    def sliced_adapter(self) -> LoraConfig | PrefixConfig | PromptEncoderConfig | None:
         """The adapter, for engines that build stages without weights.
 
         Raises:
@@ -222,6 +270,6 @@ class ModelConfig(StrictModel):
         if isinstance(self.adapter, SpfConfig):
             raise ConfigError(
                 'model.adapter.kind = "spf": its rows are chosen by weights, and this engine builds stages without '
-                'any; set kind = "lora" or "ptuning"'
+                'any; set kind = "lora", "ptuning" or "prompt_encoder"'
             )
         return self.adapter

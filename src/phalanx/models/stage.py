@@ -34,6 +34,10 @@ PREFIX = "prefix"
 """The part of a block that has keys and values of virtual tokens, where an adapter has added one."""
 
 
+PROMPT = "prompt_encoder"
+"""The part of the stage that embeds which makes virtual tokens before the text, where an adapter has added one."""
+
+
 class EmbeddingNoise:
     """Uniform noise of a stage that embeds.
 
@@ -106,6 +110,8 @@ class StageModule(nn.Module):
         self.activation_checkpointing = activation_checkpointing
         self.num_virtual_tokens = 0
         """How many keys and values of an adapter every block puts before its own."""
+        self.num_prompt_tokens = 0
+        """How many virtual tokens of an adapter come before the text in what crosses between stages."""
         self.attends: AttentionKind = family.usual_attention
         """Which tokens see which; what each row says of it stands behind its tokens, in inputs and hidden outputs."""
         self.router_share = 0.0
@@ -147,7 +153,7 @@ class StageModule(nn.Module):
     def hidden_shape(self, batch: int, seq: int) -> tuple[int, int, int]:
         """Return the shape of the tensor that passes between stages."""
         beside = self.family.facts.rows_beside(ConfigKeys(vars(self.hub_config), "model config"))
-        return (batch, seq + beside, int(self.hub_config.hidden_size))
+        return (batch, self.num_prompt_tokens + seq + beside, int(self.hub_config.hidden_size))
 
     def all_parameters(self) -> dict[str, nn.Parameter]:
         """Return this stage's parameters by canonical name, in the model's order, tied ones once.
@@ -188,10 +194,11 @@ class StageModule(nn.Module):
             x, pattern = split_marks(x, self.attends, embeds=self.spec.embeds)
         elif self.attends != "causal" and pattern is CAUSAL:
             pattern = AttentionPattern(self.attends)
+        x = self.with_prompt(x) if self.spec.embeds else x
         self._check_input(x)
         trunk = self.trunk
         before = self.num_virtual_tokens
-        self.family.check_pattern(pattern, before)
+        self.family.check_pattern(pattern, before + self.num_prompt_tokens)
         pattern.check(*x.shape[:2])
         hidden = self.family.embed(trunk, x, before, pattern) if self.spec.embeds else x
         context = self.family.context(trunk, self.hub_config, hidden, before, pattern)
@@ -205,8 +212,16 @@ class StageModule(nn.Module):
             else:
                 hidden = _run_block(block, hidden, own, self.family, balance)
         if self.spec.is_last:
-            return self.family.logits(self, hidden, pattern)
+            return self.family.logits(self, self.without_prompt(hidden), pattern)
         return join_marks(hidden, pattern) if is_marked else hidden
+
+    def with_prompt(self, ids: Tensor) -> Tensor:
+        """Return ids ``[batch, seq]`` with places before them for an adapter's virtual tokens, where there are any."""
+        return nn.functional.pad(ids, (self.num_prompt_tokens, 0)) if self.num_prompt_tokens else ids
+
+    def without_prompt(self, hidden: Tensor) -> Tensor:
+        """Return the last block's output for the text alone, for which alone something is predicted."""
+        return hidden[:, self.num_prompt_tokens :]
 
     def with_prefix(self, block: nn.Module, context: dict[str, Any]) -> dict[str, Any]:
         """Return what a block is called with, its virtual tokens included where an adapter has added any."""
@@ -245,7 +260,8 @@ class StageModule(nn.Module):
             raise ModelError(f"stage {self.spec.index}: found input of shape {list(x.shape)}; expected {expected}")
         tokens = x.shape[1] + self.num_virtual_tokens
         if self._max_positions is not None and tokens > self._max_positions:
-            virtual = f", {self.num_virtual_tokens} of them virtual" if self.num_virtual_tokens else ""
+            added = self.num_virtual_tokens + self.num_prompt_tokens
+            virtual = f", {added} of them virtual" if added else ""
             raise ModelError(
                 f"stage {self.spec.index}: found a sequence of {tokens} tokens{virtual}; the model has "
                 f"{self._max_positions} positions; lower sequence_length"

@@ -28,6 +28,7 @@ class StepWorkload:
         attention: Kernel.
         attends: Which tokens see which.
         has_prefix: Virtual tokens come before those of every block.
+        num_prompt_tokens: Virtual tokens come before the text, in what crosses between stages.
         is_quantized: Frozen matrices are kept in few bits.
     """
 
@@ -40,6 +41,7 @@ class StepWorkload:
     attention: str = "sdpa"
     attends: AttentionKind = "causal"
     has_prefix: bool = False
+    num_prompt_tokens: int = 0
     is_quantized: bool = False
 
 
@@ -95,6 +97,12 @@ def _our_reasons(config: ParallelConfig, hub_config: Mapping[str, Any], load: St
         yield (
             f'cp={config.cp} compile={config.compile}: virtual tokens of kind = "ptuning" come before whole sequences, '
             "in blocks as they are written; set cp to 1 and compile to false"
+        )
+    if load.num_prompt_tokens and (max(config.tp, config.pp, config.cp) > 1 or config.compile):
+        yield (
+            f"tp={config.tp} pp={config.pp} cp={config.cp} compile={config.compile}: the virtual tokens of kind = "
+            '"prompt_encoder" join the embedding, which ranks would divide with the sequence, and ranks behind it '
+            'would have nothing to train; set tp, pp and cp to 1 and compile to false, or take kind = "ptuning"'
         )
     if load.is_quantized and (config.tp > 1 or config.zero >= SHARED_GRADIENTS or config.compile):
         yield (

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, ValidationError, model_serializer
 from phalanx.config import StrictModel, canonical_json, one_of
 from phalanx.config.strict import check_reference
 from phalanx.errors import FrameError
-from phalanx.models import MARKED_KINDS, Attention, AttentionKind, SlicedAdapter
+from phalanx.models import MARKED_KINDS, Attention, AttentionKind, SlicedAdapter, rows_before
 from phalanx.objectives import ObjectiveChoice
 from phalanx.optimizers import OptimizerConfig
 from phalanx.pipeline.config import GuardConfig
@@ -87,7 +87,7 @@ class StepPlan(StrictModel):
         family, beside = FAMILIES.get(self.hub_config.get("model_type", "")), 0
         if family is not None:
             beside = family.rows_beside(ConfigKeys(self.hub_config, "model config"))
-        tokens = self.sequence_length + beside
+        tokens = rows_before(self.adapter) + self.sequence_length + beside
         return (self.microbatch_size, tokens, self.hidden_size + (self.attends in MARKED_KINDS))
 
     @property

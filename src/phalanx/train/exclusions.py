@@ -135,7 +135,9 @@ _NO_CUT = "it trains the whole language model"
 _ADAMW = "what is saved, sealed or checked of an optimizer are the two moments of adamw"
 _TWO_MOMENTS = "what stages keep, compare and go back to are two moments of each number"
 _CHOSEN = "which heads and rows are trained follows from the model's weights, and stages are made without any"
-_SET_LORA, _SET_ADAMW, _SET_BF16 = 'set kind = "lora" or "ptuning"', 'take "adamw"', 'take "bf16" or "fp32"'
+_LONGER = "its virtual tokens come before the text, and clients send rows as long as their text is"
+_SET_LORA = 'set kind = "lora", "ptuning" or "prompt_encoder"'
+_SET_ADAMW, _SET_BF16 = 'take "adamw"', 'take "bf16" or "fp32"'
 _MASKED_NORMS = "it reads the frozen matrices beside what they multiply, and those of an enclave may be masked"
 _OWN_WEIGHTS = "an enclave's matrices may be masked, which is arithmetic of integers of its own"
 _SEALED_START = "an enclave draws its adapter's first values itself, and reads no directory of a client's"
@@ -202,6 +204,10 @@ VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
     *(
         ValueExclusion(engine, "model.adapter.quantize", reason, "take [pipeline] or [parallel]", only=(None,))
         for engine, reason in (("split", _OWN_WEIGHTS), ("federated", _NOT_TRIED), ("deepspeed", _NOT_TRIED))
+    ),
+    *(
+        ValueExclusion(engine, "model.adapter.kind", reason, 'take "lora" or "ptuning"', never=("prompt_encoder",))
+        for engine, reason in (("split", _LONGER), ("federated", _NOT_TRIED), ("deepspeed", _NOT_TRIED))
     ),
     ValueExclusion("split", "model.adapter.path", _SEALED_START, only=(None,)),
     ValueExclusion("split", "optimizer.kind", _ADAMW, _SET_ADAMW, only=("adamw",)),

@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from phalanx.errors import ModelError
-from phalanx.models.config import LoraConfig, PrefixConfig
+from phalanx.models.adapters.prompt import PROMPT_TABLE
+from phalanx.models.config import LoraConfig, PrefixConfig, PromptEncoderConfig, SlicedAdapter
 from phalanx.models.family import SCORE_WEIGHT, Family
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -20,7 +21,7 @@ NAMES_BEGIN = "base_model.model."
 """How the name of every tensor of low-rank adapters begins in peft's files."""
 
 _PROMPT = "prompt_embeddings"
-_LONGER_ROWS = ("P_TUNING", "PROMPT_TUNING", "MULTITASK_PROMPT_TUNING")
+_KINDS_OF_PROMPTS = ("P_TUNING", "PROMPT_TUNING")
 _SILENT = {None, False, "", "none"}
 _USUAL: dict[str, tuple[Any, ...]] = {
     "init_lora_weights": (True, "gaussian"),
@@ -37,12 +38,14 @@ _TOLD = {
     ),
     *("r", "lora_alpha", "lora_dropout", "target_modules", "fan_in_fan_out", "use_dora", "use_rslora"),
     *("num_virtual_tokens", "num_layers", "num_attention_heads", "token_dim", "encoder_hidden_size"),
+    *("encoder_reparameterization_type", "encoder_num_layers", "encoder_dropout"),
+    *("prompt_tuning_init", "prompt_tuning_init_text", "tokenizer_name_or_path", "tokenizer_kwargs"),
     *("num_transformer_submodules", "megatron_core", "runtime_config", "qalora_group_size", "modules_to_save"),
 }
 """Keys that are read, or that change nothing of what a loaded adapter computes."""
 
 
-def read_adapter_config(directory: Path) -> LoraConfig | PrefixConfig:
+def read_adapter_config(directory: Path) -> SlicedAdapter:
     """Return what a directory says about its adapter.
 
     Raises:
@@ -61,6 +64,8 @@ def read_adapter_config(directory: Path) -> LoraConfig | PrefixConfig:
     try:
         if found["peft_type"] == "PREFIX_TUNING":
             return PrefixConfig(kind="ptuning", tokens=found["num_virtual_tokens"])
+        if found["peft_type"] in _KINDS_OF_PROMPTS:
+            return PromptEncoderConfig(kind="prompt_encoder", tokens=found["num_virtual_tokens"], encoder="none")
         return LoraConfig(
             rank=found["r"],
             alpha=found["lora_alpha"],
@@ -89,7 +94,7 @@ def read_adapter(directory: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict
     except (OSError, SafetensorError) as exc:
         raise ModelError(f"{path}: cannot be read as safetensors: {exc}") from exc
     if _PROMPT in stored:
-        stored = _prefixes(stored[_PROMPT], shapes, path)
+        stored = {PROMPT_TABLE: stored[_PROMPT]} if PROMPT_TABLE in shapes else _prefixes(stored[_PROMPT], shapes, path)
     found: dict[str, Tensor] = {}
     for name, values in stored.items():
         if not values.is_floating_point() or not bool(torch.isfinite(values).all()):
@@ -106,9 +111,7 @@ def read_adapter(directory: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict
     return found
 
 
-def first_values(
-    adapter: LoraConfig | PrefixConfig, family: Family, shapes: Mapping[str, tuple[int, ...]]
-) -> dict[str, Tensor]:
+def first_values(adapter: SlicedAdapter, family: Family, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
     """Return the values that training begins with, of the directory that a run file names.
 
     Raises:
@@ -119,9 +122,9 @@ def first_values(
     return read_adapter(directory, shapes)
 
 
-def _compare(adapter: LoraConfig | PrefixConfig, said: LoraConfig | PrefixConfig, family: Family, where: Path) -> None:
-    def facts(one: LoraConfig | PrefixConfig) -> dict[str, Any]:
-        if isinstance(one, PrefixConfig):
+def _compare(adapter: SlicedAdapter, said: SlicedAdapter, family: Family, where: Path) -> None:
+    def facts(one: SlicedAdapter) -> dict[str, Any]:
+        if not isinstance(one, LoraConfig):
             return {"kind": one.kind, "tokens": one.tokens}
         targets = sorted(one.targets or family.facts.adapter_targets)
         return {name: getattr(one, name) for name in ("kind", "rank", "alpha", "dora", "rslora")} | {"targets": targets}
@@ -136,11 +139,10 @@ def _compare(adapter: LoraConfig | PrefixConfig, said: LoraConfig | PrefixConfig
 
 def _refuse_foreign(found: Mapping[str, Any], path: Path) -> None:
     kind = found.get("peft_type")
-    if kind not in ("LORA", "PREFIX_TUNING"):
-        why = "; its virtual tokens would make every row that crosses longer" if kind in _LONGER_ROWS else ""
+    if kind not in ("LORA", "PREFIX_TUNING", *_KINDS_OF_PROMPTS):
         raise ModelError(
-            f"{path}: peft_type: found {kind!r}{why}; stages can carry LORA (DoRA, rsLoRA) and PREFIX_TUNING, which is "
-            "P-tuning v2"
+            f"{path}: peft_type: found {kind!r}; stages can carry LORA (DoRA, rsLoRA), PREFIX_TUNING, which is "
+            "P-tuning v2, P_TUNING and PROMPT_TUNING"
         )
     if isinstance(found.get("target_modules"), str):
         raise ModelError(f"{path}: target_modules: is a pattern; list the names of the layers")

@@ -107,11 +107,13 @@ class StagePart(nn.Module):
 
     def _embed(self, ids: Tensor, pattern: AttentionPattern) -> Tensor:
         # every rank looks up the whole row: positions count from its beginning, or from that of a document
+        ids = self.stage.with_prompt(ids)
         hidden = self.stage.family.embed(self.stage.trunk, ids, self.stage.num_virtual_tokens, pattern)
         hidden = self._own_positions(hidden).contiguous()
         return keep_slice(hidden, _SEQUENCE, self._domain.tensors) if self._cuts_sequence else hidden
 
     def _finish(self, hidden: Tensor, pattern: AttentionPattern) -> Tensor:
+        hidden = self.stage.without_prompt(hidden)
         if self.stage.family.facts.predicts == "target":
             return self.stage.family.logits(self.stage, hidden, pattern)
         hidden = self.stage.family.finish(self.stage.trunk, hidden)

@@ -145,6 +145,8 @@ def held_parameters(shape: ModelShape, layout: Layout, recipe: Recipe, layers: i
     if recipe.adapter is None:
         return ParameterCounts(base, base)
     added = layers * adapter_numbers(shape, recipe.adapter, layout.tp)
+    if rank == 0 and recipe.adapter.prompt is not None:
+        added += recipe.adapter.prompt.numbers(shape.hidden)
     return ParameterCounts(base + added, added)
 
 

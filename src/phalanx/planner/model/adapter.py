@@ -1,6 +1,7 @@
 """Low-rank adapters beside frozen matrices: what they add to a block, and which of them can be asked for."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from phalanx.errors import ConfigError
 from phalanx.planner.model.families import FAMILIES, Feed
@@ -44,6 +45,40 @@ def block_tensors(shape: ModelShape) -> int:
     return len(matrices) + biases + shape.layer_whole // shape.hidden
 
 
+PromptEncoding = Literal["mlp", "lstm", "none"]
+
+
+@dataclass(frozen=True)
+class PlannedPrompt:
+    """Virtual tokens before the text, and what makes embeddings of them, where the model embeds.
+
+    Attributes:
+        tokens: So many rows are longer.
+        encoder: What makes their embeddings.
+        encoder_size: Width of its hidden layers; that of the model where there is none.
+    """
+
+    tokens: int
+    encoder: PromptEncoding
+    encoder_size: int | None = None
+
+    def numbers(self, hidden: int) -> int:
+        """Return what is trained of it beside a model of this width."""
+        inner = self.encoder_size or hidden
+        table = self.tokens * hidden
+        if self.encoder == "none":
+            return table
+        if self.encoder == "mlp":
+            return table + _linear(hidden, inner) + _linear(inner, inner) + _linear(inner, hidden)
+        # two layers in both directions, the second one behind both of the first
+        gates = sum(2 * 4 * inner * (inputs + inner + 2) for inputs in (hidden, 2 * inner))
+        return table + gates + _linear(2 * inner, 2 * inner) + _linear(2 * inner, hidden)
+
+
+def _linear(inputs: int, outputs: int) -> int:
+    return (inputs + 1) * outputs
+
+
 @dataclass(frozen=True)
 class Adapter:
     """Two thin matrices beside each of some frozen ones; only they are trained.
@@ -54,6 +89,7 @@ class Adapter:
         drops: Some of their inputs are dropped at random.
         dora: The size of each output's weights is trained too.
         virtual_tokens: Keys and values of so many are trained instead, before those of each block's own tokens.
+        prompt: Trained instead, before the text.
     """
 
     rank: int
@@ -61,6 +97,7 @@ class Adapter:
     drops: bool = False
     dora: bool = False
     virtual_tokens: int = 0
+    prompt: PlannedPrompt | None = None
 
 
 def adapted(shape: ModelShape, adapter: Adapter) -> tuple[Linear, ...]:
@@ -69,7 +106,7 @@ def adapted(shape: ModelShape, adapter: Adapter) -> tuple[Linear, ...]:
     Raises:
         ConfigError: A target is none of them.
     """
-    if adapter.virtual_tokens:
+    if adapter.virtual_tokens or adapter.prompt is not None:
         return ()
     there, wanted = linears(shape), adapter.targets or FAMILIES[shape.family].adapter_targets
     for target in wanted:

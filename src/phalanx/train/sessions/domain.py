@@ -16,7 +16,7 @@ from phalanx.checkpoint.export import RunTokenizer
 from phalanx.config import digest, dump_toml
 from phalanx.data import BatchLoader
 from phalanx.errors import CheckpointError, ConfigError, TrainingError
-from phalanx.models import LoraConfig, ModelSource, PrefixConfig, open_model, stage_table, weights_digest
+from phalanx.models import LoraConfig, ModelSource, PrefixConfig, open_model, rows_before, stage_table, weights_digest
 from phalanx.parallel import (
     Controller,
     LocalRanks,
@@ -309,6 +309,7 @@ def _load(run: RunConfig) -> StepWorkload:
         run.data.sequence_length,
         adapted=adapter.targets if isinstance(adapter, LoraConfig) else None,
         has_prefix=isinstance(adapter, PrefixConfig),
+        num_prompt_tokens=rows_before(adapter),
         is_quantized=run.model.quantize is not None,
         optimizer=run.optimizer.kind,
         device=run.train.device,

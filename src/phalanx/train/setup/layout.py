@@ -16,6 +16,7 @@ from phalanx.models import (
     AttentionKind,
     ModelSource,
     PrefixConfig,
+    PromptEncoderConfig,
     StageSpec,
     estimate_costs,
     partition,
@@ -123,17 +124,26 @@ def make_plan(run: RunConfig, source: ModelSource) -> StepPlan:
 
 
 def check_virtual_tokens(run: RunConfig, source: ModelSource) -> None:
-    """Refuse virtual tokens for which a table of positions has no room.
+    """Refuse virtual tokens for which a table of positions has no room, and rows that they cannot come before.
 
     Raises:
-        ConfigError: Says how much there is.
+        ConfigError: Says how much room there is, or why not.
     """
     adapter, longest = run.model.adapter, source.family.max_positions(source.hub_config)
-    if (
-        isinstance(adapter, PrefixConfig)
-        and longest is not None
-        and run.data.sequence_length + adapter.tokens > longest
-    ):
+    if not isinstance(adapter, PrefixConfig | PromptEncoderConfig):
+        return
+    kind = attention_kind(run, source)
+    if kind != "causal":
+        raise ConfigError(
+            f'model.adapter.kind = "{adapter.kind}": virtual tokens come before causal rows alone, and those of this '
+            f'run have {kind} attention; take kind = "lora"'
+        )
+    if isinstance(adapter, PromptEncoderConfig) and run.train.neftune_alpha is not None:
+        raise ConfigError(
+            f'model.adapter.kind = "{adapter.kind}" with train.neftune_alpha: noise is of the tokens of a text, and '
+            "the first ones here are virtual; leave one out"
+        )
+    if longest is not None and run.data.sequence_length + adapter.tokens > longest:
         raise ConfigError(
             f"model.adapter.tokens = {adapter.tokens}: each takes a position, and data.sequence_length = "
             f"{run.data.sequence_length} leaves {longest - run.data.sequence_length} of the {longest} that the model "
