@@ -211,7 +211,7 @@ def assert_lines(found: list[list[Any]], expected: list[list[Any]], within: floa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["dp = 2", "pp = 2"])
+@pytest.mark.parametrize("layout", ["dp = 2", "pp = 2", "cp = 2"])
 @pytest.mark.parametrize("optimizer", [SGD, ()], ids=["sgd", "adamw"])
 def test_ranks_write_and_learn_what_one_process_does(tmp_path, optimizer, layout):
     found = {}

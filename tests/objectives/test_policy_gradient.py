@@ -8,10 +8,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from phalanx.errors import DataError
-from phalanx.objectives import IGNORE, OBJECTIVES
+from phalanx.objectives import IGNORE, OBJECTIVES, ROW_LABELS
 from phalanx.objectives.advantages import generalised_advantages, group_advantages, leave_one_out_advantages
-from phalanx.objectives.policy_gradient import ADVANTAGES, OLD_LOG_PROBS, REFERENCE_LOG_PROBS
+from phalanx.objectives.policy_gradient import ADVANTAGES, OLD_LOG_PROBS, REFERENCE_LOG_PROBS, ROLLOUT_EXTRAS
 
+PARTS = (slice(0, 2), slice(2, 5), slice(5, 6))
 LOG_HALF = math.log(0.5)
 
 
@@ -78,6 +79,38 @@ def test_a_temperature_divides_the_logits_before_anything_else():
     cold, _ = loss_of("grpo", math.log(9) * 0.5, 1.0, old=math.log(0.9), temperature=0.5)
 
     assert cold == pytest.approx(-1.0)
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo"])
+def test_the_losses_of_parts_of_rows_add_up_to_that_of_whole_rows(name):
+    generator = torch.Generator().manual_seed(2)
+    logits = torch.randn(3, 6, 5, generator=generator, dtype=torch.float64).float()
+    labels = torch.randint(0, 5, (3, 6), generator=generator)
+    labels[0, 4:] = labels[1, :3] = IGNORE
+    rows = {key: torch.randn(3, 6, generator=generator) for key in ROLLOUT_EXTRAS}
+    learned = OBJECTIVES[name].configured(OBJECTIVES[name].settings(kind=name, max_new_tokens=6, kl=0.1))
+    counted = {ROW_LABELS: (labels != IGNORE).sum(dim=1)}
+    whole, number = learned(logits, labels, rows)
+
+    parts = [
+        learned.of_parts()(logits[:, part], labels[:, part], {key: row[:, part] for key, row in rows.items()} | counted)
+        for part in PARTS
+    ]
+
+    assert float(sum(loss for loss, _ in parts)) == pytest.approx(float(whole), rel=1e-6)
+    assert {rows for _, rows in parts} == {number}
+    # without the whole row's number every part would count as a row of its own
+    alone = sum(
+        learned(logits[:, part], labels[:, part], {k: r[:, part] for k, r in rows.items()})[0] for part in PARTS
+    )
+    assert (abs(float(alone) - float(whole)) > 1e-3) is (name == "grpo")
+
+
+def test_a_loss_of_whole_rows_says_that_it_has_no_parts():
+    shares = {name for name, one in OBJECTIVES.items() if one.shares_rows}
+
+    assert {"grpo", "dr_grpo", "ppo", "causal_lm"} <= shares
+    assert not shares & {"rloo", "dpo", "reward"}
 
 
 def test_numbers_that_are_none_beside_a_sampled_token_are_a_loss_that_is_none():

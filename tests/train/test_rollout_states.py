@@ -77,7 +77,10 @@ def test_a_malformed_state_is_refused(change):
         ({"train": {"batch_size": 6}}, "no whole groups of train.objective.group = 4"),
         ({"train": {"steps": 0, "epochs": 1.0}}, "give train.steps"),
         ({"model": {"adapter": {"rank": 2}}}, "model.adapter: texts are written by whole weights"),
-        ({"parallel": {"cp": 2}}, 'parallel.cp = 2 cuts rows, and train.objective = "grpo" weighs whole ones'),
+        (
+            {"parallel": {"cp": 2}, "train": {"objective": {"kind": "rloo", "group": 4, "max_new_tokens": 4}}},
+            'parallel.cp = 2 cuts rows, and train.objective = "rloo" weighs whole ones',
+        ),
         ({"guard": {"commit_lag": 1}}, "guard.commit_lag = 1: texts are written by verified weights alone"),
     ],
 )

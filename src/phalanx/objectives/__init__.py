@@ -30,6 +30,7 @@ from phalanx.objectives.dpo import (
 )
 from phalanx.objectives.kto import WANTED, KtoSettings, kto
 from phalanx.objectives.objective import (
+    ROW_LABELS,
     ExtraRows,
     LossWithExtras,
     Objective,
@@ -90,8 +91,10 @@ OBJECTIVES: dict[str, Objective] = {
         causal_lm, settings=SpanCorruptionSettings, rewriting=CorruptedRows.of, attention="prefix"
     ),
     "weighted_causal_lm": Objective(with_extras=weighted_causal_lm, extras={"weights": ExtraRows()}),
-    "grpo": Objective(with_extras=grpo, extras=ROLLOUT_EXTRAS, settings=GrpoSettings, target="sequence"),
-    "dr_grpo": Objective(with_extras=dr_grpo, extras=ROLLOUT_EXTRAS, settings=DrGrpoSettings, target="sequence"),
+    "grpo": Objective(with_extras=grpo, extras=ROLLOUT_EXTRAS, settings=GrpoSettings, target="sequence", by_label=True),
+    "dr_grpo": Objective(
+        with_extras=dr_grpo, extras=ROLLOUT_EXTRAS, settings=DrGrpoSettings, target="sequence", by_label=True
+    ),
     "rloo": Objective(with_extras=rloo, extras=ROLLOUT_EXTRAS, settings=RlooSettings, target="sequence"),
     "ppo": Objective(with_extras=ppo, extras=PPO_EXTRAS, settings=PpoSettings, head="lm_and_score"),
     "dpo": _preference(dpo, log_ratio_worth, DpoSettings, _BESIDE_REFERENCE),
@@ -150,6 +153,7 @@ def objective_of(choice: str | ObjectiveSettings) -> Objective:
 __all__ = [
     "IGNORE",
     "OBJECTIVES",
+    "ROW_LABELS",
     "Confusion",
     "ExtraRows",
     "LossWithExtras",

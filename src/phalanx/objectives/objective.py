@@ -26,6 +26,9 @@ LossWithExtras = Callable[..., tuple["Tensor", int]]
 RowAttention = Literal["causal", "prefix", "bidirectional"]
 """Which tokens a row's tokens see beside themselves: those before, also those of a prefix, or all."""
 
+ROW_LABELS = "row_labels"
+"""Where ranks share rows: how many labels the whole of each row has, for losses that divide by it."""
+
 _ROWS_OF_A_PAIR = 2
 
 
@@ -56,6 +59,9 @@ class ExtraRows:
         return (rows, seq) if self.per_token else (rows,)
 
 
+_ONE_A_ROW = ExtraRows("int64", per_token=False)
+
+
 @dataclass(frozen=True)
 class Objective:
     """One line of the table.
@@ -74,6 +80,8 @@ class Objective:
         attention: Which tokens a token sees beside itself.
         target: What the step's loss is divided by the number of: labels that count, sequences, or pairs of sequences.
             The rows of a pair are neighbours, the first of them in an even place of its microbatch.
+        by_label: Where targets are sequences: whether the loss is a sum over labels all the same, each over what its
+            whole row says, so that it is the sum of those of parts of rows.
         head: What the model must give for each token: logits, a score, or both side by side.
         worth: What each row's answer is worth to the model, float32 ``[batch]``, from what the loss gets; None of an
             objective that prefers nothing.
@@ -87,6 +95,7 @@ class Objective:
     rewriting: Callable[..., RowRewriting] | None = None
     attention: RowAttention = "causal"
     target: Literal["label", "sequence", "pair"] = "label"
+    by_label: bool = False
     head: HeadKind = "lm"
     worth: Callable[..., Tensor] | None = None
 
@@ -98,6 +107,15 @@ class Objective:
             raise DataError(f"objective {settings.kind}: has settings, and no loss that reads them")
         worth = None if self.worth is None else partial(self.worth, settings=settings)
         return replace(self, with_extras=partial(self.with_extras, settings=settings), worth=worth)
+
+    @property
+    def shares_rows(self) -> bool:
+        """Whether the loss is the sum of those of parts of rows, as ranks have them that share a sequence."""
+        return self.target == "label" or self.by_label
+
+    def of_parts(self) -> Objective:
+        """The objective as it reads parts of rows: with `ROW_LABELS`, where it divides by them."""
+        return replace(self, extras={**self.extras, ROW_LABELS: _ONE_A_ROW}) if self.by_label else self
 
     def worth_of(self, logits: Tensor, labels: Tensor, extras: Mapping[str, Tensor]) -> Tensor:
         """Return what each row's answer is worth to the model, float32 ``[batch]``.

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from phalanx.objectives.advantages import group_advantages, leave_one_out_advantages
 from phalanx.objectives.causal_lm import IGNORE, check_labels
-from phalanx.objectives.objective import ExtraRows, ObjectiveSettings
+from phalanx.objectives.objective import ROW_LABELS, ExtraRows, ObjectiveSettings
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int64
@@ -148,7 +148,8 @@ def grpo(
     Args:
         logits: Any float type; the loss is taken in float32.
         labels: Sampled tokens, already shifted; IGNORE (-100) for prompts and padding.
-        extras: `ROLLOUT_EXTRAS`, float32 ``[batch, seq]``; what is beside an IGNORE counts nothing.
+        extras: `ROLLOUT_EXTRAS`, float32 ``[batch, seq]``; what is beside an IGNORE counts nothing. Of parts of rows
+            also `ROW_LABELS`, by which the losses of a row are divided then.
         settings: Clip, temperature, weight of the divergence.
 
     Returns:
@@ -162,7 +163,8 @@ def grpo(
     Source: Shao et al. 2024, equations 3 and 4; r before d is that of DeepSeek-V3.2 and of TRL.
     """
     losses, counted = _token_losses("grpo", logits, labels, extras, settings)
-    return (losses.sum(dim=1) / counted.sum(dim=1).clamp(min=1)).sum(), len(labels)
+    whole = extras[ROW_LABELS].to(logits.device) if ROW_LABELS in extras else counted.sum(dim=1)
+    return (losses.sum(dim=1) / whole.clamp(min=1)).sum(), len(labels)
 
 
 def dr_grpo(

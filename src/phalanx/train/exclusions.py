@@ -357,7 +357,7 @@ def rollouts_fault(run: Any) -> str | None:
     cuts = 1 if run.parallel is None else run.parallel.cp
     faults = {
         f'parallel.cp = {cuts} cuts rows, and train.objective = "{kind}" weighs whole ones; set it to 1': (
-            cuts > 1 and OBJECTIVES[kind].target == "sequence"
+            cuts > 1 and not OBJECTIVES[kind].shares_rows
         ),
         f'train.precision = "{run.train.precision}": texts of [rollouts] are checked in fp32 alone; leave one out': (
             run.rollouts is not None and run.train.precision != "fp32"

@@ -23,7 +23,16 @@ from phalanx.models import (
     estimate_costs,
     partition,
 )
-from phalanx.objectives import IGNORE, ExtraRows, Objective, ObjectiveSettings, causal_lm, kind_of, objective_of
+from phalanx.objectives import (
+    IGNORE,
+    ROW_LABELS,
+    ExtraRows,
+    Objective,
+    ObjectiveSettings,
+    causal_lm,
+    kind_of,
+    objective_of,
+)
 from phalanx.optimizers import OptimizerConfig, clip_coefficient, gradient_norm_squared, learning_rate
 from phalanx.parallel.config import ParallelConfig
 from phalanx.parallel.control.pipelining import accumulate, pipelined
@@ -119,6 +128,9 @@ class RankTrainer:
         of_attention: dict[str, ExtraRows] = {
             name: kind for name, kind in _OF_ATTENTION.items() if name == recipe.attends
         }
+        if recipe.parallel.cp > 1:
+            self._learned = learned.of_parts()
+        self._counts_rows = ROW_LABELS in self._learned.extras
         self.objective = replace(learned, extras={**learned.extras, **of_attention})
         self._specs = recipe.stages(source)
         mine = self._specs[domain.pp :: recipe.parallel.pp]
@@ -266,7 +278,10 @@ class RankTrainer:
         self._losses.clear()
         self._seed(step)
         with self.timer.phase("compute"):
-            self._targets = TargetRows(self._own_labels(labels), self._own_extras(without_attention(extras)))
+            own = self._own_extras(without_attention(extras))
+            if self._counts_rows:
+                own[ROW_LABELS] = self._own_rows((labels != IGNORE).sum(dim=1))
+            self._targets = TargetRows(self._own_labels(labels), own)
             self._run(self._own_rows(ids), self._targets.numbers, self._seen(extras))
         with self.timer.phase("reduce"):
             settle_gradients(self._held, self._domain)
@@ -357,6 +372,11 @@ def check_objective(recipe: RankRecipe) -> Objective:
         raise ConfigError(
             f"parallel: tp={recipe.parallel.tp} shares the vocabulary, and of all objectives causal_lm alone is known "
             f"to be a sum over such shares, not {kind_of(recipe.objective)}; set tp to 1"
+        )
+    if recipe.parallel.cp > 1 and not objective.shares_rows:
+        raise ConfigError(
+            f"parallel: cp={recipe.parallel.cp} cuts rows, and {kind_of(recipe.objective)} weighs whole ones; set cp "
+            "to 1"
         )
     return objective
 
