@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from phalanx.late_names import late_names
 from phalanx.pipeline.config import OWNER, AttackConfig, GuardConfig, PipelineConfig, WorkerCode, WorkerConfig
 from phalanx.pipeline.party_layout import PartyLayout
-from phalanx.pipeline.presets import PRESETS, REMOVED_SHADOWS, Preset
+from phalanx.pipeline.presets import PRESETS, Preset
+from phalanx.pipeline.upkeep import REMOVED_SHADOWS, UPKEEPS
 
 if TYPE_CHECKING:
     from phalanx.pipeline.membership.callers import Callers
@@ -44,6 +45,7 @@ __all__ = [
     "OWNER",
     "PRESETS",
     "REMOVED_SHADOWS",
+    "UPKEEPS",
     "AttackConfig",
     "AuditDraw",
     "Callers",

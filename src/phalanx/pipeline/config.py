@@ -8,6 +8,7 @@ from phalanx.config import StrictModel, one_of
 from phalanx.config.strict import check_reference
 from phalanx.pipeline.party_layout import PartyLayout
 from phalanx.pipeline.presets import PRESETS, Preset, settled
+from phalanx.pipeline.upkeep import UPKEEPS, Shadow, Upkeep
 from phalanx.planner.schedules import verifiable_schedules
 from phalanx.transport.config import TransportConfig
 
@@ -130,7 +131,7 @@ class GuardConfig(StrictModel):
     of the next one, which waits for them before it is applied; every copy keeps what it takes to undo one step."""
     snapshot_every: int = Field(default=10, ge=1, le=10_000)
     """Steps from one snapshot to the next, with `shadow = "snapshot"`: so many at most are done again after a loss."""
-    shadow: Literal["gradient", "lockstep", "adapters", "update", "snapshot"] = "gradient"
+    shadow: Shadow = "gradient"
     """`gradient`: the stage's gradient goes through the shadow's own optimizer; `lockstep`: the shadow recomputes
     everything; `adapters`: as `gradient`, with the promise that only adapters are trained, so that little moves;
     `update`: the stage sends its new weights, and the shadow can audit but not take over; `snapshot`: it is sent
@@ -182,7 +183,7 @@ class GuardConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check_classes(self) -> "GuardConfig":
-        if self.classes == "mixed" and self.enabled and self.shadow not in ("gradient", "adapters"):
+        if self.classes == "mixed" and self.enabled and not self.sends_gradient:
             raise ValueError(
                 f'classes = "mixed" with shadow = "{self.shadow}": only a shadow that is sent the weight gradient and '
                 'makes its own updates keeps equal bits where kernels differ; use "gradient", or classes = "one"'
@@ -196,7 +197,7 @@ class GuardConfig(StrictModel):
                 f'commit_lag = {self.commit_lag} with mode = "{self.mode}": only mode = "phalanx" can undo a step that '
                 "was applied before its audits; set commit_lag = 0"
             )
-        if self.commit_lag and self.shadow not in ("gradient", "adapters"):
+        if self.commit_lag and not self.sends_gradient:
             raise ValueError(
                 f'commit_lag = {self.commit_lag} with shadow = "{self.shadow}": only a shadow that makes its own '
                 'updates can stay a step behind; set commit_lag = 0 or shadow = "gradient"'
@@ -205,13 +206,13 @@ class GuardConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check_snapshots(self) -> "GuardConfig":
-        if self.shadow == "snapshot" and self.keep_steps:
+        if self.upkeep.sends == "state" and self.keep_steps:
             raise ValueError(
                 f'keep_steps = {self.keep_steps} with shadow = "snapshot": the run goes back to its last snapshot '
                 'and keeps no updates; leave out keep_steps, or set shadow = "gradient"'
             )
         every = type(self).model_fields["snapshot_every"].default
-        if self.shadow != "snapshot" and self.snapshot_every != every:
+        if self.upkeep.sends != "state" and self.snapshot_every != every:
             raise ValueError(
                 f"snapshot_every = {self.snapshot_every} with shadow = {self.shadow!r}, which takes no snapshots; "
                 'leave it out or set shadow = "snapshot"'
@@ -228,9 +229,14 @@ class GuardConfig(StrictModel):
         return next((name for name, values in PRESETS.items() if own.items() <= values.items()), None)
 
     @property
+    def upkeep(self) -> Upkeep:
+        """How a shadow stays fresh."""
+        return UPKEEPS[self.shadow]
+
+    @property
     def can_keep_states(self) -> bool:
         """Whether both copies of a stage make its updates, so that both can go back."""
-        return self.mode == "phalanx" and self.shadow in ("gradient", "adapters", "lockstep")
+        return self.mode == "phalanx" and self.upkeep.makes_updates
 
     @property
     def undoable_steps(self) -> int:
@@ -240,12 +246,12 @@ class GuardConfig(StrictModel):
     @property
     def verify_only(self) -> bool:
         """Whether a shadow has weights and no moments: it can audit its stage, and never serve it."""
-        return self.shadow == "update"
+        return self.upkeep.sends == "weights"
 
     @property
     def keeps_snapshots(self) -> bool:
         """Whether a shadow has a state of every so many steps and nothing between, and all go back to it together."""
-        return self.enabled and self.shadow == "snapshot"
+        return self.enabled and self.upkeep.sends == "state"
 
     @property
     def one_optimizer(self) -> bool:
@@ -259,12 +265,12 @@ class GuardConfig(StrictModel):
     @property
     def sends_gradient(self) -> bool:
         """Whether the other copy of a stage gets its weight gradient before the commit."""
-        return self.shadow in ("gradient", "adapters")
+        return self.upkeep.sends == "gradient"
 
     @property
     def screens_gradients(self) -> bool:
         """Whether a shadow looks at the weight gradient that it was sent with one of its own in hand."""
-        return self.gradient_screen and self.mode == "phalanx" and self.shadow in ("gradient", "adapters")
+        return self.gradient_screen and self.mode == "phalanx" and self.sends_gradient
 
     @property
     def audits(self) -> bool:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from phalanx.pipeline.upkeep import REMOVED_SHADOWS, UPKEEPS
+
 Preset = Literal["light", "standard", "strict"]
 
 PRESETS: Mapping[Preset, Mapping[str, Any]] = {
@@ -49,11 +51,7 @@ BASELINES: Mapping[object, Mapping[str, Any]] = {
 }
 """What a mode that is compared with fixes: its rates are not for choice."""
 
-REMOVED_SHADOWS = {"replica": "it sent the most and was the slowest upkeep on a slow line (ADR 70)"}
-"""Upkeeps that older versions had and this one neither runs nor verifies, with the reason."""
-
 _WRITTEN_OUT = frozenset({*PRESETS["standard"], "keep_steps", "third_party_audit_rate"})
-_MAKE_UPDATES = ("gradient", "adapters", "lockstep")
 
 
 def settled(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,6 +91,7 @@ def _with_preset(found: Mapping[str, Any]) -> dict[str, Any]:
             f"preset = {name!r} with mode = {mode!r}, which fixes its own rates; remove preset (--unset guard.preset)"
         )
     chosen = {"preset": name, **PRESETS[name]}
-    if found.get("keep_steps") or found.get("shadow", "gradient") not in _MAKE_UPDATES:
+    upkeep = UPKEEPS.get(found.get("shadow", "gradient"))
+    if found.get("keep_steps") or upkeep is None or not upkeep.makes_updates:
         chosen["keep_states"] = 0
     return {**chosen, **found}

@@ -1,4 +1,4 @@
-"""The run file: one section per part of the project, checked together."""
+"""The run file: one section per part of the project, checked together; what excludes what is in `exclusions.py`."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -186,7 +186,7 @@ class RunConfig(StrictModel):
                 f"attack.stages has {stray}: only the middle stages {list(middle)} are in other hands; "
                 "the first and the last stage are the owner's"
             )
-        if self.guard.shadow == "adapters" and self.model.adapter is None:
+        if self.guard.upkeep.adapters_only and self.model.adapter is None:
             raise ValueError(
                 'guard.shadow = "adapters" promises that only adapters move, and [model] has none; give model.adapter '
                 'a rank, or set guard.shadow = "gradient"'

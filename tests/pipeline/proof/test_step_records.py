@@ -44,7 +44,7 @@ def rules_of(company, draw="own", **changes):
         "num_stages": run.pipeline.stages,
         "microbatches": run.train.microbatches,
         "audits": guard.audits,
-        "shadow": guard.shadow,
+        "upkeep": guard.upkeep,
         "classes": getattr(guard, "classes", None),
         "may_leave_out": False,
         "peers": {name: company.identity(name).public for name in names},

@@ -144,7 +144,7 @@ def _held_gradient(checked: CheckedEvidence, committed: Statement[Commit], held:
     guilty = checked.record.verdict.party
     if guilty not in (holder, shadow):
         raise checked.refuse(f"accuses {guilty}, which is neither the holder {holder} nor the shadow {shadow}")
-    lockstep = checked.record.plan.guard.shadow == "lockstep"
+    lockstep = checked.record.plan.guard.upkeep.in_lockstep
     if lockstep or committed.message.gradient == held.message.gradient:
         return _believed("which of the two was off: the owner computed it again")
     sent = sent_gradient(checked.statements, held.message, (holder, shadow))

@@ -43,7 +43,7 @@ def guarantee_of(facts: StepFacts, assignment: Assignment, stage: int) -> str:
         "unguarded": shadow is None or not guard.enabled,
         "statistics": guard.mode == "statistics",
         "verify-only": guard.one_optimizer,
-        "messages-only": guard.shadow != "lockstep" and not any(rates),
+        "messages-only": not guard.upkeep.in_lockstep and not any(rates),
         "bounded": not alike,
         "owner-shadowed": shadow == OWNER,
     }

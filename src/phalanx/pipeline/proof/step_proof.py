@@ -20,6 +20,7 @@ from phalanx.pipeline.proof.step_record import (
 from phalanx.pipeline.protocol.message import Message
 from phalanx.pipeline.protocol.messages import Activation, AuditReport, Commit, PassedOnHeader, StepAudited
 from phalanx.pipeline.protocol.signed import Statement, Statements
+from phalanx.pipeline.upkeep import Upkeep
 from phalanx.pipeline.verify.draw import AuditDraw
 from phalanx.security.crypto import Peer, certified_name
 
@@ -37,7 +38,7 @@ class Rules:
         num_stages: Stages of the model.
         microbatches: Microbatches of a step.
         audits: Whether the guard recomputes anything.
-        shadow: The upkeep, `guard.shadow`.
+        upkeep: How shadows stay fresh, by `guard.shadow`.
         classes: `guard.classes`: with `one` no party may be of another numeric class than the owner; without a word, as
             before there was a choice, weight gradients of unlike copies are not audited.
         may_leave_out: Whether a step may be done without some stage, `guard.recovery = "skip_layer"`.
@@ -49,7 +50,7 @@ class Rules:
     num_stages: int
     microbatches: int
     audits: bool
-    shadow: str
+    upkeep: Upkeep
     classes: str | None
     may_leave_out: bool
     peers: Mapping[str, Peer]
@@ -201,11 +202,11 @@ class _StepJudge:
             return
         where = {"step": self._attempt.step, "epoch": self._attempt.epoch, "stage": stage}
         everything = tuple(range(num_microbatches))
-        alike, lockstep = self._weighs_gradients(stage), self._rules.shadow == "lockstep"
+        alike, lockstep = self._weighs_gradients(stage), self._rules.upkeep.in_lockstep
         whole = alike and not lockstep and draw.whole_step(**where)
         if lockstep or whole:
             drawn = everything
-        elif self._rules.shadow == "snapshot":
+        elif self._rules.upkeep.sends == "state":
             drawn = everything if draw.all_messages(**where) else ()
         else:
             drawn = draw.microbatches(**where, num_microbatches=num_microbatches)

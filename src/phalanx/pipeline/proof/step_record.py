@@ -355,7 +355,7 @@ def _rests_on(facts: StepFacts, stage: int) -> frozenset[str] | None:
 
 def _in_lockstep(facts: StepFacts) -> bool:
     """Whether the other copy recomputes everything in every step."""
-    return facts.plan.guard.audits and facts.plan.guard.shadow == "lockstep"
+    return facts.plan.guard.audits and facts.plan.guard.upkeep.in_lockstep
 
 
 def _compares_states(facts: StepFacts, stage: int) -> bool:

@@ -37,7 +37,7 @@ def accomplice(facts: StepFacts, found: Judgement) -> Judgement | None:
 def vouched_for_gradient(facts: StepFacts, stage: int) -> Judgement | None:
     """The auditor that claims to have recomputed a made-up weight gradient; None when it does not."""
     ledger, auditor = facts.ledger, facts.shadow(stage)
-    lockstep = facts.plan.guard.shadow == "lockstep"
+    lockstep = facts.plan.guard.upkeep.in_lockstep
     said = ledger.held.get(stage) if lockstep else ledger.step_audits.get((stage, auditor))
     commit = ledger.commits[stage]
     if said is None or auditor == OWNER or (said.gradient, said.norm_squared) != (commit.gradient, commit.norm_squared):

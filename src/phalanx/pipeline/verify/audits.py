@@ -36,7 +36,7 @@ class AuditRequests:
         everything = tuple(range(facts.plan.microbatches))
         for stage in facts.watched if facts.plan.guard.audits else ():
             auditor, where = facts.shadow(stage), {"step": ledger.step, "epoch": ledger.epoch, "stage": stage}
-            lockstep = facts.plan.guard.shadow == "lockstep"
+            lockstep = facts.plan.guard.upkeep.in_lockstep
             # no other party has the gradient, and its norm changes the update of every stage
             unseen = facts.plan.guard.one_optimizer and self._is_odd(stage, ledger.commits[stage].norm_squared)
             if unseen or self._draw.owners_step(**where):

@@ -162,7 +162,7 @@ class StallDiagnosis:
             holder, auditor = facts.holder(stage), facts.shadow(stage)
             if stage in ledger.held:
                 continue
-            if facts.plan.guard.shadow == "lockstep" and self._has_followed(stage, auditor):
+            if facts.plan.guard.upkeep.in_lockstep and self._has_followed(stage, auditor):
                 return auditor
             if not facts.plan.guard.sends_gradient or stage not in ledger.commits:
                 continue

@@ -190,7 +190,7 @@ class StateJudgement:
     async def _guilty_of_gradient(self, stage: int, held: GradientHeld) -> str:
         facts, ledger = self._facts, self._facts.ledger
         holder, shadow = facts.holder(stage), facts.shadow(stage)
-        if facts.plan.guard.shadow == "lockstep":
+        if facts.plan.guard.upkeep.in_lockstep:
             return await self._referee.judge_step(ledger, stage, facts.assignment, shadow)
         if held.gradient == ledger.commits[stage].gradient:
             return await self._referee.judge_norm(ledger, stage, holder, shadow)

@@ -291,7 +291,7 @@ class ShadowedStages:
             shadow.audited = gradients
         place = {"epoch": self._context.roles.epoch, "step": shadow.copy.step, "stage": shadow.index}
         found = {**place, "norm_squared": finite_norm_squared(gradients), "gradient": digest}
-        if self._context.plan.guard.shadow == "lockstep" and shadow.index in self._shadows:
+        if self._context.plan.guard.upkeep.in_lockstep and shadow.index in self._shadows:
             shadow.gradients = gradients
             self._context.post(OWNER, GradientHeld.model_validate({**found, "parts": ()}), ())
             return
@@ -303,7 +303,7 @@ class ShadowedStages:
         if x is None:
             return None
         step, guard = task.step, self._context.plan.guard
-        if gradient is not None and (task.weights or (guard.shadow == "lockstep" and not task.urgent)):
+        if gradient is not None and (task.weights or (guard.upkeep.in_lockstep and not task.urgent)):
             shadow.follow(step, task.microbatch, x, gradient)
         elif gradient is not None and guard.screens_gradients and not task.urgent and shadow.order == "none":
             shadow.audit_and_screen(step, task.microbatch, x, gradient)

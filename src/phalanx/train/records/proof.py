@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.errors import AuditLogError
-from phalanx.pipeline import OWNER, REMOVED_SHADOWS, AuditDraw, Rules, ShownWork, check_step, read_leaves
+from phalanx.pipeline import OWNER, REMOVED_SHADOWS, UPKEEPS, AuditDraw, Rules, ShownWork, check_step, read_leaves
 from phalanx.security.audit import (
     LEAVES_FILE,
     PUBLIC_KINDS,
@@ -308,7 +308,7 @@ def _rules(session: _Session, owner: Peer, keys: Mapping[str, bytes], run: str) 
             num_stages=len(body["stages"]),
             microbatches=body["microbatches"],
             audits=guard["mode"] in ("phalanx", "paper"),
-            shadow=guard["shadow"],
+            upkeep=UPKEEPS[guard["shadow"]],
             classes=guard.get("classes"),
             may_leave_out=guard["recovery"] == "skip_layer",
             peers=_peers(body["certificates"], body["authority"], owner, where),

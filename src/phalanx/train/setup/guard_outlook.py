@@ -4,13 +4,10 @@ from phalanx.pipeline import GuardConfig
 from phalanx.planner.guard.finding import AuditRates, DetectionOdds, GuardPrice, findings, measured_costs, price
 from phalanx.train.config import RunConfig
 
-_UPKEEP_BYTES = {"gradient": 4, "adapters": 4, "update": 4, "lockstep": 0, "snapshot": 12}
-"""Bytes a trained parameter and transfer: a weight gradient, new weights, or weights and moments to the shadow."""
-
 
 def upkeep_bytes(guard: GuardConfig) -> float:
     """Bytes a trained parameter and step that keep a shadow fresh, without weights that are fetched for audits."""
-    return _UPKEEP_BYTES[guard.shadow] / (guard.snapshot_every if guard.keeps_snapshots else 1)
+    return guard.upkeep.bytes_sent / (guard.snapshot_every if guard.keeps_snapshots else 1)
 
 
 def watch_of(run: RunConfig) -> AuditRates | None:
@@ -18,7 +15,7 @@ def watch_of(run: RunConfig) -> AuditRates | None:
     guard, stages = run.guard, run.pipeline.stages
     if guard.mode != "phalanx" or stages <= 2 or not run.has_stages:
         return None
-    lockstep = guard.shadow == "lockstep"
+    lockstep = guard.upkeep.in_lockstep
     return AuditRates(
         stages=stages,
         microbatches=run.train.microbatches,

@@ -28,7 +28,7 @@ def formula_of(guard: GuardConfig) -> str | None:
     if not guard.audits:
         return None
     # a copy in lock-step does everything again, the weight gradient included
-    if guard.shadow == "lockstep":
+    if guard.upkeep.in_lockstep:
         return "untrusted_share"
     return SCREENED_FORMULA if guard.screens_gradients else FORMULA
 
@@ -66,7 +66,7 @@ class RunShape:
         """Extra work by `formula_of` the guard: digests, signatures and the owner's own audits are not in it."""
         if not guard.audits:
             return None
-        rate = 1.0 if guard.shadow == "lockstep" else audited_share(guard) * guard.audit_rate + guard.step_audit_rate
+        rate = 1.0 if guard.upkeep.in_lockstep else audited_share(guard) * guard.audit_rate + guard.step_audit_rate
         return self.untrusted_share * rate
 
     def expected_audits(self, guard: GuardConfig) -> float | None:
@@ -74,7 +74,7 @@ class RunShape:
         if not guard.audits:
             return None
         drawn, p = math.ceil(guard.audit_rate * self.microbatches), guard.step_audit_rate
-        if guard.shadow == "lockstep":
+        if guard.upkeep.in_lockstep:
             drawn, p = self.microbatches, 0.0
         # a coin draws all of a step's microbatches or none
         expected = guard.audit_rate * self.microbatches if guard.keeps_snapshots else drawn
