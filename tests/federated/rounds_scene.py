@@ -19,7 +19,7 @@ from phalanx.federated.rounds.site import Site
 from phalanx.federated.rounds.terms import RunTerms
 from phalanx.security.aggregate import SumRefusal
 from phalanx.security.crypto import Identity
-from phalanx.security.privacy import BudgetLedger
+from phalanx.security.privacy import BudgetLedger, PrivacyConfig
 
 OWNER = Identity.without_certificate("owner")
 IDENTITIES = {name: Identity.without_certificate(name) for name in [f"site-{number}" for number in range(12)]}
@@ -101,15 +101,16 @@ class Scene:
     Args:
         home: Journal and the sites' own directories.
         trainers: One each.
+        rows: What each site's own rows may spend; None where they are not private.
         section: Keys of ``[federated]`` beside `sites`.
     """
 
-    def __init__(self, home: Path, trainers: list[Parabola], **section) -> None:
+    def __init__(self, home: Path, trainers: list[Parabola], rows: PrivacyConfig | None = None, **section) -> None:
         self.home, self.trainers = home, dict(zip(IDENTITIES, trainers, strict=False))
         names = tuple(self.trainers)
         self.config = FederatedConfig.model_validate_json(json.dumps({"sites": names, "max_norm": 1e6, **section}))
         roster = {name: one.public for name, one in IDENTITIES.items() if name in self.trainers}
-        self.terms = RunTerms("run-1", RUN, self.config, 0, OWNER.public, roster, 10)
+        self.terms = RunTerms("run-1", RUN, self.config, 0, OWNER.public, roster, 10, rows)
         self.books = {name: BookInMemory() for name in names}
         self.carrier = SlowCarrier({})
         for name in names:

@@ -53,9 +53,21 @@ def model_of(source, adapter=None, **more) -> WholeModel:
     return WholeModel(source, config, 3, "causal_lm", 0, **{"frozen_a": False, **more})
 
 
-def trainer_of(model: WholeModel, name: str, share, size: int, optimizer=SGD, steps=1, own=None) -> SiteTrainer:
+def data_of(name: str, share, size: int) -> SiteData:
     rows = Rows()
-    data = SiteData(name, BatchLoader(rows, size, 1, share), 12 // share[1], lambda: [rows.train_batch(range(4))])
+    own = range(share[0], rows.num_train_sequences, share[1])
+    return SiteData(
+        name,
+        BatchLoader(rows, size, 1, share),
+        len(own),
+        lambda: [rows.train_batch(range(4))],
+        lambda numbers: rows.train_batch([own[one] for one in numbers]),
+        rows.digest,
+    )
+
+
+def trainer_of(model: WholeModel, name: str, share, size: int, optimizer=SGD, steps=1, own=None) -> SiteTrainer:
+    data = data_of(name, share, size)
     return SiteTrainer(model, data, SiteSchedule(optimizer, steps, size, 2, 7), own)
 
 

@@ -98,16 +98,21 @@ def test_an_aggregator_in_a_sandbox_gives_the_bits_of_the_plain_mean_and_keepers
     assert kept["loss_last"] == pytest.approx(plain["loss_last"], abs=1e-5)
 
 
-@pytest.mark.slow
-def test_a_private_run_that_is_killed_pays_for_the_sums_that_it_asks_for_again_and_ends_with_its_budget(tmp_path):
+def byte_vocabulary(tmp_path) -> str:
+    """A tokenizer of single bytes, which tells of no text, as a run file names it."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({one: n for n, one in enumerate(["<|endoftext|>", *letters])}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
+    return f'{{ kind = "file", path = "{tmp_path / "tokenizer.json"}" }}'
+
+
+@pytest.mark.slow
+def test_a_private_run_that_is_killed_pays_for_the_sums_that_it_asks_for_again_and_ends_with_its_budget(tmp_path):
+    file = byte_vocabulary(tmp_path)
     adapter = '[model.adapter]\nkind = "lora"\nrank = 2\nalpha = 4\n'
     noise = "[federated.privacy]\nepsilon = 33.5\ndelta = 1e-3\nnoise_multiplier = 0.5\n"
     text = tiny_run_file(adapter + SECTION + noise, steps=20, validate_every=0)
-    file = f'{{ kind = "file", path = "{tmp_path / "tokenizer.json"}" }}'
     run_file = tmp_path / "rounds.toml"
     text = text.replace("min_cohort = 3", "min_cohort = 3\nsecure = true")
     run_file.write_text(text.replace('{ kind = "bpe", vocab_size = 300 }', file))
@@ -126,3 +131,42 @@ def test_a_private_run_that_is_killed_pays_for_the_sums_that_it_asks_for_again_a
     spent = [row["epsilon"] for row in rounds_of(place)]
     assert spent == sorted(spent) and spent[-1] == told["epsilon_spent"]
     assert summary["loss_last"] is None
+
+
+def charged(place: Place, site: str) -> list[int]:
+    ledger = place.path / "run" / "sites" / site / "privacy" / "events.jsonl"
+    lines = map(json.loads, ledger.read_text().splitlines()) if ledger.exists() else ()
+    return [line["body"]["number"] for line in lines if line["kind"] == "privacy_charged"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("clipping", ["hooks", "ghost"])
+def test_a_site_with_private_rows_that_is_killed_has_spent_what_it_drew_and_trains_no_further_than_its_budget(
+    tmp_path, clipping
+):
+    pytest.importorskip("opacus", reason="needs the extra `dp`")
+    adapter = '[model.adapter]\nkind = "lora"\nrank = 2\nalpha = 4\n'
+    rows = f'[privacy]\nepsilon = 8.0\ndelta = 1e-4\nclip_norm = 0.5\nclipping = "{clipping}"\n'
+    text = tiny_run_file(adapter + SECTION + rows, steps=6, validate_every=6)
+    run_file = tmp_path / "rounds.toml"
+    run_file.write_text(text.replace('{ kind = "bpe", vocab_size = 300 }', byte_vocabulary(tmp_path)))
+    place = Place(tmp_path, run_file)
+    process = place.train(anew=True)
+
+    # two local steps a round: north is killed in its second round, which it has been charged for
+    place.wait_for(process, lambda: len(charged(place, "north")) >= 3)
+    os.kill(descendant(process, "site_process", "north.toml"), signal.SIGKILL)
+    assert process.wait() == 0, process.text
+
+    told = {site: [row["sites"].get(site, {}) for row in rounds_of(place)] for site in ("north", "south")}
+    assert charged(place, "north") == list(range(len(charged(place, "north"))))
+    # its noise was made for the steps of six rounds, and one round has been paid for without an update
+    trained = sum("epsilon" in one for one in told["north"])
+    assert trained < 6 and sum("epsilon" in one for one in told["south"]) == 6
+    assert len(charged(place, "north")) <= 12 == len(charged(place, "south"))
+    epsilons = [one["epsilon"] for one in told["north"] if "epsilon" in one]
+    assert epsilons == sorted(epsilons) and 0 < epsilons[-1] <= 8.0
+    assert all(one["loss"] is None for one in told["south"])
+    privacy = place.summary()["privacy"]
+    assert set(privacy["sites"]) >= {"north", "south"} and privacy["epsilon_spent"] <= 8.0
+    assert "Epsilon" in (tmp_path / "run" / "report.html").read_text()

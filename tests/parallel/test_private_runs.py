@@ -162,6 +162,7 @@ def test_a_ledger_from_which_charges_are_cut_is_refused(make_run, tmp_path, monk
         (RANKS + PRIVACY, ("train.precision=bf16",), {}, "does not bound what is added"),
         (RANKS + PRIVACY, (), {"bpe": True}, "a vocabulary that is trained on the rows tells of them"),
         (RANKS + PRIVACY + '[[tracking]]\nkind = "trackio"\n', (), {}, "tracking: the loss of training rows"),
+        (RANKS + PRIVACY, ("train.neftune_alpha=5.0",), {}, "a row's place among those that were drawn"),
         (RANKS + PRIVACY, ("train.objective=span_corruption",), {}, "is not known to be a sum over rows"),
     ],
 )

@@ -8,6 +8,11 @@ from tiny_run_file import tiny_run_file
 
 SITES = '[federated]\nsites = ["a", "b"]\n'
 LORA = '[model.adapter]\nkind = "lora"\nrank = 4\nalpha = 8\n'
+ROWS = "[privacy]\nepsilon = 8.0\ndelta = 1e-4\nclip_norm = 0.5\n"
+SUMS = (
+    '[federated]\nsites = ["a", "b", "c"]\nmin_cohort = 3\nsecure = true\n'
+    "[federated.privacy]\nepsilon = 8.0\ndelta = 1e-3\n"
+)
 
 
 @pytest.fixture
@@ -42,13 +47,10 @@ def test_factors_of_dora_may_be_averaged_one_by_one(read):
             ("optimizer.kind=sgd", "optimizer.momentum=0.9"),
             "corrects plain gradients",
         ),
-        (
-            '[federated]\nsites = ["a", "b", "c"]\nmin_cohort = 3\nsecure = true\n'
-            "[federated.privacy]\nepsilon = 8.0\ndelta = 1e-3\n",
-            (),
-            'no data.tokenizer.kind = "bpe"',
-        ),
-        (SITES + "[privacy]\nepsilon = 8.0\ndelta = 1e-4\nclip_norm = 0.5\n", (), "no budget of theirs would be kept"),
+        (SUMS, (), 'no data.tokenizer.kind = "bpe"'),
+        (SITES + ROWS, (), r"\[privacy\] has no data.tokenizer.kind"),
+        (LORA + "dora = true\n" + SITES + ROWS, (), r"\[privacy\] has no model.adapter.dora"),
+        (SUMS + ROWS, (), r"\[privacy\] has no federated.privacy: a site would have two budgets"),
     ],
 )
 def test_what_rounds_could_not_keep_to_is_refused_by_name(read, sections, overrides, words):

@@ -1,7 +1,7 @@
 """The batch of one step."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -75,3 +75,13 @@ class Batch:
             )
             for at in range(0, rows, size)
         ]
+
+
+def ignore_repeats(batch: Batch) -> Batch:
+    """Return a batch in which a sequence that is there twice, at the edge of two epochs, has targets once."""
+    repeats = [row for row, index in enumerate(batch.indices) if index in batch.indices[:row]]
+    if not repeats:
+        return batch
+    labels = batch.labels.clone()
+    labels[repeats] = IGNORE
+    return replace(batch, labels=labels)

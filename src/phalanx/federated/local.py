@@ -19,22 +19,38 @@ from phalanx.federated.vectors import shapes_of
 
 
 @dataclass(frozen=True)
+class SpentRows:
+    """What the private rows of one site have spent.
+
+    Attributes:
+        epsilon: A bound of it, within the budget.
+        rounds_left: Further rounds that the budget pays for.
+    """
+
+    epsilon: float
+    rounds_left: int
+
+
+@dataclass(frozen=True)
 class LocalUpdate:
     """What a site has trained in one round.
 
     Attributes:
         delta: What its weights have moved by, by name.
         samples: Training sequences that the site has: its weight, where sites do not count the same.
-        loss: Mean over the targets of the round, in nats, as it was before each step.
-        num_targets: Of the round.
+        loss: Mean over the targets of the round, in nats, as it was before each step; None of private rows, of which
+            it would tell without noise.
+        num_targets: Of the round; 0 of private rows.
         steps: Local steps.
+        spent: What the site's private rows have spent; None where rows are not private.
     """
 
     delta: Named
     samples: int
-    loss: float
+    loss: float | None
     num_targets: int
     steps: int
+    spent: SpentRows | None = None
 
 
 @dataclass(frozen=True)
@@ -60,7 +76,7 @@ class LocalTrainer(Protocol):
         ...
 
     def train(self, number: int, start: Mapping[str, Tensor], rate: float, rule: LocalRule) -> LocalUpdate:
-        """Train one round; the same arguments give the same update.
+        """Train one round; the same arguments give the same update, but for private rows, which are drawn anew.
 
         Args:
             number: Of the round, from 1.
@@ -70,6 +86,7 @@ class LocalTrainer(Protocol):
 
         Raises:
             FailedBatchError: Loss or gradient is not finite.
+            PrivacyBudgetError: The site's budget does not pay for the round.
         """
         ...
 

@@ -5,20 +5,42 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from phalanx.data import IGNORE, Batch, BatchLoader, without_attention
+from phalanx.engine import NO_EXTRAS
 from phalanx.errors import ConfigError, FailedBatchError, NonFiniteLossError
 from phalanx.federated.algorithms import LocalRule, Named
-from phalanx.federated.local import LocalUpdate, PersonalWeights, SiteScores, personal_names
+from phalanx.federated.local import LocalUpdate, PersonalWeights, SiteScores, SpentRows, personal_names
 from phalanx.federated.vectors import shapes_of
 from phalanx.models import ModelConfig, ModelSource, StageSpec, build_stage, with_marks
+from phalanx.objectives import OBJECTIVES
 from phalanx.optimizers import OptimizerConfig, StageOptimizer, clip_coefficient, gradient_norm_squared
 from phalanx.split import task_of
 
 _A = ".lora_A.weight"
+StepGradient = tuple[Named, float, int]
+"""The mean gradient of a step, its summed loss, and its targets; of a private one neither loss nor targets."""
+
+
+class PrivateGradients(Protocol):
+    """What makes gradients that tell little of any one row."""
+
+    @property
+    def spent(self) -> SpentRows:
+        """What has been spent of the site's budget."""
+        ...
+
+    def of_round(self, number: int) -> Iterator[StepGradient]:
+        """Yield the gradients of a round's steps, each of the weights as they are when it is asked for.
+
+        Raises:
+            PrivacyBudgetError: The budget does not pay for the round; nothing was drawn.
+        """
+        ...
 
 
 class WholeModel:
@@ -41,6 +63,7 @@ class WholeModel:
         self, source: ModelSource, config: ModelConfig, seed: int, objective: str, num_classes: int, *, frozen_a: bool
     ) -> None:
         self._task, self._num_classes = task_of(objective, num_classes), num_classes
+        self._objective = OBJECTIVES[objective]
         self._stage = build_stage(
             source,
             StageSpec(0, 1, 0, source.num_layers),
@@ -89,7 +112,33 @@ class WholeModel:
         for name, one in self.personal.items():
             one.copy_(weights[name])
 
-    def gradient(self, batch: Batch, num_microbatches: int) -> tuple[Named, float, int]:
+    @property
+    def module(self) -> nn.Module:
+        """The model; called with ids it gives logits."""
+        return self._stage
+
+    @property
+    def learned(self) -> dict[str, nn.Parameter]:
+        """What is trained, whether it is exchanged or personal."""
+        return {**self.trained, **self.personal}
+
+    def row_losses(self, ids: Tensor, labels: Tensor) -> Tensor:
+        """Run some rows, and return the mean loss of each one over its own targets."""
+        found = []
+        # split, not slices: the backward pass of each slice would fill and add gradients of all rows
+        for row, logits in enumerate(self._stage(ids).split(1)):
+            loss, targets = self._objective(logits, labels[row : row + 1], NO_EXTRAS)
+            found.append(loss / max(1, targets))
+        return torch.stack(found)
+
+    def take_gradients(self) -> Named:
+        """Hand out the gradients that there are, zeros where there are none, and leave none."""
+        found = {name: torch.zeros_like(one) if one.grad is None else one.grad for name, one in self.learned.items()}
+        for one in self.learned.values():
+            one.grad = None
+        return found
+
+    def gradient(self, batch: Batch, num_microbatches: int) -> StepGradient:
         """Return the mean gradient over a batch's targets, the summed loss, and the targets.
 
         Raises:
@@ -102,10 +151,7 @@ class WholeModel:
             # torch has no annotation for it
             loss.backward()  # type: ignore[no-untyped-call]
             total, targets = total + float(loss.detach()), targets + count
-        learned = {**self.trained, **self.personal}
-        gradients = {name: torch.zeros_like(one) if one.grad is None else one.grad for name, one in learned.items()}
-        for one in learned.values():
-            one.grad = None
+        gradients = self.take_gradients()
         if not targets or not math.isfinite(total):
             raise FailedBatchError(f"loss {total} over {targets} targets; lower optimizer.lr, or give another batch")
         for gradient in gradients.values():
@@ -140,12 +186,16 @@ class SiteData:
         loader: Draws from the site's own sequences.
         num_sequences: How many there are.
         held_out: Gives its held-out batches.
+        pick: Gives its own sequences by number, from 0.
+        digest: SHA-256 in hex of all that they are drawn from.
     """
 
     name: str
     loader: BatchLoader
     num_sequences: int
     held_out: Callable[[], Iterable[Batch]]
+    pick: Callable[[Sequence[int]], Batch]
+    digest: str
 
     def round_batches(self, number: int, steps: int, batch_size: int) -> Iterator[Batch]:
         """Yield the batches of a round, which follow from its number alone: a site may miss any others."""
@@ -181,15 +231,21 @@ class SiteTrainer:
         data: The site's own.
         schedule: How it trains.
         directory: Of the site alone; personal weights are kept there.
+        private: Makes each step's gradient one with noise; None where the batches' own is taken.
 
     Raises:
         ConfigError: There are personal weights, and no directory for them.
     """
 
     def __init__(
-        self, model: WholeModel, data: SiteData, schedule: SiteSchedule, directory: Path | None = None
+        self,
+        model: WholeModel,
+        data: SiteData,
+        schedule: SiteSchedule,
+        directory: Path | None = None,
+        private: PrivateGradients | None = None,
     ) -> None:
-        self._model, self._data, self._schedule = model, data, schedule
+        self._model, self._data, self._schedule, self._private = model, data, schedule, private
         if model.personal and directory is None:
             raise ConfigError("federated.personal: the site has no directory of its own to keep them in")
         self._first = {name: one.detach().clone() for name, one in model.personal.items()}
@@ -205,17 +261,24 @@ class SiteTrainer:
         model.load(start)
         if self._kept is not None:
             model.load_personal(self._kept.before(number) or self._first)
-        update = _LocalOptimizer({**model.trained, **model.personal}, frozenset(start), schedule.optimizer)
+        update = _LocalOptimizer(model.learned, frozenset(start), schedule.optimizer)
         total, targets = 0.0, 0
-        for step, batch in enumerate(self._data.round_batches(number, schedule.steps, schedule.batch_size)):
-            torch.default_generator.manual_seed(self._dropout_seed(number, step))
-            gradients, loss, count = model.gradient(batch, schedule.microbatches)
+        private = self._private
+        for gradients, loss, count in self._plain(number) if private is None else private.of_round(number):
             total, targets = total + loss, targets + count
             update.step(gradients, rate, rule)
         if self._kept is not None:
             self._kept.keep(number, {name: one.detach().clone() for name, one in model.personal.items()})
         delta = {name: one.detach() - start[name] for name, one in model.trained.items()}
+        if private is not None:
+            return LocalUpdate(delta, self._data.num_sequences, None, 0, schedule.steps, private.spent)
         return LocalUpdate(delta, self._data.num_sequences, total / targets, targets, schedule.steps)
+
+    def _plain(self, number: int) -> Iterator[StepGradient]:
+        schedule = self._schedule
+        for step, batch in enumerate(self._data.round_batches(number, schedule.steps, schedule.batch_size)):
+            torch.default_generator.manual_seed(self._dropout_seed(number, step))
+            yield self._model.gradient(batch, schedule.microbatches)
 
     def measure(self, weights: Mapping[str, Tensor]) -> SiteScores:
         """As `LocalTrainer` says."""

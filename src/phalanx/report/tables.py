@@ -121,10 +121,20 @@ def sites_section(record: RunRecord) -> Markup | None:
     sums = sum(len(row["sums"]) for row in rounds if isinstance(row.get("sums"), list))
     how = f"{count(sums)} secure sums; the owner saw no update." if sums else "The owner saw each update."
     said = "Losses and accuracies are what sites say."
-    if (spent := number(rounds[-1].get("epsilon"))) is not None:
+    heads, own = _HEADS, [_last_epsilon(name, rounds) for name in names[:_MOST_SITES]]
+    if any(own):
+        heads, rows = [*heads, "Epsilon"], [[*row, one] for row, one in zip(rows, own, strict=True)]
+        said = f"{said} Epsilon is what each site has spent of its own rows, by its own ledger."
+    elif (spent := number(rounds[-1].get("epsilon"))) is not None:
         said = f"Its sums have spent epsilon {spent:.3f} of each site, and sites tell nothing beside them."
     remark = f"{count(len(rounds))} rounds. {how} {said}"
-    return section("Sites", remark, table(_HEADS, rows, "figures"))
+    return section("Sites", remark, table(heads, rows, "figures"))
+
+
+def _last_epsilon(name: str, rounds: list[Row]) -> str:
+    """Return what a site has last said that its private rows have spent; nothing where it has said nothing."""
+    told = [one for row in rounds if isinstance(one := row["sites"].get(name), dict) and "epsilon" in one]
+    return _figure(told[-1:], "epsilon")
 
 
 def _row(name: str, rounds: list[Row], measured: list[Row]) -> list[str]:

@@ -3,38 +3,42 @@
 from collections.abc import Iterator
 from typing import Any
 
-_ENGINE = "[privacy] is carried by the ranks of [parallel] so far: {}; add [parallel], or remove [privacy]"
-_SOME_OF_IT = "a row's gradient is clipped by its norm over all layers, and parties of [{}] each see some of them"
-_SITES = (
-    "sites of [federated] train without it, and no budget of theirs would be kept; [federated.privacy] protects whole "
-    "sites"
+_ENGINE = (
+    "[privacy] is carried by the ranks of [parallel] and the sites of [federated] so far: {}; add one of them, or "
+    "remove [privacy]"
 )
+_SOME_OF_IT = "a row's gradient is clipped by its norm over all layers, and parties of [{}] each see some of them"
 _LEARNED = ("causal_lm", "weighted_causal_lm")
+_LEARNED_AT_SITES = ("causal_lm", "classification")
 
 
 def privacy_fault(run: Any) -> str | None:
     """Say what a run with a section ``[privacy]`` has that its bound would not cover; None where nothing is."""
     if run.privacy is None:
         return None
-    if run.parallel is None:
-        parties = _SOME_OF_IT.format("pipeline" if run.split is None else "split")
-        return _ENGINE.format(parties if run.federated is None else _SITES)
+    if run.parallel is None and run.federated is None:
+        return _ENGINE.format(_SOME_OF_IT.format("pipeline" if run.split is None else "split"))
     return next((f"[privacy] has no {said}" for said in _faults(run)), None)
 
 
 def _faults(run: Any) -> Iterator[str]:
-    yield from _of_layout(run)
+    if run.federated is None:
+        yield from _of_layout(run)
+    elif run.federated.privacy is not None:
+        yield "federated.privacy: a site would have two budgets, and tell of neither which one holds; remove one"
     yield from _of_adapter(run.model.adapter)
     yield from _of_data(run)
-    train = run.train
-    if train.objective_kind not in _LEARNED:
+    train, learned = run.train, _LEARNED if run.federated is None else _LEARNED_AT_SITES
+    if train.objective_kind not in learned:
         yield (
             f'train.objective = "{train.objective_kind}": its loss is not known to be a sum over rows that each depend '
-            f"on one example; take one of {', '.join(_LEARNED)}"
+            f"on one example; take one of {', '.join(learned)}"
         )
     if train.precision != "fp32":
         yield f'train.precision = "{train.precision}": a norm in it does not bound what is added; take "fp32"'
-    if run.tracking:
+    if train.neftune_alpha is not None:
+        yield "train.neftune_alpha: its noise follows from a row's place among those that were drawn; leave it out"
+    if run.tracking and run.federated is None:
         yield "tracking: the loss of training rows would leave this machine without noise; remove it"
 
 

@@ -11,6 +11,7 @@ Count = Annotated[int, Field(ge=0, lt=2**53)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
 Loss = Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]
 SumPhaseName = Literal["join", "share", "mask", "consent", "release", "key", "encrypt", "open", "attest", "seal"]
+FaultReason = Literal["not_finite", "refused", "failed", "budget_spent"]
 SUM_PHASES: tuple[SumPhaseName, ...] = ("join", "share", "mask", "consent", "release")
 KEPT_PHASES: tuple[SumPhaseName, ...] = ("key", "encrypt", "open")
 """Of a sum that keepers open."""
@@ -86,6 +87,8 @@ class TrainedReply(SiteReply):
         samples: The site's weight, as it will be summed.
         scaled: What the update was multiplied with to keep within the norm; None where a site does not tell.
         train_s: How long it took.
+        epsilon: What its private rows have spent, as it says; None where rows are not private.
+        rounds_left: Further rounds that its own budget pays for; None likewise.
     """
 
     kind: ClassVar[str] = "trained"
@@ -95,11 +98,15 @@ class TrainedReply(SiteReply):
     samples: Annotated[int, Field(ge=1, lt=2**31)]
     scaled: Annotated[float, Field(gt=0.0, le=1.0)] | None
     train_s: Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+    epsilon: Annotated[float, Field(ge=0.0, le=1000.0)] | None = None
+    rounds_left: Count | None = None
 
     @model_validator(mode="after")
     def _tells_of_targets_or_nothing(self) -> Self:
         if (self.loss is None) is not (self.num_targets == 0):
             raise ValueError("loss: is told of targets, and of none it is null")
+        if (self.epsilon is None) is not (self.rounds_left is None):
+            raise ValueError("epsilon: is told with the rounds that are left")
         return self
 
 
@@ -136,7 +143,7 @@ class SiteFault(SiteReply):
     """A site cannot do what it was asked; the reason is one word, since texts of errors may quote its data."""
 
     kind: ClassVar[str] = "fault"
-    reason: Literal["not_finite", "refused", "failed"]
+    reason: FaultReason
 
 
 ORDERS: dict[str, type[SiteOrder]] = by_kind((TrainOrder, SumOrder, MeasureOrder, EndOrder))

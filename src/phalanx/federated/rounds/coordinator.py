@@ -31,6 +31,8 @@ from phalanx.telemetry import PhaseTimer
 
 _EXCLUDING = frozenset(UpdateRefusal) - {UpdateRefusal.FOREIGN_SITE, UpdateRefusal.NOT_SIGNED}
 """Refusals that a signature of the site stands behind."""
+BUDGET_SPENT = "the privacy budget of its own rows is spent"
+"""Why a site is asked no more that has said so."""
 
 
 class RoundCoordinator:
@@ -47,6 +49,7 @@ class RoundCoordinator:
     Attributes:
         weights: As they are now.
         timer: Where the time of rounds goes.
+        spent: Epsilon of the private rows of each site, as it says; empty where rows are not private.
 
     Guarantees:
         The model moves once a round, by updates of that round's weights (with "fedbuff" of weights that are not too
@@ -74,6 +77,7 @@ class RoundCoordinator:
         self._controls: Named = {name: torch.zeros_like(one) for name, one in weights.items() if has_controls}
         self._admission = UpdateAdmission(terms.roster)
         self._reputations = SiteReputations(ReputationConfig())
+        self.spent: dict[str, float] = {}
         self._counted: dict[str, int] = {}
         self._models: dict[int, str] = {}
         self._asked_in: dict[str, int] = {}
@@ -85,6 +89,19 @@ class RoundCoordinator:
     def excluded(self) -> dict[str, str]:
         """Sites that are asked no more, with reasons."""
         return self._admission.excluded
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether too few sites are left for a round because others have spent their own budgets."""
+        left = len(self._config.sites) - len(self.excluded)
+        return left < self._least and BUDGET_SPENT in self.excluded.values()
+
+    @property
+    def _least(self) -> int:
+        """Updates that a round needs."""
+        algorithm = self._config.algorithm
+        enough = algorithm.buffer if algorithm.kind == "fedbuff" else self._config.min_cohort
+        return min(self._config.min_cohort, enough)
 
     def recall(self, finished: int) -> None:
         """Go on after so many finished rounds, with what the journal has of the round after them."""
@@ -132,6 +149,8 @@ class RoundCoordinator:
         counted = {site: held[site].round if site in held else number for site in record.shares}
         self._journal.closed(number, counted)
         self._counted |= counted
+        for site in sorted(site for site, share in record.shares.items() if share.rounds_left == 0):
+            self._exclude(site, BUDGET_SPENT)
         self._held = (0, {})
         for site in sorted({*self._fleet.bytes_out, *self._fleet.bytes_in}):
             record.bytes[f"owner>{site}"] = self._fleet.bytes_out[site] - out[site]
@@ -146,7 +165,8 @@ class RoundCoordinator:
         if self._budget is not None:
             return {}
         payload = self._payload()
-        sites = self._fleet.idle() - self.excluded.keys()
+        # what is held out costs no budget, so a site that trains no more still measures
+        sites = self._fleet.idle() - {site for site, why in self.excluded.items() if why != BUDGET_SPENT}
         found: dict[str, SiteScores] = {}
         with self.timer.phase("measure"):
             self._fleet.ask(
@@ -202,7 +222,7 @@ class RoundCoordinator:
         self._fleet.ask({site: partial(order, site) for site in asked}, m.TrainedReply)
         self._asked_in |= dict.fromkeys(asked, record.number)
         record.shares |= {site: one.share for site, one in held.items()}
-        algorithm, least = self._config.algorithm, self._config.min_cohort
+        algorithm = self._config.algorithm
         enough = algorithm.buffer if algorithm.kind == "fedbuff" else len(self._config.sites)
         if len(record.shares) < enough:
             for answer in self._fleet.answers(self._config.deadline_s):
@@ -212,22 +232,29 @@ class RoundCoordinator:
         if algorithm.kind != "fedbuff":
             record.left_out |= dict.fromkeys(self._fleet.waited_for(), "late")
             self._fleet.give_up(self._fleet.waited_for())
-        if len(record.shares) < min(least, enough):
+        if len(record.shares) < self._least:
             # what was let in is kept, and counts when the round is asked for again
             said = ", ".join(f"{site} ({why})" for site, why in sorted(record.left_out.items())) or "none was there"
             raise FailedRoundError(
-                f"round {record.number}: {len(record.shares)} updates, federated.min_cohort = {least}; missing: {said}"
+                f"round {record.number}: {len(record.shares)} updates, federated.min_cohort = "
+                f"{self._config.min_cohort}; missing: {said}"
             )
 
     def _take(self, answer: SiteAnswer, record: RoundRecord, held: dict[str, HeldUpdate]) -> None:
         reply = answer.reply
         if not isinstance(reply, m.TrainedReply):
             record.left_out[answer.site] = answer.fault
+            if answer.fault == "budget_spent" and self._terms.rows is not None:
+                self._exclude(answer.site, BUDGET_SPENT)
             return
-        if (reply.loss is None) is not (self._budget is not None):
+        has_rows = self._terms.rows is not None
+        if (reply.loss is None) is not (self._budget is not None or has_rows) or (reply.epsilon is None) is has_rows:
             record.left_out[answer.site] = "malformed"
             return
         share = SiteShare(reply.loss, reply.num_targets, reply.samples, None, reply.scaled, reply.train_s)
+        share.epsilon, share.rounds_left = reply.epsilon, reply.rounds_left
+        if reply.epsilon is not None:
+            self.spent[answer.site] = reply.epsilon
         if self._config.secure:
             record.shares[answer.site] = share
             return

@@ -16,6 +16,7 @@ from phalanx.errors import CheckpointError
 from phalanx.security.crypto import digest_hex
 
 _LINES = "rounds.jsonl"
+_OF_PRIVATE_ROWS = ("epsilon", "rounds_left")
 
 
 @dataclass(frozen=True)
@@ -175,6 +176,8 @@ class SiteShare:
         scaled: What the site says that it multiplied the update with; None where it does not say.
         train_s: Seconds of training, as the site says.
         behind: Rounds that its update is behind.
+        epsilon: What its private rows have spent, as it says; None where rows are not private.
+        rounds_left: Further rounds that its own budget pays for, as it says; None likewise.
     """
 
     loss: float | None
@@ -184,6 +187,12 @@ class SiteShare:
     scaled: float | None
     train_s: float
     behind: int = 0
+    epsilon: float | None = None
+    rounds_left: int | None = None
+
+    def row(self) -> dict[str, Any]:
+        """What the metrics say of it."""
+        return {name: one for name, one in vars(self).items() if one is not None or name not in _OF_PRIVATE_ROWS}
 
 
 @dataclass
@@ -224,7 +233,7 @@ class RoundRecord:
     def row(self) -> dict[str, Any]:
         """The line of the metrics."""
         return {
-            name: {**vars(self.shares[name])} if name in self.shares else {"left_out": self.left_out.get(name, "")}
+            name: self.shares[name].row() if name in self.shares else {"left_out": self.left_out.get(name, "")}
             for name in sorted({*self.asked, *self.shares, *self.left_out})
         }
 

@@ -53,7 +53,8 @@ class Site:
         that the site itself finds large enough, and of one update in the company of one set of sites alone. An order
         that is asked again, for the same round and weights, gets the same update and trains nothing. An error is
         answered by one word. With ``privacy`` nothing that depends on the site's data leaves but in noisy sums, as many
-        as its own budget pays for: no loss, no score, no failure.
+        as its own budget pays for: no loss, no score, no failure. With private rows neither loss nor targets leave, and
+        no round is trained that the site's ledger does not pay for.
     """
 
     def __init__(
@@ -85,11 +86,15 @@ class Site:
                 return m.MeasuredReply(
                     ticket=order.ticket, loss=found.loss, num_targets=found.num_targets, classes=found.classes
                 ), b""
+            reason: m.FaultReason = "failed"
         except FailedBatchError:
-            return m.SiteFault(ticket=order.ticket, reason="not_finite"), b""
-        except (AggregationError, FrameError, PrivacyBudgetError):
-            return m.SiteFault(ticket=order.ticket, reason="refused"), b""
-        return m.SiteFault(ticket=order.ticket, reason="failed"), b""
+            reason = "not_finite"
+        except PrivacyBudgetError:
+            # of noisy sums one is refused, of private rows every further round is
+            reason = "refused" if self._terms.rows is None else "budget_spent"
+        except (AggregationError, FrameError):
+            reason = "refused"
+        return m.SiteFault(ticket=order.ticket, reason=reason), b""
 
     def _train(self, order: m.TrainOrder, payload: Payload) -> Answer:
         if digest_hex(payload) != order.model:
@@ -139,6 +144,8 @@ class Site:
             samples=samples,
             scaled=scaled if tells else None,
             train_s=time.perf_counter() - began,
+            epsilon=None if update.spent is None else update.spent.epsilon,
+            rounds_left=None if update.spent is None else update.spent.rounds_left,
         )
         return _Trained(order.round, order.model, values, reply)
 

@@ -12,7 +12,7 @@ from phalanx.errors import AggregationError, PrivacyBudgetError
 from phalanx.federated.config import FederatedConfig, SitePrivacyConfig
 from phalanx.security.aggregate import SumRefusal, SumTerms
 from phalanx.security.crypto import Peer, locked, read_number, write_number
-from phalanx.security.privacy import NoisyRounds, epsilon_of_rho
+from phalanx.security.privacy import NoisyRounds, PrivacyConfig, epsilon_of_rho
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,8 @@ class RunTerms:
         owner: Asks for rounds.
         roster: All sites by name, certified by the run's authority.
         rounds: How many the run is to have.
+        rows: What the training rows of each site may spend, which it draws and counts by itself; None where sites train
+            without noise.
     """
 
     run: str
@@ -36,6 +38,7 @@ class RunTerms:
     owner: Peer
     roster: Mapping[str, Peer]
     rounds: int
+    rows: PrivacyConfig | None = None
 
     def noisy_rounds(self, length: int) -> NoisyRounds | None:
         """Return the noisy sums of the run, of so many values; None where sites bring no noise.

@@ -33,8 +33,8 @@ class PrivateRankTrainer(RankTrainer):
         fresh: Draws random bytes; another one than the system's generator is for tests.
 
     Guarantees:
-        Noise of a step is drawn from the system's generator when it is due, and is neither stored nor ever the same
-        again. Ranks add it once.
+        Noise and dropout of a step are drawn from the system's generator when they are due, and are neither stored nor
+        ever the same again. Ranks add noise once.
     """
 
     def __init__(
@@ -60,6 +60,8 @@ class PrivateRankTrainer(RankTrainer):
         """Run one optimizer step on a sample, which may be empty: rows without targets count for nothing."""
         recipe = self._recipe
         self._seed(step)
+        # with a seed that others know, which of a row's values are dropped would tell how many rows stand before it
+        torch.manual_seed(int.from_bytes(self._shared_seed()[:7], "big"))
         with self.timer.phase("compute"):
             self._targets = TargetRows(self._own_labels(labels), self._own_extras(without_attention(extras)))
             own, seen = self._own_rows(ids), self._seen(extras)

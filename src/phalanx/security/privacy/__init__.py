@@ -4,6 +4,7 @@ PrivacyConfig            the section [privacy] of a run file
 PoissonGaussian          the mechanism of a run's steps, and what so many of them spend
 BudgetLedger             the charges of a run, a line of its audit log each
 poisson_sample           the rows of one step, by a secret key
+sampling_key             that key, in a file of its own
 gaussian_noise           real noise from a cryptographic stream
 discrete_gaussian        integer noise of the exact distribution
 NoisySum                 the noise that clients of a secure sum bring
@@ -17,7 +18,14 @@ from phalanx.security.privacy.accountant import PoissonGaussian, check_rate, noi
 from phalanx.security.privacy.config import PrivacyConfig
 from phalanx.security.privacy.distributed import NoisyRounds, NoisySum, epsilon_of_rho
 from phalanx.security.privacy.ledger import BudgetLedger, PastCharges
-from phalanx.security.privacy.noise import SEED_BYTES, SecureStream, discrete_gaussian, gaussian_noise, poisson_sample
+from phalanx.security.privacy.noise import (
+    SEED_BYTES,
+    SecureStream,
+    discrete_gaussian,
+    gaussian_noise,
+    poisson_sample,
+    sampling_key,
+)
 
 __all__ = [
     "SEED_BYTES",
@@ -34,4 +42,5 @@ __all__ = [
     "gaussian_noise",
     "noise_for",
     "poisson_sample",
+    "sampling_key",
 ]

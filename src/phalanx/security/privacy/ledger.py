@@ -135,6 +135,27 @@ class BudgetLedger:
         self._write(CHARGED, {"number": number})
         return number
 
+    def charge_all(self, count: int) -> range:
+        """Charge so many batches, all of them or none, and have that on the disk; return the numbers of the charges.
+
+        Raises:
+            PrivacyBudgetError: The budget does not pay for all of them; none is charged.
+            DiskError: The charges cannot be written; then nothing may be drawn.
+        """
+        if self.num_left < count:
+            raise PrivacyBudgetError(
+                f"privacy: {self.charges} steps have spent epsilon {self.epsilon_spent:.3f} of {self.epsilon}, and "
+                f"{count} more would spend more; no further one is made"
+            )
+        numbers = [self.charge() for _ in range(count)]
+        self.log.sync()
+        return range(numbers[0], numbers[-1] + 1)
+
+    @property
+    def num_left(self) -> int:
+        """How many further batches the budget pays for."""
+        return max(0, self.affordable - self.charges)
+
     @property
     def charges(self) -> int:
         """How many batches were charged."""

@@ -7,9 +7,11 @@ by which a single one can be found out (Mironov 2012; Holohan and Braghin 2021).
 
 import hmac
 import math
+import os
 import secrets
 from collections.abc import Callable
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher
@@ -18,7 +20,8 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR
 from numpy.typing import NDArray
 
 from phalanx.config import canonical_json
-from phalanx.security.crypto import in_domain
+from phalanx.errors import CheckpointError
+from phalanx.security.crypto import in_domain, make_private_directory, read_private, write_private
 
 SEED_BYTES = 32
 _SUMMANDS = 4
@@ -141,3 +144,25 @@ def poisson_sample(key: bytes, number: int, rows: int, batch_size: int) -> NDArr
     seed = hmac.digest(key, in_domain("privacy-sample/1", canonical_json([number])), "sha256")
     threshold = np.uint64((batch_size << 64) // rows)
     return np.flatnonzero(SecureStream(seed).words(rows) < threshold)
+
+
+def sampling_key(directory: Path) -> bytes:
+    """Return the key that decides the draws of all sessions, made where there is none.
+
+    A key that was lost is made anew: charges so far stay charges, and later draws are as independent of them.
+
+    Args:
+        directory: One of its owner alone; made where there is none.
+
+    Raises:
+        CheckpointError: The file is damaged.
+        CertificateError: It cannot be made, or others may have read it.
+    """
+    path = directory / "sampling.key"
+    if not path.exists():
+        make_private_directory(directory)
+        write_private(path, os.urandom(SEED_BYTES))
+    key = read_private(path)
+    if len(key) != SEED_BYTES:
+        raise CheckpointError(f"{path}: has {len(key)} bytes, expected {SEED_BYTES}; remove it, and another is made")
+    return key

@@ -1,24 +1,27 @@
 """The batches of a run with ``[privacy]``: no batch is drawn that was not charged to the budget first."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from phalanx.data import IGNORE, Batch, BatchLoader, Corpus
+from phalanx.data.batch import ignore_repeats
 from phalanx.errors import CheckpointError, ConfigError
+from phalanx.federated.private_rows import SiteRows, open_site_ledger
+from phalanx.federated.site_trainer import SiteData
 from phalanx.security.audit import AuditLog
-from phalanx.security.crypto import make_private_directory, read_private, write_private
+from phalanx.security.crypto import Identity
 from phalanx.security.privacy import (
-    SEED_BYTES,
     BudgetLedger,
     NoisyRounds,
     PastCharges,
     PoissonGaussian,
+    PrivacyConfig,
     check_rate,
     noise_for,
     poisson_sample,
+    sampling_key,
 )
 from phalanx.train.config import RunConfig
 
@@ -88,7 +91,7 @@ class PoissonLoader:
 
 
 class ChargedLoader(BatchLoader):
-    """Batches in the loader's public order, each of which is charged as if every row were in it."""
+    """Batches in the loader's public order, each of which is charged as if every row were in it, once."""
 
     def __init__(self, corpus: Corpus, batch_size: int, seed: int, ledger: BudgetLedger) -> None:
         super().__init__(corpus, batch_size, seed)
@@ -101,7 +104,7 @@ class ChargedLoader(BatchLoader):
             PrivacyBudgetError: The budget is spent.
         """
         self._ledger.charge()
-        return replace(super().next(), figures=charged_figures(self._ledger))
+        return replace(ignore_repeats(super().next()), figures=charged_figures(self._ledger))
 
 
 def charged_figures(ledger: BudgetLedger) -> dict[str, float]:
@@ -140,19 +143,8 @@ def private_batches(
         raise ConfigError("[privacy] draws single rows, and this run has others; remove one")
     share = check_rate(corpus.num_train_sequences, train.batch_size, wanted.delta)
     rate = share if wanted.sampling == "poisson" else 1.0
-    noise = wanted.noise_multiplier
-    if past.terms is not None and noise is None:
-        # a longer run goes on with the noise that it had, until the budget is spent
-        noise = float(past.terms["noise_multiplier"])
-    noise = noise or noise_for(wanted.epsilon, wanted.delta, rate, train.steps)
-    terms = {
-        "example": "one training row",
-        "neighbours": "a row is left out",
-        "sampling": wanted.sampling,
-        "clip_norm": wanted.clip_norm,
-        "rows": corpus.num_train_sequences,
-        "corpus": corpus.digest,
-    }
+    noise = _noise(wanted, rate, train.steps, past)
+    terms = _terms(wanted, corpus.num_train_sequences, corpus.digest)
     step = PoissonGaussian(noise, rate)
     # a step that fails draws another batch
     session = train.steps * (1 + train.max_failed_batches) + 1
@@ -164,7 +156,7 @@ def private_batches(
     if wanted.sampling == "order":
         return PrivateBatches(ChargedLoader(corpus, train.batch_size, train.seed, ledger), ledger)
     parts = train.microbatches * (1 if run.parallel is None else run.parallel.dp)
-    return PrivateBatches(PoissonLoader(corpus, train.batch_size, parts, _sampling_key(secrets), ledger), ledger)
+    return PrivateBatches(PoissonLoader(corpus, train.batch_size, parts, sampling_key(secrets), ledger), ledger)
 
 
 def round_budget(run: RunConfig, sums: NoisyRounds | None, log: AuditLog, past: PastCharges) -> BudgetLedger | None:
@@ -194,16 +186,54 @@ def round_budget(run: RunConfig, sums: NoisyRounds | None, log: AuditLog, past: 
     return ledger
 
 
-def _sampling_key(secrets: Path) -> bytes:
-    """Return the key that decides the draws of all sessions of a run, made where there is none.
+def site_rows(run: RunConfig, data: SiteData, identity: Identity, own: Path) -> SiteRows | None:
+    """Return the draws of one site's training rows, and its own budget; None for a run without ``[privacy]``.
 
-    A key that was lost is made anew: charges so far stay charges, and later draws are as independent of them.
+    Args:
+        run: The run file that the site agrees to.
+        data: The site's.
+        identity: It signs its ledger.
+        own: The site's directory.
+
+    Raises:
+        ConfigError: The budget pays for no round, or earlier rounds of this directory were charged for other terms.
+        AuditLogError: The ledger is not whole.
+        CertificateError: The key of the draw cannot be made, or others may have read it.
     """
-    path = secrets / "sampling.key"
-    if not path.exists():
-        make_private_directory(secrets)
-        write_private(path, os.urandom(SEED_BYTES))
-    key = read_private(path)
-    if len(key) != SEED_BYTES:
-        raise CheckpointError(f"{path}: has {len(key)} bytes, expected {SEED_BYTES}; remove it, and another is made")
-    return key
+    wanted, train = run.privacy, run.train
+    if wanted is None or run.federated is None:
+        return None
+    share = check_rate(data.num_sequences, train.batch_size, wanted.delta)
+    rate = share if wanted.sampling == "poisson" else 1.0
+    log, past = open_site_ledger(own / "privacy", identity)
+    steps = train.steps * run.federated.local_steps
+    step = PoissonGaussian(_noise(wanted, rate, steps, past), rate)
+    terms = _terms(wanted, data.num_sequences, data.digest)
+    # a round that is done again by a process that has begun anew draws other rows
+    session = steps * (1 + train.max_failed_batches) + run.federated.local_steps
+    ledger = BudgetLedger(log, step, wanted.epsilon, wanted.delta, terms, past, session)
+    if ledger.affordable < run.federated.local_steps:
+        raise ConfigError(
+            f"privacy.epsilon = {wanted.epsilon} does not pay for federated.local_steps = {run.federated.local_steps} "
+            f"steps with noise_multiplier = {step.noise_multiplier:g}; raise one, or lower local_steps"
+        )
+    return SiteRows(data, wanted, ledger, sampling_key(own / "secrets"))
+
+
+def _noise(wanted: PrivacyConfig, rate: float, steps: int, past: PastCharges) -> float:
+    noise = wanted.noise_multiplier
+    if past.terms is not None and noise is None:
+        # a longer run goes on with the noise that it had, until the budget is spent
+        noise = float(past.terms["noise_multiplier"])
+    return noise or noise_for(wanted.epsilon, wanted.delta, rate, steps)
+
+
+def _terms(wanted: PrivacyConfig, rows: int, corpus: str) -> dict[str, Any]:
+    return {
+        "example": "one training row",
+        "neighbours": "a row is left out",
+        "sampling": wanted.sampling,
+        "clip_norm": wanted.clip_norm,
+        "rows": rows,
+        "corpus": corpus,
+    }

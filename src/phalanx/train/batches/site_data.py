@@ -90,15 +90,27 @@ class SharedTexts:
         """
         size, seed = self._run.train.batch_size, self._run.train.seed
         number, of = (0, 1) if self._is_own else (self._sites.index(site), len(self._sites))
-        rows = [row for row in range(self.held_out.num_validation_sequences) if self._is_of(row, site, (number, of))]
-        held_out = _OwnRows(self.held_out, rows)
+        measured = [
+            row for row in range(self.held_out.num_validation_sequences) if self._is_of(row, site, (number, of))
+        ]
+        held_out = _OwnRows(self.held_out, measured)
         if self.labelled is not None:
             own = self.labelled.clients[site]
-            return SiteData(site, BatchLoader(own, size, seed), own.num_train_sequences, held_out)
-        if self.corpus is None:
+            loader = BatchLoader(own, size, seed)
+            return SiteData(site, loader, own.num_train_sequences, held_out, own.train_batch, own.digest)
+        corpus = self.corpus
+        if corpus is None:
             raise ConfigError("data: there is no text")
-        loader = BatchLoader(self.corpus, size, seed, (number, of))
-        return SiteData(site, loader, len(range(number, self.corpus.num_train_sequences, of)), held_out)
+        if self._run.privacy is not None and corpus.order(0, size).is_mixed:
+            raise ConfigError(
+                "[privacy] has no mixtures: every row must have the same chance to be drawn; use one group"
+            )
+        rows = corpus.shared((number, of)).tolist()
+
+        def pick(numbers: Sequence[int]) -> Batch:
+            return corpus.train_batch([rows[one] for one in numbers])
+
+        return SiteData(site, BatchLoader(corpus, size, seed, (number, of)), len(rows), held_out, pick, corpus.digest)
 
     def _is_of(self, row: int, site: str, share: tuple[int, int]) -> bool:
         holders = () if self.labelled is None else self.labelled.holders

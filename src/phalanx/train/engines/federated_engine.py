@@ -12,7 +12,7 @@ from phalanx.federated.local import SiteScores
 from phalanx.federated.rounds.coordinator import RoundCoordinator
 from phalanx.federated.rounds.journal import RoundRecord
 from phalanx.federated.site_trainer import WholeModel
-from phalanx.security.privacy import BudgetLedger
+from phalanx.security.privacy import BudgetLedger, PrivacyConfig
 from phalanx.telemetry import MetricsFile
 from phalanx.train.batches.scores import Scores, Validation, loss_of
 from phalanx.train.batches.validation import perplexity_of
@@ -136,11 +136,45 @@ class FederatedEngine:
         for site, reason in sorted(record.left_out.items()):
             self._recorder.observe("site_left_out", {"round": step + 1, "site": site, "reason": reason})
         losses = {f"sites/{site}/loss": one.loss for site, one in record.shares.items() if one.loss is not None}
-        figures = {"sites": float(len(record.shares)), "update_norm": record.norm, **losses}
+        own = {f"sites/{site}/epsilon": one for site, one in self._coordinator.spent.items()}
+        figures = {"sites": float(len(record.shares)), "update_norm": record.norm, **losses, **own}
         self._recorder.figures = figures | self._spent()
 
     def _spent(self) -> dict[str, float]:
+        """What is told of a bound; of private rows, the largest of those of the sites."""
+        if self._coordinator.spent:
+            return {"epsilon": max(self._coordinator.spent.values())}
         return {} if self._budget is None else {"epsilon": self._budget.epsilon_spent}
+
+
+class SiteBudgets:
+    """The budgets of sites with private rows, as they have told them; each is kept by its site.
+
+    Args:
+        coordinator: Of the rounds.
+        settings: What each may spend.
+    """
+
+    def __init__(self, coordinator: RoundCoordinator, settings: PrivacyConfig) -> None:
+        self._coordinator, self._settings = coordinator, settings
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether too few sites are left for a round."""
+        return self._coordinator.is_spent
+
+    def told(self) -> dict[str, Any]:
+        """Return what summary and report say."""
+        sites = dict(sorted(self._coordinator.spent.items()))
+        return {
+            "example": "one training row of a site",
+            "sampling": self._settings.sampling,
+            "clip_norm": self._settings.clip_norm,
+            "epsilon": self._settings.epsilon,
+            "delta": self._settings.delta,
+            "epsilon_spent": max(sites.values(), default=0.0),
+            "sites": sites,
+        }
 
 
 def _validation(found: SiteScores) -> Validation:

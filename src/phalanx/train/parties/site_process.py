@@ -9,6 +9,7 @@ from phalanx.child import PARENT, die_with_parent
 from phalanx.errors import PhalanxError
 from phalanx.federated.carriers.bridge_site import BridgedSite, serve_bridge
 from phalanx.federated.carriers.loopback_site import OwnerCall, serve_owner
+from phalanx.federated.private_rows import PrivateSteps
 from phalanx.federated.rounds.site import Site
 from phalanx.federated.rounds.terms import RunTerms
 from phalanx.federated.site_trainer import SiteSchedule, SiteTrainer
@@ -17,6 +18,7 @@ from phalanx.models import open_model
 from phalanx.pipeline import keep_freed_memory
 from phalanx.security.aggregate import RoundFile
 from phalanx.security.crypto import Identity, make_private_directory
+from phalanx.train.batches.private import site_rows
 from phalanx.train.batches.site_data import SharedTexts, whole_model
 from phalanx.train.config import RunConfig
 from phalanx.train.sessions.site_file import SiteFile, read_site, session_prefix, terms_of
@@ -66,14 +68,13 @@ def _standing(name: str, file: SiteFile, identity: Identity) -> str:
 def _site(file: SiteFile, run: RunConfig, identity: Identity, terms: RunTerms) -> Site:
     source = open_model(run.model, file.kept / "models", run.train.seed)
     texts = SharedTexts(run, source, file.kept / "data", lambda phase, count: None, own=file.sources)
-    trainer = SiteTrainer(
-        whole_model(run, source, texts.num_classes),
-        texts.of(identity.name),
-        SiteSchedule(
-            run.optimizer, terms.config.local_steps, run.train.batch_size, run.train.microbatches, run.train.seed
-        ),
-        file.own,
+    model, data = whole_model(run, source, texts.num_classes), texts.of(identity.name)
+    schedule = SiteSchedule(
+        run.optimizer, terms.config.local_steps, run.train.batch_size, run.train.microbatches, run.train.seed
     )
+    rows = site_rows(run, data, identity, file.own)
+    private = None if rows is None else PrivateSteps(model, rows, schedule)
+    trainer = SiteTrainer(model, data, schedule, file.own, private)
     return Site(identity, terms, trainer, RoundFile(file.own), file.own)
 
 

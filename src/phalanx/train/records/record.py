@@ -83,11 +83,11 @@ _SAID: dict[str, tuple[Kind, str]] = {
     ),
     "budget_spent": (
         "note",
-        "the privacy budget is spent: {charges} steps, epsilon {epsilon_spent:.3f} of {epsilon} at delta {delta}",
+        "the privacy budget is spent: epsilon {epsilon_spent:.3f} of {epsilon} at delta {delta}",
     ),
     "budget_told": (
         "note",
-        "privacy: {charges} steps have spent epsilon {epsilon_spent:.3f} of {epsilon} at delta {delta}",
+        "privacy: epsilon {epsilon_spent:.3f} of {epsilon} is spent at delta {delta}",
     ),
     "fell_back": ("eviction", "nobody can serve a stage: back from step {from_step} to the checkpoint of {to_step}"),
     "checkpoint_failed": ("alarm", "no checkpoint of step {step}, training goes on: {reason}"),

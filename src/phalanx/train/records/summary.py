@@ -2,13 +2,12 @@
 
 import math
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from phalanx.checkpoint import BestCheckpoint
 from phalanx.config import digest
 from phalanx.errors import CheckpointError
 from phalanx.pipeline import weaker
-from phalanx.security.privacy import BudgetLedger
 from phalanx.train.batches.preferences import PreferenceScores, read_preference_scores
 from phalanx.train.batches.scores import (
     MeanReward,
@@ -24,6 +23,19 @@ from phalanx.train.records.check_record import CheckRecord
 from phalanx.train.records.early_stopping import StoppingRecord
 from phalanx.train.records.record import GroundTruth, RunningTotals
 from phalanx.train.records.trust import Drifts, trust_figures
+
+
+class SpentBudget(Protocol):
+    """A privacy budget, or those of several sites."""
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether it pays for no further step."""
+        ...
+
+    def told(self) -> dict[str, Any]:
+        """Return what summary and report say."""
+        ...
 
 
 @dataclass
@@ -78,7 +90,7 @@ class Figures:
     drifts: Drifts = field(default_factory=Drifts)
     checkpoints: tuple[int, ...] = ()
     """Steps of the checkpoints that are there."""
-    budget: BudgetLedger | None = None
+    budget: SpentBudget | None = None
     """What the run's steps are charged to; None of a run without ``[privacy]``."""
 
     _SAVED = ("validation_first", "validation_last")

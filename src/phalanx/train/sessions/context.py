@@ -221,6 +221,19 @@ class SessionContext:
         """Have the run spend from a privacy budget, and say what it has.
 
         Raises:
+            ConfigError: As `check_begins_anew` says.
+        """
+        self.check_begins_anew()
+        self.figures.budget = ledger
+        self.say(
+            f"privacy: noise multiplier {ledger.step.noise_multiplier:.3f}, {ledger.affordable} steps within epsilon "
+            f"{ledger.epsilon:g} at delta {ledger.delta:g}; {ledger.charges} are charged"
+        )
+
+    def check_begins_anew(self) -> None:
+        """Return where the weights that a private run begins with are of no run before it.
+
+        Raises:
             ConfigError: The run would go on from another one, which spent from a budget of its own.
         """
         if self.beginning.origin is not None or self.history.adopted:
@@ -228,11 +241,6 @@ class SessionContext:
                 "[privacy]: --from goes on from weights that another run trained, and a bound of this run's steps says "
                 "nothing of those; give them as model.path where they were trained on other text"
             )
-        self.figures.budget = ledger
-        self.say(
-            f"privacy: noise multiplier {ledger.step.noise_multiplier:.3f}, {ledger.affordable} steps within epsilon "
-            f"{ledger.epsilon:g} at delta {ledger.delta:g}; {ledger.charges} are charged"
-        )
 
     def observer(self, recorder: RunRecorder) -> Observe:
         """Return what counts an event, believes it of checkpoints, and records it."""

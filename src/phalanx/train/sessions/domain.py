@@ -38,6 +38,7 @@ from phalanx.parallel.control.rank_trainer import check_objective
 from phalanx.parallel.groups.mesh import Domain, open_domain
 from phalanx.parallel.groups.rendezvous import own_device
 from phalanx.pipeline import keep_freed_memory
+from phalanx.security.privacy import BudgetLedger
 from phalanx.train.batches.preferences import PreferenceMeasure
 from phalanx.train.batches.private import PoissonLoader, private_batches
 from phalanx.train.batches.rewriting import measured, rewriting_of
@@ -250,7 +251,7 @@ class DomainSetup:
             domain = open_domain(parallel, device)
             source = self.material.source
             recipe, budget = recipe_of(run, parallel, source), self._context.figures.budget
-            noise = math.nan if budget is None else budget.step.noise_multiplier
+            noise = budget.step.noise_multiplier if isinstance(budget, BudgetLedger) else math.nan
             member = stack.enter_context(open_member(run, recipe, source, domain, place, noise))
             lead = Controller(member, ranks, _saving(run, member, domain))
             yield lead

@@ -26,7 +26,7 @@ from phalanx.train.batches.remote_turns import RemoteTurns
 from phalanx.train.batches.scores import describe_texts
 from phalanx.train.batches.site_data import SharedTexts, whole_model
 from phalanx.train.config import RunConfig
-from phalanx.train.engines.federated_engine import FederatedEngine
+from phalanx.train.engines.federated_engine import FederatedEngine, SiteBudgets
 from phalanx.train.federated_faults import section_of
 from phalanx.train.saving.savepoint import Savepoint
 from phalanx.train.saving.saver import PlainSaver
@@ -126,6 +126,9 @@ class FederatedSetup:
                 found = run_aggregator(terms, shapes_of(self._model.trained), home.path / "aggregator")
                 summed_by = stack.enter_context(found)
             coordinator = RoundCoordinator(terms, summed_by, fleet, journal, weights, budget)
+            if terms.rows is not None:
+                context.check_begins_anew()
+                context.figures.budget = SiteBudgets(coordinator, terms.rows)
             rounds = stack.enter_context(MetricsFile(home.path / ROUNDS_FILE))
             rounds.truncate_after(opening.start - 1)
             engine = FederatedEngine(

@@ -133,7 +133,7 @@ def terms_of(
     for name, key in (pinned or {}).items():
         _check_key(found[name], key, str(certificates / name / "certificate.pem"))
     owner = found.pop(OWNER)
-    return RunTerms(digest(run)[:32], digest(run), section, run.train.seed, owner, found, run.train.steps)
+    return RunTerms(digest(run)[:32], digest(run), section, run.train.seed, owner, found, run.train.steps, run.privacy)
 
 
 def _check_key(peer: Peer, key: str, where: str) -> None:

@@ -1,0 +1,156 @@
+"""Differential privacy of the training rows of one site: its own draws, noise, ledger and budget."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from phalanx.data import IGNORE, Batch
+from phalanx.data.batch import ignore_repeats
+from phalanx.errors import AuditLogError, DiskError
+from phalanx.federated.local import SpentRows
+from phalanx.federated.site_trainer import SiteData, SiteSchedule, StepGradient, WholeModel
+from phalanx.parallel.privacy.row_gradients import RowGradients
+from phalanx.security.audit import AuditLog, KnownHead, read_head
+from phalanx.security.audit.line import walk
+from phalanx.security.crypto import Identity
+from phalanx.security.privacy import (
+    SEED_BYTES,
+    BudgetLedger,
+    PastCharges,
+    PrivacyConfig,
+    SecureStream,
+    gaussian_noise,
+    poisson_sample,
+)
+
+LEDGER_FILE, _HEAD_FILE = "events.jsonl", "audit.head"
+
+
+def open_site_ledger(directory: Path, identity: Identity) -> tuple[AuditLog, PastCharges]:
+    """Open the ledger of a site, which all runs of its directory share, and read what was charged.
+
+    Args:
+        directory: Of the ledger alone.
+        identity: It signs each line.
+
+    Raises:
+        AuditLogError: A line is broken, missing, or of another site; or another process has it open.
+        DiskError: It cannot be read or written.
+    """
+    path, kept, run = directory / LEDGER_FILE, directory / _HEAD_FILE, f"rows of {identity.name}"
+    known = []
+    try:
+        if kept.exists():
+            known = [KnownHead(read_head(json.loads(kept.read_bytes()), identity.public, run, str(kept)), str(kept))]
+    except (OSError, ValueError, RecursionError) as exc:
+        raise AuditLogError(f"{kept}: cannot be read, so a cut-off ledger could not be told from a whole one") from exc
+    log, past = AuditLog(path, identity, run, known=known, kept_at=kept), PastCharges()
+    try:
+        with path.open("rb") as file:
+            for line in walk(file, path, identity.public, run):
+                past.take(line.kind, line.body)
+    except OSError as exc:
+        raise DiskError(f"{path}: cannot be read ({exc.strerror})") from exc
+    return log, past
+
+
+class SiteRows:
+    """The training rows of one site, of which each step draws some and is charged first.
+
+    Args:
+        data: The site's.
+        settings: What may be spent, and how.
+        ledger: The site's own.
+        key: Secret; with the number of a charge it decides the rows.
+
+    Guarantees:
+        No row is drawn that was not charged to the ledger, and charges are on the disk by then. A round that the
+        budget does not pay for whole is not begun. Numbers of charges, and so draws, never come again.
+    """
+
+    def __init__(self, data: SiteData, settings: PrivacyConfig, ledger: BudgetLedger, key: bytes) -> None:
+        self.settings, self.ledger = settings, ledger
+        self._data, self._key = data, key
+
+    def drawn(self, number: int, steps: int, batch_size: int) -> Iterator[Batch | None]:
+        """Charge the steps of a round, then yield the batch of each; None where no row was drawn.
+
+        Raises:
+            PrivacyBudgetError: The budget does not pay for all of them.
+        """
+        charges = self.ledger.charge_all(steps)
+        if self.settings.sampling == "order":
+            # a row that was there twice would move the sum by twice the clip
+            yield from map(ignore_repeats, self._data.round_batches(number, steps, batch_size))
+            return
+        for charge in charges:
+            rows = poisson_sample(self._key, charge, self._data.num_sequences, batch_size).tolist()
+            yield self._data.pick(rows) if rows else None
+
+    def close(self) -> None:
+        """Let go of the ledger."""
+        self.ledger.log.close()
+
+
+class PrivateSteps:
+    """The gradients of a site's steps: sums of rows' clipped gradients, with noise, over the rows of a mean batch.
+
+    Args:
+        model: What is trained.
+        rows: Draws, and is charged.
+        schedule: Of the site.
+        fresh: Draws random bytes; another one than the system's generator is for tests.
+
+    Raises:
+        ConfigError: Opacus is not there, or cannot tell the rows of some layer apart.
+
+    Guarantees:
+        Noise and dropout of a step are drawn from the system's generator when they are due, stored nowhere, and never
+        the same again; so a row's gradient does not depend on which other rows were drawn. The number of drawn rows
+        divides nothing, and no loss leaves.
+    """
+
+    def __init__(
+        self, model: WholeModel, rows: SiteRows, schedule: SiteSchedule, fresh: Callable[[int], bytes] = os.urandom
+    ) -> None:
+        self._model, self._rows, self._schedule, self._fresh = model, rows, schedule, fresh
+        self._gradients = RowGradients(model.module, rows.settings)
+        self._deviation = rows.ledger.step.noise_multiplier * rows.settings.clip_norm
+
+    @property
+    def spent(self) -> SpentRows:
+        """As `PrivateGradients` says."""
+        ledger = self._rows.ledger
+        return SpentRows(ledger.epsilon_at_most, ledger.num_left // self._schedule.steps)
+
+    def of_round(self, number: int) -> Iterator[StepGradient]:
+        """As `PrivateGradients` says."""
+        schedule = self._schedule
+        for batch in self._rows.drawn(number, schedule.steps, schedule.batch_size):
+            torch.default_generator.manual_seed(int.from_bytes(self._fresh(7), "big"))
+            total = self._gradients.zeros()
+            if batch is not None:
+                self._add(batch, total)
+            self._add_noise(total)
+            self._gradients.settle(total)
+            yield self._model.take_gradients(), 0.0, 0
+
+    def _add(self, batch: Batch, total: list[Tensor]) -> None:
+        ids, labels = batch.input_ids, batch.labels
+
+        def losses(numbers: Tensor) -> Tensor:
+            return self._model.row_losses(ids[numbers], labels[numbers])
+
+        for part in (labels != IGNORE).any(1).nonzero().flatten().chunk(self._schedule.microbatches):
+            if len(part):
+                self._gradients.add(losses, part, total)
+
+    def _add_noise(self, total: list[Tensor]) -> None:
+        stream = SecureStream(self._fresh(SEED_BYTES))
+        for one in total:
+            noise = gaussian_noise(stream, one.numel(), self._deviation)
+            one.add_(torch.from_numpy(noise).view_as(one)).div_(self._schedule.batch_size)
