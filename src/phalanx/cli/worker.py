@@ -61,7 +61,7 @@ def serve_once(config: "WorkerConfig", file: Path) -> "WorkerOutcome | None":
     story = Narration(functools.partial(_say, console) if has_reader else None)
     if config.parallel.world > 1:
         return _serve_together(config, file, story)
-    with live_parties(console, lambda: [story.row()]) if has_reader else contextlib.nullcontext():
+    with live_parties(console, story.rows) if has_reader else contextlib.nullcontext():
         return run_worker(config, story=story)
 
 

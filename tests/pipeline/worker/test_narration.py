@@ -89,3 +89,39 @@ def test_the_row_of_a_worker_says_what_it_does_and_what_crossed_its_links():
     assert (row.bytes_from, row.bytes_to) == (7, 5)
     story.has_roles([], [], 10)
     assert story.row().in_words == "connected"
+
+
+def test_a_worker_shows_the_table_of_all_parties_as_far_as_it_knows_of_them():
+    now, received = [100.0], {"owner": 5}
+    story = Narration(now=lambda: now[0])
+    assert [row.state for row in story.rows()] == ["waiting"]
+
+    story.connected("owner:7070", "bob", "run-1")
+    story.watch_links(SimpleNamespace(bytes_sent={"owner": 3, "alice": 4}, bytes_received=received))
+    story.has_roles([2], [1], 7)
+    story.company_has({0: "owner", 1: "alice.2", 2: "bob", 3: "owner"}, {1: "bob", 2: "alice.2"}, 7)
+    for step in (7, 8, 9):
+        story.at_step(step)
+    received["alice.2"] = 9
+    alice, bob = story.rows()
+
+    assert (alice.name, alice.in_words, alice.since_step, alice.steps) == ("alice", "serving 1, shadowing 2", 7, 2)
+    assert (alice.bytes_from, alice.bytes_to, alice.heard) == (9, 4, 100)
+    assert (bob.name, bob.in_words, bob.bytes_from, bob.bytes_to) == ("bob", "serving 2, shadowing 1", 7, 14)
+    now[0] = 130.0
+    assert story.rows()[0].heard == 100
+
+    # of a party without a stage its worker neighbours are not told why
+    story.company_has({0: "owner", 1: "bob", 2: "bob", 3: "owner"}, {}, 10)
+    assert [row.name for row in story.rows()] == ["bob"]
+
+
+def test_what_stays_in_the_same_hands_is_not_counted_from_anew():
+    story = Narration()
+    story.connected("owner:7070", "bob", "run-1")
+
+    for step in (4, 5, 6):
+        story.company_has({1: "alice", 2: "bob"}, {}, step)
+        story.at_step(step)
+
+    assert [(row.name, row.since_step, row.steps) for row in story.rows()] == [("alice", 4, 2), ("bob", None, 2)]

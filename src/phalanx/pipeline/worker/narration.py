@@ -2,11 +2,13 @@
 
 import itertools
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 
 from phalanx.config import printable
 from phalanx.errors import PeerLostError
+from phalanx.pipeline.config import OWNER
+from phalanx.security.crypto import certified_name
 from phalanx.telemetry import PartyRow
 from phalanx.transport import Endpoint
 
@@ -28,15 +30,24 @@ class Narration:
     Args:
         say: Takes one line; what other parties chose in it is made harmless first. Left out, nothing is said.
         clock: Monotonic seconds.
+        now: Seconds since 1970.
     """
 
-    def __init__(self, say: Say | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        say: Say | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+    ) -> None:
         self._say = say
         self._clock = clock
+        self._now = now
         self._roles = ""
         self._step = -1
         self._next_s = 0.0
         self._row = PartyRow(name="this worker", state="waiting")
+        self._others: dict[str, PartyRow] = {}
+        self._heard: dict[str, tuple[int, int]] = {}
         self._endpoint: Endpoint | None = None
 
     def row(self) -> PartyRow:
@@ -46,6 +57,28 @@ class Narration:
             return self._row
         sent, received = sum(endpoint.bytes_sent.values()), sum(endpoint.bytes_received.values())
         return self._row.model_copy(update={"bytes_from": sent, "bytes_to": received})
+
+    def rows(self) -> list[PartyRow]:
+        """The rows of the owner's table as far as this worker knows them, in order of names; from any thread.
+
+        Of the others it knows the stages, which the owner tells all parties, and what crossed its own links with them;
+        which of them were audited, are lost or convicted, the owner alone knows.
+        """
+        others = [self._with_links(row) for row in self._others.values()]
+        return sorted([self.row(), *others], key=lambda row: row.name)
+
+    def _with_links(self, row: PartyRow) -> PartyRow:
+        if self._endpoint is None:
+            return row
+        received, sent = (
+            sum(size for name, size in sizes.items() if certified_name(name) == row.name)
+            for sizes in (self._endpoint.bytes_received, self._endpoint.bytes_sent)
+        )
+        size, heard = self._heard.get(row.name, (0, 0))
+        if received != size:
+            heard = int(self._now())
+            self._heard[row.name] = received, heard
+        return row.model_copy(update={"bytes_from": received, "bytes_to": sent, "heard": heard or None})
 
     def watch_links(self, endpoint: Endpoint) -> None:
         """Count from now on what crosses this worker's links."""
@@ -57,7 +90,7 @@ class Narration:
 
     def connected(self, owner: str, name: str, run: str) -> None:
         """The owner has answered."""
-        self._row = PartyRow(name=name, state="connected")
+        self._row = PartyRow(name=certified_name(name), state="connected")
         self._tell(f"connected to the owner at {owner} as {name}, run {run[:32]}; waiting to be admitted")
 
     def admitted(self, num_stages: int) -> None:
@@ -78,12 +111,32 @@ class Narration:
             self._row = self._row.model_copy(update={"state": state, "since_step": step, **stages})
             self._tell(f"from step {step} on this worker {roles or 'waits: it has no stage'}")
 
+    def company_has(self, holders: Mapping[int, str], shadows: Mapping[int, str], step: int) -> None:
+        """The roles of all parties from a step on, as the owner has assigned them; they are shown, not said."""
+        others: dict[str, PartyRow] = {}
+        for name in sorted({certified_name(party) for party in (*holders.values(), *shadows.values())}):
+            if name in (OWNER, self._row.name):
+                continue
+            serves, mirrors = (
+                tuple(sorted(stage for stage, party in placed.items() if certified_name(party) == name))
+                for placed in (holders, shadows)
+            )
+            before = self._others.get(name)
+            if before is None or (before.serves, before.shadows) != (serves, mirrors):
+                state = "serving" if serves else "shadowing"
+                steps = 0 if before is None else before.steps
+                before = PartyRow(name=name, state=state, serves=serves, shadows=mirrors, since_step=step, steps=steps)
+            others[name] = before
+        self._others = others
+
     def at_step(self, step: int) -> None:
         """The step that begins; said of the first, and then every quarter of a minute at most."""
         if step == self._step:
             return
         first, self._step = self._step < 0, step
-        self._row = self._row.model_copy(update={"steps": self._row.steps + (not first)})
+        if not first:
+            self._row = _one_step_more(self._row)
+            self._others = {name: _one_step_more(row) for name, row in self._others.items()}
         if first or self._clock() >= self._next_s:
             self._next_s = self._clock() + _SECONDS_BETWEEN_STEPS
             self._tell(f"step {step} begins")
@@ -96,6 +149,10 @@ class Narration:
     def _tell(self, text: str) -> None:
         if self._say is not None:
             self._say(printable(text))
+
+
+def _one_step_more(row: PartyRow) -> PartyRow:
+    return row.model_copy(update={"steps": row.steps + 1})
 
 
 def keep_serving(

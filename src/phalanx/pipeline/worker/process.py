@@ -244,6 +244,7 @@ class Worker:
             if self._party is not None:
                 roles = self._party.roles
                 self.story.has_roles(roles.hosted, {**roles.shadows, **roles.kept}, roles.step)
+                self.story.company_has(roles.assignment.holders, roles.assignment.shadows, roles.step)
                 self.story.at_step(roles.step)
 
     def _show_kernels(self, challenge: Challenge) -> None:
