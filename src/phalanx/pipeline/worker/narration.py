@@ -123,9 +123,15 @@ class Narration:
             )
             before = self._others.get(name)
             if before is None or (before.serves, before.shadows) != (serves, mirrors):
-                state = "serving" if serves else "shadowing"
                 steps = 0 if before is None else before.steps
-                before = PartyRow(name=name, state=state, serves=serves, shadows=mirrors, since_step=step, steps=steps)
+                before = PartyRow(
+                    name=name,
+                    state="serving" if serves else "shadowing",
+                    serves=serves,
+                    shadows=mirrors,
+                    since_step=step,
+                    steps=steps,
+                )
             others[name] = before
         self._others = others
 
