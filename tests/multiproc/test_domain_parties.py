@@ -53,6 +53,19 @@ def test_three_parties_of_three_layouts_have_the_losses_of_one_process(place):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+def test_parties_of_ranks_train_an_adapter_beside_frozen_weights_as_one_process_does(place):
+    adapter = ("model.adapter.rank=4",)
+    place.finish(*FIVE, *adapter, "pipeline.stages=2", run_dir="alone")
+
+    summary = place.finish(*PARTIES, *adapter, "guard.audit_rate=1.0", "guard.step_audit_rate=0.5")
+
+    assert (summary["verdicts"], summary["evicted"], summary["takeovers"]) == ([], [], 0)
+    assert summary["audits"] > 0
+    assert losses(place, "run") == pytest.approx(losses(place, "alone"), abs=1e-6, rel=0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_killed_rank_is_its_party_and_a_party_of_as_many_ranks_is_started_in_its_place(place):
     settings = (
         *(*PARTIES, "pipeline.layouts.worker-4.dp=2", "pipeline.layouts.worker-4.zero=2"),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from phalanx.errors import ConfigError, FrameError
-from phalanx.models import LoraConfig, open_model
+from phalanx.models import LoraConfig, PrefixConfig, PromptEncoderConfig, open_model
 from phalanx.pipeline import PartyLayout
 from phalanx.stage_group.group import check_plan
 from phalanx.stage_group.orders import GroupCommand, cargo_of, read_order
@@ -51,9 +51,13 @@ def test_ranks_share_a_plain_model(plan):
         (PartyLayout(dp=4), {}, "dp=4"),
         (
             PartyLayout(dp=2),
-            {"adapter": LoraConfig(rank=2)},
-            'model.adapter: found kind = "lora", .* set the axes to 1',
+            {"adapter": PromptEncoderConfig(kind="prompt_encoder")},
+            'kind = "prompt_encoder": the stages behind the first have nothing to train.* one process',
         ),
+        (PartyLayout(dp=2), {"adapter": LoraConfig(quantize="nf4")}, 'quantize = "nf4": packed matrices'),
+        (PartyLayout(dp=2), {"adapter": LoraConfig(dropout=0.1)}, r"adapter\.dropout = 0\.1: .* set it to 0"),
+        (PartyLayout(tp=2), {"adapter": LoraConfig(targets=("c_proj",))}, "adapters on c_proj.* are not cut"),
+        (PartyLayout(cp=2), {"adapter": PrefixConfig(kind="ptuning")}, 'kind = "ptuning" come before whole'),
         (PartyLayout(tp=2), {"hub_config": {"attn_pdrop": 0.1}}, "attn_pdrop = 0.1"),
         (PartyLayout(dp=2), {"hub_config": {"resid_pdrop": 0.1}}, "resid_pdrop = 0.1"),
         (PartyLayout(tp=2), {"guard": {"recovery": "skip_layer"}}, "compares bits"),

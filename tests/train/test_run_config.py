@@ -30,8 +30,8 @@ from phalanx.errors import ConfigError
         (["guard.mode='maybe'"], ["guard.mode", "phalanx"]),
         (["pipeline.stages=4", "pipeline.layout={dp=2}"], ["worker-1 several ranks", 'guard.classes = "mixed"']),
         (
-            ["pipeline.stages=4", "pipeline.layout={dp=2}", "guard.classes='mixed'", "model.adapter={rank=2}"],
-            ["model.adapter", 'found kind = "lora"', "pipeline.layout gives worker-1 the ranks dp=2", "leave one of"],
+            ["pipeline.stages=4", "pipeline.layout={dp=2}", "guard.classes='mixed'", "model.adapter={dropout=0.1}"],
+            ["pipeline.layout gives worker-1 several ranks: model.adapter.dropout = 0.1", "set it to 0"],
         ),
         (["pipeline.stages=4", "pipeline.layouts={worker-3={dp=2}}"], ["layouts has 'worker-3'", "worker-1, worker-2"]),
         (["pipeline.stages=4", "pipeline.layout={pp=2}"], ["pp is not for the ranks of one party", "pipeline.stages"]),

@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from phalanx.config import StrictModel
+from phalanx.models.config import AdapterConfig, LoraConfig, PromptEncoderConfig
 
 _ALL_PARAMETERS = 3
 """The ZeRO level at which parameters are shared as well."""
@@ -92,3 +93,23 @@ class PartyLayout(StrictModel):
         if self.sequence_parallel:
             words["sequence_parallel"] = "true"
         return " ".join(f"{word}={value}" for word, value in words.items())
+
+
+def unshared_adapter(adapter: AdapterConfig | None) -> str | None:
+    """Say why the ranks of a party cannot share a stage beside this adapter; None where they can."""
+    if isinstance(adapter, PromptEncoderConfig):
+        return (
+            f'model.adapter.kind = "{adapter.kind}": the stages behind the first have nothing to train, and ranks of a '
+            "party share what is trained; give each party one process"
+        )
+    if isinstance(adapter, LoraConfig) and adapter.quantize is not None:
+        return (
+            f'model.adapter.quantize = "{adapter.quantize}": packed matrices are not tried with ranks of a party; '
+            "leave it out, or give each party one process"
+        )
+    if isinstance(adapter, LoraConfig) and adapter.dropout:
+        return (
+            f"model.adapter.dropout = {adapter.dropout}: ranks that have some of the rows, heads or positions drop "
+            "other numbers than a whole stage does; set it to 0, or give each party one process"
+        )
+    return None

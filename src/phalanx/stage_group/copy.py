@@ -41,6 +41,7 @@ class GroupLink:
         self._group = group
         self._id = group.build(plain.plan, plain.spec.index)
         self._sent: tuple[int, int] | None = None
+        self._frozen_sent: int | None = None
         weakref.finalize(self, group.drop, self._id)
 
     def order(self, command: GroupCommand, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -53,8 +54,13 @@ class GroupLink:
         Args:
             num_steps: Of the optimizer.
         """
+        frozen = {name: one for name, one in self._module.all_parameters().items() if not one.requires_grad}
+        version = sum(one._version for one in frozen.values())
+        if frozen and version != self._frozen_sent:
+            self.order(GroupCommand(deed="frozen", copy_id=0), frozen)
+            self._frozen_sent = version
         if self._version(num_steps) != self._sent:
-            self.order(GroupCommand(deed="weights", copy_id=0), self._module.all_parameters())
+            self.order(GroupCommand(deed="weights", copy_id=0), self._module.trainable())
             self.are_fresh(num_steps)
 
     def are_fresh(self, num_steps: int) -> None:
@@ -63,7 +69,7 @@ class GroupLink:
 
     def _version(self, num_steps: int) -> tuple[int, int]:
         # a write in place raises a tensor's version, but that of torch's fused optimizers does not
-        return num_steps, sum(parameter._version for parameter in self._module.all_parameters().values())
+        return num_steps, sum(parameter._version for parameter in self._module.trainable().values())
 
 
 class GroupCopy(StageCopy):

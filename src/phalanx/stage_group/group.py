@@ -10,10 +10,12 @@ from torch import Tensor
 
 from phalanx.config import digest
 from phalanx.errors import ConfigError, PeerLostError
+from phalanx.models import LoraConfig, PrefixConfig, rows_before
 from phalanx.parallel import LocalRanks, StepWorkload, check_layout, join
 from phalanx.parallel.groups.mesh import Domain, open_domain
 from phalanx.parallel.groups.rendezvous import own_device
 from phalanx.pipeline import PartyLayout, StageCopy, StepPlan, WorkerConfig, settle_numerics
+from phalanx.pipeline.party_layout import unshared_adapter
 from phalanx.stage_group.copy import GroupCopy
 from phalanx.stage_group.orders import GroupCommand
 from phalanx.stage_group.rank import LINE, domain_config
@@ -139,13 +141,16 @@ def check_plan(plan: StepPlan, layout: PartyLayout) -> None:
     Raises:
         ConfigError: Says why.
     """
-    batch = plan.microbatch_size * plan.microbatches
+    batch, adapter = plan.microbatch_size * plan.microbatches, plan.adapter
     load = StepWorkload(
         batch,
         plan.microbatches,
         plan.sequence_length,
         attention=plan.attention,
         attends=plan.attends,
+        adapted=adapter.targets if isinstance(adapter, LoraConfig) else None,
+        has_prefix=isinstance(adapter, PrefixConfig),
+        num_prompt_tokens=rows_before(adapter),
     )
     check_layout(domain_config(layout), plan.hub_config, load)
     for reason in _reasons(plan, layout):
@@ -153,11 +158,9 @@ def check_plan(plan: StepPlan, layout: PartyLayout) -> None:
 
 
 def _reasons(plan: StepPlan, layout: PartyLayout) -> Iterator[str]:
-    if plan.adapter is not None:
-        yield (
-            f'model.adapter: found kind = "{plan.adapter.kind}", and ranks of a party share whole weights alone; set '
-            "the axes to 1, or leave model.adapter out"
-        )
+    fault = unshared_adapter(plan.adapter)
+    if fault is not None:
+        yield fault
     if plan.guard.recovery == "skip_layer":
         yield 'guard.recovery = "skip_layer" compares bits of whole stages; set the axes to 1'
     rows_apart = layout.copies > 1 or layout.sequence_parallel

@@ -13,6 +13,7 @@ from phalanx.errors import FrameError
 Deed = Literal[
     "build",
     "weights",
+    "frozen",
     "forward",
     "backward",
     "recompute",

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from phalanx.models.family import MARKED_KINDS, join_marks, split_marks
-from phalanx.parallel.data.parameters import fill, held_parameters
+from phalanx.parallel.data.parameters import fill, frozen_parameters, held_parameters
 from phalanx.parallel.groups.collectives import gather_copies, keep_slice
 from phalanx.parallel.groups.mesh import Domain
 from phalanx.parallel.model.part import StagePart
@@ -69,6 +69,7 @@ class Share:
         self._domain = domain
         part = SlicedStage(copy.module, _recomputing_as(plan, domain))
         self._held = held_parameters(part, domain)
+        self._frozen = frozen_parameters(part)
         self.runner: StageRunner = StageRunner(
             part,
             copy.spec,
@@ -107,6 +108,8 @@ class Share:
                 self.gradients.clear()
             case "weights":
                 self._spread(given, is_everywhere=False)
+            case "frozen":
+                self._hand_out(given)
             case _ if self.shards is not None:
                 return self._keep(self.shards, order, given)
             case _:
@@ -148,6 +151,15 @@ class Share:
             case _:
                 return shards.collect(order.names, order.source, order.step)
         return {}
+
+    def _hand_out(self, weights: Tensors | None) -> None:
+        """Give every rank its slices of what is not trained, from rank 0, which has it whole."""
+        for one in self._frozen:
+            full = torch.empty(whole_shape(one, self._domain), dtype=one.parameter.dtype, device=self._domain.device)
+            if weights is not None:
+                full.copy_(weights[one.name].detach())
+            dist.broadcast(full, src=0)
+            fill(one, one.parameter, full, self._domain)
 
     def _spread(self, weights: Tensors | None, *, is_everywhere: bool) -> dict[str, Tensor]:
         """Give every rank its slices of whole parameters, from the rank that has them.

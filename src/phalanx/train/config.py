@@ -18,6 +18,7 @@ from phalanx.optimizers import OptimizerConfig
 from phalanx.parallel import ParallelConfig
 from phalanx.parallel.deepspeed import DeepSpeedConfig
 from phalanx.pipeline.config import AttackConfig, GuardConfig, PipelineConfig
+from phalanx.pipeline.party_layout import unshared_adapter
 from phalanx.rewards import RewardsConfig
 from phalanx.rollouts import RolloutsConfig
 from phalanx.security.privacy.config import PrivacyConfig
@@ -210,12 +211,9 @@ class RunConfig(StrictModel):
                 f"pipeline.layout gives {shared[0]} several ranks, which add up in another order than the owner; set "
                 'guard.classes = "mixed"'
             )
-        if shared and self.model.adapter is not None:
-            raise ValueError(
-                f'model.adapter: found kind = "{self.model.adapter.kind}", and pipeline.layout gives {shared[0]} the '
-                f"ranks {self.pipeline.layout_of(shared[0]).label}, which share whole weights alone; leave one of the "
-                "two out"
-            )
+        fault = unshared_adapter(self.model.adapter) if shared else None
+        if fault is not None:
+            raise ValueError(f"pipeline.layout gives {shared[0]} several ranks: {fault}")
         if self.checkpoint.journal and not self._can_journal:
             raise ValueError(
                 'checkpoint.journal = true needs train.device = "cpu", nothing encrypted, no recovery = "skip_layer", '

@@ -59,6 +59,15 @@ def held_parameters(part: StagePart, domain: Domain) -> list[RankParameter]:
     return found
 
 
+def frozen_parameters(part: StagePart) -> list[RankParameter]:
+    """What is not trained of a part beside an adapter; it has no gradient, so how that would be shared is not said."""
+    return [
+        RankParameter(name, one, part.cut.splits.get(name), is_partial=False, is_second=False, is_tied=False)
+        for name, one in part.stage.all_parameters().items()
+        if not one.requires_grad
+    ]
+
+
 def local(tensor: Tensor) -> Tensor:
     """This rank's slice of a tensor that copies share; the tensor itself where they do not."""
     if not isinstance(tensor, DTensor):
