@@ -13,6 +13,11 @@ WITHIN = 1e-6
 """Of ranks, from one process: relative or absolute, whichever is more."""
 DIVIDED = 1e-4
 """Of weights after ten steps of AdamW at 1e-2, where rounding was divided by itself; 5.2e-5 is the most seen."""
+ROUNDING = 1e-9
+"""Root mean square of gradients that are nothing but rounding: those of biases of keys here are below 2e-11."""
+PLAIN_EPS = "optimizer.eps=1e-3"
+"""AdamW that divides by no less than this: what rounding adds to a gradient moves no weight by 1e-6, and every moment,
+bias correction and decay is that of AdamW."""
 _FIRST_SHARE = 0.1
 """Of a gradient in the first moment after the first step."""
 
@@ -45,6 +50,11 @@ def assert_same_first_step_of_adamw(found: Mapping[str, Tensor], expected: Mappi
         has_one = gradient.abs() > WITHIN
         weight, other = (state[f"weight/{name}"] for state in (expected, found))
         _assert_near(other[has_one], weight[has_one], name, WITHIN)
+
+
+def rounded_gradients(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """By name of a weight, as a mask, the numbers of which no gradient was more than rounding."""
+    return {name: state[f"exp_avg_sq/{name}"].sqrt() < ROUNDING for name in _names(state)}
 
 
 def _names(state: Mapping[str, Tensor]) -> list[str]:

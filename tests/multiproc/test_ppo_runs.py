@@ -10,9 +10,9 @@ import pytest
 import torch
 from real_runs import Place, end_all, make_place
 from test_crashes import kill_owner
-from test_rollout_runs import PIPELINE, SGD, STEPS, assert_lines, written
+from test_rollout_runs import PIPELINE, SGD, STEPS, assert_lines, assert_same_but_for_biases_of_keys, written
 
-from kept_states import DIVIDED, assert_same_first_step_of_adamw, assert_same_weights, kept_state
+from kept_states import PLAIN_EPS, assert_same_first_step_of_adamw, assert_same_weights, kept_state
 from phalanx.telemetry import read_metrics
 
 PPO = """
@@ -145,10 +145,11 @@ LAYOUTS = pytest.mark.parametrize("layout", ["dp = 2", "pp = 2", "cp = 2"])
 
 @pytest.mark.slow
 @LAYOUTS
-def test_ranks_expect_and_learn_what_one_process_does(by_one_process, tmp_path, layout):
-    one = by_one_process(*SGD)
+@pytest.mark.parametrize("optimizer", [SGD, (PLAIN_EPS,)], ids=["sgd", "adamw-eps"])
+def test_ranks_expect_and_learn_what_one_process_does(by_one_process, tmp_path, layout, optimizer):
+    one = by_one_process(*optimizer)
 
-    other = by_ranks(tmp_path / "ranks", layout, *SGD)
+    other = by_ranks(tmp_path / "ranks", layout, *optimizer)
 
     assert_lines(other.lines, one.lines)
     assert_same_weights(other.last, one.last)
@@ -164,7 +165,9 @@ def test_under_adamw_ranks_have_the_gradient_of_one_process_and_its_weights_but_
     other = by_ranks(tmp_path / "ranks", layout)
 
     assert_same_first_step_of_adamw(other.first, one.first)
-    assert_same_weights(other.last, one.last, DIVIDED)
+    # of 51,552 others 60 were more than 1e-6 away on one machine and 2 on another, by 1.2e-5 at most: one of their ten
+    # gradients was small
+    assert_same_but_for_biases_of_keys(other.last, one.last, 2e-5)
     assert_lines(other.lines, one.lines, 1e-5)
 
 
