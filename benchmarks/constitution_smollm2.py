@@ -99,7 +99,9 @@ def main() -> None:
     base = open_model(ModelConfig(name="smollm2-135m"), work / "models", seed=0).directory
     for kind, acts in (("harmful", HARMFUL), ("harmless", HARMLESS)):
         rows = [json.dumps({"prompt": form.format(act)}) for act, form in product(acts, FORMS)]
-        Path(f"{kind}.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
+        Path(f"revise-{kind}-prompts.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
+        # a third of them: two answers and four questions to the judge each
+        Path(f"choose-{kind}-prompts.jsonl").write_text("\n".join(rows[:: len(FORMS)]) + "\n", encoding="utf-8")
         lines = [f"{key} = {json.dumps(text)}" for key, text in PRINCIPLES[kind].items()]
         Path(f"{kind}.toml").write_text("[[principle]]\n" + "\n".join(lines) + "\n", encoding="utf-8")
     walls: dict[str, float] = {}
@@ -109,7 +111,7 @@ def main() -> None:
     rows["sft"] = measured(tuned, "sft", walls)
     chosen = {kind: made("choose", tuned, kind, walls) for kind in PRINCIPLES}
     preferring = 'objective = { kind = "dpo", beta = 0.1 }'
-    aligned = trained(tuned, "dpo", "preferences", walls, steps=12, lr=2e-4, objective=preferring)
+    aligned = trained(tuned, "dpo", "preferences", walls, steps=8, lr=2e-4, objective=preferring)
     rows["dpo"] = measured(aligned, "dpo", walls)
     result = {
         "name": "constitution-smollm2",
@@ -130,7 +132,14 @@ def made(verb: str, model: Path, kind: str, walls: dict[str, float]) -> dict[str
     """What became of one set of prompts: conversations of revisions, or pairs."""
     temperature = {"revise": "0.4", "choose": "1.0"}[verb]
     limits = ("--max-new-tokens", str(MOST_TOKENS), "--batch", str(BATCH), "--temperature", temperature)
-    given = ("--principles", f"{kind}.toml", "--prompts", f"{kind}.jsonl", "--out", f"{verb}-{kind}.jsonl")
+    given = (
+        "--principles",
+        f"{kind}.toml",
+        "--prompts",
+        f"{verb}-{kind}-prompts.jsonl",
+        "--out",
+        f"{verb}-{kind}.jsonl",
+    )
     return told(f"{verb}-{kind}", walls, "align", verb, str(model), *given, *limits, "--json")
 
 
