@@ -41,3 +41,24 @@ def test_violations_fall_and_refusals_of_what_is_harmless_do_not_rise():
 
     assert last["violation_rate"]["high"] < first["violation_rate"]["low"]
     assert last["over_refusal_rate"]["count"] <= first["over_refusal_rate"]["count"]
+
+
+SMALL = json.loads((ROOT / "benchmarks" / "results" / "constitution-smollm2-cpu-2cores-busy.json").read_text())
+
+
+def test_what_a_small_real_model_became_is_that_of_the_raw_result_its_over_refusal_included():
+    for line, name in LINES.items():
+        said = re.sub(r"\d+", "40", line)
+        assert written(said) == [SMALL["rows"][stage][name]["count"] for stage in ("base", "sft")]
+        assert {SMALL["rows"][stage][name]["of"] for stage in ("base", "sft")} == {40}
+
+
+def test_a_small_models_choices_are_told_as_they_were():
+    chosen = SMALL["chosen"].values()
+    numbers = [sum(one[key] for one in chosen) for key in ("prompts", "rows")]
+    equal, ties = (sum(one["left_out"][key] for one in chosen) for key in ("equal", "tie"))
+
+    said = f"of {numbers[0]} choices between two of the\ntuned model's answers {equal} were between equal ones, "
+    assert f"{said}{ties} were ties, and {numbers[1]} were left" in PAGE
+    assert {one["order_decided"] for one in chosen} == {1.0}
+    assert "dpo" not in SMALL["rows"]
