@@ -6,6 +6,7 @@ import signal
 
 import pytest
 from real_runs import Place, children_of, descendant
+from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from tiny_run_file import tiny_run_file
@@ -28,9 +29,20 @@ def rounds_place(path) -> Place:
     return Place(path, run_file)
 
 
-def rounds_of(place: Place, run_dir: str = "run") -> list[dict]:
+def all_rows(place: Place, run_dir: str = "run") -> list[dict]:
     whole, _, _ = (place.path / run_dir / "rounds.jsonl").read_text().rpartition("\n")
-    return [row for row in map(json.loads, whole.splitlines()) if "round" in row]
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+def rounds_of(place: Place, run_dir: str = "run") -> list[dict]:
+    return [row for row in all_rows(place, run_dir) if "round" in row]
+
+
+def tensors_of(checkpoint) -> dict:
+    found = {}
+    for path in sorted(checkpoint.glob("**/*.safetensors")):
+        found |= load_file(path)
+    return found
 
 
 @pytest.mark.slow
@@ -170,3 +182,35 @@ def test_a_site_with_private_rows_that_is_killed_has_spent_what_it_drew_and_trai
     privacy = place.summary()["privacy"]
     assert set(privacy["sites"]) >= {"north", "south"} and privacy["epsilon_spent"] <= 8.0
     assert "Epsilon" in (tmp_path / "run" / "report.html").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["dp = 2", "dp = 1\npp = 2"])
+def test_sites_of_two_ranks_each_come_to_the_weights_of_sites_of_one_process(tmp_path, layout):
+    """SGD: AdamW's first steps turn rounding into signs."""
+    section = SECTION.replace('"south", "west", "east"', '"south"').replace("min_cohort = 3", "min_cohort = 2")
+    plain = ("optimizer.kind=sgd", "optimizer.momentum=0.5", "optimizer.lr=0.1")
+    one, ranked = (tmp_path / name for name in ("one.toml", "ranked.toml"))
+    for path, text in ((one, section), (ranked, f"{section}[parallel]\n{layout}\n")):
+        path.write_text(tiny_run_file(text, steps=3, validate_every=3))
+
+    alone = Place(tmp_path, one).finish(*plain, run_dir="one", anew=True)
+    place = Place(tmp_path, ranked)
+    process = place.train(*plain, anew=True)
+    place.wait_for(process, lambda: place.has_line("rounds.jsonl", '"round": 1,'))
+    # a rank of a site is a child of the site, and stays for all rounds
+    assert descendant(process, "site_ranks", "run/config.toml")
+    assert process.wait() == 0, process.text
+    summary = place.summary()
+
+    assert (summary["world"]["processes"], alone["world"]["processes"]) == (5, 3)
+    for name in ("loss_first", "loss_last", "validation_perplexity"):
+        assert summary[name] == pytest.approx(alone[name], rel=1e-6)
+    (first,), (second,) = (sorted((tmp_path / run / "checkpoints").glob("*2")) for run in ("one", "run"))
+    weights = [tensors_of(path) for path in (first, second)]
+    assert weights[0].keys() == weights[1].keys() and weights[0]
+    for tensor, other in zip(weights[0].values(), weights[1].values(), strict=True):
+        assert (tensor - other).abs().max() <= 1e-6
+    own = [row["sites"] for row in all_rows(place, "run") + all_rows(place, "one") if row.get("measured") == 3]
+    for site in ("north", "south"):
+        assert own[0][site]["loss"] == pytest.approx(own[1][site]["loss"], rel=1e-6)

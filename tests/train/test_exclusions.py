@@ -59,7 +59,13 @@ def test_two_sections_that_exclude_each_other_are_refused_whatever_they_hold(loa
     assert f"[{one}] and [{other}] exclude each other: {EXCLUSIONS[pair]}; remove one" in str(refusal.value)
 
 
-TOGETHER = {("parallel", "deepspeed"), ("pipeline", "guard"), ("pipeline", "attack"), ("guard", "attack")}
+TOGETHER = {
+    ("parallel", "deepspeed"),
+    ("parallel", "federated"),
+    ("pipeline", "guard"),
+    ("pipeline", "attack"),
+    ("guard", "attack"),
+}
 COMMON = {"model", "data", "train", "optimizer", "checkpoint", "privacy", "rewards", "rollouts", "tracking"}
 SET = {
     "parallel": "parallel.dp=1",

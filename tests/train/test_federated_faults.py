@@ -8,6 +8,7 @@ from tiny_run_file import tiny_run_file
 
 SITES = '[federated]\nsites = ["a", "b"]\n'
 LORA = '[model.adapter]\nkind = "lora"\nrank = 4\nalpha = 8\n'
+RANKS = "[parallel]\ndp = 2\n"
 ROWS = "[privacy]\nepsilon = 8.0\ndelta = 1e-4\nclip_norm = 0.5\n"
 SUMS = (
     '[federated]\nsites = ["a", "b", "c"]\nmin_cohort = 3\nsecure = true\n'
@@ -32,6 +33,13 @@ def test_exact_means_are_taken_of_plain_adapters(read, exchange):
     assert run.federated.exchange == exchange
 
 
+def test_sites_may_be_ranks_and_are_no_domain_of_the_run_itself(read):
+    run = read(SITES + RANKS)
+
+    assert run.parallel.dp == 2 and not run.is_domain
+    assert run.world == {"processes": 5, "stages": 1, "sites": 2}
+
+
 def test_factors_of_dora_may_be_averaged_one_by_one(read):
     assert read(LORA + "dora = true\n" + SITES).model.adapter.dora
 
@@ -50,6 +58,21 @@ def test_factors_of_dora_may_be_averaged_one_by_one(read):
         (SUMS, (), 'no data.tokenizer.kind = "bpe"'),
         (SITES + ROWS, (), r"\[privacy\] has no data.tokenizer.kind"),
         (LORA + "dora = true\n" + SITES + ROWS, (), r"\[privacy\] has no model.adapter.dora"),
+        (
+            LORA + SITES + ROWS + RANKS,
+            (),
+            r"\[privacy\] has no \[parallel\] beside \[federated\]: ranks of a site are not shown",
+        ),
+        (
+            SITES + 'algorithm = { kind = "fedprox", mu = 0.1 }\n' + RANKS,
+            (),
+            r"corrects each gradient of a site, and ranks of \[parallel\] take whole steps",
+        ),
+        (LORA + SITES + 'exchange = "frozen_a"\n' + RANKS, (), r"ranks of \[parallel\] train both"),
+        (SITES + 'personal = ["*.wte.*"]\n' + RANKS, (), r"ranks of \[parallel\] send all that they train"),
+        (SITES + RANKS + "max_dp = 4\n", (), "a site's ranks are as many in each round"),
+        (SITES + RANKS + "[deepspeed]\n", (), r"\[federated\] and \[deepspeed\] exclude each other"),
+        (SITES + "[guard]\n", (), "a site trains in one process, or by ranks"),
         (SUMS + ROWS, (), r"\[privacy\] has no federated.privacy: a site would have two budgets"),
     ],
 )

@@ -47,7 +47,7 @@ def train(
     overrides = tuple(overrides_of(sets, unsets))
     run = load_run(run_file, overrides)
     check_inputs(run)
-    if run.parallel is None and not dry_run:
+    if not run.is_domain and not dry_run:
         check_directory(default_directory(run) if run_dir is None else run_dir, resume=resume)
         if run.pipeline.remote_workers:
             check_port(run.pipeline.transport, "pipeline.transport")
@@ -74,7 +74,7 @@ def train(
     if plays_rank(run):
         follow(run, run_dir)
         return Answer({"follows": True})
-    if run.parallel is not None:
+    if run.is_domain:
         from phalanx.launch import DomainLaunch, goes_on, is_kept_here, keep_domain
 
         domain = DomainLaunch(run_file, overrides, run_dir, resume=resume, ranks=ranks)

@@ -240,6 +240,11 @@ class RunConfig(StrictModel):
         return self.split is not None and self.split.workers_see_hidden_states
 
     @property
+    def is_domain(self) -> bool:
+        """Whether the ranks of ``[parallel]`` are the run's own; those of a site are the site's."""
+        return self.parallel is not None and self.federated is None
+
+    @property
     def has_stages(self) -> bool:
         """Whether there is a verified pipeline; a domain and an enclave with its whole part have none."""
         return self.parallel is None and self.federated is None and (self.split is None or self.is_joined)
@@ -294,7 +299,8 @@ class RunConfig(StrictModel):
                 processes, stages = processes + len(self.pipeline.workers), 1 + self.pipeline.stages
             return {"processes": processes, "stages": stages, "clients": self.split.clients}
         if self.federated is not None:
-            return {"processes": 1 + len(self.federated.sites), "stages": 1, "sites": len(self.federated.sites)}
+            sites, ranks = len(self.federated.sites), 1 if self.parallel is None else self.parallel.world
+            return {"processes": 1 + sites * ranks, "stages": 1, "sites": sites}
         if self.parallel is None:
             ranks = sum(self.pipeline.layout_of(name).world for name in self.pipeline.workers)
             return {"processes": 1 + ranks, "stages": self.pipeline.stages}

@@ -72,8 +72,8 @@ def train(
         )
     if run.federated is not None and from_run is not None:
         raise ConfigError("--from is not for [federated]: set model.path to what the other run exported")
-    if ranks is not None and run.parallel is None:
-        raise ConfigError("--ranks is for runs with [parallel]; leave it out")
+    if ranks is not None and not run.is_domain:
+        raise ConfigError("--ranks is for runs with [parallel] and no sites; leave it out")
     if run.attack.kind != "none" and open_workers is None:
         raise ConfigError(
             "attack: production starts honest workers only; use `phalanx train` or `phalanx attack`, or in Python "
@@ -107,7 +107,7 @@ def plays_rank(run: RunConfig) -> bool:
     Raises:
         ConfigError: Its environment gives it a place that is none.
     """
-    place = find_place(os.environ) if run.parallel is not None else None
+    place = find_place(os.environ) if run.is_domain else None
     return place is not None and not place.is_lead
 
 

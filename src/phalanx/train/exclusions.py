@@ -25,7 +25,7 @@ _ENCLAVE = (
     "have the middle ones"
 )
 
-_SITES = "sites train in one process each so far"
+_SITES = "a site trains in one process, or by ranks of [parallel] of its own"
 
 EXCLUSIONS: dict[tuple[str, str], str] = {
     ("parallel", "split"): "a run is trained by ranks or by an enclave and its clients",
@@ -39,7 +39,6 @@ EXCLUSIONS: dict[tuple[str, str], str] = {
     ("split", "pipeline"): _ENCLAVE,
     ("split", "guard"): _ENCLAVE,
     ("split", "attack"): _ENCLAVE,
-    ("federated", "parallel"): _SITES,
     ("federated", "deepspeed"): _SITES,
     ("federated", "split"): "sites train a whole model each, or clients the front of one",
     ("federated", "pipeline"): _SITES,

@@ -23,7 +23,30 @@ def federated_fault(run: Any) -> str | None:
     return None if run.federated is None else next(_faults(run, run.federated), None)
 
 
+def _of_ranks(run: Any, section: Any) -> Iterator[str]:
+    """What sites that are ranks of ``[parallel]`` have not."""
+    if section.algorithm.kind in ("fedprox", "scaffold"):
+        yield (
+            f'federated.algorithm.kind = "{section.algorithm.kind}" corrects each gradient of a site, and ranks of '
+            "[parallel] take whole steps; take another kind, or remove [parallel]"
+        )
+    if section.exchange == "frozen_a":
+        yield (
+            'federated.exchange = "frozen_a" trains one factor of each adapter, and ranks of [parallel] train both; '
+            'take "factors" or "product", or remove [parallel]'
+        )
+    if section.personal:
+        yield "federated.personal: ranks of [parallel] send all that they train; leave it out, or remove [parallel]"
+    if run.parallel.outer is not None or run.parallel.most_dp > run.parallel.dp:
+        yield (
+            "parallel.outer and parallel.max_dp: a site's ranks are as many in each round, with one model; leave them "
+            "out beside [federated]"
+        )
+
+
 def _faults(run: Any, section: Any) -> Iterator[str]:
+    if run.parallel is not None:
+        yield from _of_ranks(run, section)
     is_lora = run.model.adapter is not None and run.model.adapter.kind == "lora"
     own = None if run.data.labelled is None else run.data.labelled.own
     if section.algorithm.kind == "scaffold" and (run.optimizer.kind != "sgd" or run.optimizer.momentum):

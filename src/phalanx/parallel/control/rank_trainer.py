@@ -71,6 +71,7 @@ class RankRecipe:
         attends: Which tokens see which; what each row says of it comes with every batch.
         neftune_alpha: Size of the noise that is added to embeddings.
         privacy: What a row's gradient is clipped to, and noise is added; None where neither is.
+        steps_a_rate: Steps in a row of one learning rate: those of a federated round, which `total_steps` counts then.
     """
 
     parallel: ParallelConfig
@@ -87,6 +88,7 @@ class RankRecipe:
     attends: AttentionKind = "causal"
     neftune_alpha: float | None = None
     privacy: PrivacyConfig | None = None
+    steps_a_rate: int = 1
 
     def stages(self, source: ModelSource) -> tuple[StageSpec, ...]:
         """The model's layers, balanced over the pipeline by estimated cost."""
@@ -187,7 +189,7 @@ class RankTrainer:
                 f"step {step}: loss {loss}, gradient norm {max(norms)}; lower optimizer.lr or set optimizer.clip_norm"
             )
         with timer.phase("update"):
-            lr = learning_rate(config, step, self._recipe.total_steps)
+            lr = learning_rate(config, step // self._recipe.steps_a_rate, self._recipe.total_steps)
             clipped = clip_coefficient(norms[self._domain.island], config.clip_norm)
             self._update.step(lr, clipped / self._scale.value)
             self._scale.settle()

@@ -1,14 +1,16 @@
 """The process of a site: ``python -m phalanx.train.parties.site_process SITE.toml``. It loads its model once."""
 
+import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from phalanx.child import PARENT, die_with_parent
 from phalanx.errors import PhalanxError
 from phalanx.federated.carriers.bridge_site import BridgedSite, serve_bridge
 from phalanx.federated.carriers.loopback_site import OwnerCall, serve_owner
+from phalanx.federated.local import LocalTrainer
 from phalanx.federated.private_rows import PrivateSteps
 from phalanx.federated.rounds.site import Site
 from phalanx.federated.rounds.terms import RunTerms
@@ -21,6 +23,7 @@ from phalanx.security.crypto import Identity, make_private_directory
 from phalanx.train.batches.private import site_rows
 from phalanx.train.batches.site_data import SharedTexts, whole_model
 from phalanx.train.config import RunConfig
+from phalanx.train.parties.site_ranks import ranked_trainer
 from phalanx.train.sessions.site_file import SiteFile, read_site, session_prefix, terms_of
 from phalanx.train.setup.preflight import load_own_code, require_extras
 from phalanx.train.setup.process import deterministic
@@ -44,12 +47,13 @@ def run_site(file: SiteFile, run: RunConfig, identity: Identity, say: Say) -> No
     require_extras(run)
     keep_freed_memory()
     make_private_directory(file.own)
-    with deterministic(run.train.threads), interruptible():
+    with deterministic(run.train.threads), interruptible(), contextlib.ExitStack() as stack:
         terms = terms_of(run, identity, Path(file.certificates), file.keys)
         if file.socket is not None:
             for name, peer in terms.roster.items():
                 say(f"message key of {name}: {peer.public_key.hex()}{_standing(name, file, identity)}")
-        site, session = _site(file, run, identity, terms), session_prefix(run)
+        session = session_prefix(run)
+        site = stack.enter_context(_site(file, run, identity, terms))
         if file.socket is not None:
             serve_bridge(
                 BridgedSite(identity, terms.owner, Path(file.socket), session, file.transport), site.answer, say
@@ -65,17 +69,24 @@ def _standing(name: str, file: SiteFile, identity: Identity) -> str:
     return " (as in keys)" if name in file.keys else " (by the authority's word; ask the site, and name it in keys)"
 
 
-def _site(file: SiteFile, run: RunConfig, identity: Identity, terms: RunTerms) -> Site:
+@contextlib.contextmanager
+def _site(file: SiteFile, run: RunConfig, identity: Identity, terms: RunTerms) -> Iterator[Site]:
     source = open_model(run.model, file.kept / "models", run.train.seed)
     texts = SharedTexts(run, source, file.kept / "data", lambda phase, count: None, own=file.sources)
-    model, data = whole_model(run, source, texts.num_classes), texts.of(identity.name)
+    data = texts.of(identity.name)
     schedule = SiteSchedule(
         run.optimizer, terms.config.local_steps, run.train.batch_size, run.train.microbatches, run.train.seed
     )
-    rows = site_rows(run, data, identity, file.own)
-    private = None if rows is None else PrivateSteps(model, rows, schedule)
-    trainer = SiteTrainer(model, data, schedule, file.own, private)
-    return Site(identity, terms, trainer, RoundFile(file.own), file.own)
+    with contextlib.ExitStack() as stack:
+        trainer: LocalTrainer
+        if run.parallel is None:
+            model, rows = whole_model(run, source, texts.num_classes), site_rows(run, data, identity, file.own)
+            private = None if rows is None else PrivateSteps(model, rows, schedule)
+            trainer = SiteTrainer(model, data, schedule, file.own, private)
+        else:
+            kept = (file.run, file.kept / "models", file.own / "ranks")
+            trainer = stack.enter_context(ranked_trainer(run, source, data, schedule, kept))
+        yield Site(identity, terms, trainer, RoundFile(file.own), file.own)
 
 
 def main(path: str) -> int:

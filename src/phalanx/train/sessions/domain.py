@@ -81,6 +81,7 @@ def recipe_of(run: RunConfig, parallel: ParallelConfig, source: ModelSource) -> 
         attends=attention_kind(run, source),
         neftune_alpha=run.train.neftune_alpha,
         privacy=run.privacy,
+        steps_a_rate=1 if run.federated is None else run.federated.local_steps,
     )
 
 
@@ -100,7 +101,7 @@ def play_rank(run: RunConfig, models: Path) -> None:
     if place is None:
         raise ConfigError("parallel: nobody gave this process a rank; use torchrun or `phalanx launch`")
     source = open_model(run.model, models, run.train.seed)
-    parallel = fitted(config, place.world, source.hub_config_dict, _load(run))
+    parallel = fitted(config, place.world, source.hub_config_dict, load_of(run))
     is_needed, place = place.rank < parallel.world, place.among(parallel.world)
     if not is_needed:
         stand_by(place)
@@ -110,7 +111,7 @@ def play_rank(run: RunConfig, models: Path) -> None:
         check_deepspeed(run, parallel, source, place, build=True)
     keep_freed_memory()
     device = own_device(run.train.device, place)
-    with _joined(run, place, device):
+    with joined(run, place, device):
         domain = open_domain(parallel, device)
         with open_member(run, recipe_of(run, parallel, source), source, domain, place) as member:
             follow(member, _saving(run, member, domain))
@@ -123,7 +124,7 @@ def describe_domain(run: RunConfig, source: ModelSource) -> RenderableType:
         ConfigError: The layout cannot work.
     """
     config = section_of(run)
-    check_layout(config, source.hub_config_dict, _load(run))
+    check_layout(config, source.hub_config_dict, load_of(run))
     recipe = recipe_of(run, config, source)
     check_objective(recipe)
     check_deepspeed(run, config, source, None)
@@ -154,7 +155,7 @@ class DomainFactory:
         source = open_model(run.model, context.home.cache / "models", run.train.seed)
         place = find_place(os.environ)
         world = (self._ranks or section_of(run).world) if place is None else place.world
-        parallel = fitted(section_of(run), world, source.hub_config_dict, _load(run))
+        parallel = fitted(section_of(run), world, source.hub_config_dict, load_of(run))
         check_objective(recipe_of(run, parallel, source))
         check_deepspeed(run, parallel, source, place, build=True)
         context.figures.world = parallel.figures
@@ -247,7 +248,7 @@ class DomainSetup:
                 ranks, place = self._start_ranks(stack)
             place = place.among(parallel.world)
             device = own_device(run.train.device, place)
-            stack.enter_context(_joined(run, place, device, ranks))
+            stack.enter_context(joined(run, place, device, ranks))
             domain = open_domain(parallel, device)
             source = self.material.source
             recipe, budget = recipe_of(run, parallel, source), self._context.figures.budget
@@ -302,7 +303,8 @@ def section_of(run: RunConfig) -> ParallelConfig:
     return run.parallel
 
 
-def _load(run: RunConfig) -> StepWorkload:
+def load_of(run: RunConfig) -> StepWorkload:
+    """Return what a step of a run asks of a layout."""
     adapter = run.model.sliced_adapter
     return StepWorkload(
         run.train.batch_size,
@@ -319,7 +321,7 @@ def _load(run: RunConfig) -> StepWorkload:
     )
 
 
-def _joined(
+def joined(
     run: RunConfig, place: RankEnv, device: torch.device, ranks: LocalRanks | None = None
 ) -> contextlib.AbstractContextManager[None]:
     """Be one of the ranks, by the rules of the run file."""

@@ -1,0 +1,184 @@
+"""The ranks of ``[parallel]`` as the engine of one site: ``python -m phalanx.train.parties.site_ranks RUN MODELS``.
+
+The site's process is rank 0 and starts the others, which stay, with their share of the model, from round to round.
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from phalanx.child import PARENT, die_with_parent
+from phalanx.data import IGNORE
+from phalanx.errors import ConfigError, PhalanxError
+from phalanx.federated.algorithms import LocalRule, Named
+from phalanx.federated.local import LocalUpdate, SiteScores
+from phalanx.federated.site_trainer import SiteData, SiteSchedule
+from phalanx.federated.vectors import shapes_of
+from phalanx.models import ModelSource, open_model
+from phalanx.optimizers import learning_rate
+from phalanx.parallel import Controller, LocalRanks, check_layout, find_place, follow
+from phalanx.parallel.control.rank_trainer import check_objective
+from phalanx.parallel.groups.mesh import open_domain
+from phalanx.pipeline import keep_freed_memory
+from phalanx.train.config import RunConfig, load_run
+from phalanx.train.engines.domain_deepspeed import open_member
+from phalanx.train.federated_faults import section_of
+from phalanx.train.sessions import domain
+from phalanx.train.setup.preflight import load_own_code
+from phalanx.train.setup.process import deterministic
+
+COMMAND = "phalanx.train.parties.site_ranks"
+_CPU = torch.device("cpu")
+_WEIGHT = "weight/"
+
+
+class RankedTrainer:
+    """A `LocalTrainer` of all ranks of a site together.
+
+    Args:
+        lead: All ranks.
+        data: The site's own.
+        schedule: How it trains.
+        rate: Learning rate of a round by its number, as every rank computes it.
+        dp: Of how many rows at a time a measurement must be.
+
+    Guarantees:
+        A round begins with the weights that it is given and an optimizer that is new, so the same arguments give the
+        same update; that of one process differs in the order in which numbers are added up.
+    """
+
+    def __init__(
+        self, lead: Controller, data: SiteData, schedule: SiteSchedule, rate: Callable[[int], float], dp: int
+    ) -> None:
+        self._lead, self._data, self._schedule, self._rate, self._dp = lead, data, schedule, rate, dp
+        self._shapes = shapes_of(self._weights())
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """As `LocalTrainer` says."""
+        return self._shapes
+
+    def train(self, number: int, start: Mapping[str, Tensor], rate: float, rule: LocalRule) -> LocalUpdate:
+        """As `LocalTrainer` says; the rule is one that corrects nothing, as the run file has been looked at for."""
+        del rule
+        if rate != self._rate(number):
+            raise ConfigError(
+                f"round {number}: the owner asks for the learning rate {rate}, the run file has {self._rate(number)}"
+            )
+        self._load(start)
+        schedule, total, targets = self._schedule, 0.0, 0
+        batches = self._data.round_batches(number, schedule.steps, schedule.batch_size)
+        for step, batch in enumerate(batches, (number - 1) * schedule.steps):
+            found = self._lead.step(step, batch.input_ids, batch.labels, batch.extras)
+            count = int((batch.labels != IGNORE).sum())
+            total, targets = total + found.loss * count, targets + count
+        delta = {name: one - start[name] for name, one in self._weights().items()}
+        return LocalUpdate(delta, self._data.num_sequences, total / targets, targets, schedule.steps)
+
+    def measure(self, weights: Mapping[str, Tensor]) -> SiteScores:
+        """As `LocalTrainer` says."""
+        self._load(weights)
+        total, count = 0.0, 0
+        for batch in self._data.held_out():
+            # rows that no target is taken from, so that every copy has as many
+            missing = -len(batch.indices) % self._dp
+            ids = functional.pad(batch.input_ids, (0, 0, 0, missing))
+            labels = functional.pad(batch.labels, (0, 0, 0, missing), value=IGNORE)
+            loss, targets = self._lead.evaluate(ids, labels)
+            total, count = total + loss, count + targets
+        return SiteScores(total, count)
+
+    def _load(self, weights: Mapping[str, Tensor]) -> None:
+        def read(key: str) -> Tensor:
+            kind, _, name = key.partition("/")
+            return weights[name] if f"{kind}/" == _WEIGHT else torch.zeros_like(weights[name])
+
+        self._lead.load(0, read)
+
+    def _weights(self) -> Named:
+        found: Named = {}
+        for stage in range(self._lead.num_stages):
+            tensors = self._lead.collect(stage)
+            found |= {
+                name.removeprefix(_WEIGHT): one.clone() for name, one in tensors.items() if name.startswith(_WEIGHT)
+            }
+        return dict(sorted(found.items()))
+
+
+@contextlib.contextmanager
+def ranked_trainer(
+    run: RunConfig, source: ModelSource, data: SiteData, schedule: SiteSchedule, kept: tuple[str, Path, Path]
+) -> Iterator[RankedTrainer]:
+    """Start the other ranks of a site, and lead them until the context ends.
+
+    Args:
+        run: With ``[parallel]``.
+        source: The model.
+        data: The site's.
+        schedule: How it trains.
+        kept: The run file, the directory of models, and one for the ranks' logs.
+
+    Raises:
+        ConfigError: The layout cannot work.
+        PeerLostError: A rank has ended.
+    """
+    parallel, (run_file, models, directory) = domain.section_of(run), kept
+    check_layout(parallel, source.hub_config_dict, domain.load_of(run))
+    recipe = domain.recipe_of(run, parallel, source)
+    check_objective(recipe)
+    with contextlib.ExitStack() as stack:
+        command = (COMMAND, run_file, str(models))
+        ranks = LocalRanks(directory, command, parallel.world, run.train.threads, parallel.silence_s)
+        stack.enter_context(ranks)
+        ranks.start()
+        place = ranks.place(0)
+        stack.enter_context(domain.joined(run, place, _CPU, ranks))
+        member = stack.enter_context(open_member(run, recipe, source, open_domain(parallel, _CPU), place))
+        lead = Controller(member, ranks)
+        total = run.train.steps
+        yield RankedTrainer(
+            lead, data, schedule, lambda number: learning_rate(run.optimizer, number - 1, total), parallel.dp
+        )
+        lead.end()
+
+
+def play_site_rank(run: RunConfig, models: Path) -> None:
+    """Be a rank other than 0 of a site until its site ends.
+
+    Raises:
+        ConfigError: This process was given no rank.
+        PeerLostError: The connection to a rank is broken.
+    """
+    load_own_code(run)
+    section_of(run)
+    parallel, place = domain.section_of(run), find_place(os.environ)
+    if place is None:
+        raise ConfigError("parallel: nobody gave this process a rank of a site; the site's own process starts it")
+    with deterministic(run.train.threads):
+        source = open_model(run.model, models, run.train.seed)
+        keep_freed_memory()
+        with domain.joined(run, place, _CPU):
+            recipe = domain.recipe_of(run, parallel, source)
+            with open_member(run, recipe, source, open_domain(parallel, _CPU), place) as member:
+                follow(member)
+
+
+def main(run_file: str, models: str) -> int:
+    """Be a rank and return an exit code."""
+    if PARENT in os.environ:
+        die_with_parent()
+    try:
+        play_site_rank(load_run(run_file), Path(models))
+    except PhalanxError as exc:
+        sys.stderr.write(f"rank: {exc}\n")
+        return exc.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
