@@ -99,6 +99,26 @@ def test_a_lying_rank_has_its_party_named_and_the_bits_are_those_of_honest_ones(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_lying_rank_beside_an_adapter_has_its_party_named_and_the_bits_are_those_of_honest_ones(company, place):
+    adapter = ("model.adapter.rank=4",)
+    honest, _ = company(*adapter, layouts=ALIKE)
+    assert honest.wait() == 0, honest.text
+    expected = place.summary()["final_weights_digest"]
+    (place.path / "run").rename(place.path / "honest")
+    (place.path / "keys").rename(place.path / "honest-keys")
+
+    owner, workers = company(
+        *adapter, attack="kind = 'forward_sign_flip'\nrate = 1.0\nfrom_step = 4\n[ranks]\nnorth = 1\n", layouts=ALIKE
+    )
+
+    assert owner.wait() == 0, owner.text + workers["north"].text
+    summary = place.summary()
+    assert (summary["steps"], summary["evicted"], summary["final_weights_digest"]) == (8, ["north"], expected)
+    workers["south"].kill()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("blow", "end"),
     [
