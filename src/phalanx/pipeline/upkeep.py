@@ -13,30 +13,26 @@ class Upkeep:
 
     Attributes:
         sends: What a stage sends its shadow: the weight gradient of a step before it commits, new weights after an
-            update, its whole state (weights and moments) every so many steps, or nothing, where the shadow recomputes
-            the step itself.
+            update, its whole state (weights and moments) every so many steps, or nothing.
         bytes_sent: Bytes a trained parameter of one transfer in fp32.
+        in_lockstep: Whether the shadow recomputes every microbatch of every step, the weight gradient included.
         adapters_only: Whether it promises that nothing but adapters is trained.
     """
 
     sends: Literal["gradient", "weights", "state", "nothing"]
     bytes_sent: int
+    in_lockstep: bool = False
     adapters_only: bool = False
-
-    @property
-    def in_lockstep(self) -> bool:
-        """Whether a shadow recomputes every microbatch of every step, the weight gradient included."""
-        return self.sends == "nothing"
 
     @property
     def makes_updates(self) -> bool:
         """Whether a shadow has an optimizer of its own, so that it can serve the stage as it is."""
-        return self.sends in ("gradient", "nothing")
+        return self.in_lockstep or self.sends == "gradient"
 
 
 UPKEEPS: Mapping[str, Upkeep] = {
     "gradient": Upkeep("gradient", 4),
-    "lockstep": Upkeep("nothing", 0),
+    "lockstep": Upkeep("nothing", 0, in_lockstep=True),
     "adapters": Upkeep("gradient", 4, adapters_only=True),
     "update": Upkeep("weights", 4),
     "snapshot": Upkeep("state", 12),
