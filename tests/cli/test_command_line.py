@@ -32,6 +32,7 @@ class RunFile(str):
     """Stands in for a run without an attack."""
 
     attack = SimpleNamespace(kind="none")
+    is_domain = False
     parallel = None
     pipeline = SimpleNamespace(remote_workers=())
 

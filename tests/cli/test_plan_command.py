@@ -105,7 +105,8 @@ def test_adapters_of_a_run_file_are_all_that_is_trained(capsys: pytest.CaptureFi
     thin = planned(capsys, tmp_path, RUN + "[model.adapter]\nrank = 4\n", *given)
 
     trained = 4 * 4 * (64 + 3 * 64)
-    assert thin["recipe"]["adapter"] == {"rank": 4, "targets": [], "drops": False, "dora": False, "virtual_tokens": 0}
+    said = {"rank": 4, "targets": [], "drops": False, "dora": False, "virtual_tokens": 0, "prompt": None}
+    assert thin["recipe"]["adapter"] == said
     assert thin["rows"][0]["gradients_gib"] * 2**30 == 4 * trained
     assert thin["rows"][0]["sent_copies_bytes"] == 3 / 2 * 4 * trained
     assert thin["rows"][0]["step_s"] < full["rows"][0]["step_s"]

@@ -85,8 +85,10 @@ def test_a_long_pad_is_the_key_stream_without_its_top_bits():
     values = pads.draw(3, 2**18).take().ravel()
 
     words = keystream(key, 1)
-    expected = np.concatenate([words(2**18) for _ in range(3)]) & np.uint32(P)
-    assert (values == expected).all()
+    drawn = np.concatenate([words(2**18) for _ in range(3)]) & np.uint32(P)
+    # one key in 2,700 has a word among these that no pad takes
+    taken = drawn[drawn != P]
+    assert (values[: len(taken)] == taken).all()
 
 
 def test_layers_directions_runs_and_master_keys_have_pads_of_their_own():
