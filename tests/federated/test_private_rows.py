@@ -293,6 +293,7 @@ def test_a_site_with_a_spent_budget_is_asked_no_more_and_the_others_go_on(tmp_pa
     scene.begin_owner(scene.w)
     scene.owner.recall(4)
     assert scene.owner.excluded == {"site-4": BUDGET_SPENT}
+    assert scene.owner.spent == dict.fromkeys((f"site-{number}" for number in range(5)), 1.0)
 
 
 def test_rounds_end_when_too_few_sites_have_a_budget_left(tmp_path):
@@ -317,8 +318,10 @@ def test_sites_that_were_shut_out_for_lies_end_no_run_as_if_budgets_were_spent(t
     assert set(scene.owner.measure()) == {"site-0"}
 
 
-@pytest.mark.parametrize("changed", [{"epsilon": None, "rounds_left": None}, {"loss": 1.0, "num_targets": 3}])
-def test_a_reply_without_epsilon_or_with_a_loss_is_not_taken_from_a_site_with_private_rows(tmp_path, changed):
+@pytest.mark.parametrize(
+    "changed", [{"epsilon": None, "rounds_left": None}, {"loss": 1.0, "num_targets": 3}, {"epsilon": 100.1}]
+)
+def test_a_reply_without_epsilon_beyond_the_budget_or_with_a_loss_is_not_taken_of_private_rows(tmp_path, changed):
     scene = spending(tmp_path, [9, 9, 9])
     answer = scene.carrier.sites["site-1"]
 
@@ -329,6 +332,34 @@ def test_a_reply_without_epsilon_or_with_a_loss_is_not_taken_from_a_site_with_pr
     scene.carrier.sites["site-1"] = told
 
     assert scene.owner.round(1, 0.1).left_out == {"site-1": "malformed"}
+
+
+def test_a_site_may_have_spent_the_whole_of_its_budget(tmp_path):
+    scene = spending(tmp_path, [9, 9, 9])
+    answer = scene.carrier.sites["site-1"]
+
+    def all_of_it(order, payload):
+        reply, values = answer(order, payload)
+        return reply.model_copy(update={"epsilon": settings().epsilon}), values
+
+    scene.carrier.sites["site-1"] = all_of_it
+
+    assert scene.owner.round(1, 0.1).left_out == {}
+
+
+def test_what_a_site_says_that_it_has_spent_never_falls(tmp_path):
+    scene = spending(tmp_path, [9, 9, 9])
+    scene.owner.round(1, 0.1)
+    answer = scene.carrier.sites["site-1"]
+
+    def less(order, payload):
+        reply, values = answer(order, payload)
+        return reply.model_copy(update={"epsilon": 0.0}), values
+
+    scene.carrier.sites["site-1"] = less
+    scene.owner.round(2, 0.1)
+
+    assert scene.owner.spent["site-1"] == 1.0
 
 
 def test_an_epsilon_is_not_taken_where_no_rows_are_private(tmp_path):

@@ -49,7 +49,8 @@ class RoundCoordinator:
     Attributes:
         weights: As they are now.
         timer: Where the time of rounds goes.
-        spent: Epsilon of the private rows of each site, as it says; empty where rows are not private.
+        spent: Epsilon of the private rows of each site, the most that it has said, in whatever session; empty where
+            rows are not private.
 
     Guarantees:
         The model moves once a round, by updates of that round's weights (with "fedbuff" of weights that are not too
@@ -108,6 +109,7 @@ class RoundCoordinator:
         found = self._journal.recall(finished)
         self._admission.recall(found.headers)
         self._counted, self._models, self._recalled = found.counted, found.models, found.open
+        self.spent = found.spent
         for site, reason in found.excluded.items():
             self._admission.exclude(site, reason)
 
@@ -240,6 +242,15 @@ class RoundCoordinator:
                 f"{self._config.min_cohort}; missing: {said}"
             )
 
+    def _is_as_agreed(self, reply: m.TrainedReply) -> bool:
+        """Whether a site tells of loss and budget what the run file has it tell, and no more spent than it may."""
+        rows = self._terms.rows
+        if (reply.loss is None) is not (self._budget is not None or rows is not None):
+            return False
+        if rows is None or reply.epsilon is None:
+            return rows is None and reply.epsilon is None
+        return reply.epsilon <= rows.epsilon
+
     def _take(self, answer: SiteAnswer, record: RoundRecord, held: dict[str, HeldUpdate]) -> None:
         reply = answer.reply
         if not isinstance(reply, m.TrainedReply):
@@ -247,13 +258,13 @@ class RoundCoordinator:
             if answer.fault == "budget_spent" and self._terms.rows is not None:
                 self._exclude(answer.site, BUDGET_SPENT)
             return
-        has_rows = self._terms.rows is not None
-        if (reply.loss is None) is not (self._budget is not None or has_rows) or (reply.epsilon is None) is has_rows:
+        if not self._is_as_agreed(reply):
             record.left_out[answer.site] = "malformed"
             return
         share = SiteShare(reply.loss, reply.num_targets, reply.samples, None, reply.scaled, reply.train_s)
         share.epsilon, share.rounds_left = reply.epsilon, reply.rounds_left
-        if reply.epsilon is not None:
+        if reply.epsilon is not None and reply.epsilon > self.spent.get(answer.site, -1.0):
+            self._journal.spent(answer.site, reply.epsilon)
             self.spent[answer.site] = reply.epsilon
         if self._config.secure:
             record.shares[answer.site] = share

@@ -42,6 +42,7 @@ class RecalledRounds:
         open: Header and values of the updates of the round that was under way, by site.
         counted: The last round in which a site's update has counted.
         excluded: Sites that are shut out, with reasons.
+        spent: Epsilon of each site's private rows, the last that it has said, of rounds that are lost as well.
         last_sum: Number of the last secure sum that was begun, in whatever session.
     """
 
@@ -50,6 +51,7 @@ class RecalledRounds:
     open: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)
     counted: dict[str, int] = field(default_factory=dict)
     excluded: dict[str, str] = field(default_factory=dict)
+    spent: dict[str, float] = field(default_factory=dict)
     last_sum: int = 0
 
 
@@ -111,6 +113,10 @@ class RoundJournal:
         """A site is shut out."""
         self._append({"excluded": site, "reason": reason})
 
+    def spent(self, site: str, epsilon: float) -> None:
+        """A site has told what its private rows have spent."""
+        self._append({"spent": epsilon, "told_by": site})
+
     def closed(self, number: int, sites: dict[str, int]) -> None:
         """A round is over; `sites` have counted, each with the round that its update was trained in."""
         self._append({"closed": number, "sites": sites})
@@ -121,6 +127,8 @@ class RoundJournal:
         for line in self._lines():
             if "excluded" in line:
                 found.excluded[line["excluded"]] = line["reason"]
+            elif "spent" in line:
+                found.spent[line["told_by"]] = line["spent"]
             elif "closed" in line and line["closed"] <= finished:
                 found.counted |= line["sites"]
             elif "site" in line:
