@@ -110,8 +110,9 @@ def test_requests_larger_than_a_frame_are_cut_into_fewer_rows():
     small, layer = LIMITS.model_copy(update={"max_frame_bytes": 8192}), a_linear(200, 48)
     x = torch.randn(30, 200, generator=torch.Generator().manual_seed(2))
 
-    with in_memory(limits=small) as (worker, _):
+    with in_memory(limits=small) as (worker, ends):
         found = MaskedLinear(layer, "layer", a_desk(worker, rows=4096))(x)
+        ends["owner"].flush(5.0)
 
         assert worker.bytes_sent > 4 * 30 * 200
         assert worker.bytes_received > 4 * 30 * 48
