@@ -6,7 +6,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from kept_states import assert_same_first_step_of_adamw, assert_same_weights, kept_state
+from kept_states import PLAIN_EPS, assert_same_first_step_of_adamw, assert_same_weights, kept_state
 from phalanx.errors import CheckpointError, DataError
 from phalanx.objectives import OBJECTIVES
 from phalanx.train import load_run
@@ -175,6 +175,9 @@ def test_a_reference_that_is_not_the_runs_own_is_refused(make, quietly, monkeypa
 
 
 COPIES, STAGES = "dp = 2", "pp = 2"
+CALM = (PLAIN_EPS, "optimizer.lr=3e-3")
+"""At 1e-2 a step takes up to two thirds of a loss away and makes a difference by rounding, which is another one on each
+processor, ten times as large."""
 RANKS = [
     pytest.param(
         kind, layout, id=f"{kind} {layout}", marks=() if (kind, layout) == ("kto", COPIES) else pytest.mark.slow
@@ -186,7 +189,7 @@ RANKS = [
 
 @pytest.mark.parametrize(("kind", "layout"), RANKS)
 def test_ranks_learn_what_one_process_learns_under_adamw(make, quietly, tmp_path, kind, layout):
-    kept = ("checkpoint.every=1", "checkpoint.keep=6")
+    kept = (*CALM, "checkpoint.every=1", "checkpoint.keep=6")
     # of each copy half the microbatches: the same rows in each
     cut = ("train.microbatches=1",) if layout == COPIES else ()
     one = quietly(make(kind, "[parallel]\ndp = 1", kept), tmp_path / "one")
@@ -206,10 +209,10 @@ def test_ranks_learn_what_one_process_learns_under_adamw(make, quietly, tmp_path
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", PREFERENCES)
 def test_the_pipeline_learns_what_one_process_learns(make, quietly, tmp_path, kind):
-    quietly(make(kind), tmp_path / "stages")
-    quietly(make(kind, "[parallel]\ndp = 1"), tmp_path / "one")
+    quietly(make(kind, overrides=CALM), tmp_path / "stages")
+    quietly(make(kind, "[parallel]\ndp = 1", CALM), tmp_path / "one")
 
-    assert losses(tmp_path / "stages") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+    assert losses(tmp_path / "stages") == pytest.approx(losses(tmp_path / "one"), rel=1e-6)
 
 
 @pytest.mark.parametrize(
