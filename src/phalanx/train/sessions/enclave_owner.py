@@ -4,13 +4,12 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Self
 
 from torch import Tensor
 
 from phalanx.config import StrictModel, digest
 from phalanx.engine import GuardReport
-from phalanx.errors import AuditLogError, CheckpointError, ConfigError, DiskError, RollbackError
+from phalanx.errors import CheckpointError, ConfigError, RollbackError
 from phalanx.models import ModelSource
 from phalanx.pipeline import OWNER, PipelineEngine, StageChecks, WorkerConfig
 from phalanx.security.audit import AuditLog, LogHead
@@ -21,21 +20,10 @@ from phalanx.split.roles.server import MakeTrainer
 from phalanx.split.roles.serving import serve
 from phalanx.train.config import RunConfig
 from phalanx.train.engines.pipeline_trainer import PipelineTrainer
-from phalanx.train.records.audit_trail import LOG_FILE, open_log, retire_key, reveal_key, step_noter
-from phalanx.train.records.history import read_history
-from phalanx.train.records.record import LASTING
+from phalanx.train.records.audit_trail import LOG_FILE
 from phalanx.train.records.run_directory import RunDirectory
-from phalanx.train.records.summary import Figures
 from phalanx.train.records.unstarted import MIDDLE
-from phalanx.train.sessions.cluster import (
-    JoinedWorkers,
-    engaged,
-    gathered,
-    opening_facts,
-    participants,
-    session_draw,
-    session_name,
-)
+from phalanx.train.sessions.owned_pipeline import OwnedPipeline
 from phalanx.train.setup.layout import make_plan
 from phalanx.train.setup.process import deterministic
 from phalanx.train.setup.stage_source import BackLibrary
@@ -79,105 +67,41 @@ def serve_owner(config: EnclaveOwnerConfig) -> None:
         def tell(message: SplitMessage) -> None:
             endpoint.send(OWNER, message.kind, message.model_dump(mode="json"))
 
-        with OwnedPipeline(run, home, source, tell) as owned:
-            yield lambda whole: PipelineTrainer(whole, owned, source.vocab_size)
+        pipeline = EnclavePipeline(run, home, source, tell)
+        with pipeline.owned:
+            yield lambda whole: PipelineTrainer(whole, pipeline, source.vocab_size)
 
     with deterministic(run.train.threads):
         serve(config.enclave, open_trainer=open_trainer)
 
 
-class OwnedPipeline:
-    """The pipeline of an enclave; as a context manager it gathers the workers, and leaves a log that says how it ended.
+class EnclavePipeline:
+    """The pipeline of an enclave: what it must know, and what the owner of the run is told.
 
     Args:
         run: With ``[split]`` and ``[pipeline]``.
         home: Directory of the middle stages.
         source: The model.
         tell: Sends the owner of the run what it is to know and to do.
-
-    Guarantees:
-        The audit key, the draws and the log's key are this process's alone; what the owner of the run is told of them
-        is what the log says.
     """
 
     def __init__(self, run: RunConfig, home: RunDirectory, source: ModelSource, tell: Tell) -> None:
-        self._run, self._home, self._source, self._tell = run, home, source, tell
-        self._figures = Figures()
+        self._run, self._source, self._tell = run, source, tell
         self._plan = make_plan(run, source)
-        self._session = session_name(home)
-        self._history = read_history(home.path / LOG_FILE, home.owner.public, home.run_id)
-        self._parties = participants(run, home, self._history)
-        self._names, self._late = self._parties.names, self._parties.late
-        self._stack = contextlib.ExitStack()
-        self._log: AuditLog | None = None
-        self._joined: JoinedWorkers | None = None
-        self._engine: PipelineEngine | None = None
-
-    def __enter__(self) -> Self:
-        """Open the log, and wait for the workers that the owner of the run is asked to start.
-
-        Raises:
-            AuditLogError: The log is broken.
-            PeerLostError: A worker did not come.
-        """
-        home = self._home
-        with contextlib.ExitStack() as stack:
-            self._log = stack.enter_context(open_log(home))
-            home.remove_summary()
-            retire_key(home, self._history)
-            for kind, body in self._history.decisions:
-                self._figures.observe(kind, body)
-            stack.push(self._leave)
-            self._joined = stack.enter_context(
-                gathered(
-                    self._run,
-                    home,
-                    self._plan,
-                    self._observe,
-                    session=self._session,
-                    names=self._names,
-                    late=self._late,
-                    open_workers=lambda directory: contextlib.nullcontext(AskedWorkers(self._tell)),
-                )
-            )
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *failure: Any) -> None:
-        self._stack.__exit__(*failure)
+        self.owned = OwnedPipeline(
+            run,
+            home,
+            self._plan,
+            lambda directory: contextlib.nullcontext(AskedWorkers(tell)),
+            lambda kind, body: tell(say.GuardEvent(event=kind, facts=body)),
+            self._checked,
+        )
 
     def begin(self, state: Mapping[str, Tensor], num_steps: int) -> PipelineEngine:
         """Give every party its stages, cut from the state of the whole back part after so many steps."""
-        joined = self._joined
-        if joined is None:
-            raise ConfigError("the pipeline of an enclave begins once its workers are there")
-        run, home, history = self._run, self._home, self._history
-        draw = session_draw(home, run)
-        facts = opening_facts(run, home, self._source, self._names, self._session, draw)
-        shared = {"config_digest": digest(run), "step": num_steps, "owner": OWNER}
-        key = {"owner_key": home.owner.public.public_key.hex()}
-        self._observe("run_started" if history.head is None else "run_resumed", {**shared, **key, **facts})
-        history.committed.add(facts["audit_key_commitment"])
-        for body in self._parties.revoked:
-            self._observe("revoked", {**body, "step": num_steps})
-        library = BackLibrary(self._source, self._plan, state, num_steps)
-        engine = self._stack.enter_context(
-            engaged(
-                joined,
-                run,
-                home,
-                self._plan,
-                library,
-                self._observe,
-                draw=draw,
-                late=self._late,
-                note_checks=self._checked,
-                note_step=step_noter(self._open_log),
-            )
-        )
-        settings = run.pipeline
+        library, settings = BackLibrary(self._source, self._plan, state, num_steps), self._run.pipeline
+        engine = self.owned.engage(self._source, library, num_steps)
         engine.start(num_steps, library.digests(), timeout_s=settings.step_timeout_s, patience_s=settings.patience_s)
-        self._engine = engine
         return engine
 
     def report(self, guard: GuardReport) -> None:
@@ -187,28 +111,13 @@ class OwnedPipeline:
 
     def books(self) -> dict[str, object]:
         """Where the log of the guard ends, on the disk: what a sealed state must know of it."""
-        return end_of(self._open_log)
+        return end_of(self.owned.log)
 
     def check_books(self, books: Mapping[str, object]) -> None:
         """As `check_end`, of this pipeline's log."""
-        check_end(self._open_log, books)
-
-    @property
-    def _open_log(self) -> AuditLog:
-        if self._log is None:
-            raise AuditLogError("the log of an enclave's pipeline is not open")
-        return self._log
-
-    def _observe(self, kind: str, body: dict[str, Any]) -> None:
-        log = self._open_log
-        self._figures.observe(kind, body)
-        log.append(kind, body)
-        if kind in LASTING:
-            log.sync()
-        self._tell(say.GuardEvent(event=kind, facts=body))
+        check_end(self.owned.log, books)
 
     def _checked(self, step: int, stages: Mapping[int, StageChecks]) -> None:
-        self._figures.checks.applied(step, stages)
         found = {
             str(stage): {
                 "made": sorted(one.made),
@@ -218,32 +127,6 @@ class OwnedPipeline:
             for stage, one in stages.items()
         }
         self._tell(say.GuardEvent(event=CHECKED, facts={"step": step, "stages": found}))
-
-    def _leave(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Say in the log how the session ended, tell the audit key, and leave a signed end of the log."""
-        log, home, engine = self._log, self._home, self._engine
-        if log is None:
-            return
-        is_complete = kind is None and engine is not None and engine.next_step == self._run.train.steps
-        status = "completed" if is_complete else "stopped"
-        with contextlib.suppress(AuditLogError, DiskError):
-            log.append("run_completed" if is_complete else "run_stopped", {"status": status})
-        reveal_key(log, home, self._history)
-        with contextlib.suppress(AuditLogError, DiskError):
-            log.sync()
-        figures = self._figures
-        home.write_summary(
-            {
-                "status": status,
-                "verdicts": figures.verdicts,
-                "evicted": figures.evicted,
-                "lost": figures.lost,
-                "takeovers": figures.takeovers,
-                "guarantees": figures.guarantees,
-                "audit_log_head": {key: log.signed_head[key] for key in ("num_events", "digest")},
-                "audit_log_head_signed": log.signed_head,
-            }
-        )
 
 
 def end_of(log: AuditLog) -> dict[str, object]:
