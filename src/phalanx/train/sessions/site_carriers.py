@@ -1,7 +1,7 @@
 """The carrier that a run file names, open: with processes of this machine, or a socket for an engine."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -46,13 +46,25 @@ def open_carrier(context: SessionContext, terms: RunTerms) -> Iterator[OpenCarri
             yield bridge
             return
         loopback = LoopbackCarrier(home.owner, session, section.sites, section.transport, revoked, context.say)
-        stack.callback(loopback.close)
         files = _files(context, loopback.address)
         sites = LocalSites(home.path / "sites", files, context.run.train.threads, section.respawns)
         stack.callback(sites.kill)
+        # sites that have been told that the run is over close their own logs meanwhile
+        stack.callback(loopback.close)
+        stack.push(_in_failure(sites.kill))
         loopback.keep(sites)
         sites.start()
         yield loopback
+
+
+def _in_failure(act: Callable[[], None]) -> Callable[[type[BaseException] | None, object, object], None]:
+    """Return what acts at the end of a context that an error ends."""
+
+    def leave(kind: type[BaseException] | None, error: object, trace: object) -> None:
+        if kind is not None:
+            act()
+
+    return leave
 
 
 def where_to_look(context: SessionContext) -> str:

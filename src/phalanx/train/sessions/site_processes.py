@@ -8,6 +8,8 @@ from phalanx.child import PythonProcess
 from phalanx.config import dump_toml
 from phalanx.train.sessions.site_file import SiteFile
 
+_TO_END_S = 20.0
+"""A site that owns a pipeline gives its workers a moment first, and then closes its log."""
 COMMAND = ("phalanx.train.parties.site_process",)
 
 
@@ -53,7 +55,7 @@ class LocalSites:
     def close(self) -> None:
         """Give those that have been told to end a moment, then end them."""
         for process in self._processes.values():
-            process.end()
+            process.end(_TO_END_S)
 
     def kill(self) -> None:
         """End them at once."""
