@@ -350,10 +350,8 @@ def follow(lines, run_dir, owner_key, revealed, found):
             due, found.completed = body["step"], False
             found.guarded = found.guarded or session.guarded
             found.doubts += session.doubts
-        elif kind == "rolled_back":
-            due = min(due, body["to"])
-        elif kind == "fell_back":
-            due = min(due, body["to_step"])
+        elif kind in ("rolled_back", "fell_back", "round_begun"):
+            due = due_after(kind, body, due, session)
         elif kind == "stopped_early":
             session.opening = {**session.opening, "steps": body["step"]}
         elif kind == "run_completed":
@@ -368,6 +366,15 @@ def follow(lines, run_dir, owner_key, revealed, found):
             due += 1
             found.recorded.add(body["step"])
             check_one(run_dir, line, session, found)
+
+
+def due_after(kind, body, due, session):
+    if kind != "round_begun":
+        return min(due, body["to" if kind == "rolled_back" else "to_step"])
+    each = session.opening.get("steps_a_round")
+    if not each or body["step"] % each:
+        raise RefusedError(f"a round begins at step {body['step']}")
+    return body["step"]
 
 
 class Session:

@@ -34,6 +34,7 @@ ENGINES = {
     "deepspeed": "[parallel]\ndp = 2\n" + ASKED_FOR["deepspeed"],
     "split": "[model.adapter]\nrank = 2\n" + ASKED_FOR["split"],
     "federated": ASKED_FOR["federated"],
+    "federated with pipeline": ASKED_FOR["federated"] + ASKED_FOR["pipeline"] + ASKED_FOR["guard"],
     "split with pipeline": JOINED + ASKED_FOR["guard"] + ASKED_FOR["attack"],
 }
 
@@ -62,6 +63,8 @@ def test_two_sections_that_exclude_each_other_are_refused_whatever_they_hold(loa
 TOGETHER = {
     ("parallel", "deepspeed"),
     ("parallel", "federated"),
+    ("federated", "pipeline"),
+    ("federated", "guard"),
     ("pipeline", "guard"),
     ("pipeline", "attack"),
     ("guard", "attack"),
@@ -94,7 +97,7 @@ def test_a_section_that_came_by_override_is_refused_beside_one_that_is_written(l
             load(ASKED_FOR[written], SET[by_override])
 
 
-@pytest.mark.parametrize("pair", [pair for pair in TOGETHER if "parallel" not in pair])
+@pytest.mark.parametrize("pair", [pair for pair in TOGETHER - {("federated", "guard")} if "parallel" not in pair])
 def test_sections_that_go_together_are_both_kept(load, pair):
     kept = dump_toml(load("".join(ASKED_FOR[name] for name in pair)))
 
@@ -208,9 +211,7 @@ def test_a_value_that_an_engine_has_not_is_refused_with_the_reason(load, line):
 
 @pytest.mark.parametrize("engine", ENGINE)
 def test_an_engine_has_every_value_that_no_line_takes_from_it(load, engine):
-    sections = {"deepspeed": {"deepspeed", "parallel"}, "split with pipeline": {"split", "pipeline"}}.get(
-        engine, {engine}
-    )
+    sections = {"deepspeed": {"deepspeed", "parallel"}}.get(engine, set(engine.split(" with ")))
     lines = [
         line for line in value_exclusions() if line.engine in sections and (line.beside or line.engine) in sections
     ]

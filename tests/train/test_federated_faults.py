@@ -3,12 +3,16 @@
 import pytest
 
 from phalanx.errors import ConfigError
+from phalanx.models import open_model
+from phalanx.optimizers import learning_rate
 from phalanx.train import load_run
+from phalanx.train.parties.site_stages import pipeline_of, plan_of
 from tiny_run_file import tiny_run_file
 
 SITES = '[federated]\nsites = ["a", "b"]\n'
 LORA = '[model.adapter]\nkind = "lora"\nrank = 4\nalpha = 8\n'
 RANKS = "[parallel]\ndp = 2\n"
+STAGES = "[pipeline]\nstages = 4\n"
 ROWS = "[privacy]\nepsilon = 8.0\ndelta = 1e-4\nclip_norm = 0.5\n"
 SUMS = (
     '[federated]\nsites = ["a", "b", "c"]\nmin_cohort = 3\nsecure = true\n'
@@ -38,6 +42,25 @@ def test_sites_may_be_ranks_and_are_no_domain_of_the_run_itself(read):
 
     assert run.parallel.dp == 2 and not run.is_domain
     assert run.world == {"processes": 5, "stages": 1, "sites": 2}
+
+
+def test_sites_may_own_pipelines_and_the_run_itself_has_no_stage_and_no_worker(read):
+    run = read(SITES + STAGES, "guard.audit_rate=0.5")
+
+    assert run.has_site_stages and not run.has_stages and run.stage_workers == ()
+    assert (run.workers, run.guard.audit_rate) == (("a", "b"), 0.5)
+    assert run.world == {"processes": 7, "stages": 4, "sites": 2}
+    assert not read(SITES).has_site_stages and "pipeline" not in read(SITES).model_dump()
+
+
+def test_a_sites_pipeline_is_a_run_of_its_local_steps_with_the_learning_rates_of_rounds(read, tmp_path):
+    run = read(SITES + "local_steps = 3\n" + STAGES, "train.steps=4", "optimizer.warmup_steps=2")
+    plan = plan_of(run, open_model(run.model, tmp_path, run.train.seed))
+
+    assert (pipeline_of(run).train.steps, pipeline_of(run).journals, plan.total_steps) == (12, False, 12)
+    rates = [learning_rate(run.optimizer, number, 4) for number in range(4)]
+    assert [plan.learning_rate(step) for step in range(12)] == [rate for rate in rates for _ in range(3)]
+    assert rates[0] < rates[1] and rates[3] < rates[2]
 
 
 def test_factors_of_dora_may_be_averaged_one_by_one(read):
@@ -72,7 +95,19 @@ def test_factors_of_dora_may_be_averaged_one_by_one(read):
         (SITES + 'personal = ["*.wte.*"]\n' + RANKS, (), r"ranks of \[parallel\] send all that they train"),
         (SITES + RANKS + "max_dp = 4\n", (), "a site's ranks are as many in each round"),
         (SITES + RANKS + "[deepspeed]\n", (), r"\[federated\] and \[deepspeed\] exclude each other"),
-        (SITES + "[guard]\n", (), "a site trains in one process, or by ranks"),
+        (SITES + "[guard]\n", (), r"add \[pipeline\], or remove \[guard\]"),
+        (SITES + STAGES + '[attack]\nkind = "none"\n', (), "starts honest workers only"),
+        (SITES + STAGES + RANKS, (), r"\[parallel\] and \[pipeline\] exclude each other"),
+        (SITES + STAGES, ("pipeline.stages=2",), "workers need one between them; make it 3 or more"),
+        (SITES + STAGES, ("optimizer.kind=sgd",), r'\[pipeline\] has no optimizer.kind = "sgd"'),
+        (SITES + 'personal = ["*.wte.*"]\n' + STAGES, (), r"stages of \[pipeline\] send all that they train"),
+        (LORA + SITES + 'exchange = "frozen_a"\n' + STAGES, (), r"stages of \[pipeline\] train both"),
+        (
+            SITES + 'algorithm = { kind = "fedprox", mu = 0.1 }\n' + STAGES,
+            (),
+            r"corrects each gradient of a site, and stages of \[pipeline\] take whole steps",
+        ),
+        (LORA + SITES + ROWS + STAGES, (), r"\[privacy\] has no \[pipeline\] beside \[federated\]: a row's gradient"),
         (SUMS + ROWS, (), r"\[privacy\] has no federated.privacy: a site would have two budgets"),
     ],
 )

@@ -13,6 +13,7 @@ from phalanx.testing import Actor, MemoryCompany, tampering, tiny_run
 from phalanx.train.records.audit_trail import rules, step_noter
 from phalanx.train.records.proof import verify_run
 from phalanx.train.records.samples import samples_digest
+from phalanx.train.setup.stage_source import ModulesOfRounds
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "conformance"))
 from independent_verifier import RefusedError, verify
@@ -26,10 +27,11 @@ RATES = {"audit_rate": 0.5, "step_audit_rate": 0.25, "owner_audit_rate": 0.25}
 def make_company(cache, tmp_path_factory):
     made = []
 
-    def make(guard, actors=None, nonce=None, **pipeline):
+    def make(guard, actors=None, nonce=None, plan=None, **pipeline):
         run = tiny_run(pipeline=PipelineConfig(**({"stages": 4, "step_timeout_s": 60.0} | pipeline)), guard=guard)
         draw = None if nonce is None else AuditDraw.of(KEY, nonce, guard)
         company = MemoryCompany(run, tmp_path_factory.mktemp("company"), actors, cache=cache, draw=draw)
+        company.plan = company.plan.model_copy(update=plan or {})
         made.append(company)
         company.__enter__()
         note = company.engine._books.noting.records._note
@@ -55,7 +57,7 @@ def late_nonce(guard):
     raise AssertionError
 
 
-def write_log(company, change=lambda events: events):
+def write_log(company, change=lambda events: events, steps_a_round=None):
     """Write what a session would have written about all that has happened."""
     company.engine.settle()
     home, run, draw = company._home, company.run_config, company.draw
@@ -67,6 +69,7 @@ def write_log(company, change=lambda events: events):
         "stages": [{} for _ in range(run.pipeline.stages)],
         "audit_key_commitment": draw.commitment,
         "audit_nonce": draw.nonce.hex(),
+        **({} if steps_a_round is None else {"steps_a_round": steps_a_round}),
     }
     for name in ("events.jsonl", "steps.jsonl"):
         (home.path / name).unlink(missing_ok=True)
@@ -169,3 +172,40 @@ def test_a_log_of_an_upkeep_that_was_removed_is_refused_whole(make_company, monk
 
     with pytest.raises(AuditLogError, match=r'shadow = "gradient", which this version cannot verify \(ADR 70\)'):
         verify_run(run_dir)
+
+
+def rounds_events(company, numbers):
+    """Rounds of two steps, as the pipeline of a site has them."""
+    modules = ModulesOfRounds(company.source, company.plan)
+    weights = {name: one.detach().clone() for name, one in modules.trained.items()}
+    for number in numbers:
+        library = modules.begin(weights, 2 * (number - 1))
+        company.events.append(("round_begun", {"round": number, "step": 2 * (number - 1)}))
+        company.engine.fall_back(library, 2 * (number - 1), library.digests())
+        company._next_step = 2 * (number - 1)
+        company.run(2)
+        company.engine.settle()
+
+
+def test_the_log_of_a_site_may_lack_rounds_that_it_took_no_part_in_and_no_step_of_those_that_it_has(make_company):
+    company = make_company(GuardConfig(**RATES), plan={"steps_a_round": 2})
+    rounds_events(company, (1, 3, 3))
+    run_dir = write_log(company, steps_a_round=2)
+    certificate = (run_dir / "owner.pem").read_text()
+
+    proof, second = verify_run(run_dir), verify(run_dir, certificate)
+
+    assert (proof.steps, proof.proven, proof.unproven) == (4, 4, ())
+    assert "proves the rounds that it has" in " ".join(proof.remarks)
+    assert (second.proven, second.doubts) == ({0, 1, 4, 5}, [])
+    # without the word of a round that began, its steps follow a gap
+    for kept, opening in (
+        (lambda events: [one for one in events if one[0] != "round_begun"], 2),
+        (list, 3),
+        (list, None),
+    ):
+        write_log(company, kept, steps_a_round=opening)
+        with pytest.raises(AuditLogError, match=r"has no record|a round begins at step"):
+            verify_run(run_dir)
+        with pytest.raises(RefusedError, match=r"is missing|a round begins at step"):
+            verify(run_dir, certificate)

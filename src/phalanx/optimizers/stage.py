@@ -30,6 +30,8 @@ class StageOptimizer:
         can_skip: Whether steps without an update are counted; the state then tells how many updates there were.
         has_moments: Without them parameters can be loaded and read, at 4 bytes each, but no step can be made.
         single_rounding: Make updates as `UpdateRule` does, with the same bits on every processor, at a lower speed.
+        renewed_every: Steps after which a state with zero moments is loaded, from which moments count anew; None where
+            an optimizer is never new again.
 
     Attributes:
         num_steps: Steps made so far, skipped ones included.
@@ -47,8 +49,10 @@ class StageOptimizer:
         can_skip: bool = False,
         has_moments: bool = True,
         single_rounding: bool = False,
+        renewed_every: int | None = None,
     ) -> None:
         self.num_steps = 0
+        self._renewed_every = renewed_every
         self._single_rounding = single_rounding
         self._updates = torch.zeros(()) if can_skip else None
         self._has_moments = has_moments
@@ -213,7 +217,9 @@ class StageOptimizer:
 
     @property
     def _num_updates(self) -> int:
-        return self.num_steps if self._updates is None else int(self._updates)
+        if self._updates is not None:
+            return int(self._updates)
+        return self.num_steps if self._renewed_every is None else self.num_steps % self._renewed_every
 
     def _ordered(self, gradients: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
         if set(gradients) != set(self._names):

@@ -5,14 +5,14 @@ from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import AfterValidator, ValidationError, model_serializer
+from pydantic import AfterValidator, Field, ValidationError, model_serializer
 
 from phalanx.config import StrictModel, canonical_json, one_of
 from phalanx.config.strict import check_reference
 from phalanx.errors import FrameError
 from phalanx.models import MARKED_KINDS, Attention, AttentionKind, SlicedAdapter, rows_before
 from phalanx.objectives import ObjectiveChoice
-from phalanx.optimizers import OptimizerConfig
+from phalanx.optimizers import OptimizerConfig, learning_rate
 from phalanx.pipeline.config import GuardConfig
 from phalanx.planner.model.config_keys import ConfigKeys
 from phalanx.planner.model.families import FAMILIES
@@ -63,6 +63,9 @@ class StepPlan(StrictModel):
     """Size of the noise that the first stage adds to embeddings."""
     attention_kind: Literal["causal", "prefix", "bidirectional"] = "causal"
     """Which tokens see which, where it does not; where rows have prefixes, these cross beside the hidden states."""
+    steps_a_round: int | None = Field(default=None, ge=1)
+    """Steps of a federated round, which begins with a new optimizer and has one learning rate; None where there are no
+    rounds."""
 
     @model_serializer(mode="wrap")
     def _as_before(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
@@ -73,8 +76,14 @@ class StepPlan(StrictModel):
             ("document_attention", False),
             ("neftune_alpha", None),
             ("attention_kind", "causal"),
+            ("steps_a_round", None),
         )
         return {name: value for name, value in write(self).items() if (name, value) not in usual}
+
+    def learning_rate(self, step: int) -> float:
+        """Return the learning rate of a step."""
+        each = self.steps_a_round or 1
+        return learning_rate(self.optimizer, step // each, self.total_steps // each)
 
     @property
     def attends(self) -> AttentionKind:

@@ -84,6 +84,7 @@ _SENTENCES = {
     "stages_moved": "step {step}: stages move, because workers came, left or are slow: {to}",
     "memory_short": "step {step}: stages take more memory than there is: {reason}",
     "takeover": "stage {stage} is now served by {by}, before by {from}",
+    "round_begun": "round {round} of the federation, from step {step} on",
     "fell_back": "from step {from_step} to the checkpoint of step {to_step}, {steps_lost} steps are lost: {reason}",
     "step_redone": "step {step} begins again",
     "step_restarted": "step {step} begins again with everybody, time {attempt}",

@@ -211,8 +211,7 @@ class RunConfig(StrictModel):
                 f"pipeline.layout gives {shared[0]} several ranks, which add up in another order than the owner; set "
                 'guard.classes = "mixed"'
             )
-        fault = unshared_adapter(self.model.adapter) if shared else None
-        if fault is not None:
+        if (fault := unshared_adapter(self.model.adapter) if shared else None) is not None:
             raise ValueError(f"pipeline.layout gives {shared[0]} several ranks: {fault}")
         if self.checkpoint.journal and not self._can_journal:
             raise ValueError(
@@ -231,6 +230,7 @@ class RunConfig(StrictModel):
         """Leave out the sections of the engine that the run does not have."""
         engines = {name for name in ENGINES if getattr(self, name) is not None}
         left_out = (set(ENGINES) - engines) | excluded_by(engines, workers_see=self.is_joined)
+        left_out |= {"pipeline", "guard"} if self.federated is not None and not self.has_site_stages else set()
         left_out |= {name for name in ("rewards", "rollouts", "privacy", "tracking") if not getattr(self, name)}
         return {name: value for name, value in write(self).items() if name not in left_out}
 
@@ -243,6 +243,11 @@ class RunConfig(StrictModel):
     def is_domain(self) -> bool:
         """Whether the ranks of ``[parallel]`` are the run's own; those of a site are the site's."""
         return self.parallel is not None and self.federated is None
+
+    @property
+    def has_site_stages(self) -> bool:
+        """Whether each site of ``[federated]`` owns a verified pipeline: where the section is written beside it."""
+        return self.federated is not None and "pipeline" in self.model_fields_set
 
     @property
     def has_stages(self) -> bool:
@@ -299,8 +304,10 @@ class RunConfig(StrictModel):
                 processes, stages = processes + len(self.pipeline.workers), 1 + self.pipeline.stages
             return {"processes": processes, "stages": stages, "clients": self.split.clients}
         if self.federated is not None:
-            sites, ranks = len(self.federated.sites), 1 if self.parallel is None else self.parallel.world
-            return {"processes": 1 + sites * ranks, "stages": 1, "sites": sites}
+            sites, stages, each = len(self.federated.sites), 1, 1 if self.parallel is None else self.parallel.world
+            if self.has_site_stages:
+                stages, each = self.pipeline.stages, 1 + len(self.pipeline.workers)
+            return {"processes": 1 + sites * each, "stages": stages, "sites": sites}
         if self.parallel is None:
             ranks = sum(self.pipeline.layout_of(name).world for name in self.pipeline.workers)
             return {"processes": 1 + ranks, "stages": self.pipeline.stages}

@@ -25,7 +25,8 @@ _ENCLAVE = (
     "have the middle ones"
 )
 
-_SITES = "a site trains in one process, or by ranks of [parallel] of its own"
+_SITES = "a site trains in one process, by ranks of [parallel], or by stages of [pipeline], of its own"
+_SITES_DRILL = "the owner of a site's pipeline starts honest workers only; play drills with [pipeline] alone"
 
 EXCLUSIONS: dict[tuple[str, str], str] = {
     ("parallel", "split"): "a run is trained by ranks or by an enclave and its clients",
@@ -41,9 +42,7 @@ EXCLUSIONS: dict[tuple[str, str], str] = {
     ("split", "attack"): _ENCLAVE,
     ("federated", "deepspeed"): _SITES,
     ("federated", "split"): "sites train a whole model each, or clients the front of one",
-    ("federated", "pipeline"): _SITES,
-    ("federated", "guard"): _SITES,
-    ("federated", "attack"): _SITES,
+    ("federated", "attack"): _SITES_DRILL,
 }
 """Two sections that no run file has both of, the engine's first, with the reason."""
 
@@ -150,6 +149,7 @@ _ROWS = "clients make their own batches, of rows as they were packed"
 _OWN_DRAWS = "each client draws by itself from its share of every group, and a phase counts samples of the whole run"
 _CLIENTS_EMBED = "clients embed their own texts, and are told of no step that noise could be drawn for"
 _HERE = "client, enclave and workers of a run are processes of this machine"
+_HERE_AT_SITES = "the workers of a site are processes of its machine"
 
 
 VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
@@ -278,10 +278,19 @@ VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
         only=(False,),
     ),
     ValueExclusion("federated", "checkpoint.journal", "rounds have a journal of their own", only=(None, False)),
-    ValueExclusion("split", "pipeline.remote_workers", _HERE, only=((),), beside="pipeline"),
-    ValueExclusion("split", "pipeline.pki", _HERE, only=(None,), beside="pipeline"),
-    ValueExclusion("split", "pipeline.layout", _NOT_TRIED, only=(None,), beside="pipeline"),
-    ValueExclusion("split", "pipeline.layouts", _NOT_TRIED, only=(None,), beside="pipeline"),
+    *(
+        line
+        for engine, here in (("split", _HERE), ("federated", _HERE_AT_SITES))
+        for line in (
+            ValueExclusion(engine, "pipeline.remote_workers", here, only=((),), beside="pipeline"),
+            ValueExclusion(engine, "pipeline.pki", here, only=(None,), beside="pipeline"),
+            ValueExclusion(engine, "pipeline.layout", _NOT_TRIED, only=(None,), beside="pipeline"),
+            ValueExclusion(engine, "pipeline.layouts", _NOT_TRIED, only=(None,), beside="pipeline"),
+        )
+    ),
+    ValueExclusion(
+        "federated", "guard.mode", _NOT_TRIED, 'take "phalanx"', never=("paper", "statistics"), beside="pipeline"
+    ),
 )
 """What an engine has not, apart from objectives."""
 
@@ -378,7 +387,8 @@ def engines_of(run: object) -> tuple[str, ...]:
     """The sections of the engines that a run has; a run with none of the others is a pipeline."""
     found = tuple(name for name in ENGINES if getattr(run, name, None) is not None)
     split: Any = getattr(run, "split", None)
-    return (*found, "pipeline") if not found or (split is not None and split.workers_see_hidden_states) else found
+    joined = (split is not None and split.workers_see_hidden_states) or getattr(run, "has_site_stages", False)
+    return (*found, "pipeline") if not found or joined else found
 
 
 def refused_value(run: object) -> str | None:

@@ -6,6 +6,9 @@ from typing import Any
 from phalanx.errors import ConfigError
 from phalanx.federated.config import FederatedConfig
 
+_FEWEST_STAGES = 3
+"""With one for a site's workers between the two of its owner."""
+
 
 def section_of(run: Any) -> FederatedConfig:
     """The section ``[federated]`` of a run that has one.
@@ -23,20 +26,30 @@ def federated_fault(run: Any) -> str | None:
     return None if run.federated is None else next(_faults(run, run.federated), None)
 
 
-def _of_ranks(run: Any, section: Any) -> Iterator[str]:
-    """What sites that are ranks of ``[parallel]`` have not."""
+def _of_whole_steps(section: Any, parties: str, part: str) -> Iterator[str]:
+    """What sites have not that train by several parties.
+
+    Args:
+        section: Its ``[federated]``.
+        parties: Those that train, for a sentence.
+        part: Their section.
+    """
     if section.algorithm.kind in ("fedprox", "scaffold"):
         yield (
-            f'federated.algorithm.kind = "{section.algorithm.kind}" corrects each gradient of a site, and ranks of '
-            "[parallel] take whole steps; take another kind, or remove [parallel]"
+            f'federated.algorithm.kind = "{section.algorithm.kind}" corrects each gradient of a site, and {parties} '
+            f"take whole steps; take another kind, or remove {part}"
         )
     if section.exchange == "frozen_a":
         yield (
-            'federated.exchange = "frozen_a" trains one factor of each adapter, and ranks of [parallel] train both; '
-            'take "factors" or "product", or remove [parallel]'
+            f'federated.exchange = "frozen_a" trains one factor of each adapter, and {parties} train both; '
+            f'take "factors" or "product", or remove {part}'
         )
     if section.personal:
-        yield "federated.personal: ranks of [parallel] send all that they train; leave it out, or remove [parallel]"
+        yield f"federated.personal: {parties} send all that they train; leave it out, or remove {part}"
+
+
+def _of_ranks(run: Any) -> Iterator[str]:
+    """What sites that are ranks of ``[parallel]`` have not besides."""
     if run.parallel.outer is not None or run.parallel.most_dp > run.parallel.dp:
         yield (
             "parallel.outer and parallel.max_dp: a site's ranks are as many in each round, with one model; leave them "
@@ -46,7 +59,17 @@ def _of_ranks(run: Any, section: Any) -> Iterator[str]:
 
 def _faults(run: Any, section: Any) -> Iterator[str]:
     if run.parallel is not None:
-        yield from _of_ranks(run, section)
+        yield from _of_whole_steps(section, "ranks of [parallel]", "[parallel]")
+        yield from _of_ranks(run)
+    if run.has_site_stages:
+        yield from _of_whole_steps(section, "stages of [pipeline]", "[pipeline]")
+        if run.pipeline.stages < _FEWEST_STAGES:
+            yield (
+                f"pipeline.stages = {run.pipeline.stages} beside [federated]: the owner of a site's pipeline has the "
+                f"first and the last one, and workers need one between them; make it {_FEWEST_STAGES} or more"
+            )
+    elif "guard" in run.model_fields_set:
+        yield "[guard] beside [federated] is of the pipeline that each site owns; add [pipeline], or remove [guard]"
     is_lora = run.model.adapter is not None and run.model.adapter.kind == "lora"
     own = None if run.data.labelled is None else run.data.labelled.own
     if section.algorithm.kind == "scaffold" and (run.optimizer.kind != "sgd" or run.optimizer.momentum):

@@ -26,6 +26,8 @@ def _faults(run: Any) -> Iterator[str]:
         yield from _of_layout(run)
     elif run.parallel is not None:
         yield "[parallel] beside [federated]: ranks of a site are not shown yet to add the noise once; remove one"
+    elif run.has_site_stages:
+        yield f"[pipeline] beside [federated]: {_SOME_OF_IT.format('pipeline')}; remove one"
     elif run.federated.privacy is not None:
         yield "federated.privacy: a site would have two budgets, and tell of neither which one holds; remove one"
     yield from _of_adapter(run.model.adapter)

@@ -124,19 +124,20 @@ class PipelineEngine:
         self._loop.run(failover.begin(step))
 
     def fall_back(self, library: Library, step: int, known: Mapping[int, StateDigest]) -> None:
-        """Begin again from an older state, after a `NoHolderError`, with every party that is left.
+        """Begin again from another state, with every party that is left: after a `NoHolderError`, or as a round begins.
 
         Args:
-            library: Stages as a checkpoint has them.
-            step: The checkpoint's next step.
+            library: Stages as a checkpoint, or the round, has them.
+            step: Its next step.
             known: Digest of each stage's state in it.
 
         Raises:
             PeerLostError: A worker did not get ready in time.
-            VerificationError: The owner itself has another state than the checkpoint.
+            VerificationError: The owner itself has another state than that.
         """
+        self._party.roles.forget_copies()
         self._party.roles.library = library
-        self._books.undone("the run went back to a checkpoint")
+        self._books.undone("the run goes on from another state")
         self._loop.run(self._failover.fall_back(step, known))
 
     def step(self, step: int, inputs: StepInputs) -> StepResult:

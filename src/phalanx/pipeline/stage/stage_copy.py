@@ -7,7 +7,7 @@ from torch import Tensor
 from phalanx.errors import StaleReplicaError
 from phalanx.models import StageModule, StageSpec, add_embedding_noise, build_empty_stage
 from phalanx.models.master_weights import keep_masters
-from phalanx.optimizers import StageOptimizer, learning_rate
+from phalanx.optimizers import StageOptimizer
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.protocol.messages import StateDigest
 from phalanx.pipeline.protocol.tensor_stream import tensors_digest
@@ -60,6 +60,7 @@ class StageCopy:
             can_skip=plan.guard.recovery == "skip_layer",
             has_moments=has_moments,
             single_rounding=plan.guard.classes == "mixed",
+            renewed_every=plan.steps_a_round,
         )
         return cls(plan, spec, module, optimizer)
 
@@ -125,7 +126,7 @@ class StageCopy:
             StaleReplicaError: The copy is not at that step.
         """
         self._expect_step(step)
-        lr = learning_rate(self.plan.optimizer, step, self.plan.total_steps)
+        lr = self.plan.learning_rate(step)
         update = UndoEntry(dict(gradients), lr, clip_coefficient)
         self.history.record(self.optimizer, update)
         self.optimizer.step(update.gradients, lr, clip_coefficient)

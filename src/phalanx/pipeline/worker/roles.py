@@ -131,6 +131,12 @@ class Roles:
         """A copy with parameters that are still to come, to audit a stage with."""
         return self._wrap_copy(StageCopy.empty(self._plan, stage), False)
 
+    def forget_copies(self) -> None:
+        """Have no stage any more: all parties begin anew, and what was here is of another timeline."""
+        for mine in (self.hosted, self.shadows, self.kept, self.fetched_stages, self.resting, self.loading):
+            mine.clear()
+        self.forget_given_up()
+
     def skip_resting(self) -> None:
         """Let the copies of stages that are left out of a step count it, once it is verified."""
         for mine in self.resting.values():

@@ -13,7 +13,6 @@ _MOST_NATS = 700
 """Of a mean loss; the exponential of more is no double."""
 
 
-@torch.no_grad()
 def perplexities(stages: Iterable[StageModule], sets: Sequence[Iterable[Batch]]) -> list[float]:
     """Perplexity of a chain of stages on each of several sets.
 
@@ -23,6 +22,17 @@ def perplexities(stages: Iterable[StageModule], sets: Sequence[Iterable[Batch]])
 
     Returns:
         ``exp`` of the mean loss over all target tokens of a set, in nats; infinity when it overflows.
+    """
+    return [perplexity_of(total, count) for total, count in summed_losses(stages, sets)]
+
+
+@torch.no_grad()
+def summed_losses(stages: Iterable[StageModule], sets: Sequence[Iterable[Batch]]) -> list[tuple[float, int]]:
+    """Loss of a chain of stages over all target tokens of each of several sets, in nats, and how many there are.
+
+    Args:
+        stages: All stages in order; each is used once for all batches of all sets and can then be dropped.
+        sets: Validation batches of each set.
     """
     kept = [(number, batch) for number, batches in enumerate(sets) for batch in batches]
     tensors = [with_marks(batch.input_ids, batch.extras) for _, batch in kept]
@@ -41,7 +51,7 @@ def perplexities(stages: Iterable[StageModule], sets: Sequence[Iterable[Batch]])
                 counts[number] += targets
                 tensors[n] = batch.input_ids
         stage.train(was_training)
-    return [perplexity_of(total, count) for total, count in zip(totals, counts, strict=True)]
+    return list(zip(totals, counts, strict=True))
 
 
 def perplexity(stages: Iterable[StageModule], batches: Iterable[Batch]) -> float:

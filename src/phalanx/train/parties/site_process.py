@@ -24,6 +24,7 @@ from phalanx.train.batches.private import site_rows
 from phalanx.train.batches.site_data import SharedTexts, whole_model
 from phalanx.train.config import RunConfig
 from phalanx.train.parties.site_ranks import ranked_trainer
+from phalanx.train.parties.site_stages import staged_trainer
 from phalanx.train.sessions.site_file import SiteFile, read_site, session_prefix, terms_of
 from phalanx.train.setup.preflight import load_own_code, require_extras
 from phalanx.train.setup.process import deterministic
@@ -79,7 +80,9 @@ def _site(file: SiteFile, run: RunConfig, identity: Identity, terms: RunTerms) -
     )
     with contextlib.ExitStack() as stack:
         trainer: LocalTrainer
-        if run.parallel is None:
+        if run.has_site_stages:
+            trainer = stack.enter_context(staged_trainer(run, source, data, schedule, file.own))
+        elif run.parallel is None:
             model, rows = whole_model(run, source, texts.num_classes), site_rows(run, data, identity, file.own)
             private = None if rows is None else PrivateSteps(model, rows, schedule)
             trainer = SiteTrainer(model, data, schedule, file.own, private)

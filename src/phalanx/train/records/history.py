@@ -60,6 +60,9 @@ class RunHistory:
 KEY_REVEALED = "audit_key_revealed"
 """Kind of the event that ends the secrecy of an audit key."""
 
+ROUND_BEGUN = "round_begun"
+"""Kind of the event in the log of a site's pipeline that says with which step a federated round begins."""
+
 CONFIG_CHANGED = "config_changed"
 """Kind of the event that a resumed run writes when its run file has other values than before."""
 

@@ -23,7 +23,7 @@ from phalanx.security.audit import (
 )
 from phalanx.security.crypto import Peer, certificate_facts, peer_from_certificate
 from phalanx.train.records.audit_trail import LEAVES_FORMAT, LOG_FILE
-from phalanx.train.records.history import KEY_REVEALED
+from phalanx.train.records.history import KEY_REVEALED, ROUND_BEGUN
 from phalanx.train.records.log_heads import SUMMARY_FILE, head_in_summary, known_heads
 from phalanx.train.records.owner_key import owner_of
 from phalanx.train.records.run_directory import owner_certificate
@@ -92,6 +92,12 @@ class _Session:
         return self.opening.get("audit_key_commitment") is not None
 
     @property
+    def steps_a_round(self) -> int | None:
+        """Steps of a federated round, where the session is of the pipeline of a site."""
+        found = self.opening.get("steps_a_round")
+        return found if isinstance(found, int) and found > 0 else None
+
+    @property
     def has_leaves(self) -> bool:
         return self.is_guarded and self.opening.get("leaves_format") == LEAVES_FORMAT
 
@@ -124,6 +130,8 @@ def verify_run(run_dir: Path, certificate: Path | None = None, heads: Sequence[P
             remarks.append(f"{where} has no records of steps: it proves verdicts only")
             continue
         rules = _rules(session, owner, reader.keys, log.run or "")
+        if session.steps_a_round is not None:
+            remarks.append(f"{where} is of a site: it proves the rounds that it has, and not that there were no others")
         if rules.draw is None:
             unproven.append(f"{where}: the key of its audits is not revealed, so they cannot be drawn again")
         elif not rules.audits:
@@ -184,6 +192,8 @@ class _Order:
             self._next = min(self._next, body["to" if line.kind == "rolled_back" else "to_step"])
         elif line.kind == "stopped_early":
             self._total = body["step"]
+        elif line.kind == ROUND_BEGUN:
+            self._begin_round(line, session)
         elif line.kind == "step":
             if body["step"] != self._next:
                 raise AuditLogError(
@@ -196,6 +206,15 @@ class _Order:
                 raise AuditLogError(
                     f"line {line.head.num_events}: the run is complete, and step {self._next} has no record"
                 )
+
+    def _begin_round(self, line: Line, session: _Session | None) -> None:
+        """Go on where a federated round begins: a site has no steps of rounds that it took no part in."""
+        step, each = line.body["step"], None if session is None else session.steps_a_round
+        if each is None or step % each:
+            raise AuditLogError(
+                f"line {line.head.num_events}: a round begins at step {step}, and the session's have {each} steps each"
+            )
+        self._next = step
 
     def _begin(self, line: Line) -> None:
         step, last = line.body.get("step", 0), self._next

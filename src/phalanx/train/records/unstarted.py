@@ -23,7 +23,7 @@ _MOST_LOG_BYTES = 1 << 20
 _BEFORE_A_STEP = {
     *("run_started", "run_resumed", "run_stopped", "log_healed", "audit_key_revealed", "adopted"),
     *("awaiting", "party_joined", "not_let_in", "log_head_ignored", "guarantees", "lost", "left"),
-    *("enclave_appraised", "client_appraised", "client_evidence_refused", "memory_short"),
+    *("round_begun", "enclave_appraised", "client_appraised", "client_evidence_refused", "memory_short"),
 }
 """Kinds of events that say nothing of a finished step and convict no party."""
 

@@ -62,7 +62,7 @@ def _check_sizes(run: RunConfig) -> None:
         return
     longest, layers = (_first_number(described, names) for names in (_POSITIONS, _LAYERS))
     check_length(run.data.sequence_length, longest)
-    if layers is not None and run.split is None and run.federated is None:
+    if layers is not None and run.split is None and (run.federated is None or run.has_site_stages):
         check_stages(run.pipeline.stages, layers)
 
 

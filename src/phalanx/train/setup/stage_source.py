@@ -2,11 +2,15 @@
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from phalanx.checkpoint import Checkpoint
-from phalanx.models import ModelSource, build_stage, tie
+from phalanx.models import ModelSource, StageModule, StageSpec, build_stage, tie
 from phalanx.pipeline import StageCopy, StateDigest, StepPlan, stage_spec
+
+_WEIGHT = "weight/"
 
 
 class StageLibrary:
@@ -48,15 +52,7 @@ class StageLibrary:
             CheckpointError: The checkpoint is not of this model.
         """
         spec = stage_spec(self._plan, stage)
-        module = build_stage(
-            self._source,
-            spec,
-            adapter=self._adapter,
-            activation_checkpointing=self._plan.activation_checkpointing,
-            attention=self._plan.attention,
-            seed=self._plan.seed,
-            device=self._plan.device,
-        )
+        module = self._module(spec)
         if spec.is_last and self._first is not None:
             tie(self._first.module, module)
         copy = StageCopy.of_module(self._plan, spec, module)
@@ -67,6 +63,17 @@ class StageLibrary:
         if self._checkpoint is not None:
             copy.optimizer.load_state(self._checkpoint.tensors(stage), self._checkpoint.num_steps(stage))
         return copy
+
+    def _module(self, spec: StageSpec) -> StageModule:
+        return build_stage(
+            self._source,
+            spec,
+            adapter=self._adapter,
+            activation_checkpointing=self._plan.activation_checkpointing,
+            attention=self._plan.attention,
+            seed=self._plan.seed,
+            device=self._plan.device,
+        )
 
     def digests(self) -> dict[int, StateDigest]:
         """Digest of every middle stage as this library has it; each is built, digested and let go."""
@@ -91,4 +98,63 @@ class BackLibrary(StageLibrary):
         """Build one stage with the part of the state that is its own."""
         copy = super().__call__(stage)
         copy.optimizer.load_state({name: self._state[name] for name in copy.optimizer.state()}, self._num_steps)
+        return copy
+
+
+class ModulesOfRounds:
+    """The stages of a model that its owner keeps in memory, for all rounds; each is built once.
+
+    Args:
+        source: The model.
+        plan: As all parties have it.
+        adapter_directory: As `StageLibrary` has it.
+    """
+
+    def __init__(self, source: ModelSource, plan: StepPlan, adapter_directory: str | None = None) -> None:
+        self.source, self.plan = source, plan
+        library = StageLibrary(source, plan, None, adapter_directory)
+        self.all = [library(stage).module for stage in range(len(plan.stages))]
+
+    @property
+    def trained(self) -> dict[str, Parameter]:
+        """What is trained of all stages, by name."""
+        return {name: one for module in self.all for name, one in module.trainable().items()}
+
+    @torch.no_grad()
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Take weights, of exactly what is trained."""
+        for name, one in self.trained.items():
+            one.copy_(weights[name])
+
+    def begin(self, weights: Mapping[str, Tensor], num_steps: int) -> "RoundLibrary":
+        """Return the stages of a round, with these weights and optimizers that are new."""
+        for module in self.all:
+            # a step that was broken off leaves gradients
+            module.zero_grad(set_to_none=True)
+        return RoundLibrary(self, weights, num_steps)
+
+
+class RoundLibrary(StageLibrary):
+    """A library of the stages of one round; a copy that it makes has the module that is in memory.
+
+    Args:
+        modules: Of the model; those of a round before are at work no more.
+        weights: Of all that is trained, by name; copied when a stage is asked for.
+        num_steps: Steps of all rounds before.
+    """
+
+    def __init__(self, modules: ModulesOfRounds, weights: Mapping[str, Tensor], num_steps: int) -> None:
+        super().__init__(modules.source, modules.plan, None)
+        self._modules, self._weights, self._num_steps = modules.all, weights, num_steps
+
+    def _module(self, spec: StageSpec) -> StageModule:
+        return self._modules[spec.index]
+
+    def __call__(self, stage: int) -> StageCopy:
+        """Return one stage with the weights of the round."""
+        copy = super().__call__(stage)
+        state = copy.optimizer.state()
+        own = {name: self._weights[name.removeprefix(_WEIGHT)] for name in state if name.startswith(_WEIGHT)}
+        # moments of an optimizer that was made just now are zero
+        copy.optimizer.load_state({**state, **own}, self._num_steps)
         return copy

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from phalanx.lab.attacks.attack import Attack
 from phalanx.lab.attacks.copies import AttackedCopy, honest_part
-from phalanx.optimizers import learning_rate
 from phalanx.pipeline import StageCopy
 
 
@@ -43,7 +42,7 @@ class UpdateInputs:
         self.step = step
         self.gradients = gradients
         self.clip_coefficient = clip_coefficient
-        self.lr = learning_rate(config, step, copy.plan.total_steps)
+        self.lr = copy.plan.learning_rate(step)
         self.weight_decay = config.weight_decay
 
 

@@ -1,0 +1,101 @@
+"""The trainer of a site that owns a verified pipeline: a round begins with new weights, and ends verified."""
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from torch import Tensor
+
+from phalanx.errors import ConfigError, NoHolderError
+from phalanx.federated.algorithms import LocalRule, Named
+from phalanx.federated.local import LocalUpdate, SiteScores
+from phalanx.federated.site_trainer import SiteData, SiteSchedule
+from phalanx.federated.vectors import shapes_of
+from phalanx.pipeline import PipelineEngine
+from phalanx.train.batches.validation import summed_losses
+from phalanx.train.loop import step_inputs
+from phalanx.train.setup.stage_source import ModulesOfRounds, RoundLibrary
+
+
+class SiteStages(Protocol):
+    """The pipeline of a site, as its trainer needs it."""
+
+    def begin(self, number: int, library: RoundLibrary, lost: NoHolderError | None) -> PipelineEngine:
+        """Give every party that is left its stages, as they are when a round begins.
+
+        Args:
+            number: Of the round, from 1.
+            library: The stages.
+            lost: Why the same round begins once more; None where it begins for the first time.
+        """
+        ...
+
+
+class StagedTrainer:
+    """A `LocalTrainer` of a site that owns a pipeline.
+
+    Args:
+        modules: All stages, in this process: rounds begin from them, and held-out rows are measured with them.
+        stages: The pipeline.
+        data: The site's own.
+        schedule: How it trains.
+        rate: Learning rate of a round by its number, as every party computes it.
+
+    Guarantees:
+        The steps of a round have numbers that no other round has, so nothing that was signed in one counts in another.
+        An update is given once its last step is verified and holders and shadows have agreed on the weights. It has the
+        bits of an honest round, whichever party lied or was lost in it, as far as `PipelineEngine.step` promises.
+    """
+
+    def __init__(
+        self,
+        modules: ModulesOfRounds,
+        stages: SiteStages,
+        data: SiteData,
+        schedule: SiteSchedule,
+        rate: Callable[[int], float],
+    ) -> None:
+        self._modules, self._stages, self._data = modules, stages, data
+        self._schedule, self._rate = schedule, rate
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """As `LocalTrainer` says."""
+        return shapes_of(self._modules.trained)
+
+    def train(self, number: int, start: Mapping[str, Tensor], rate: float, rule: LocalRule) -> LocalUpdate:
+        """As `LocalTrainer` says; the rule is one that corrects nothing, as the run file has been looked at for.
+
+        Raises:
+            PeerLostError: Without a guard, a worker is gone; or a step did not end in time.
+        """
+        del rule
+        if rate != self._rate(number):
+            raise ConfigError(
+                f"round {number}: the owner asks for the learning rate {rate}, the run file has {self._rate(number)}"
+            )
+        lost: NoHolderError | None = None
+        while True:
+            library = self._modules.begin(start, (number - 1) * self._schedule.steps)
+            engine = self._stages.begin(number, library, lost)
+            try:
+                return self._steps(engine, number, start)
+            except NoHolderError as exc:
+                # each time one party is left less, and the owner alone has every stage
+                lost = exc
+
+    def _steps(self, engine: PipelineEngine, number: int, start: Mapping[str, Tensor]) -> LocalUpdate:
+        schedule, total, targets = self._schedule, 0.0, 0
+        batches = self._data.round_batches(number, schedule.steps, schedule.batch_size)
+        for step, batch in enumerate(batches, (number - 1) * schedule.steps):
+            result = engine.step(step, step_inputs(batch, schedule.microbatches))
+            total, targets = total + result.loss * result.num_targets, targets + result.num_targets
+        weights: Named = {}
+        for copy in engine.copies("weights"):
+            weights |= {name: one.detach().clone() for name, one in copy.module.trainable().items()}
+        delta = {name: weights[name] - one for name, one in start.items()}
+        return LocalUpdate(delta, self._data.num_sequences, total / targets, targets, schedule.steps)
+
+    def measure(self, weights: Mapping[str, Tensor]) -> SiteScores:
+        """As `LocalTrainer` says; the site's own process computes it, between two rounds."""
+        self._modules.load(weights)
+        ((loss, targets),) = summed_losses(self._modules.all, [self._data.held_out()])
+        return SiteScores(loss, targets)

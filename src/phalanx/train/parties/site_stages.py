@@ -1,0 +1,124 @@
+"""The verified pipeline of one site: its owner is the site's process, its workers are processes beside it."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from phalanx.checkpoint import CheckpointConfig
+from phalanx.errors import NoHolderError
+from phalanx.federated.site_trainer import SiteData, SiteSchedule
+from phalanx.models import ModelSource
+from phalanx.optimizers import learning_rate
+from phalanx.pipeline import LocalWorkers, PipelineEngine, StepPlan
+from phalanx.train.config import RunConfig
+from phalanx.train.engines.staged_rounds import StagedTrainer
+from phalanx.train.federated_faults import section_of
+from phalanx.train.records.history import ROUND_BEGUN
+from phalanx.train.records.run_directory import RunDirectory, holds_run
+from phalanx.train.sessions.cluster import OpenWorkers
+from phalanx.train.sessions.owned_pipeline import OwnedPipeline
+from phalanx.train.setup.layout import make_plan
+from phalanx.train.setup.stage_source import ModulesOfRounds, RoundLibrary
+
+DIRECTORY = "pipeline"
+"""Inside a site's own directory: log, evidence and keys of its pipeline, as a run directory has them."""
+
+
+def pipeline_of(run: RunConfig) -> RunConfig:
+    """Return the run that a site's pipeline is: the same stages and guard, local steps in the place of rounds."""
+    steps = run.train.steps * section_of(run).local_steps
+    # nothing is saved: a round begins with weights that the site is sent
+    return run.with_sections({"federated": None, "checkpoint": CheckpointConfig(journal=False)}).of_length(steps)
+
+
+def plan_of(run: RunConfig, source: ModelSource) -> StepPlan:
+    """Return the plan of a site's pipeline, as its workers have it.
+
+    Args:
+        run: With ``[federated]`` and ``[pipeline]``.
+        source: The model.
+
+    Raises:
+        ConfigError: Run file and model do not fit.
+    """
+    return make_plan(pipeline_of(run), source).model_copy(update={"steps_a_round": section_of(run).local_steps})
+
+
+class RoundsInStages:
+    """The pipeline of a site, from round to round; a `SiteStages`.
+
+    Args:
+        run: As `pipeline_of` returns it.
+        source: The model.
+        owned: Its workers, log and evidence.
+        local_steps: Of a round.
+    """
+
+    def __init__(self, run: RunConfig, source: ModelSource, owned: OwnedPipeline, local_steps: int) -> None:
+        self._run, self._source, self._owned, self._local_steps = run, source, owned, local_steps
+        self._engine: PipelineEngine | None = None
+
+    def begin(self, number: int, library: RoundLibrary, lost: NoHolderError | None) -> PipelineEngine:
+        """As `SiteStages` says; the log has a line for it before any step of the round.
+
+        Raises:
+            PeerLostError: A worker did not get ready in time.
+        """
+        step, known = (number - 1) * self._local_steps, library.digests() if self._run.guard.enabled else {}
+        engine = self._engine
+        if engine is None:
+            # the rounds say which steps there are
+            facts = {"steps_a_round": self._local_steps}
+            engine = self._engine = self._owned.engage(self._source, library, 0, facts)
+            self._owned.observe(ROUND_BEGUN, {"round": number, "step": step})
+            settings = self._run.pipeline
+            engine.start(step, known, timeout_s=settings.step_timeout_s, patience_s=settings.patience_s)
+            return engine
+        if lost is None:
+            self._owned.observe(ROUND_BEGUN, {"round": number, "step": step})
+        else:
+            applied = engine.next_step
+            body = {"from_step": applied, "to_step": step, "steps_lost": applied - step, "reason": str(lost)}
+            self._owned.observe("fell_back", body)
+        engine.fall_back(library, step, known)
+        return engine
+
+
+@contextlib.contextmanager
+def staged_trainer(
+    run: RunConfig,
+    source: ModelSource,
+    data: SiteData,
+    schedule: SiteSchedule,
+    own: Path,
+    open_workers: OpenWorkers = LocalWorkers,
+) -> Iterator[StagedTrainer]:
+    """Start the workers of a site's pipeline, and be their owner until the context ends.
+
+    Args:
+        run: With ``[federated]`` and ``[pipeline]``.
+        source: The model.
+        data: The site's.
+        schedule: How it trains.
+        own: The site's own directory.
+        open_workers: Starts workers; another than the default is for drills only.
+
+    Raises:
+        ConfigError: Its directory holds the pipeline of another run.
+        AuditLogError: The log there is broken.
+        PeerLostError: A worker did not come.
+    """
+    plain, plan, steps = pipeline_of(run), plan_of(run, source), section_of(run).local_steps
+    path, total = own / DIRECTORY, run.train.steps
+    with RunDirectory(path, plain, resume=holds_run(path)) as home:
+        if home.changes is not None:
+            home.keep_changes()
+        modules = ModulesOfRounds(source, plan, run.model.adapter_directory)
+        with OwnedPipeline(plain, home, plan, open_workers) as owned:
+            yield StagedTrainer(
+                modules,
+                RoundsInStages(plain, source, owned, steps),
+                data,
+                schedule,
+                lambda number: learning_rate(run.optimizer, number - 1, total),
+            )
