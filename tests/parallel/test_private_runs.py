@@ -153,7 +153,7 @@ def test_a_ledger_from_which_charges_are_cut_is_refused(make_run, tmp_path, monk
 @pytest.mark.parametrize(
     ("sections", "overrides", "options", "words"),
     [
-        (PRIVACY, (), {}, r"clipped by its norm over all layers, and parties of \[pipeline\]"),
+        (RANKS + PRIVACY + "mean_rows = 4\n", (), {}, "privacy.mean_rows: a step draws train.batch_size rows"),
         (RANKS + PRIVACY, ("parallel.pp=2",), {}, "parallel.pp = 2: each rank would see a part"),
         (RANKS + PRIVACY, ("parallel.activation_checkpointing=full",), {}, "parallel.activation_checkpointing: hooks"),
         (RANKS + PRIVACY, ("parallel.dp=2",), {}, "parallel.dp: data parallel copies are not shown yet"),

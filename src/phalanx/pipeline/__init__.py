@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from phalanx.pipeline.owner.guarantees import weaker
     from phalanx.pipeline.owner.paper_recovery import MAX_ATTEMPTS, skipping
     from phalanx.pipeline.owner.step_books import Duplicate
-    from phalanx.pipeline.plan import StageRange, StepPlan
+    from phalanx.pipeline.plan import RowPrivacy, StageRange, StepPlan
     from phalanx.pipeline.processes.fork_server import can_fork
     from phalanx.pipeline.processes.fork_server_client import fork_here
     from phalanx.pipeline.processes.local_workers import LocalWorkers
@@ -65,6 +65,7 @@ __all__ = [
     "PipelineConfig",
     "PipelineEngine",
     "Preset",
+    "RowPrivacy",
     "Rules",
     "ShownWork",
     "StageChecks",

@@ -34,6 +34,25 @@ class StageRange(StrictModel):
     end_layer: int
 
 
+class RowPrivacy(StrictModel):
+    """How stages hide single training rows; each microbatch is one row, or none.
+
+    Attributes:
+        clip_norm: How far one row may move the sum of its step, all stages together.
+        noise_multiplier: Standard deviation of the noise on each number of the sum, in units of `clip_norm`.
+        mean_rows: Rows that a step has in the mean, by which the noisy sum is divided.
+    """
+
+    clip_norm: float = Field(gt=0.0, allow_inf_nan=False)
+    noise_multiplier: float = Field(ge=0.0, allow_inf_nan=False)
+    mean_rows: int = Field(ge=1)
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the noise on each number of a sum."""
+        return self.noise_multiplier * self.clip_norm
+
+
 class StepPlan(StrictModel):
     """The run as every party sees it. Public: it holds no data, no secret and no audit."""
 
@@ -66,6 +85,8 @@ class StepPlan(StrictModel):
     steps_a_round: int | None = Field(default=None, ge=1)
     """Steps of a federated round, which begins with a new optimizer and has one learning rate; None where there are no
     rounds."""
+    privacy: RowPrivacy | None = None
+    """How single rows are hidden; None where they are not."""
 
     @model_serializer(mode="wrap")
     def _as_before(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
@@ -77,6 +98,7 @@ class StepPlan(StrictModel):
             ("neftune_alpha", None),
             ("attention_kind", "causal"),
             ("steps_a_round", None),
+            ("privacy", None),
         )
         return {name: value for name, value in write(self).items() if (name, value) not in usual}
 
@@ -89,6 +111,15 @@ class StepPlan(StrictModel):
     def attends(self) -> AttentionKind:
         """Which tokens see which."""
         return "documents" if self.document_attention else self.attention_kind
+
+    @property
+    def row_clip(self) -> float | None:
+        """Bound of one row's gradient in each stage, so that no norm has to cross stages; None where rows count whole.
+
+        Source: He et al. 2023, "Exploring the limits of differentially private deep learning with group-wise clipping",
+        per-device clipping with bounds that are alike.
+        """
+        return None if self.privacy is None else self.privacy.clip_norm / math.sqrt(len(self.stages))
 
     @property
     def hidden_shape(self) -> tuple[int, int, int]:

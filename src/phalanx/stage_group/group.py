@@ -161,6 +161,8 @@ def _reasons(plan: StepPlan, layout: PartyLayout) -> Iterator[str]:
     fault = unshared_adapter(plan.adapter)
     if fault is not None:
         yield fault
+    if plan.privacy is not None:
+        yield "[privacy]: each rank would clip a row by a part of its gradient in the stage; set the axes to 1"
     if plan.guard.recovery == "skip_layer":
         yield 'guard.recovery = "skip_layer" compares bits of whole stages; set the axes to 1'
     rows_apart = layout.copies > 1 or layout.sequence_parallel

@@ -1,13 +1,21 @@
 """What a run with a section ``[privacy]`` cannot have, and why: a bound is quoted for what earns it alone."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
-_ENGINE = (
-    "[privacy] is carried by the ranks of [parallel] and the sites of [federated] so far: {}; add one of them, or "
-    "remove [privacy]"
+_SPLIT = (
+    "[privacy] is carried by [parallel], [federated] and [pipeline]: clients and enclave of [split] share no secret "
+    "that noise could come from, and what they send each other tells of rows; remove one"
 )
-_SOME_OF_IT = "a row's gradient is clipped by its norm over all layers, and parties of [{}] each see some of them"
+_TWICE = "a step that was published could be done again with the same rows, which was not paid for"
+_UNDONE = {
+    "keep_steps": _TWICE,
+    "keep_states": _TWICE,
+    "third_party_audit_rate": "one party more would have to know a stage's noise",
+    "classes": "a gradient with noise in it is no measure for how far it may be off without",
+}
+_GUARDED: dict[str, object] = {"keep_steps": 0, "keep_states": 0, "third_party_audit_rate": 0.0, "classes": "one"}
 _LEARNED = ("causal_lm", "weighted_causal_lm")
 _LEARNED_AT_SITES = ("causal_lm", "classification")
 
@@ -16,18 +24,24 @@ def privacy_fault(run: Any) -> str | None:
     """Say what a run with a section ``[privacy]`` has that its bound would not cover; None where nothing is."""
     if run.privacy is None:
         return None
-    if run.parallel is None and run.federated is None:
-        return _ENGINE.format(_SOME_OF_IT.format("pipeline" if run.split is None else "split"))
+    if run.split is not None:
+        return _SPLIT
     return next((f"[privacy] has no {said}" for said in _faults(run)), None)
 
 
 def _faults(run: Any) -> Iterator[str]:
-    if run.federated is None:
+    is_pipeline = run.parallel is None and run.federated is None
+    if not is_pipeline and run.privacy.mean_rows is not None:
+        yield "privacy.mean_rows: a step draws train.batch_size rows in the mean here; leave it out"
+    if is_pipeline:
+        yield from _of_pipeline(run)
+        yield from _of_guard(run.guard)
+    elif run.federated is None:
         yield from _of_layout(run)
     elif run.parallel is not None:
         yield "[parallel] beside [federated]: ranks of a site are not shown yet to add the noise once; remove one"
     elif run.has_site_stages:
-        yield f"[pipeline] beside [federated]: {_SOME_OF_IT.format('pipeline')}; remove one"
+        yield "[pipeline] beside [federated]: a site's stages are not shown yet to draw what its budget pays for; remove one"
     elif run.federated.privacy is not None:
         yield "federated.privacy: a site would have two budgets, and tell of neither which one holds; remove one"
     yield from _of_adapter(run.model.adapter)
@@ -44,6 +58,44 @@ def _faults(run: Any) -> Iterator[str]:
         yield "train.neftune_alpha: its noise follows from a row's place among those that were drawn; leave it out"
     if run.tracking and run.federated is None:
         yield "tracking: the loss of training rows would leave this machine without noise; remove it"
+
+
+def _of_pipeline(run: Any) -> Iterator[str]:
+    train, privacy = run.train, run.privacy
+    if train.microbatches != train.batch_size:
+        yield (
+            f"train.microbatches = {train.microbatches} for train.batch_size = {train.batch_size}: stages clip single "
+            "rows, so each microbatch is one; set both to the rows for which a step has room"
+        )
+    if privacy.mean_rows is not None and privacy.mean_rows > train.batch_size:
+        yield f"privacy.mean_rows = {privacy.mean_rows} with room for train.batch_size = {train.batch_size}; lower it"
+    if privacy.mean_rows is not None and privacy.sampling == "order":
+        yield 'privacy.mean_rows with sampling = "order": each step has train.batch_size rows; leave it out'
+    if "clipping" in privacy.model_fields_set:
+        yield "privacy.clipping: a stage has the gradient of each row, as a microbatch is one; leave it out"
+    if train.epochs is not None:
+        yield "train.epochs: a step draws another number of rows than train.batch_size; give train.steps"
+    if train.device != "cpu":
+        yield f'train.device = "{train.device}": noise and clipping of stages are not tried there; set it to "cpu"'
+    if run.pipeline.layout is not None or run.pipeline.layouts is not None:
+        yield "pipeline.layout: ranks of a worker each see a part of a row's gradient; leave it out"
+    if run.model.adapter is not None and run.model.adapter.dropout:
+        yield (
+            f"model.adapter.dropout = {run.model.adapter.dropout}: auditors draw it by the place of a microbatch, and "
+            "so it would tell how many rows stand before one; set it to 0"
+        )
+
+
+def _of_guard(guard: Any) -> Iterator[str]:
+    """Name what would let a step be published with noise that no other party has computed, or be undone afterwards."""
+    if guard.mode != "phalanx" or not guard.upkeep.in_lockstep:
+        yield (
+            f'guard.mode = "{guard.mode}" with shadow = "{guard.shadow}": a step whose noise was left out could be '
+            'published before it is found out; set mode = "phalanx" and shadow = "lockstep"'
+        )
+    for name, only in _GUARDED.items():
+        if (found := getattr(guard, name)) != only:
+            yield f"guard.{name} = {json.dumps(found)}: {_UNDONE[name]}; set it to {json.dumps(only)}"
 
 
 def _of_layout(run: Any) -> Iterator[str]:

@@ -41,7 +41,7 @@ def _with_subclasses(cls: type) -> list[type]:
 KINDS: dict[str, type[messages.Message]] = {
     cls.kind: cls for cls in _with_subclasses(messages.Message) if "kind" in vars(cls)
 }
-FROM_OWNER = ("setup", "assign", "audit", "apply", "release", "relay", "ask", "shutdown")
+FROM_OWNER = ("setup", "assign", "noise_keys", "audit", "apply", "release", "relay", "ask", "shutdown")
 FROM_WORKERS = sorted(KINDS.keys() - set(FROM_OWNER))
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from phalanx.errors import ConfigError
-from phalanx.security.privacy import PoissonGaussian, check_rate, noise_for
+from phalanx.security.privacy import CappedPoissonGaussian, PoissonGaussian, check_rate, noise_for, room_for
+from phalanx.security.privacy.capped import spill
 
 pytest.importorskip("opacus", reason="needs the extra `dp`")
 
@@ -68,3 +69,34 @@ def test_a_rate_is_told_only_where_delta_says_something():
         check_rate(1000, 50, 1e-3)
     with pytest.raises(ConfigError, match="50 rows are drawn in the mean, and there are 40"):
         check_rate(40, 50, 1e-5)
+
+
+def test_rows_that_a_step_has_no_room_for_are_paid_for():
+    step = CappedPoissonGaussian(1.0, 0.02, rows=1000, places=64)
+
+    found = step.epsilon(100, 1e-5)
+
+    # one hundredth of delta is kept for samples that do not fit
+    assert found == pytest.approx(PoissonGaussian(1.0, 0.02).epsilon(100, 0.99e-5))
+    assert step.affordable(found, 1e-5, at_most=1000) == 100
+    # 20 rows in the mean and room for 24: in some step of a hundred they do not fit
+    assert CappedPoissonGaussian(1.0, 0.02, rows=1000, places=24).epsilon(100, 1e-5) == math.inf
+
+
+@pytest.mark.parametrize(("rows", "rate", "places"), [(1000, 0.02, 24), (1000, 0.02, 64), (60, 0.25, 30), (9, 0.5, 8)])
+def test_the_chance_of_a_sample_that_does_not_fit_is_bounded_closely(rows, rate, places):
+    found = spill(rows, rate, places)
+
+    exact = math.fsum(
+        math.comb(rows, count) * rate**count * (1 - rate) ** (rows - count) for count in range(places + 1, rows + 1)
+    )
+    assert exact * (1 - 1e-9) <= found <= 1.3 * exact
+
+
+def test_as_many_rows_are_drawn_as_there_is_room_for():
+    mean = room_for(1000, 64, 100, epsilon=8.0, delta=1e-5)
+
+    paid = [spill(1000, rows / 1000, 64) * 100 * (1 + math.exp(8.0)) <= 1e-7 for rows in (mean, mean + 1)]
+    assert paid == [True, False]
+    assert room_for(50, 50, 100, epsilon=8.0, delta=1e-5) == 50
+    assert room_for(1000, 2, 100, epsilon=8.0, delta=1e-9) == 0

@@ -35,7 +35,7 @@ class Coordinator:
     def __init__(self, facts: StepFacts, draw: AuditDraw) -> None:
         self.facts = facts
         self._outgoing: list[Delivery] = []
-        self._referee = Referee(facts.plan, facts.bits_decide)
+        self._referee = Referee(facts.plan, facts.bits_decide, facts.noise_key)
         self._audits = Audits(facts, self._say, self._referee, draw)
         bounds = GradientBounds(facts, self._referee)
         self._updates = StateJudgement(facts, self._referee, bounds)

@@ -30,6 +30,7 @@ from phalanx.pipeline.verify.facts import StepFacts
 from phalanx.pipeline.worker.party import Party, RunningCosts
 from phalanx.pipeline.worker.roles import Library
 from phalanx.security.crypto import certified_name
+from phalanx.security.privacy import NoiseSecret
 from phalanx.telemetry import PhaseTimer
 from phalanx.transport import Endpoint
 
@@ -81,6 +82,7 @@ class PipelineEngine:
         self._party.roles.library, self._party.roles.state_files = files.library, files.states
         self._party.report_usage(RunningCosts(self.timer, endpoint))
         self._facts = StepFacts(plan, mail.statements, files.observe, classes=members.classes)
+        self._facts.noise = None if plan.privacy is None else NoiseSecret()
         self._coordinator = Coordinator(self._facts, draw)
         self._failover = Failover(self._facts, self._coordinator, self._links, self._party.roles, members, files)
         self._requests = Requests(mail.post, clock, endpoint.allowances, answer_bytes(plan))

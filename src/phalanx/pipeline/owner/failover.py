@@ -12,6 +12,7 @@ from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.membership.members import Files, Members, OwnerLinks, revocation_facts
 from phalanx.pipeline.owner.coordinator import Coordinator
 from phalanx.pipeline.owner.guarantees import Guarantees
+from phalanx.pipeline.owner.noise_keys import tell_noise_keys
 from phalanx.pipeline.owner.paper_recovery import PLAIN, Attempt, PaperRecovery
 from phalanx.pipeline.owner.placement import Placement
 from phalanx.pipeline.owner.rollback import Rollback
@@ -335,11 +336,11 @@ class Failover:
         self._facts.sources = {role.stage: role.source for role in assign.roles}
         self.rollback.note_copies(new, step)
         self.guarantees.note(new, step)
-        short = self.placing.shortages(new)
-        self._is_short = bool(short)
+        self._is_short = bool(short := self.placing.shortages(new))
         if short:
             self._files.observe("memory_short", {"step": step, "reason": ". ".join(short)})
         self.links.tell((*self.alive, OWNER), assign)
+        tell_noise_keys(self._facts, self.links.mail.post, new, (*self.alive, OWNER), self.epoch, step)
         lacks_states = await self._await_ready(assign.roles, is_start=old is None)
         if self.lost and old is None:
             raise PeerLostError(f"{self.lost[0]} was lost: {self.reasons[self.lost[0]]}; see its log")

@@ -165,7 +165,7 @@ class Replay:
                 said = past.ledger.messages[(stage, direction, m)].digest
                 if truth is None or digest_hex(tensor_buffers(truth.contiguous())) != said:
                     return None
-        return copy.runner.gradients()
+        return copy.weight_gradient(step, self._facts.noise_key(past.ledger.epoch, stage))
 
     async def _input(self, past: PastStep, key: MessageKey, gone: str) -> Tensor | None:
         request = Fetch.of(self._facts.ledger.epoch, past.ledger.step, key)

@@ -30,8 +30,10 @@ class Outcome:
         self._owner = owner
 
     def mean_loss(self, inputs: StepInputs) -> float:
-        """Mean over the batch's target tokens, in nats; NaN of a batch without any."""
+        """Mean over the batch's target tokens, in nats; NaN of a batch without any, where a sample is never empty."""
         losses = self._owner.hosted[len(self._facts.plan.stages) - 1].losses
+        if not inputs.num_targets and self._facts.plan.privacy is not None:
+            return 0.0
         return sum(losses) / inputs.num_targets if inputs.num_targets else math.nan
 
     def is_finite(self, inputs: StepInputs) -> bool:

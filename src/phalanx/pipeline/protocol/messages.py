@@ -108,6 +108,16 @@ class Assign(StepMessage):
     """As in `Setup`."""
 
 
+class NoiseKeys(Message):
+    """The keys of the noise that hides single rows, of stages that a party holds or shadows in this epoch.
+
+    The payload is the keys, one behind the other, and the only place where they cross: headers are kept as evidence.
+    """
+
+    kind: ClassVar[str] = "noise_keys"
+    stages: tuple[Stage, ...] = Field(max_length=MOST_STAGES)
+
+
 class StateDigest(StrictModel):
     """Digests of one copy of a stage after `step` optimizer steps."""
 
@@ -358,7 +368,8 @@ class Shutdown(Message):
 
 _MESSAGES = by_kind(
     (
-        *(Hello, Setup, Challenge, ChallengeReply, NotLetIn, PreparedNotice, Leave, Assign, Ready),
+        *(Hello, Setup, Challenge, ChallengeReply, NotLetIn, PreparedNotice, Leave, Assign, NoiseKeys),
+        Ready,
         *(Activation, Bulk, Commit, GradientHeld, WeightsHeld, Audit, AuditReport, StepAudited),
         *(Fetch, FetchReply, FetchBulk, Relay, Ask, ProgressReport, Apply, UpdateReport, ScreenHit, Release),
         *(Fault, Carry, Shutdown),

@@ -12,9 +12,13 @@ from phalanx.pipeline.protocol.greetings import KernelDigests
 from phalanx.pipeline.protocol.tensor_stream import tensors_digest
 from phalanx.pipeline.stage.runner import finite_norm_squared
 from phalanx.pipeline.stage.stage_copy import StageCopy, WrapCopy, unwrapped
+from phalanx.security.privacy import noise_stream
 
 NONCE_BYTES = 32
 """Of the owner's draw, from which every party makes the same inputs."""
+
+_VALUES = 2**16
+"""Of noise: libraries that compute a logarithm or a cosine in other ways differ in some of so many."""
 
 _UPDATES = 2
 """Optimizer steps: the first one starts from moments that are zero, the second one does not."""
@@ -56,7 +60,7 @@ def run_battery(plan: StepPlan, nonce: str, kernels: WrapCopy = unwrapped) -> Ke
     return KernelDigests(
         forward=tensors_digest({"y": y, "plain": plain}),
         backward=tensors_digest(_present({"x": x_gradient, "audited": audited})),
-        gradient=tensors_digest({**weight_gradient, "norm": _norm(weight_gradient)}),
+        gradient=tensors_digest({**weight_gradient, "norm": _norm(weight_gradient), **_noise(plan, nonce)}),
         update=tensors_digest(copy.optimizer.state()),
     )
 
@@ -74,6 +78,14 @@ def _drawn(nonce: str, name: str, like: Tensor) -> Tensor:
     raw = hashlib.shake_256(f"phalanx battery {nonce} {name}".encode()).digest(2 * like.numel())
     drawn = torch.frombuffer(bytearray(raw), dtype=torch.int16).to(torch.float32) * 2**-15
     return drawn.reshape(like.shape)
+
+
+def _noise(plan: StepPlan, nonce: str) -> dict[str, Tensor]:
+    """Normal values in double precision, of which rounding hides nothing; none where no noise is added."""
+    if plan.privacy is None:
+        return {}
+    key = hashlib.sha256(f"phalanx battery {nonce} noise".encode()).digest()
+    return {"noise": torch.from_numpy(noise_stream(key, 0, "battery").normal(_VALUES))}
 
 
 def _norm(gradients: Mapping[str, Tensor]) -> Tensor:

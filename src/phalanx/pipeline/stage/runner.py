@@ -1,6 +1,7 @@
 """The runner of one stage's microbatches: forward, backward, the gradient's norm, and what audits recompute."""
 
 import hashlib
+import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, cast, runtime_checkable
@@ -9,9 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.engine import NO_EXTRAS
+from phalanx.errors import ModelError
 from phalanx.models import StageModule, StageSpec
 from phalanx.objectives import OBJECTIVES, Objective
 from phalanx.optimizers import gradient_norm_squared
+
+# as where the whole gradient is clipped
+_EPS = 1e-6
 
 
 @runtime_checkable
@@ -34,9 +39,23 @@ class StageRunner:
 
     Dropout draws from a generator that is seeded by (seed, step, stage, microbatch), so that an
     auditor's recomputation and a redone step see the same masks.
+
+    With `row_clip` each microbatch is one row, its gradient in this stage is scaled down to that norm before it is
+    added up, and its loss is the mean over its own targets. One that is not finite counts for nothing.
     """
 
-    def __init__(self, module: RunnableStage, spec: StageSpec, *, seed: int, precision: str, device: str) -> None:
+    _row_clip: float | None = None
+
+    def __init__(
+        self,
+        module: RunnableStage,
+        spec: StageSpec,
+        *,
+        seed: int,
+        precision: str,
+        device: str,
+        row_clip: float | None = None,
+    ) -> None:
         # its readers have a whole stage; of slices a runner needs no more than is promised
         self.module = cast("StageModule", module)
         self.spec = spec
@@ -49,6 +68,10 @@ class StageRunner:
         self._noise = getattr(module, "embedding_noise", None)
         self._shared_gradient: Tensor | None = None
         self._wide: dict[str, Tensor] = {}
+        self._row_clip = row_clip
+        self._rows: dict[str, Tensor] = {}
+        if row_clip is not None and self._shared is not None and self._shared.requires_grad:
+            raise ModelError("privacy: a tied head is clipped in two stages, and a row moves it by more than its bound")
 
     def adopt_head(self, last: "StageRunner") -> None:
         """First stage: add the gradient of the tied head, which the last stage keeps apart, to the embedding's.
@@ -86,7 +109,8 @@ class StageRunner:
         Args:
             microbatch: Index in the step.
             labels: Next tokens ``[batch, seq]``.
-            num_targets: Target tokens in the whole step, so that microbatches add up to the batch's mean.
+            num_targets: Target tokens in the whole step, so that microbatches add up to the batch's mean; those of a
+                row alone count where rows are clipped.
             extras: More rows, as the objective reads them.
             objective: What is minimised.
 
@@ -94,8 +118,8 @@ class StageRunner:
             The sum of the token losses of this microbatch, in nats.
         """
         x, logits = self._graphs[microbatch]
-        total, _ = objective(logits, labels.to(logits.device), extras)
-        self._graphs[microbatch] = (x, total / num_targets)
+        total, own_targets = objective(logits, labels.to(logits.device), extras)
+        self._graphs[microbatch] = (x, total / (num_targets if self._row_clip is None else max(1, own_targets)))
         return float(total.detach())
 
     def backward(self, step: int, microbatch: int, gradient: Tensor | None) -> Tensor | None:
@@ -114,6 +138,8 @@ class StageRunner:
         torch.autograd.backward(y, None if gradient is None else gradient.to(y.device, y.dtype))
         self._widen()
         self._swap_shared()
+        if self._row_clip is not None:
+            self._add_clipped(self._row_clip)
         return None if x.grad is None else x.grad.cpu()
 
     def recompute(self, step: int, microbatch: int, x: Tensor, gradient: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -147,7 +173,7 @@ class StageRunner:
         taken = {
             name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             for name, parameter in parameters.items()
-        } | self._wide
+        } | (self._wide if self._row_clip is None else self._rows)
         self._clear_gradients()
         if self._head is not None:
             self._head.add_shared(taken, parameters | getattr(self.module, "computing", {}))
@@ -167,9 +193,22 @@ class StageRunner:
         self._clear_gradients()
 
     def _clear_gradients(self) -> None:
-        self._wide = {}
+        self._wide, self._rows = {}, {}
         for parameter in self.module.trainable().values():
             parameter.grad = None
+
+    def _add_clipped(self, bound: float) -> None:
+        """Add the gradient of the row that came last to the sum, at most so long."""
+        found = {name: one.grad for name, one in self.module.trainable().items() if one.grad is not None}
+        for parameter in self.module.trainable().values():
+            parameter.grad = None
+        norm = math.sqrt(gradient_norm_squared(found))
+        if not math.isfinite(norm):
+            return
+        weight = min(1.0, bound / (norm + _EPS))
+        for name, gradient in found.items():
+            gradient.mul_(weight)
+            self._rows[name] = self._rows[name].add_(gradient) if name in self._rows else gradient
 
     def _widen(self) -> None:
         """Add gradients of narrow weights up in float32, microbatch by microbatch, where there are masters."""

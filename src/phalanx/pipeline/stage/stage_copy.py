@@ -11,6 +11,7 @@ from phalanx.optimizers import StageOptimizer
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.protocol.messages import StateDigest
 from phalanx.pipeline.protocol.tensor_stream import tensors_digest
+from phalanx.pipeline.stage.noisy_sum import noisy_mean
 from phalanx.pipeline.stage.runner import StageRunner
 from phalanx.pipeline.stage.undo_log import UndoEntry, past_of
 
@@ -29,7 +30,9 @@ class StageCopy:
         module.router_share = 1.0 / plan.microbatches
         add_embedding_noise(module, plan.neftune_alpha)
         self.optimizer = optimizer
-        self.runner = StageRunner(module, spec, seed=plan.seed, precision=plan.precision, device=plan.device)
+        self.runner = StageRunner(
+            module, spec, seed=plan.seed, precision=plan.precision, device=plan.device, row_clip=plan.row_clip
+        )
         self.history = past_of(plan.guard)
         self._frozen_digest: str | None = None
 
@@ -118,6 +121,19 @@ class StageCopy:
     def digest(self) -> StateDigest:
         """Digest weights and optimizer moments."""
         return state_digest(self.optimizer.reading(), self._frozen_part(), self.step)
+
+    def weight_gradient(self, step: int, noise_key: bytes | None) -> dict[str, Tensor]:
+        """Return the gradient of a step with microbatches that have all run, as it is committed to and applied.
+
+        Args:
+            step: Which step.
+            noise_key: Of the stage in this epoch; None where rows are not hidden.
+
+        Raises:
+            TrainingError: Rows are to be hidden, and there is no key.
+        """
+        gradients, privacy = self.runner.gradients(), self.plan.privacy
+        return gradients if privacy is None else noisy_mean(gradients, privacy, step, noise_key)
 
     def apply(self, step: int, gradients: Mapping[str, Tensor], clip_coefficient: float) -> None:
         """Let the optimizer take step number `step` (from 0).

@@ -24,6 +24,7 @@ from phalanx.pipeline.protocol.messages import (
 from phalanx.pipeline.protocol.signed import Statement, Statements, to_signed
 from phalanx.pipeline.tolerance.screen import Doubt
 from phalanx.planner.schedules import Direction
+from phalanx.security.privacy import NoiseSecret
 from phalanx.transport import SignedHeader
 
 MessageKey = tuple[int, Direction, int]
@@ -226,6 +227,7 @@ class StepFacts:
         proved: Judgements found together with another one; they outlive the redo of the step.
         norms: What the owner has computed of stages' gradients itself.
         unanswered: Parties that have left a request of this attempt without an answer.
+        noise: The secret of the noise that hides single rows; None where they are not hidden.
     """
 
     plan: StepPlan
@@ -240,6 +242,11 @@ class StepFacts:
     proved: list[Judgement] = field(default_factory=list)
     norms: KnownNorms = field(default_factory=KnownNorms)
     unanswered: set[str] = field(default_factory=set)
+    noise: NoiseSecret | None = None
+
+    def noise_key(self, epoch: int, stage: int) -> bytes | None:
+        """The key of a stage's noise in an epoch; None where rows are not hidden."""
+        return None if self.noise is None else self.noise.key_of(epoch, stage)
 
     @property
     def agreed(self) -> dict[int, StateDigest]:

@@ -22,6 +22,9 @@ from phalanx.planner.schedules import Direction
 from phalanx.security.crypto import digest_hex
 from phalanx.transport.tensors import tensor_buffers, tensor_from
 
+NoiseKeyOf = Callable[[int, int], bytes | None]
+"""Tells the key of the noise of an epoch and a stage; None where there is none."""
+
 _OTHER_WEIGHTS = "brought weights that are not those it signed"
 
 
@@ -79,10 +82,13 @@ class Referee:
     delegation of computation of Canetti, Riva and Rothblum 2011.
     """
 
-    def __init__(self, plan: StepPlan, bits_decide: Callable[[str], bool]) -> None:
-        """`bits_decide` tells whether a party's bits must equal the owner's own."""
+    def __init__(
+        self, plan: StepPlan, bits_decide: Callable[[str], bool], noise_key: NoiseKeyOf = lambda epoch, stage: None
+    ) -> None:
+        """`bits_decide` tells whether a party's bits must equal the owner's own; `noise_key` is `StepFacts`'s."""
         self._plan = plan
         self._bits_decide = bits_decide
+        self._noise_key = noise_key
         self._work = RefereeWork()
 
     def spent(self) -> RefereeWork:
@@ -234,7 +240,8 @@ class Referee:
                 return holder
             copy.runner.forward(ledger.step, m, tensors[0])
             copy.runner.backward(ledger.step, m, tensors[1])
-        gradients, commit = copy.runner.gradients(), ledger.commits[stage]
+        gradients = copy.weight_gradient(ledger.step, self._noise_key(ledger.epoch, stage))
+        commit = ledger.commits[stage]
         truth = (transfer_digest(gradients), finite_norm_squared(gradients))
         return holder if truth != (commit.gradient, commit.norm_squared) else auditor
 

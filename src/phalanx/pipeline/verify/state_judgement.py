@@ -279,7 +279,7 @@ class OwnerAudits:
                 if ledger.messages[(stage, direction, microbatch)].digest != digests[direction]
                 and not await self._is_close((stage, direction, microbatch), truth)
             ]
-        return copy.runner.gradients(), wrong
+        return copy.weight_gradient(ledger.step, facts.noise_key(ledger.epoch, stage)), wrong
 
     async def _is_close(self, key: MessageKey, truth: Tensor) -> bool:
         """Whether a message of a stage of another numeric class lies within tau of the owner's own result."""

@@ -23,6 +23,7 @@ from phalanx.pipeline.protocol.messages import (
     Fetch,
     FetchBulk,
     FetchReply,
+    NoiseKeys,
     ProgressReport,
     Ready,
     Relay,
@@ -44,7 +45,7 @@ from phalanx.transport import Endpoint
 
 Usage = Callable[[], tuple[dict[str, float], dict[str, int]]]
 
-_ONLY_FROM_OWNER = (Assign, Audit, Apply, Release, Relay, Ask)
+_ONLY_FROM_OWNER = (Assign, NoiseKeys, Audit, Apply, Release, Relay, Ask)
 
 _MOST_EARLY = 4096
 """Messages of one sender that may wait for an epoch or a step that has not begun here."""
@@ -108,6 +109,8 @@ class Party:
             self._take_roles(message)
         elif message.epoch > self.roles.epoch:
             self._keep_for_later(received)
+        elif message.epoch == self.roles.epoch and isinstance(message, NoiseKeys):
+            self.roles.take_noise_keys(message, received.payload)
         elif message.epoch == self.roles.epoch and not isinstance(message, ProgressReport):
             # the answer to a probe says no more than that it came over its link
             self._dispatch(received)

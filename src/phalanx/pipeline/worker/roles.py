@@ -10,13 +10,14 @@ from phalanx.errors import FrameError, NoHolderError
 from phalanx.pipeline.assignment.assignment import Assignment, assignment_of
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.plan import StepPlan
-from phalanx.pipeline.protocol.messages import Activation, Assign, Bulk, FetchBulk, PassedOnHeader, Role
+from phalanx.pipeline.protocol.messages import Activation, Assign, Bulk, FetchBulk, NoiseKeys, PassedOnHeader, Role
 from phalanx.pipeline.protocol.signed import Statement, Statements
 from phalanx.pipeline.protocol.tensor_stream import BulkReceiver, Post, send_bulk
 from phalanx.pipeline.stage.identity_stage import PassThrough
 from phalanx.pipeline.stage.snapshot import KeptStage
 from phalanx.pipeline.stage.stage_copy import StageCopy, WrapCopy
 from phalanx.pipeline.worker.stages import HostedStage, ShadowStage
+from phalanx.security.privacy import SEED_BYTES
 from phalanx.telemetry import PhaseTimer
 
 Library = Callable[[int], StageCopy]
@@ -41,6 +42,8 @@ class Roles:
         """Copies of stages that are left out of the present step."""
         self.given_up: tuple[dict[int, HostedStage], dict[int, ShadowStage], dict[int, KeptStage]] = ({}, {}, {})
         """What was held, shadowed and kept and is in other hands now, until a step has ended well without it."""
+        self.noise_keys: dict[int, bytes] = {}
+        """Keys of the noise of this epoch, by stage; none where rows are not hidden."""
         self.frozen: frozenset[int] = frozenset()
         """Stages that take no update in the present step."""
         self.loading: dict[int, tuple[StageCopy | KeptStage, BulkReceiver, str]] = {}
@@ -56,6 +59,7 @@ class Roles:
         self.epoch, self.step = assign.epoch, assign.step
         self.assignment = assignment_of(assign.roles)
         self.loading.clear()
+        self.noise_keys.clear()
         self.fetched_stages.clear()
         self._wake()
         before = (dict(self.hosted), dict(self.shadows), dict(self.kept))
@@ -74,6 +78,22 @@ class Roles:
             self._send_state(role, before[0].get(role.stage) or before[1].get(role.stage))
         self._give_up(*before)
         self._rest(assign)
+
+    def take_noise_keys(self, message: NoiseKeys, payload: memoryview) -> None:
+        """Take the keys of this epoch's noise, of exactly the stages that this party has a copy of.
+
+        Raises:
+            FrameError: They are of other stages, came before, or are not as long as keys are.
+        """
+        mine = set(self.assignment.copies_of(self.name))
+        whole = payload.nbytes == SEED_BYTES * len(message.stages)
+        if self._plan.privacy is None or self.noise_keys or {*message.stages} != mine or not whole:
+            raise FrameError(
+                f"{self.name}: noise keys of stages {list(message.stages)} in {payload.nbytes} bytes; expected one of "
+                f"{SEED_BYTES} bytes for each of {sorted(mine)}, once an epoch"
+            )
+        for place, stage in enumerate(message.stages):
+            self.noise_keys[stage] = bytes(payload[place * SEED_BYTES : (place + 1) * SEED_BYTES])
 
     def add_state(self, sender: str, message: Bulk, payload: memoryview) -> bool:
         """Take a part of a state that this party waits for; True when a copy became complete.

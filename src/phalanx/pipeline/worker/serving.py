@@ -181,7 +181,8 @@ class ServedStages:
 
     def _commit(self, holder: HostedStage) -> None:
         context = self._context
-        gradients = holder.gradients = holder.runner.gradients()
+        key = context.roles.noise_keys.get(holder.index)
+        gradients = holder.gradients = holder.copy.weight_gradient(holder.step, key)
         shadow, digest = context.roles.assignment.shadows.get(holder.index), ""
         if context.guarded and shadow is not None:
             with context.timer.phase("shadow_send"):

@@ -284,8 +284,9 @@ class ShadowedStages:
     def _report_recomputed(self, shadow: ShadowStage) -> None:
         """Every microbatch was followed: say what weight gradient that gives; in lockstep it is the shadow's own."""
         shadow.recomputed = 0
+        key = self._context.roles.noise_keys.get(shadow.index)
         with self._context.timer.phase("audit"):
-            gradients = shadow.copy.runner.gradients()
+            gradients = shadow.copy.weight_gradient(shadow.copy.step, key)
             digest = transfer_digest(gradients)
         if self._context.plan.guard.classes == "mixed":
             shadow.audited = gradients

@@ -2,10 +2,12 @@
 
 PrivacyConfig            the section [privacy] of a run file
 PoissonGaussian          the mechanism of a run's steps, and what so many of them spend
+CappedPoissonGaussian    the same where a step has room for so many rows
 BudgetLedger             the charges of a run, a line of its audit log each
 poisson_sample           the rows of one step, by a secret key
 sampling_key             that key, in a file of its own
 gaussian_noise           real noise from a cryptographic stream
+NoiseSecret              noise that auditors compute again, by keys of a stage and an epoch
 discrete_gaussian        integer noise of the exact distribution
 NoisySum                 the noise that clients of a secure sum bring
 NoisyRounds              the noisy sums of a run, and what so many of them spend
@@ -15,7 +17,9 @@ What the guarantee covers, against which adversary, and what it does not: docs/p
 """
 
 from phalanx.security.privacy.accountant import PoissonGaussian, check_rate, noise_for
+from phalanx.security.privacy.capped import CappedPoissonGaussian, room_for
 from phalanx.security.privacy.config import PrivacyConfig
+from phalanx.security.privacy.derived import NoiseSecret, noise_commitment, noise_stream
 from phalanx.security.privacy.distributed import NoisyRounds, NoisySum, epsilon_of_rho
 from phalanx.security.privacy.ledger import BudgetLedger, PastCharges
 from phalanx.security.privacy.noise import (
@@ -30,6 +34,8 @@ from phalanx.security.privacy.noise import (
 __all__ = [
     "SEED_BYTES",
     "BudgetLedger",
+    "CappedPoissonGaussian",
+    "NoiseSecret",
     "NoisyRounds",
     "NoisySum",
     "PastCharges",
@@ -40,7 +46,10 @@ __all__ = [
     "discrete_gaussian",
     "epsilon_of_rho",
     "gaussian_noise",
+    "noise_commitment",
     "noise_for",
+    "noise_stream",
     "poisson_sample",
+    "room_for",
     "sampling_key",
 ]

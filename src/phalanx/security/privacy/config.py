@@ -1,8 +1,8 @@
 """The section ``[privacy]`` of a run file: what its steps may spend, and how."""
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from phalanx.config import StrictModel
 
@@ -22,6 +22,8 @@ class PrivacyConfig(StrictModel):
             runs a second backward pass.
         sampling: "poisson" draws each row of each step by itself, with a secret key, which is what makes one step
             spend little; "order" takes the loader's public order, and each step is accounted as if it had all rows.
+        mean_rows: Rows that a step of a pipeline draws in the mean, of the `train.batch_size` for which it has room;
+            left out, the most for which they fit but for a chance that `delta` pays for.
     """
 
     epsilon: float = Field(gt=0.0, le=1000.0, allow_inf_nan=False)
@@ -30,6 +32,12 @@ class PrivacyConfig(StrictModel):
     noise_multiplier: float | None = Field(default=None, ge=0.3, le=1e4)
     clipping: Clipping = "ghost"
     sampling: Literal["poisson", "order"] = "poisson"
+    mean_rows: int | None = Field(default=None, ge=1)
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out a key that came later where it says nothing, so that an older run file keeps its digest."""
+        return {name: value for name, value in write(self).items() if (name, value) != ("mean_rows", None)}
 
     @model_validator(mode="after")
     def _can_be_accounted(self) -> Self:

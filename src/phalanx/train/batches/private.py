@@ -14,6 +14,7 @@ from phalanx.security.audit import AuditLog
 from phalanx.security.crypto import Identity
 from phalanx.security.privacy import (
     BudgetLedger,
+    CappedPoissonGaussian,
     NoisyRounds,
     PastCharges,
     PoissonGaussian,
@@ -21,9 +22,14 @@ from phalanx.security.privacy import (
     check_rate,
     noise_for,
     poisson_sample,
+    room_for,
     sampling_key,
 )
+from phalanx.security.privacy.capped import SPILLED
 from phalanx.train.config import RunConfig
+
+_AGAINST = {"against": "readers of the weights; owner, workers and auditors know the noise"}
+"""Against which readers a bound holds where auditors compute noise again."""
 
 
 class PoissonLoader:
@@ -37,6 +43,7 @@ class PoissonLoader:
         multiple: Of which the number of rows is a multiple.
         key: Secret; with the number of the charge it decides the rows.
         ledger: Charged for each batch.
+        places: Rows for which a batch has room; drawn ones beyond are left out. None where there is always room.
 
     Raises:
         ConfigError: The corpus is a mixture.
@@ -46,13 +53,21 @@ class PoissonLoader:
         done again after a crash is another one.
     """
 
-    def __init__(self, corpus: Corpus, batch_size: int, multiple: int, key: bytes, ledger: BudgetLedger) -> None:
+    def __init__(
+        self,
+        corpus: Corpus,
+        batch_size: int,
+        multiple: int,
+        key: bytes,
+        ledger: BudgetLedger,
+        places: int | None = None,
+    ) -> None:
         if corpus.order(0, batch_size).is_mixed:
             raise ConfigError(
                 "[privacy] has no mixtures: every row must have the same chance to be drawn; use one group"
             )
         self._corpus, self._batch_size, self._multiple = corpus, batch_size, multiple
-        self._key, self._ledger = key, ledger
+        self._key, self._ledger, self._places = key, ledger, places
 
     @property
     def corpus_digest(self) -> str:
@@ -66,7 +81,7 @@ class PoissonLoader:
             PrivacyBudgetError: The budget is spent.
         """
         number, rows = self._ledger.charge(), self._corpus.num_train_sequences
-        drawn = poisson_sample(self._key, number, rows, self._batch_size).tolist()
+        drawn = poisson_sample(self._key, number, rows, self._batch_size).tolist()[: self._places]
         missing = -len(drawn) % self._multiple if drawn else self._multiple
         batch = self._corpus.train_batch([*drawn, *[0] * missing])
         labels = batch.labels.clone()
@@ -114,10 +129,11 @@ def charged_figures(ledger: BudgetLedger) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class PrivateBatches:
-    """The batches of a run with ``[privacy]``, and what they are charged to."""
+    """The batches of a run with ``[privacy]``, what they are charged to, and how many rows one has in the mean."""
 
     loader: PoissonLoader | ChargedLoader
     ledger: BudgetLedger
+    mean_rows: int
 
 
 def private_batches(
@@ -141,11 +157,17 @@ def private_batches(
         return None
     if not isinstance(corpus, Corpus):
         raise ConfigError("[privacy] draws single rows, and this run has others; remove one")
-    share = check_rate(corpus.num_train_sequences, train.batch_size, wanted.delta)
+    rows = corpus.num_train_sequences
+    in_stages = run.parallel is None and run.federated is None
+    mean = _mean_rows(run, wanted, rows) if in_stages else train.batch_size
+    share = check_rate(rows, mean, wanted.delta)
     rate = share if wanted.sampling == "poisson" else 1.0
-    noise = _noise(wanted, rate, train.steps, past)
-    terms = _terms(wanted, corpus.num_train_sequences, corpus.digest)
-    step = PoissonGaussian(noise, rate)
+    terms = _terms(wanted, rows, corpus.digest)
+    if in_stages:
+        step, terms = _step_in_stages(run, wanted, rate, rows, past), {**terms, "places": train.batch_size, **_AGAINST}
+    else:
+        step = PoissonGaussian(_noise(wanted, rate, train.steps, past), rate)
+    noise = step.noise_multiplier
     # a step that fails draws another batch
     session = train.steps * (1 + train.max_failed_batches) + 1
     ledger = BudgetLedger(log, step, wanted.epsilon, wanted.delta, terms, past, session)
@@ -154,9 +176,10 @@ def private_batches(
             f"privacy.epsilon = {wanted.epsilon} does not pay for one step with noise_multiplier = {noise:g}; raise one"
         )
     if wanted.sampling == "order":
-        return PrivateBatches(ChargedLoader(corpus, train.batch_size, train.seed, ledger), ledger)
+        return PrivateBatches(ChargedLoader(corpus, train.batch_size, train.seed, ledger), ledger, train.batch_size)
     parts = train.microbatches * (1 if run.parallel is None else run.parallel.dp)
-    return PrivateBatches(PoissonLoader(corpus, train.batch_size, parts, sampling_key(secrets), ledger), ledger)
+    places = train.batch_size if in_stages else None
+    return PrivateBatches(PoissonLoader(corpus, mean, parts, sampling_key(secrets), ledger, places), ledger, mean)
 
 
 def round_budget(run: RunConfig, sums: NoisyRounds | None, log: AuditLog, past: PastCharges) -> BudgetLedger | None:
@@ -218,6 +241,36 @@ def site_rows(run: RunConfig, data: SiteData, identity: Identity, own: Path) -> 
             f"steps with noise_multiplier = {step.noise_multiplier:g}; raise one, or lower local_steps"
         )
     return SiteRows(data, wanted, ledger, sampling_key(own / "secrets"))
+
+
+def _mean_rows(run: RunConfig, wanted: PrivacyConfig, rows: int) -> int:
+    """Return how many rows a step of a pipeline draws in the mean.
+
+    Raises:
+        ConfigError: It has too little room for them.
+    """
+    places, steps = run.train.batch_size, run.train.steps
+    if wanted.sampling == "order":
+        return places
+    most = room_for(rows, places, steps, wanted.epsilon, wanted.delta)
+    mean = wanted.mean_rows or most
+    if not 0 < mean <= most:
+        raise ConfigError(
+            f"privacy.mean_rows = {wanted.mean_rows or 1}: in {steps} steps with room for train.batch_size = {places} "
+            f"rows each, samples do not fit too likely for privacy.delta = {wanted.delta}; at most {most} are drawn in "
+            "the mean here, so lower it, or raise train.batch_size and train.microbatches"
+        )
+    return mean
+
+
+def _step_in_stages(
+    run: RunConfig, wanted: PrivacyConfig, rate: float, rows: int, past: PastCharges
+) -> PoissonGaussian | CappedPoissonGaussian:
+    """Return the mechanism of a step of a pipeline, which has room for `train.batch_size` rows."""
+    if wanted.sampling == "order":
+        return PoissonGaussian(_noise(wanted, rate, run.train.steps, past), rate)
+    inner = wanted.model_copy(update={"delta": (1 - SPILLED) * wanted.delta})
+    return CappedPoissonGaussian(_noise(inner, rate, run.train.steps, past), rate, rows, run.train.batch_size)
 
 
 def _noise(wanted: PrivacyConfig, rate: float, steps: int, past: PastCharges) -> float:

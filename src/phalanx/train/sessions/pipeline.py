@@ -13,6 +13,7 @@ from phalanx.pipeline import AuditDraw, LocalWorkers, Observe, PipelineEngine, S
 from phalanx.telemetry import PEERS_FILE, PeersFile
 from phalanx.telemetry.parties import live_parties
 from phalanx.train.batches.preferences import PreferenceMeasure
+from phalanx.train.batches.private import PoissonLoader, private_batches
 from phalanx.train.batches.rewriting import measured, rewriting_of
 from phalanx.train.batches.rollouts import RolloutLoader
 from phalanx.train.batches.samples import TextSampler
@@ -42,6 +43,7 @@ from phalanx.train.sessions.hooks import StagesInTurn
 from phalanx.train.sessions.rollouts import rollout_material
 from phalanx.train.setup.guard_outlook import guarded_by_nobody, preset_in_words
 from phalanx.train.setup.layout import make_plan
+from phalanx.train.setup.private_stages import hiding_rows
 from phalanx.train.setup.stage_source import StageLibrary
 
 
@@ -69,7 +71,13 @@ class PipelineFactory:
                 return
             corpus = context.corpus(source)
             rewriting = rewriting_of(run, corpus)
-            loader = BatchLoader(corpus, run.train.draws, run.train.seed, rewrite=rewriting)
+            private = private_batches(run, corpus, context.log, context.history.charges, context.home.secrets)
+            loader: BatchLoader | PoissonLoader
+            if private is None:
+                loader = BatchLoader(corpus, run.train.draws, run.train.seed, rewrite=rewriting)
+            else:
+                context.spend_from(private.ledger)
+                loader, plan = private.loader, hiding_rows(plan, run, private)
             sampler = TextSampler.of(run, corpus)
             material = RunMaterial(
                 source,

@@ -34,6 +34,7 @@ from phalanx.split import cut_model
 from phalanx.train.config import RunConfig
 from phalanx.train.setup.guard_outlook import guarded_by_nobody, outlook, outlook_rows, price_note
 from phalanx.train.setup.preflight import require_extras
+from phalanx.train.setup.private_stages import check_private_model
 
 # measured on CPU with torch 2.13: interpreter, libraries, transport buffers and what malloc keeps
 WORKER_BYTES = 600 * 2**20
@@ -95,6 +96,7 @@ def make_plan(run: RunConfig, source: ModelSource) -> StepPlan:
     require_extras(run)
     check_length(run.data.sequence_length, getattr(source.hub_config, "max_position_embeddings", None))
     check_virtual_tokens(run, source)
+    check_private_model(run, source)
     _check_masters(run, source)
     _check_few_bits(run)
     return StepPlan(

@@ -1,0 +1,48 @@
+"""A pipeline that hides single rows: which models it may train, and what its plan says of it."""
+
+from phalanx.errors import ConfigError
+from phalanx.models import FAMILIES, ModelSource
+from phalanx.pipeline import RowPrivacy, StepPlan
+from phalanx.train.batches.private import PrivateBatches
+from phalanx.train.config import RunConfig
+
+_HEADS = ("classifier", "summary")
+"""Beginnings of config keys of heads that no stage has."""
+
+
+def check_private_model(run: RunConfig, source: ModelSource) -> None:
+    """Return where one row moves a step's sum by its own gradient alone.
+
+    Raises:
+        ConfigError: The model of a run with ``[privacy]`` mixes rows, or draws by their places.
+    """
+    if run.privacy is None:
+        return
+    config, kind = source.hub_config_dict, source.hub_config.model_type
+    if run.model.adapter is None and getattr(source.hub_config, "tie_word_embeddings", False):
+        raise ConfigError(
+            f"[privacy] has no tied weights that are trained whole: {kind} has its embedding in the first and in the "
+            "last stage, both would clip a part of its gradient, and a row could move it by more than its bound; train "
+            'an adapter (model.adapter.kind = "lora"), or set tie_word_embeddings = false'
+        )
+    if FAMILIES[kind].facts.routed:
+        raise ConfigError(
+            f"[privacy] has no experts in stages: {kind} balances them over the rows that are there, and a row would "
+            "change what others add; take a model without, or [parallel]"
+        )
+    for name, share in config.items():
+        drops = "drop" in name and not name.startswith(_HEADS)
+        if drops and isinstance(share, int | float) and share > 0:
+            raise ConfigError(
+                f"[privacy] has no dropout in stages: the model has {name} = {share}, auditors draw it by the place of "
+                "a microbatch, and so it would tell how many rows stand before one; set it to 0 in the model's config"
+            )
+
+
+def hiding_rows(plan: StepPlan, run: RunConfig, private: PrivateBatches) -> StepPlan:
+    """Return the plan of stages that clip single rows and add noise."""
+    if run.privacy is None:
+        return plan
+    noise = private.ledger.step.noise_multiplier
+    hidden = RowPrivacy(clip_norm=run.privacy.clip_norm, noise_multiplier=noise, mean_rows=private.mean_rows)
+    return plan.model_copy(update={"privacy": hidden})

@@ -1,0 +1,313 @@
+"""Single rows are hidden in a verified pipeline: every stage clips them, and adds noise that auditors compute again."""
+
+import math
+from copy import copy as shallow
+
+import pytest
+import torch
+from torch.nn import functional
+from transformers import AutoModelForCausalLM, GPT2Config
+
+from phalanx.data import IGNORE
+from phalanx.models import LoraConfig
+from phalanx.optimizers import OptimizerConfig, learning_rate
+from phalanx.pipeline import GuardConfig, PipelineConfig, RowPrivacy, StageRunner
+from phalanx.pipeline.stage.noisy_sum import noisy_mean
+from phalanx.security.privacy import NoiseSecret
+from phalanx.testing import Actor, tiny_run
+from phalanx.testing import company as company_module
+from phalanx.testing.tiny import random_batch
+
+LOCKSTEP = GuardConfig(shadow="lockstep", step_audit_rate=0.0, owner_audit_rate=0.0)
+UNGUARDED = GuardConfig(mode="off")
+PRIVACY = RowPrivacy(clip_norm=0.5, noise_multiplier=1.0, mean_rows=4)
+ROWS = 6
+
+
+def secret_of(byte):
+    return lambda: NoiseSecret(lambda size: byte * size)
+
+
+@pytest.fixture
+def known_noise(monkeypatch):
+    """The secret of every company of the test; `key_of` is what its owner gives out."""
+    made = secret_of(b"k")
+    monkeypatch.setattr("phalanx.pipeline.owner.engine.NoiseSecret", made)
+    return made()
+
+
+def private_run(guard=LOCKSTEP, adapter=None, stages=4, spares=0, **optimizer):
+    settings = {"lr": 1e-2, "warmup_steps": 0, "clip_norm": None, "weight_decay": 0.0, **optimizer}
+    pipeline = PipelineConfig(stages=stages, spares=spares, step_timeout_s=30.0)
+    run = tiny_run(guard=guard, adapter=adapter, pipeline=pipeline, optimizer=OptimizerConfig(**settings))
+    architecture = {**run.model.architecture, "tie_word_embeddings": False}
+    model = run.model.model_copy(update={"architecture": architecture})
+    train = run.train.model_copy(update={"batch_size": ROWS, "microbatches": ROWS})
+    return run.model_copy(update={"model": model, "train": train})
+
+
+@pytest.fixture
+def start(make_company, monkeypatch):
+    """Start a company with stages that hide rows."""
+    plain = company_module.make_plan
+
+    def make(run=None, actors=None, privacy=PRIVACY):
+        monkeypatch.setattr(
+            company_module,
+            "make_plan",
+            lambda found, source: plain(found, source).model_copy(update={"privacy": privacy}),
+        )
+        return make_company(run or private_run(), actors)
+
+    return make
+
+
+def weights_of(company):
+    return [
+        {name: tensor.detach().clone() for name, tensor in copy.module.all_parameters().items()}
+        for copy in company.engine.copies("weights")
+    ]
+
+
+def whole_model(company, stages):
+    model = AutoModelForCausalLM.from_config(GPT2Config(**company.plan.hub_config), attn_implementation="eager")
+    known = {name: tensor for stage in stages for name, tensor in stage.items()}
+    missing, unknown = model.load_state_dict(known, strict=False)
+    assert not unknown
+    assert all("attn.bias" in name or "masked_bias" in name for name in missing)
+    return model.eval()
+
+
+def row_gradients(model, ids, labels):
+    """Of the mean loss of one row over its own targets, by plain autograd."""
+    model.zero_grad()
+    loss = functional.cross_entropy(model(ids[None]).logits[0], labels, ignore_index=IGNORE, reduction="sum")
+    (loss / max(1, int((labels != IGNORE).sum()))).backward()
+    return {name: one.grad.clone() for name, one in model.named_parameters()}
+
+
+def clipped_sum(model, stages, batch, bound):
+    """Each row scaled down in each stage by itself, then added up."""
+    total = [{name: torch.zeros_like(tensor) for name, tensor in stage.items()} for stage in stages]
+    for ids, labels in zip(batch.input_ids, batch.labels, strict=True):
+        found = row_gradients(model, ids, labels)
+        for stage in total:
+            norm = math.sqrt(sum(float(found[name].double().norm()) ** 2 for name in stage))
+            for name, place in stage.items():
+                place.add_(found[name], alpha=min(1.0, bound / (norm + 1e-6)))
+    return total
+
+
+def one_process(company, secret, num_steps):
+    """The same training without stages, parties or guard."""
+    run, stages = company.run_config, weights_of(company)
+    model = whole_model(company, stages)
+    settings = run.optimizer
+    optimizer = torch.optim.AdamW(model.parameters(), betas=settings.betas, eps=settings.eps, weight_decay=0.0)
+    norms = []
+    for step in range(num_steps):
+        batch, squares = random_batch(run, 64, step), 0.0
+        total = clipped_sum(model, stages, batch, company.plan.row_clip)
+        for stage, gradients in enumerate(total):
+            privacy, key = company.plan.privacy, secret.key_of(0, stage)
+            for name, gradient in noisy_mean(gradients, privacy, step, key).items():
+                dict(model.named_parameters())[name].grad = gradient
+                squares += float(gradient.double().norm()) ** 2
+        norms.append(math.sqrt(squares))
+        optimizer.param_groups[0]["lr"] = learning_rate(run.optimizer, step, run.train.steps)
+        optimizer.step()
+    return dict(model.named_parameters()), norms
+
+
+@pytest.mark.parametrize("guard", [LOCKSTEP, UNGUARDED], ids=["lockstep", "unguarded"])
+def test_stages_come_to_what_one_process_does_with_the_same_groups_and_noise(start, known_noise, guard):
+    company = start(private_run(guard))
+    wanted, norms = one_process(company, known_noise, 3)
+
+    results = company.run(3)
+
+    assert [one.gradient_norm for one in results] == pytest.approx(norms, rel=1e-6)
+    assert not company.verdicts
+    for stage in weights_of(company):
+        for name, tensor in stage.items():
+            assert torch.allclose(tensor, wanted[name], atol=1e-6, rtol=0), name
+
+
+def test_the_same_secret_gives_the_same_bits_and_another_one_others(start, monkeypatch):
+    digests = []
+    for byte in (b"k", b"k", b"l"):
+        monkeypatch.setattr("phalanx.pipeline.owner.engine.NoiseSecret", secret_of(byte))
+        company = start()
+        company.run(2)
+        digests.append(company.weights_digest())
+
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_an_adapter_is_hidden_too_and_what_is_frozen_does_not_move(start, known_noise):
+    company = start(private_run(adapter=LoraConfig(rank=2)))
+    before = weights_of(company)
+
+    company.run(2)
+
+    moved = {
+        name
+        for old, new in zip(before, weights_of(company), strict=True)
+        for name in old
+        if not torch.equal(old[name], new[name])
+    }
+    assert moved
+    assert all("lora" in name for name in moved)
+    assert not company.verdicts
+
+
+def test_each_stage_commits_to_its_key_in_the_log_and_nobody_else_is_told_of_it(start):
+    company = start()
+    company.run(1)
+
+    (said,) = company.bodies("noise_committed")
+    assert said["epoch"] == 0
+    assert set(said["keys"]) == {"0", "1", "2", "3"}
+    assert len(set(said["keys"].values())) == 4
+
+
+# --- liars ------------------------------------------------------------------------------------------------------------
+
+
+def bare_sum(copy):
+    return {name: gradient / copy.plan.privacy.mean_rows for name, gradient in copy.runner.gradients().items()}
+
+
+def without_noise(copy, held):
+    """Commits to its sum as it is, and audits honestly."""
+    return without_noise_anywhere(copy, held) if held else copy
+
+
+def without_noise_anywhere(copy, held):
+    mine = shallow(copy)
+    mine.weight_gradient = lambda step, key: bare_sum(copy)
+    return mine
+
+
+def with_noise_of_its_own(copy, held):
+    """Noise of the right size, which no auditor can compute again."""
+    mine = shallow(copy)
+    if held:
+        mine.weight_gradient = lambda step, key: noisy_mean(copy.runner.gradients(), copy.plan.privacy, step, b"o" * 32)
+    return mine
+
+
+def unclipped(copy, held):
+    """Adds rows as they are."""
+    mine, plan = shallow(copy), copy.plan
+    if held:
+        mine.runner = StageRunner(
+            copy.module, copy.spec, seed=plan.seed, precision=plan.precision, device=plan.device, row_clip=1e9
+        )
+    return mine
+
+
+LIARS = {"no noise": without_noise, "noise of its own": with_noise_of_its_own, "no clipping": unclipped}
+
+
+@pytest.mark.parametrize("liar", LIARS)
+def test_a_stage_that_hides_rows_otherwise_is_named_before_its_step_is_applied(start, liar):
+    # so small a bound that every row is beyond it
+    privacy = RowPrivacy(clip_norm=1e-2, noise_multiplier=1.0, mean_rows=4)
+    company = start(private_run(spares=1), {1: Actor(wrap_copy=LIARS[liar])}, privacy)
+
+    result = company.run(1)[0]
+
+    (verdict,) = company.verdicts
+    assert (verdict.party, verdict.offence, verdict.step) == ("worker-1", "gradient", 0)
+    assert company.evicted == ["worker-1"]
+    assert result.guard.attempts == 2
+
+
+def test_evidence_of_a_stage_without_noise_holds_no_key(start, known_noise):
+    company = start(private_run(spares=1), {1: Actor(wrap_copy=without_noise)})
+    company.run(2)
+
+    files = [path.read_bytes() for path in company.run_dir.rglob("*") if path.is_file()]
+    assert any(path.is_file() for path in (company.run_dir / "evidence").iterdir())
+    for key in (known_noise.key_of(epoch, stage) for epoch in range(3) for stage in range(4)):
+        assert not any(key in found or key.hex().encode() in found for found in files)
+
+
+def test_a_step_that_is_attempted_again_has_other_noise(start):
+    company = start(private_run(spares=1), {1: Actor(wrap_copy=without_noise)})
+    company.run(1)
+
+    first, second = (body["keys"] for body in company.bodies("noise_committed"))
+    assert not set(first.values()) & set(second.values())
+
+
+def test_a_stage_and_its_shadow_that_leave_the_noise_out_together_are_found_by_the_owner(start):
+    guard = LOCKSTEP.model_copy(update={"owner_audit_rate": 1.0})
+    both = dict.fromkeys((1, 2), Actor(wrap_copy=without_noise_anywhere))
+    company = start(private_run(guard, spares=2), both)
+
+    company.run(1)
+
+    assert {verdict.party for verdict in company.verdicts} == {"worker-1", "worker-2"}
+
+
+def test_without_a_guard_what_comes_out_has_no_noise(start, known_noise):
+    company = start(private_run(UNGUARDED), {1: Actor(wrap_copy=without_noise)})
+    stages = weights_of(company)
+    model = whole_model(company, stages)
+    bare = clipped_sum(model, stages, random_batch(company.run_config, 64, 0), company.plan.row_clip)
+
+    company.run(1)
+
+    released = company_gradients(company, 1)
+    # what readers find of stage 1 is the exact sum; of stage 2 it is hidden
+    for name, total in bare[1].items():
+        assert torch.allclose(released[name], total / PRIVACY.mean_rows, atol=1e-6), name
+    hidden = company_gradients(company, 2)
+    off = torch.cat([(hidden[name] - total / PRIVACY.mean_rows).flatten() for name, total in bare[2].items()])
+    assert float(off.std()) == pytest.approx(PRIVACY.deviation / PRIVACY.mean_rows, rel=0.05)
+    assert not company.verdicts
+
+
+# --- what one row does ------------------------------------------------------------------------------------------------
+
+
+def test_a_row_moves_the_sum_of_all_stages_by_at_most_the_bound(start, known_noise):
+    """Two companies with one row more or less: their noise is the same, so what differs is the row."""
+    privacy = RowPrivacy(clip_norm=0.05, noise_multiplier=1.0, mean_rows=1)
+    sums = []
+    for rows in (ROWS, ROWS - 1):
+        company = start(private_run(UNGUARDED), privacy=privacy)
+        batch = random_batch(company.run_config, 64, 0)
+        batch.labels[rows:] = IGNORE
+        company.engine.step(0, company_module.step_inputs(batch, ROWS))
+        sums.append([company_gradients(company, stage) for stage in range(4)])
+
+    squares = [
+        sum(float((one[name] - other[name]).double().norm()) ** 2 for name in one)
+        for one, other in zip(*sums, strict=True)
+    ]
+    # each stage's part is at its own bound, for these rows are longer
+    assert [math.sqrt(square) for square in squares] == pytest.approx([0.025] * 4, rel=1e-3)
+    assert math.sqrt(sum(squares)) <= 0.05 * (1 + 1e-5)
+
+
+def company_gradients(company, stage):
+    """The first moments after one step: a tenth of the gradient."""
+    copy = company.engine.collect(stage, "state")
+    share = 1 - company.run_config.optimizer.betas[0]
+    return {name.removeprefix("exp_avg/"): t / share for name, t in copy.state().items() if name.startswith("exp_avg/")}
+
+
+def test_a_sample_without_rows_is_a_step_of_noise_alone(start, known_noise):
+    company = start()
+    batch = random_batch(company.run_config, 64, 0)
+    batch.labels[:] = IGNORE
+
+    result = company.engine.step(0, company_module.step_inputs(batch, ROWS))
+
+    numbers = sum(tensor.numel() for stage in weights_of(company) for tensor in stage.values())
+    assert result.loss == 0.0
+    assert result.gradient_norm == pytest.approx(PRIVACY.deviation / PRIVACY.mean_rows * math.sqrt(numbers), rel=0.02)
+    assert not company.verdicts
