@@ -9,15 +9,16 @@ from phalanx.checkpoint.export import RunTokenizer
 from phalanx.data import BatchLoader
 from phalanx.errors import CheckpointError, TrainingError
 from phalanx.models import open_model, weights_digest
-from phalanx.pipeline import AuditDraw, LocalWorkers, Observe, PipelineEngine, StageChecks, StepPlan
+from phalanx.pipeline import AuditDraw, LocalWorkers, Observe, PipelineEngine, RowPrivacy, StageChecks, StepPlan
 from phalanx.telemetry import PEERS_FILE, PeersFile
 from phalanx.telemetry.parties import live_parties
 from phalanx.train.batches.preferences import PreferenceMeasure
-from phalanx.train.batches.private import PoissonLoader, private_batches
+from phalanx.train.batches.private import PoissonLoader, PrivateBatches, private_batches
 from phalanx.train.batches.rewriting import measured, rewriting_of
 from phalanx.train.batches.rollouts import RolloutLoader
 from phalanx.train.batches.samples import TextSampler
 from phalanx.train.batches.validation import perplexities
+from phalanx.train.config import RunConfig
 from phalanx.train.records.audit_trail import step_noter
 from phalanx.train.records.history import UNDOINGS
 from phalanx.train.records.journal import Journal, collect, discard, newer_entry
@@ -43,7 +44,6 @@ from phalanx.train.sessions.hooks import StagesInTurn
 from phalanx.train.sessions.rollouts import rollout_material
 from phalanx.train.setup.guard_outlook import guarded_by_nobody, preset_in_words
 from phalanx.train.setup.layout import make_plan
-from phalanx.train.setup.private_stages import hiding_rows
 from phalanx.train.setup.stage_source import StageLibrary
 
 
@@ -77,7 +77,7 @@ class PipelineFactory:
                 loader = BatchLoader(corpus, run.train.draws, run.train.seed, rewrite=rewriting)
             else:
                 context.spend_from(private.ledger)
-                loader, plan = private.loader, hiding_rows(plan, run, private)
+                loader, plan = private.loader, plan.model_copy(update={"privacy": _hidden(run, private)})
             sampler = TextSampler.of(run, corpus)
             material = RunMaterial(
                 source,
@@ -314,6 +314,14 @@ class RunningPipeline:
         for doubt in figures.checks.doubts():
             self._recorder.observe("in_doubt", doubt.to_json())
         self._recorder.observe("run_completed", {"final_weights_digest": figures.final_weights_digest})
+
+
+def _hidden(run: RunConfig, private: PrivateBatches) -> RowPrivacy | None:
+    """How stages hide rows; what steps are charged for says how much noise that takes."""
+    if run.privacy is None:
+        return None
+    noise = private.ledger.step.noise_multiplier
+    return RowPrivacy(clip_norm=run.privacy.clip_norm, noise_multiplier=noise, mean_rows=private.mean_rows)
 
 
 def _and_in(book: PartyBook, observe: Observe) -> Observe:

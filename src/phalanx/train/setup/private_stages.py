@@ -1,9 +1,7 @@
-"""A pipeline that hides single rows: which models it may train, and what its plan says of it."""
+"""A pipeline that hides single rows: which models it may train."""
 
 from phalanx.errors import ConfigError
 from phalanx.models import FAMILIES, ModelSource
-from phalanx.pipeline import RowPrivacy, StepPlan
-from phalanx.train.batches.private import PrivateBatches
 from phalanx.train.config import RunConfig
 
 _HEADS = ("classifier", "summary")
@@ -37,12 +35,3 @@ def check_private_model(run: RunConfig, source: ModelSource) -> None:
                 f"[privacy] has no dropout in stages: the model has {name} = {share}, auditors draw it by the place of "
                 "a microbatch, and so it would tell how many rows stand before one; set it to 0 in the model's config"
             )
-
-
-def hiding_rows(plan: StepPlan, run: RunConfig, private: PrivateBatches) -> StepPlan:
-    """Return the plan of stages that clip single rows and add noise."""
-    if run.privacy is None:
-        return plan
-    noise = private.ledger.step.noise_multiplier
-    hidden = RowPrivacy(clip_norm=run.privacy.clip_norm, noise_multiplier=noise, mean_rows=private.mean_rows)
-    return plan.model_copy(update={"privacy": hidden})
