@@ -58,6 +58,7 @@ def test_a_run_of_stages_learns_within_its_budget_and_says_whom_the_bound_holds_
     assert told["charges"] == summary["steps"] == 3
     assert 0.9 * 2 < told["epsilon_spent"] <= 2.0
     assert told["against"] == "readers of the weights; owner, workers and auditors know the noise"
+    assert f"the bound holds against {told['against']}" in summary["shown"]
     assert told["places"] == 24
     step = CappedPoissonGaussian(told["noise_multiplier"], told["rate"], told["rows"], told["places"])
     assert step.epsilon(3, 1e-4) == pytest.approx(told["epsilon_spent"])

@@ -229,6 +229,8 @@ class SessionContext:
             f"privacy: noise multiplier {ledger.step.noise_multiplier:.3f}, {ledger.affordable} steps within epsilon "
             f"{ledger.epsilon:g} at delta {ledger.delta:g}; {ledger.charges} are charged"
         )
+        if "against" in ledger.terms:
+            self.say(f"privacy: the bound holds against {ledger.terms['against']}")
 
     def check_begins_anew(self) -> None:
         """Return where the weights that a private run begins with are of no run before it.
