@@ -107,7 +107,7 @@ def test_factors_of_dora_may_be_averaged_one_by_one(read):
             (),
             r"corrects each gradient of a site, and stages of \[pipeline\] take whole steps",
         ),
-        (LORA + SITES + ROWS + STAGES, (), r"\[privacy\] has no \[pipeline\] beside \[federated\]: stages of a site"),
+        (LORA + SITES + ROWS + STAGES, (), r"\[privacy\] has no \[pipeline\] beside \[federated\]: a site's stages"),
         (SUMS + ROWS, (), r"\[privacy\] has no federated.privacy: a site would have two budgets"),
     ],
 )

@@ -41,7 +41,7 @@ def _faults(run: Any) -> Iterator[str]:
     elif run.parallel is not None:
         yield "[parallel] beside [federated]: ranks of a site are not shown yet to add the noise once; remove one"
     elif run.has_site_stages:
-        yield "[pipeline] beside [federated]: stages of a site are not shown to draw what its budget pays for; remove one"
+        yield "[pipeline] beside [federated]: a site's stages are not tried yet with a budget of its own; remove one"
     elif run.federated.privacy is not None:
         yield "federated.privacy: a site would have two budgets, and tell of neither which one holds; remove one"
     yield from _of_adapter(run.model.adapter)
