@@ -8,8 +8,10 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from phalanx.errors import ConfigError
+from phalanx.lab.attacks import attackers_of, load_attack
 from phalanx.models import open_model
 from phalanx.security.privacy import CappedPoissonGaussian
+from phalanx.telemetry import read_metrics
 from phalanx.train import load_run
 from phalanx.train.sessions import hooks
 from phalanx.train.setup.layout import make_plan
@@ -43,6 +45,30 @@ def private(tmp_path, vocabulary):
         return load_run(path, (*PLACES, *overrides))
 
     return make
+
+
+BARE = """
+from phalanx.lab.attacks import Attack
+from phalanx.lab.attacks.copies import AttackedCopy
+
+
+class Bare(Attack):
+    def wrap(self, copy, held):
+        return BareCopy(copy, self) if held else copy
+
+
+class BareCopy(AttackedCopy):
+    def __init__(self, honest, attack):
+        super().__init__(honest)
+        self._attack = attack
+
+    def weight_gradient(self, step, noise_key):
+        if not self._attack.lies_in(step):
+            return super().weight_gradient(step, noise_key)
+        self._attack.admit(self.spec.index, step, what="gradient")
+        rows = self.plan.privacy.mean_rows
+        return {name: gradient / rows for name, gradient in self.runner.gradients().items()}
+"""
 
 
 def bodies(directory, kind):
@@ -93,6 +119,24 @@ def test_a_killed_run_draws_other_rows_under_other_noise_and_pays_again(private,
     assert [body["number"] for body in bodies(directory, "privacy_charged")] == list(range(4))
     first, second = (set(body["keys"].values()) for body in bodies(directory, "noise_committed"))
     assert not first & second
+
+
+def test_a_worker_process_that_leaves_its_noise_out_is_evicted_before_that_step_is_applied(private, quietly, tmp_path):
+    (tmp_path / "mine.py").write_text(BARE)
+    run = private(
+        STAGES + PRIVACY + "[attack]\nkind = 'mine.py:Bare'\nstages = [1]\nfrom_step = 1\n", "pipeline.spares=1"
+    )
+    load_attack(run.attack, tmp_path)
+
+    summary = quietly(run, tmp_path / "run", open_workers=attackers_of(run.attack, home=tmp_path))
+
+    assert summary["evicted"] == ["worker-1"]
+    assert (summary["status"], summary["steps"], summary["privacy"]["charges"]) == ("completed", 3, 3)
+    (verdict,) = bodies(tmp_path / "run", "verdict")
+    assert (verdict["party"], verdict["offence"], verdict["step"]) == ("worker-1", "gradient", 1)
+    # the same rows were done again under other noise, before anything of the step was applied
+    assert [body["step"] for body in bodies(tmp_path / "run", "noise_committed")] == [0, 1]
+    assert [line["attempts"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [1, 2, 1]
 
 
 @pytest.mark.parametrize(
