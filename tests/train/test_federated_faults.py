@@ -1,12 +1,14 @@
 """What a federated run refuses when its file is read: keys of other sections that its rounds could not keep to."""
 
 import pytest
+from rich.console import Console
 
 from phalanx.errors import ConfigError
 from phalanx.models import open_model
 from phalanx.optimizers import learning_rate
 from phalanx.train import load_run
-from phalanx.train.parties.site_stages import pipeline_of, plan_of
+from phalanx.train.entry import describe
+from phalanx.train.setup.site_plan import pipeline_of, plan_of
 from tiny_run_file import tiny_run_file
 
 SITES = '[federated]\nsites = ["a", "b"]\n'
@@ -61,6 +63,16 @@ def test_a_sites_pipeline_is_a_run_of_its_local_steps_with_the_learning_rates_of
     rates = [learning_rate(run.optimizer, number, 4) for number in range(4)]
     assert [plan.learning_rate(step) for step in range(12)] == [rate for rate in rates for _ in range(3)]
     assert rates[0] < rates[1] and rates[3] < rates[2]
+
+
+def test_a_look_at_a_run_shows_the_stages_of_a_site_and_what_its_guard_finds(read, tmp_path, capsys):
+    console = Console(width=200)
+
+    console.print(describe(read(SITES + STAGES), tmp_path / "run"))
+
+    shown = capsys.readouterr().out
+    assert "4 stages, 4 microbatches, 1f1b" in shown and "worker-2" in shown
+    assert "one stage in other hands that lies in every step" in shown
 
 
 def test_factors_of_dora_may_be_averaged_one_by_one(read):

@@ -4,12 +4,11 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from phalanx.checkpoint import CheckpointConfig
 from phalanx.errors import NoHolderError
 from phalanx.federated.site_trainer import SiteData, SiteSchedule
 from phalanx.models import ModelSource
 from phalanx.optimizers import learning_rate
-from phalanx.pipeline import LocalWorkers, PipelineEngine, StepPlan
+from phalanx.pipeline import LocalWorkers, PipelineEngine
 from phalanx.train.config import RunConfig
 from phalanx.train.engines.staged_rounds import StagedTrainer
 from phalanx.train.federated_faults import section_of
@@ -17,31 +16,11 @@ from phalanx.train.records.history import ROUND_BEGUN
 from phalanx.train.records.run_directory import RunDirectory, holds_run
 from phalanx.train.sessions.cluster import OpenWorkers
 from phalanx.train.sessions.owned_pipeline import OwnedPipeline
-from phalanx.train.setup.layout import make_plan
+from phalanx.train.setup.site_plan import pipeline_of, plan_of
 from phalanx.train.setup.stage_source import ModulesOfRounds, RoundLibrary
 
 DIRECTORY = "pipeline"
 """Inside a site's own directory: log, evidence and keys of its pipeline, as a run directory has them."""
-
-
-def pipeline_of(run: RunConfig) -> RunConfig:
-    """Return the run that a site's pipeline is: the same stages and guard, local steps in the place of rounds."""
-    steps = run.train.steps * section_of(run).local_steps
-    # nothing is saved: a round begins with weights that the site is sent
-    return run.with_sections({"federated": None, "checkpoint": CheckpointConfig(journal=False)}).of_length(steps)
-
-
-def plan_of(run: RunConfig, source: ModelSource) -> StepPlan:
-    """Return the plan of a site's pipeline, as its workers have it.
-
-    Args:
-        run: With ``[federated]`` and ``[pipeline]``.
-        source: The model.
-
-    Raises:
-        ConfigError: Run file and model do not fit.
-    """
-    return make_plan(pipeline_of(run), source).model_copy(update={"steps_a_round": section_of(run).local_steps})
 
 
 class RoundsInStages:

@@ -34,7 +34,9 @@ from phalanx.train.sessions.context import SessionContext
 from phalanx.train.sessions.factory import EngineStart, RunMaterial
 from phalanx.train.sessions.site_carriers import open_carrier, where_to_look
 from phalanx.train.sessions.site_file import terms_of
+from phalanx.train.setup.layout import stages_of
 from phalanx.train.setup.preflight import require_extras
+from phalanx.train.setup.site_plan import pipeline_of
 
 _JOIN_S = 600.0
 """How long the processes of sites may take to load their model."""
@@ -43,7 +45,7 @@ ROUNDS_FILE = "rounds.jsonl"
 
 
 def describe_federated(run: RunConfig, source: ModelSource) -> RenderableType:
-    """The resolved config and what crosses in a round, for the terminal."""
+    """The resolved config, what crosses in a round, and the stages of each site's pipeline, for the terminal."""
     section = section_of(run)
     row = stage_table(source.hub_config, (StageSpec(0, 1, 0, source.num_layers),), run.model.adapter)[0]
     how = "secure sums" if section.secure else section.aggregator
@@ -58,7 +60,8 @@ def describe_federated(run: RunConfig, source: ModelSource) -> RenderableType:
         f"{row.trainable:,}",
         f"{crossing:,}",
     )
-    return Group(Syntax(dump_toml(run), "toml", background_color="default"), table)
+    stages = [stages_of(pipeline_of(run), source)] if run.has_site_stages else []
+    return Group(Syntax(dump_toml(run), "toml", background_color="default"), table, *stages)
 
 
 class FederatedFactory:
