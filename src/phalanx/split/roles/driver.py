@@ -22,7 +22,7 @@ from phalanx.split.handshake.party import EnclavePeer
 from phalanx.split.roles.client_end import ClientEnd
 from phalanx.split.roles.owner_requests import OwnerRequests
 from phalanx.split.training.classification import HeldOutScores
-from phalanx.split.training.parts import FrontPart
+from phalanx.split.training.parts import Front
 from phalanx.telemetry import PhaseTimer
 
 
@@ -63,7 +63,7 @@ class SplitDriver(OwnerRequests):
         split: SplitConfig,
         owner: EnclavePeer,
         clients: Sequence[EnclavePeer],
-        front: FrontPart,
+        front: Front,
         kinds: TensorKinds,
         microbatches: int,
     ) -> None:

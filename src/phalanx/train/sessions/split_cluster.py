@@ -10,7 +10,7 @@ from phalanx.config import digest
 from phalanx.models import ModelSource
 from phalanx.pipeline import OWNER
 from phalanx.security.crypto import Identity, Peer, load_identity, make_private_directory, peer_from_certificate
-from phalanx.split import ENCLAVE, FrontPart, SplitConfig, SplitDriver, TensorKinds, task_of
+from phalanx.split import ENCLAVE, Front, FrontPart, SplitConfig, SplitDriver, TensorKinds, task_of
 from phalanx.split.channel.connection import Aside, Connection
 from phalanx.split.channel.frame_pipe import FramePipe
 from phalanx.split.handshake.meeting import ClientHandshake
@@ -63,6 +63,8 @@ def split_company(
     num_classes: int = 0,
     middle: MiddleStages | None = None,
     refused: Aside = lambda message: False,
+    *,
+    front: Front | None = None,
 ) -> Iterator[SplitDriver]:
     """Start the enclave, have every party meet it, and end it whatever happens.
 
@@ -73,6 +75,7 @@ def split_company(
         num_classes: Of a classification; 0 of anything else.
         middle: Of an enclave that owns a pipeline.
         refused: Takes word of clients that admission refuses.
+        front: Of all clients; when left out, the model's own, as the run file cuts it.
 
     Raises:
         RefusedEvidenceError: A party does not accept the enclave's evidence.
@@ -105,7 +108,7 @@ def split_company(
         for name, (identity, endpoint) in endpoints.items():
             line = _line(split, endpoint, process.look, middle if name == OWNER else None, refused)
             parties.append(party_of(run, home, identity, line, session))
-        front = FrontPart(
+        front = front or FrontPart(
             source,
             split.cut,
             attention=run.model.attention,
