@@ -189,8 +189,9 @@ def test_a_worker_that_is_killed_in_a_round_costs_no_bit_and_the_next_round_goes
     assert [lost for _, lost in site.stages.begun] == [None] * ROUNDS
 
 
-def test_where_all_workers_are_killed_the_round_begins_once_more_and_the_owner_trains_alone(make_site):
-    run = run_of()
+@pytest.mark.parametrize("mode", ["phalanx", "off"])
+def test_where_all_workers_are_killed_the_round_begins_once_more_and_the_owner_trains_alone(make_site, mode):
+    run = run_of(mode=mode)
     honest = make_site(run)
     expected = rounds_of(honest.trainer, honest.first)
     site = make_site(run)

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from phalanx.errors import ConfigError, NoHolderError
+from phalanx.errors import ConfigError, NoHolderError, PeerLostError, PhalanxError
 from phalanx.federated.algorithms import LocalRule, Named
 from phalanx.federated.local import LocalUpdate, SiteScores
 from phalanx.federated.site_trainer import SiteData, SiteSchedule
@@ -19,7 +19,7 @@ from phalanx.train.setup.stage_source import ModulesOfRounds, RoundLibrary
 class SiteStages(Protocol):
     """The pipeline of a site, as its trainer needs it."""
 
-    def begin(self, number: int, library: RoundLibrary, lost: NoHolderError | None) -> PipelineEngine:
+    def begin(self, number: int, library: RoundLibrary, lost: PhalanxError | None) -> PipelineEngine:
         """Give every party that is left its stages, as they are when a round begins.
 
         Args:
@@ -65,22 +65,26 @@ class StagedTrainer:
         """As `LocalTrainer` says; the rule is one that corrects nothing, as the run file has been looked at for.
 
         Raises:
-            PeerLostError: Without a guard, a worker is gone; or a step did not end in time.
+            PeerLostError: A step did not end in time.
         """
         del rule
         if rate != self._rate(number):
             raise ConfigError(
                 f"round {number}: the owner asks for the learning rate {rate}, the run file has {self._rate(number)}"
             )
-        lost: NoHolderError | None = None
+        plan, lost = self._modules.plan, list[PhalanxError]()
+        # what breaks a round off without a guard: that any one worker is gone
+        breaks = (NoHolderError,) if plan.guard.enabled else (NoHolderError, PeerLostError)
         while True:
             library = self._modules.begin(start, (number - 1) * self._schedule.steps)
-            engine = self._stages.begin(number, library, lost)
+            engine = self._stages.begin(number, library, lost[-1] if lost else None)
             try:
                 return self._steps(engine, number, start)
-            except NoHolderError as exc:
+            except breaks as exc:
+                lost.append(exc)
                 # each time one party is left less, and the owner alone has every stage
-                lost = exc
+                if len(lost) > len(plan.stages):
+                    raise
 
     def _steps(self, engine: PipelineEngine, number: int, start: Mapping[str, Tensor]) -> LocalUpdate:
         schedule, total, targets = self._schedule, 0.0, 0

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from phalanx.errors import NoHolderError
+from phalanx.errors import PhalanxError
 from phalanx.federated.site_trainer import SiteData, SiteSchedule
 from phalanx.models import ModelSource
 from phalanx.optimizers import learning_rate
@@ -37,7 +37,7 @@ class RoundsInStages:
         self._run, self._source, self._owned, self._local_steps = run, source, owned, local_steps
         self._engine: PipelineEngine | None = None
 
-    def begin(self, number: int, library: RoundLibrary, lost: NoHolderError | None) -> PipelineEngine:
+    def begin(self, number: int, library: RoundLibrary, lost: PhalanxError | None) -> PipelineEngine:
         """As `SiteStages` says; the log has a line for it before any step of the round.
 
         Raises:
