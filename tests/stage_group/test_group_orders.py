@@ -5,7 +5,7 @@ import torch
 
 from phalanx.errors import ConfigError, FrameError
 from phalanx.models import LoraConfig, PrefixConfig, PromptEncoderConfig, open_model
-from phalanx.pipeline import PartyLayout
+from phalanx.pipeline import PartyLayout, RowPrivacy
 from phalanx.stage_group.group import check_plan
 from phalanx.stage_group.orders import GroupCommand, cargo_of, read_order
 from phalanx.testing.tiny import tiny_run
@@ -61,6 +61,11 @@ def test_ranks_share_a_plain_model(plan):
         (PartyLayout(tp=2), {"hub_config": {"attn_pdrop": 0.1}}, "attn_pdrop = 0.1"),
         (PartyLayout(dp=2), {"hub_config": {"resid_pdrop": 0.1}}, "resid_pdrop = 0.1"),
         (PartyLayout(tp=2), {"guard": {"recovery": "skip_layer"}}, "compares bits"),
+        (
+            PartyLayout(tp=2),
+            {"privacy": RowPrivacy(clip_norm=1, noise_multiplier=1, mean_rows=1)},
+            "clip a row by a part",
+        ),
     ],
 )
 def test_what_ranks_cannot_share_is_refused_with_the_reason(plan, layout, changes, reason):

@@ -47,6 +47,11 @@ def private(tmp_path, vocabulary):
     return make
 
 
+EXPERTS = (
+    '{model_type="qwen3_moe",vocab_size=300,num_hidden_layers=4,hidden_size=16,intermediate_size=24,num_experts=4,'
+    "moe_intermediate_size=8,num_experts_per_tok=2,num_attention_heads=2,num_key_value_heads=1,head_dim=8,"
+    "max_position_embeddings=16,tie_word_embeddings=false}"
+)
 BARE = """
 from phalanx.lab.attacks import Attack
 from phalanx.lab.attacks.copies import AttackedCopy
@@ -175,6 +180,7 @@ def test_a_split_has_no_noise_yet(private):
     [
         (("model.architecture.tie_word_embeddings=true",), "no tied weights that are trained whole"),
         (("model.architecture.resid_pdrop=0.1",), "the model has resid_pdrop = 0.1"),
+        ((f"model.architecture={EXPERTS}",), "qwen3_moe balances them over the rows that are there"),
     ],
 )
 def test_a_model_whose_rows_are_not_apart_is_refused_before_the_first_step(private, tmp_path, overrides, words):

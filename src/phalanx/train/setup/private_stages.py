@@ -1,5 +1,8 @@
 """A pipeline that hides single rows: which models it may train."""
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 from phalanx.errors import ConfigError
 from phalanx.models import FAMILIES, ModelSource
 from phalanx.train.config import RunConfig
@@ -28,10 +31,18 @@ def check_private_model(run: RunConfig, source: ModelSource) -> None:
             f"[privacy] has no experts in stages: {kind} balances them over the rows that are there, and a row would "
             "change what others add; take a model without, or [parallel]"
         )
-    for name, share in config.items():
-        drops = "drop" in name and not name.startswith(_HEADS)
-        if drops and isinstance(share, int | float) and share > 0:
+    for name, share in _numbers(config):
+        if "drop" in name and not name.startswith(_HEADS) and share > 0:
             raise ConfigError(
                 f"[privacy] has no dropout in stages: the model has {name} = {share}, auditors draw it by the place of "
                 "a microbatch, and so it would tell how many rows stand before one; set it to 0 in the model's config"
             )
+
+
+def _numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Every number of a model's config by its key, those of configs inside it too."""
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value)
+        elif isinstance(value, int | float):
+            yield name, value
