@@ -119,12 +119,13 @@ def _serve(request: Path) -> int:
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(directory)
+    if "worker" in (arguments[0], module.rpartition(".")[2]):
+        # the name that forked workers have, by which tests find them
+        Path("/proc/self/comm").write_text(Path(arguments[-1]).stem)
     if module == "phalanx":
         return _run(request, arguments)
     from phalanx.lab.attacks.worker import main
 
-    # the name that forked workers have, by which tests find them
-    Path("/proc/self/comm").write_text(Path(arguments[-1]).stem)
     return main(arguments)
 
 
