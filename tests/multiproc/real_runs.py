@@ -241,10 +241,10 @@ def local_workers(owner: Process) -> dict[str, int]:
             last = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")[-2:-1]
         except OSError:
             continue
-        # one that is forked has its name, one that is started from nothing its file
-        found.update(
-            {Path(word).stem: pid for word in (f"{name}.toml", *last) if Path(word).name.startswith("worker-")}
-        )
+        # one that is forked has its name, one that is started from nothing its file; ranks are below their worker
+        for word in (f"{name}.toml", *last):
+            if Path(word).name.startswith("worker-"):
+                found.setdefault(Path(word).stem, pid)
     return found
 
 
