@@ -120,10 +120,10 @@ class RemoteSession:
         handshake = ClientHandshake(house.identities[name], terms, MemoryEpochs(), accepts, made)
         return EnclavePeer(house.identities[name], line, handshake)
 
-    def client(self, name, texts=None, **given):
+    def client(self, name, texts=None, front=None, **given):
         """A client at the point where it has met the enclave."""
         party = self.party(name, **given)
-        end = ClientEnd(party, self.front, self.kinds, PhaseTimer())
+        end = ClientEnd(party, front or self.front, self.kinds, PhaseTimer())
         party.line.hear(say.EnclaveReady)
         end.meet()
         texts = texts or Texts(CLIENTS.index(name))
@@ -133,12 +133,12 @@ class RemoteSession:
         facts = {"model": self.house.source.files_digest(), "tokenizer": "ab" * 32, "data": "cd" * 32, **changes}
         return ask.ClientReady(**facts)
 
-    def join(self, name, texts=None, proves=None, **changes):
+    def join(self, name, texts=None, proves=None, front=None, **changes):
         """Have a client work in a thread of its own until it is told to conclude."""
 
         def work():
             try:
-                taker, party = self.client(name, texts, proves=proves)
+                taker, party = self.client(name, texts, front, proves=proves)
                 party.line.say(self.ready(**changes))
                 taker.work()
                 taker.conclude(self.house.identities[ENCLAVE].public)

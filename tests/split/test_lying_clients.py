@@ -182,12 +182,8 @@ def joined(house, session, told):
 
     for name in ("north", "south"):
         session.join(name, texts_of(name))
-    honest = session.front
-    session.front = NotFinite(honest)
-    session.join("west", texts_of("west"))
-    lead = session.lead(aside)
-    session.front = honest
-    return lead
+    session.join("west", texts_of("west"), front=NotFinite(session.front))
+    return session.lead(aside)
 
 
 def texts_of(name):
