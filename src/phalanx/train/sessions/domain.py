@@ -12,9 +12,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 
 from phalanx.checkpoint import Checkpoint, Shard
-from phalanx.checkpoint.export import RunTokenizer
 from phalanx.config import digest, dump_toml
-from phalanx.data import BatchLoader
 from phalanx.errors import CheckpointError, ConfigError, TrainingError
 from phalanx.models import LoraConfig, ModelSource, PrefixConfig, open_model, rows_before, stage_table, weights_digest
 from phalanx.parallel import (
@@ -40,8 +38,6 @@ from phalanx.parallel.groups.rendezvous import own_device
 from phalanx.pipeline import keep_freed_memory
 from phalanx.security.privacy import BudgetLedger
 from phalanx.train.batches.preferences import PreferenceMeasure
-from phalanx.train.batches.private import PoissonLoader, private_batches
-from phalanx.train.batches.rewriting import measured, rewriting_of
 from phalanx.train.batches.rollouts import RolloutLoader
 from phalanx.train.config import RunConfig
 from phalanx.train.engines.domain_deepspeed import check_deepspeed, open_member
@@ -53,6 +49,7 @@ from phalanx.train.saving.saver import DomainSaver
 from phalanx.train.sessions.context import SessionContext
 from phalanx.train.sessions.factory import EngineStart, RunMaterial
 from phalanx.train.sessions.rollouts import rollout_material
+from phalanx.train.sessions.texts import text_material
 from phalanx.train.setup.layout import attention_asked, attention_kind, check_virtual_tokens
 from phalanx.train.setup.preflight import require_extras
 
@@ -163,23 +160,7 @@ class DomainFactory:
             with rollout_material(context, source) as material:
                 yield DomainSetup(context, parallel, place, material)
             return
-        corpus = context.corpus(source)
-        rewriting = rewriting_of(run, corpus)
-        private = private_batches(run, corpus, context.log, context.history.charges, context.home.secrets)
-        loader: BatchLoader | PoissonLoader
-        if private is None:
-            loader = BatchLoader(corpus, run.train.draws, run.train.seed, rewrite=rewriting)
-        else:
-            context.spend_from(private.ledger)
-            loader = private.loader
-        material = RunMaterial(
-            source,
-            measured(corpus, rewriting),
-            loader,
-            {name: measured(one, rewriting) for name, one in context.validation_sets(source, corpus).items()},
-            vocabulary=corpus.vocabulary_digest,
-            tokenizer=RunTokenizer.of(run.data.tokenizer, source, corpus),
-        )
+        material, _ = text_material(context, source)
         yield DomainSetup(context, parallel, place, material)
 
 

@@ -5,18 +5,14 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from phalanx.checkpoint.export import RunTokenizer
-from phalanx.data import BatchLoader
 from phalanx.errors import CheckpointError, TrainingError
 from phalanx.models import open_model, weights_digest
 from phalanx.pipeline import AuditDraw, LocalWorkers, Observe, PipelineEngine, RowPrivacy, StageChecks, StepPlan
 from phalanx.telemetry import PEERS_FILE, PeersFile
 from phalanx.telemetry.parties import live_parties
 from phalanx.train.batches.preferences import PreferenceMeasure
-from phalanx.train.batches.private import PoissonLoader, PrivateBatches, private_batches
-from phalanx.train.batches.rewriting import measured, rewriting_of
+from phalanx.train.batches.private import PrivateBatches
 from phalanx.train.batches.rollouts import RolloutLoader
-from phalanx.train.batches.samples import TextSampler
 from phalanx.train.batches.validation import perplexities
 from phalanx.train.config import RunConfig
 from phalanx.train.records.audit_trail import step_noter
@@ -42,6 +38,7 @@ from phalanx.train.sessions.continue_from import cut_anew
 from phalanx.train.sessions.factory import EngineStart, RunMaterial
 from phalanx.train.sessions.hooks import StagesInTurn
 from phalanx.train.sessions.rollouts import rollout_material
+from phalanx.train.sessions.texts import text_material
 from phalanx.train.setup.guard_outlook import guarded_by_nobody, preset_in_words
 from phalanx.train.setup.layout import make_plan
 from phalanx.train.setup.stage_source import StageLibrary
@@ -69,25 +66,9 @@ class PipelineFactory:
                 material = stack.enter_context(rollout_material(context, source))
                 yield PipelineSetup(context, plan, material, self._open_workers, stack)
                 return
-            corpus = context.corpus(source)
-            rewriting = rewriting_of(run, corpus)
-            private = private_batches(run, corpus, context.log, context.history.charges, context.home.secrets)
-            loader: BatchLoader | PoissonLoader
-            if private is None:
-                loader = BatchLoader(corpus, run.train.draws, run.train.seed, rewrite=rewriting)
-            else:
-                context.spend_from(private.ledger)
-                loader, plan = private.loader, plan.model_copy(update={"privacy": _hidden(run, private)})
-            sampler = TextSampler.of(run, corpus)
-            material = RunMaterial(
-                source,
-                measured(corpus, rewriting),
-                loader,
-                {name: measured(one, rewriting) for name, one in context.validation_sets(source, corpus).items()},
-                sampler,
-                corpus.vocabulary_digest,
-                RunTokenizer.of(run.data.tokenizer, source, corpus),
-            )
+            material, private = text_material(context, source)
+            if private is not None:
+                plan = plan.model_copy(update={"privacy": _hidden(run, private)})
             yield PipelineSetup(context, plan, material, self._open_workers, stack)
 
 

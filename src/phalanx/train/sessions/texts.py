@@ -1,0 +1,40 @@
+"""A session that learns from texts: its batches, charged where rows are private, and what it is measured on."""
+
+from phalanx.checkpoint.export import RunTokenizer
+from phalanx.data import BatchLoader
+from phalanx.models import ModelSource
+from phalanx.train.batches.private import PrivateBatches, private_batches
+from phalanx.train.batches.rewriting import measured, rewriting_of
+from phalanx.train.batches.samples import TextSampler
+from phalanx.train.loop import Loader
+from phalanx.train.sessions.context import SessionContext
+from phalanx.train.sessions.factory import RunMaterial
+
+
+def text_material(context: SessionContext, source: ModelSource) -> tuple[RunMaterial, PrivateBatches | None]:
+    """Prepare the text of a run; the second is None where rows are not private.
+
+    Raises:
+        DataError: The text is malformed, or too little.
+        ConfigError: The text is not what the objective or ``[privacy]`` reads, or the budget pays for no step.
+    """
+    run = context.run
+    corpus = context.corpus(source)
+    rewriting = rewriting_of(run, corpus)
+    private = private_batches(run, corpus, context.log, context.history.charges, context.home.secrets)
+    loader: Loader
+    if private is None:
+        loader = BatchLoader(corpus, run.train.draws, run.train.seed, rewrite=rewriting)
+    else:
+        context.spend_from(private.ledger)
+        loader = private.loader
+    material = RunMaterial(
+        source,
+        measured(corpus, rewriting),
+        loader,
+        {name: measured(one, rewriting) for name, one in context.validation_sets(source, corpus).items()},
+        TextSampler.of(run, corpus),
+        corpus.vocabulary_digest,
+        RunTokenizer.of(run.data.tokenizer, source, corpus),
+    )
+    return material, private
