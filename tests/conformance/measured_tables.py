@@ -273,7 +273,7 @@ def seal_in_short(result: Result) -> Iterator[str]:
 
 
 COSTS = "docs/concepts/guard_costs.md"
-FEDERATED = "federated-cpu-2cores-quick.json"
+FEDERATED = "federated-cpu-2cores.json"
 
 
 def update_attacks(result: Result) -> Iterator[str]:
