@@ -9,11 +9,12 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from phalanx.data import IGNORE
+from phalanx.lab.attacks.privacy.epsilon_bound import bound_of_many_runs
 from phalanx.models import LoraConfig
 from phalanx.optimizers import OptimizerConfig, learning_rate
 from phalanx.pipeline import GuardConfig, PipelineConfig, RowPrivacy, StageRunner
 from phalanx.pipeline.stage.noisy_sum import noisy_mean
-from phalanx.security.privacy import NoiseSecret
+from phalanx.security.privacy import NoiseSecret, PoissonGaussian
 from phalanx.testing import Actor, tiny_run
 from phalanx.testing import company as company_module
 from phalanx.testing.tiny import random_batch
@@ -298,6 +299,50 @@ def company_gradients(company, stage):
     copy = company.engine.collect(stage, "state")
     share = 1 - company.run_config.optimizer.betas[0]
     return {name.removeprefix("exp_avg/"): t / share for name, t in copy.state().items() if name.startswith("exp_avg/")}
+
+
+@pytest.mark.slow
+def test_a_reader_of_the_weights_proves_no_more_than_the_accountant_quotes(start, known_noise):
+    """An attacker who knows every row but one reads 1,200 steps, in half of which that one is; the weights stand still.
+
+    The best that it can do is to look along the row's own clipped gradient. Without the noise that proves more.
+    """
+    quoted = PoissonGaussian(noise_multiplier=1.0, rate=1.0).epsilon(1, 1e-5)
+
+    absent, present = what_a_reader_sees(start(private_run(UNGUARDED, lr=1e-30), privacy=AUDITED), range(4), 600)
+    proved = bound_of_many_runs(absent, present, 1e-5)
+
+    assert 0.5 < proved <= quoted
+    liar = start(private_run(UNGUARDED, lr=1e-30), {1: Actor(wrap_copy=without_noise)}, AUDITED)
+    absent, present = what_a_reader_sees(liar, [1], 5)
+    assert bound_of_many_runs(absent * 120, present * 120, 1e-5) > quoted
+
+
+AUDITED = RowPrivacy(clip_norm=0.05, noise_multiplier=1.0, mean_rows=1)
+
+
+def what_a_reader_sees(company, stages, runs):
+    """How far the gradients of some stages go along the last row's, in steps without it and in steps with it."""
+    batches = [random_batch(company.run_config, 64, 0) for _ in range(2)]
+    batches[0].labels[ROWS - 1 :] = IGNORE
+    weights = weights_of(company)
+    alone = random_batch(company.run_config, 64, 0)
+    alone.labels[: ROWS - 1] = IGNORE
+    known = clipped_sum(whole_model(company, weights), weights, alone, company.plan.row_clip)
+    seen, before = ([], []), None
+    for step in range(2 * runs):
+        company.engine.step(step, company_module.step_inputs(batches[step % 2], ROWS))
+        moments = [company_gradients(company, stage) for stage in stages]
+        decay = company.run_config.optimizer.betas[0]
+        before = before or [{name: torch.zeros_like(one) for name, one in found.items()} for found in moments]
+        along = sum(
+            float(((one - decay * before[place][name]) * known[stage][name]).sum())
+            for place, stage in enumerate(stages)
+            for name, one in moments[place].items()
+        )
+        seen[step % 2].append(along / AUDITED.clip_norm**2)
+        before = moments
+    return seen
 
 
 def test_a_sample_without_rows_is_a_step_of_noise_alone(start, known_noise):
