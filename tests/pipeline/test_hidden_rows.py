@@ -303,7 +303,7 @@ def company_gradients(company, stage):
 
 @pytest.mark.slow
 def test_a_reader_of_the_weights_proves_no_more_than_the_accountant_quotes(start, known_noise):
-    """With all rows but one known, an attacker reads 1,200 steps, in half of which that one is; the weights stand still.
+    """All rows but one known, an attacker reads 1,200 steps, in half of which that one is; the weights stand still.
 
     The best that it can do is to look along the row's own clipped gradient. Without the noise that proves more.
     """
