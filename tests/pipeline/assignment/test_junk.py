@@ -1,10 +1,14 @@
 """A worker with an ordinary certificate sends junk without end: it is given up, and no other party pays for it."""
 
+from typing import ClassVar
+
 import pytest
 
 from phalanx.config import canonical_json
+from phalanx.pipeline import PipelineConfig
 from phalanx.pipeline.assignment.budget import LINE_BYTES, LINES_AT_FIRST, Sample, allowance_of
 from phalanx.pipeline.plan import StepPlan
+from phalanx.pipeline.protocol.message import Message
 from phalanx.pipeline.protocol.messages import (
     Ask,
     Bulk,
@@ -73,6 +77,16 @@ def stray_ask(outgoing, commit):
     return Ask(epoch=commit.epoch, step=commit.step)
 
 
+class UnknownMessage(Message):
+    """A message as another release may have one: it cannot be read here, and convicts no party."""
+
+    kind: ClassVar[str] = "unknown"
+
+
+def unreadable(outgoing, commit):
+    return UnknownMessage(epoch=commit.epoch)
+
+
 def stray_bulk(outgoing, commit):
     return Bulk(epoch=commit.epoch, step=commit.step, stage=2, purpose="gradient", offset=0, total=4)
 
@@ -130,16 +144,25 @@ def test_junk_of_nearly_a_megabyte_a_piece_is_cut_off_before_it_is_written_down(
     assert "\u202e" not in text
 
 
-def test_junk_for_another_worker_makes_that_worker_send_none(make_company, honest_digest):
+@pytest.mark.parametrize("message", [stray_ask, unreadable], ids=lambda one: one.__name__)
+def test_junk_for_another_worker_makes_that_worker_send_none(make_company, honest_digest, message):
     # each message would have its receiver tell the owner
-    run = tiny_run()
-    company = make_company(run, {1: flood(stray_ask, receiver="worker-2")})
+    told = []
+
+    def count(outgoing, fault):
+        told.append(fault.epoch)
+        return [outgoing]
+
+    run = tiny_run(pipeline=PipelineConfig(stages=4, spares=1))
+    actors = {1: flood(message, receiver="worker-2"), 2: Actor(rewrite=only(Fault, count))}
+    company = make_company(run, actors)
 
     company.run(3)
 
-    assert "worker-2" not in company.lost
-    assert company.verdicts == []
+    assert "worker-2" not in (*company.lost, *company.evicted)
+    assert {verdict.party for verdict in company.verdicts} <= {"worker-1"}
     assert company.weights_digest() == honest_digest(run, 3)
+    assert 0 < len(told) < 2 * LINES_AT_FIRST
     assert len(company.bodies("fault")) < 8 * LINES_AT_FIRST
 
 

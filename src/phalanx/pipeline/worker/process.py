@@ -199,10 +199,7 @@ class Worker:
 
     def _handle(self, item: ReceivedMessage) -> None:
         try:
-            if isinstance(item.message, Fault) and item.sender == self._identity.name:
-                # what a peer sent could not be read
-                self._mail.post(self._config.owner_name, item.message)
-            elif isinstance(item.message, Setup) and item.sender == self._config.owner_name:
+            if isinstance(item.message, Setup) and item.sender == self._config.owner_name:
                 if self._party is None:
                     self._memory.meet(item.message.log_head)
                 self._set_up(parse_plan(item.message.plan))
