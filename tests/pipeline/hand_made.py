@@ -172,7 +172,7 @@ class World:
             microbatch=microbatch,
             inputs=seen if inputs is None else inputs,
             digests=digests,
-            urgent=False,
+            order=1,
         )
 
     def honest(self, direction, microbatch=0):

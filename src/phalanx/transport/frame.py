@@ -270,9 +270,13 @@ _BOUNDS = frozenset(
         "string_too_short",
         "too_long",
         "too_short",
+        "repeated",
     }
 )
-"""What pydantic calls a value that is beyond its bounds; every other error may be the word of another release."""
+"""What pydantic, or a validator of ours, calls a value that is beyond its bounds.
+
+Every other error may be the word of another release.
+"""
 
 
 class Body(StrictModel):

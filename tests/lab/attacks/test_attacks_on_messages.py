@@ -55,7 +55,7 @@ def fetched(microbatch=0, step=2):
 
 def report(microbatch, step=2):
     message = AuditReport(
-        epoch=0, step=step, stage=2, microbatch=microbatch, inputs=(), digests={"forward": "3" * 64}, urgent=False
+        epoch=0, step=step, stage=2, microbatch=microbatch, inputs=(), digests={"forward": "3" * 64}, order=1
     )
     return OutgoingMessage("owner", message)
 

@@ -41,7 +41,7 @@ def vouch(world, microbatch=0):
     """Let the shadow have reported the very digests that the stage committed to."""
     messages = world.facts.ledger.messages
     digests = {direction: messages[(STAGE, direction, microbatch)].digest for direction in BOTH}
-    report = AuditReport(**PLACE, microbatch=microbatch, inputs=(), digests=digests, urgent=False)
+    report = AuditReport(**PLACE, microbatch=microbatch, inputs=(), digests=digests, order=1)
     world.facts.ledger.reports[(STAGE, microbatch, SHADOW)] = report
 
 

@@ -204,7 +204,7 @@ def test_of_a_step_that_lags_audits_still_count_and_commitments_do_not(model_cac
 
 
 def test_a_report_that_nobody_asked_for_is_refused(recorder):
-    report = AuditReport(**PLACE, microbatch=0, inputs=(), digests={}, urgent=False)
+    report = AuditReport(**PLACE, microbatch=0, inputs=(), digests={}, order=1)
 
     with pytest.raises(FrameError, match="not asked for, or again"):
         recorder.take(report, SHADOW)

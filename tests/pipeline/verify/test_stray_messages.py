@@ -116,7 +116,7 @@ TO_THE_OWNER = {
     "gradient of a stage that it does not shadow": GradientHeld(
         **NOW, stage=1, norm_squared=1.0, gradient="", parts=()
     ),
-    "audit of its own stage": AuditReport(**NOW, stage=1, microbatch=0, inputs=(), digests={}, urgent=False),
+    "audit of its own stage": AuditReport(**NOW, stage=1, microbatch=0, inputs=(), digests={}, order=1),
     "state of a stage that it does not have": UpdateReport(**NOW, states={"0": STATE}, usage={}, bytes_sent={}),
     "state of no stage": UpdateReport(**NOW, states={"77": STATE}, usage={}, bytes_sent={}),
     "alarm about a message to another": ScreenHit(**FETCH, source=2, reason="odd"),

@@ -77,16 +77,24 @@ class CheckedEvidence:
         Raises:
             EvidenceError: It is missing, of another kind or malformed.
         """
+        message = self.message(role)
+        if not isinstance(message, kind):
+            raise self.refuse(f"header {role!r} is a {message.kind!r} message, expected {kind.kind!r}")
+        return Statement(message, self.headers[role])
+
+    def message(self, role: str) -> Message:
+        """Return the message in the header of this role, of whichever kind.
+
+        Raises:
+            EvidenceError: It is missing or malformed.
+        """
         header = self.headers.get(role)
         if header is None:
             raise self.refuse(f"has no signed header for {role!r}, which its verdict rests on")
         try:
-            message = parse_message(header.fields.kind, header.fields.body)
+            return parse_message(header.fields.kind, header.fields.body)
         except FrameError as exc:
             raise self.refuse(f"header {role!r}: {exc}") from exc
-        if not isinstance(message, kind):
-            raise self.refuse(f"header {role!r} is a {message.kind!r} message, expected {kind.kind!r}")
-        return Statement(message, header)
 
     def digest_of(self, name: str) -> str | None:
         """BLAKE3 over the bytes of a tensor, None when it is not there."""

@@ -13,7 +13,7 @@ from phalanx.pipeline.evidence.message_dispute import explain_message
 from phalanx.pipeline.evidence.weight_dispute import explain_sent_weights, part_name
 from phalanx.pipeline.plan import BOUNDARY_DTYPE
 from phalanx.pipeline.protocol.messages import Activation, Commit, GradientHeld, StepAudited
-from phalanx.pipeline.protocol.signed import Statement
+from phalanx.pipeline.protocol.signed import Statement, statements_in
 from phalanx.pipeline.protocol.tensor_stream import announces_a_boundary, sent_gradient
 
 _Explained = dict[str, Any]
@@ -97,6 +97,8 @@ def _shape(checked: CheckedEvidence) -> _Explained:
 
 
 def _equivocation(checked: CheckedEvidence) -> _Explained:
+    if "second" in checked.headers:
+        return _two_statements(checked)
     if "told_stage" in checked.headers:
         one, other = checked.said("told_stage", Activation), checked.said("told_auditor", Activation)
         for said in (one, other):
@@ -113,6 +115,22 @@ def _equivocation(checked: CheckedEvidence) -> _Explained:
     if not same_step or sent.digest in digests:
         raise checked.refuse("its commitment does not contradict the message that it sent")
     return _proved(checked, "committed to another tensor than it had signed when it sent it", None)
+
+
+def _two_statements(checked: CheckedEvidence) -> _Explained:
+    """Two signed messages that state two different things about one."""
+    stated = []
+    for role in ("first", "second"):
+        message = checked.message(role)
+        _by_guilty(checked, checked.headers[role].fields.sender, "first, second")
+        stated.append(dict(statements_in(checked.record.verdict.party, message)))
+    first, second = stated
+    contradicted = [key for key, content in first.items() if key in second and second[key] != content]
+    if not contradicted:
+        raise checked.refuse("its two messages contradict each other in nothing")
+    key = contradicted[0]
+    what = f"signed two different statements ({key.kind!r}) about stage {key.stage}, step {key.step}, epoch {key.epoch}"
+    return _proved(checked, what, None)
 
 
 def _forgery(checked: CheckedEvidence) -> _Explained:

@@ -4,8 +4,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from phalanx.errors import FrameError, OutOfBoundsError, PeerRefusedError, SignatureError
+from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.evidence.checked import CheckedEvidence
-from phalanx.pipeline.protocol.messages import Activation, AuditReport, Commit, Fault, PassedOnHeader, parse_message
+from phalanx.pipeline.protocol.messages import (
+    Activation,
+    Audit,
+    AuditReport,
+    Commit,
+    Fault,
+    PassedOnHeader,
+    parse_message,
+)
 from phalanx.pipeline.protocol.signed import Link
 from phalanx.transport import SignedHeader
 
@@ -69,7 +78,10 @@ def _commitment(checked: CheckedEvidence) -> tuple[str, str | None]:
             return f"{what}: {look.wrong}", look.believed
         if message.microbatch >= plan.microbatches:
             return f"committed to an input of microbatch {message.microbatch}; a step has {plan.microbatches}", None
-        seen.add((message.source, message.direction, message.microbatch))
+        place_of_input = (message.source, message.direction, message.microbatch)
+        if place_of_input in seen:
+            return f"committed to the {message.direction} input of microbatch {message.microbatch} twice", None
+        seen.add(place_of_input)
     sides = (("forward", commit.stage - 1), ("backward", commit.stage + 1))
     missing = {
         (source, direction, m)
@@ -101,9 +113,14 @@ def _report(checked: CheckedEvidence) -> tuple[str, str | None]:
         if checked.record.headers["input"] not in report.inputs:
             raise checked.refuse(f"the header that it calls 'input' is not in what {sender} signed")
         return "reported an input that was not sent to the stage, or not by a party that may have", _NEIGHBOURS
-    if not report.urgent and set(report.digests) == {"forward", "backward"}:
-        raise checked.refuse(f"the report of {sender} leaves nothing out")
-    return f"reported on {sorted(report.digests)} and not on what it was asked for", "what it was asked for"
+    ordered = checked.said("order", Audit)
+    order, link = ordered.message, (ordered.header.fields.sender, ordered.header.fields.receiver)
+    asked = (order.order, order.epoch, order.step, order.stage)
+    if link != (OWNER, sender) or asked != (report.order, report.epoch, report.step, report.stage):
+        raise checked.refuse(f"the order that it shows is not the one that the report of {sender} answers")
+    if set(report.digests) == set(order.directions):
+        raise checked.refuse(f"the report of {sender} is about what it was asked for")
+    return f"reported on {sorted(report.digests)}, asked for {sorted(order.directions)}", None
 
 
 def _false_complaint(checked: CheckedEvidence) -> tuple[str, str | None]:

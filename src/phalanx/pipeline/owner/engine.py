@@ -96,7 +96,7 @@ class PipelineEngine:
 
     def _open_books(self, members: Members, files: Files) -> StepBooks:
         endpoint = self._links.endpoint
-        records = StepRecords(self._facts, endpoint.run, lambda: self._failover.signed_history, files.note_step)
+        records = StepRecords(self._facts, endpoint.run, files.note_step)
         return StepBooks(
             noting=JournalNotes(self._facts, self._party, files.note_verified, records),
             duplicates=Duplicates(self._facts, self._requests, self._party.roles),
@@ -159,7 +159,7 @@ class PipelineEngine:
         first_verdict, redone = len(self.verdicts), self.steps_redone
         await self._heed_revocations(step)
         await self._regroup(step)
-        self._failover.signed_history.forget_before(step)
+        self._facts.record.forget_before(step)
         if self._facts.ledger.step != step:
             self._coordinator.open_step(step, self._failover.epoch)
         verified_step = self._verified_step

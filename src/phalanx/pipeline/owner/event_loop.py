@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from phalanx.config import printable
 from phalanx.errors import CutLogError, FrameError, PhalanxError
+from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.membership.late_join import LateJoins
 from phalanx.pipeline.owner.coordinator import Coordinator
 from phalanx.pipeline.owner.failover import Failover
@@ -114,11 +115,11 @@ class EventLoop:
             case OwnMail():
                 self._hear_itself()
             case Delivery():
-                mail.post(need.party, need.message, need.payload)
+                self._deliver(need)
             case TensorsDelivery():
                 send_bulk(mail.post, need.party, need.request, need.tensors, need.step)
             case MessageNeed() | TensorsNeed() | ProgressNeed():
-                requests = self.requests
+                requests, pending = self.requests, None
                 try:
                     pending = requests.begin(need)
                     while not (
@@ -130,13 +131,19 @@ class EventLoop:
                         return None
                     raise
                 finally:
-                    requests.end(need)
+                    if pending is not None:
+                        requests.end(pending)
                 if not pending.is_answered and pending.party:
                     self.coordinator.facts.unanswered.add(pending.party)
                 return pending.found(need)
             case _:
                 raise TypeError(f"the owner's loop knows no {type(need).__name__}")
         return None
+
+    def _deliver(self, delivery: Delivery) -> None:
+        """Send a message, and record it where a verdict may rest on what was asked."""
+        header = self.failover.links.mail.post(delivery.party, delivery.message, delivery.payload)
+        self.coordinator.facts.record.add_message(OWNER, delivery.message, header)
 
     def _hear_itself(self) -> None:
         for item in self.failover.links.mail.drain_local():
@@ -163,9 +170,8 @@ class EventLoop:
                 elif isinstance(item.message, Leave):
                     self.failover.leaving |= {item.sender} & set(self.failover.alive)
                 elif self.coordinator.handle(item):
-                    self.failover.signed_history.hear(item)
                     for said in self.coordinator.take_outgoing():
-                        links.mail.post(said.party, said.message, said.payload)
+                        self._deliver(said)
                 else:
                     self.party.handle(item)
             except CutLogError:

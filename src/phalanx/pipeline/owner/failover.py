@@ -20,7 +20,6 @@ from phalanx.pipeline.owner.verdicts import Verdicts
 from phalanx.pipeline.protocol.messages import Ask, Assign, Role, Shutdown, StateDigest
 from phalanx.pipeline.protocol.needs import ProgressNeed, Turn, task
 from phalanx.pipeline.verify.facts import Judgement, StepFacts
-from phalanx.pipeline.verify.signed_history import SignedHistory
 from phalanx.pipeline.verify.state_agreement import StateAgreement
 from phalanx.pipeline.worker.roles import Roles
 from phalanx.security.crypto import Revocation, certified_name
@@ -38,7 +37,6 @@ class Failover:
         epoch: Of the present roles; -1 before the first.
         verdicts: All so far, each judged from its evidence.
         takeovers: Stages that changed hands.
-        signed_history: What parties have signed, for evidence.
         rollback: How far back the run can go.
         guarantees: Tells what is promised of each stage.
         placing: Makes assignments.
@@ -62,7 +60,7 @@ class Failover:
         self.leaving, self.revoked = set[str](), set[str]()
         self.epoch = -1
         self.verdicts = Verdicts(facts, members, files)
-        self.takeovers, self.signed_history = 0, SignedHistory()
+        self.takeovers = 0
         self.rollback = Rollback(facts)
         self.guarantees, self.placing = Guarantees(facts), Placement(facts.plan, members)
         self.known: Mapping[int, StateDigest] = {}
@@ -118,12 +116,12 @@ class Failover:
             PeerLostError, VerificationError: The owner itself did not get ready in time, or has another state.
         """
         for judgement in self._coordinator.take_proved(self.alive):
-            verdict = self.verdicts.judge(judgement, self.signed_history, excludes=True)
+            verdict = self.verdicts.judge(judgement, excludes=True)
             if verdict is not None:
                 self._shut_out(verdict.party, convicted=True)
         # nothing that was kept of the steps since then is of this timeline
         self._facts.forget_states()
-        self.signed_history, self._readiness = SignedHistory(), StateAgreement(self._facts)
+        self._readiness = StateAgreement(self._facts)
         self.rollback, self.known = Rollback(self._facts), dict(known)
         await self._begin_with_who_comes(step, may_be_alone=True)
 
@@ -180,7 +178,7 @@ class Failover:
         verdict = None
         if judgement is not None:
             excludes = self._paper is None or not self._paper.answers(judgement.verdict)
-            verdict = self.verdicts.judge(judgement, self.signed_history, self._facts.unanswered, excludes=excludes)
+            verdict = self.verdicts.judge(judgement, self._facts.unanswered, excludes=excludes)
             if verdict is None:
                 await self._go_on_without_verdict(judgement, step)
                 return

@@ -10,10 +10,9 @@ from phalanx.errors import EvidenceError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.evidence.checked import Pins
 from phalanx.pipeline.evidence.explain import UNPROVED, judge_evidence
-from phalanx.pipeline.evidence.files import record_verdict
+from phalanx.pipeline.evidence.files import VerdictBasis, record_verdict
 from phalanx.pipeline.membership.members import Files, Members
 from phalanx.pipeline.verify.facts import Judgement, StepFacts
-from phalanx.pipeline.verify.signed_history import SignedHistory
 
 _DIRECTORY, _REFUSED = "evidence", "refused"
 
@@ -37,14 +36,11 @@ class Verdicts:
         self._files = files
         self._refused: Counter[str] = Counter()
 
-    def judge(
-        self, judgement: Judgement, signed_history: SignedHistory, silent: Collection[str] = (), *, excludes: bool
-    ) -> Verdict | None:
+    def judge(self, judgement: Judgement, silent: Collection[str] = (), *, excludes: bool) -> Verdict | None:
         """Write a judgement down and have it judged again from what was written.
 
         Args:
             judgement: What the run found.
-            signed_history: What parties have signed.
             silent: Parties that have left a request of this attempt unanswered.
             excludes: Whether the guilty party leaves the run; for the log.
 
@@ -54,7 +50,15 @@ class Verdicts:
         if judgement.verdict.party == OWNER:
             self._refuse(judgement, "it names the owner, which is trusted", None)
             return None
-        case = signed_history.case(judgement, self._facts, self._members.certificates, self._members.authority)
+        case = VerdictBasis(
+            judgement.verdict,
+            judgement.compared,
+            judgement.headers,
+            self._members.certificates,
+            self._members.authority,
+            self._facts.plan,
+            self._facts.statements.session,
+        )
         verdict = record_verdict(self._files.run_dir / _DIRECTORY, case)
         path = self._files.run_dir / str(verdict.evidence)
         pins = Pins(case.authority.encode(), case.session, in_run=True)

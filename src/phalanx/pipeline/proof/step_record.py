@@ -11,10 +11,8 @@ from phalanx.config import StrictModel, canonical_json
 from phalanx.errors import AuditLogError
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.protocol.messages import AuditReport, PassedOnHeader, StepAudited
-from phalanx.pipeline.protocol.signed import to_signed
+from phalanx.pipeline.protocol.messages import PassedOnHeader
 from phalanx.pipeline.verify.facts import MessageKey, StepFacts, StepLedger
-from phalanx.pipeline.verify.signed_history import SignedHistory
 from phalanx.planner.schedules import Direction
 
 Stage = Annotated[int, Field(ge=0)]
@@ -172,7 +170,6 @@ class StepRecords:
     Args:
         facts: The owner's facts about the step.
         session: Name of the session, which every signed header has.
-        signed_history: Has what parties signed.
         note: Takes the records; None where they are not kept, and then nothing is gathered.
     """
 
@@ -180,12 +177,10 @@ class StepRecords:
         self,
         facts: StepFacts,
         session: str,
-        signed_history: Callable[[], SignedHistory],
         note: Callable[[StepRecord], None] | None,
     ) -> None:
         self._facts = facts
         self._session = session
-        self._signed_history = signed_history
         self._note = note
         self._pending: deque[_Applied] = deque()
 
@@ -251,9 +246,9 @@ class StepRecords:
         yield from self._audits(ledger)
 
     def _audits(self, ledger: StepLedger) -> Iterator[Leaf]:
-        signed_history = self._signed_history()
+        record = self._facts.record
         for (stage, microbatch, auditor), report in sorted(ledger.reports.items(), key=lambda item: item[0]):
-            said = signed_history.said(AuditReport.kind, auditor, stage, ledger.step, microbatch)
+            said = record.header_of(auditor, report)
             forward, backward = (_header(ledger, (stage, way, microbatch)) for way in _DIRECTIONS)
             yield AuditLeaf(
                 stage=stage,
@@ -264,15 +259,14 @@ class StepRecords:
                 outputs=(forward, backward),
             )
         for (stage, auditor), audited in sorted(ledger.step_audits.items()):
-            said = signed_history.said(StepAudited.kind, auditor, stage, ledger.step)
-            commit = ledger.commit_headers.get(stage)
+            said = record.header_of(auditor, audited)
             yield StepAuditLeaf(
                 stage=stage,
                 auditor=auditor,
                 report=said,
                 gradient=audited.gradient if said is None else None,
                 norm_squared=audited.norm_squared if said is None else None,
-                commit=None if commit is None else to_signed(commit),
+                commit=ledger.commit_header(stage),
             )
 
 

@@ -27,6 +27,8 @@ Stage = Annotated[int, Field(ge=0, lt=MOST_STAGES)]
 Microbatch = Annotated[int, Field(ge=0, lt=2**20)]
 Size = Annotated[int, Field(ge=0, lt=2**53)]
 """Of a transfer or a place in it, in bytes."""
+OrderNumber = Annotated[int, Field(ge=0, lt=2**53)]
+RequestNumber = Annotated[int, Field(ge=0, lt=2**53)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 GradientDigest = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
 """A gradient's digest; empty where gradients are not compared: in a run without a guard."""
@@ -36,8 +38,8 @@ NormSquared = Annotated[float, Field(ge=0.0, le=MOST_NORM_SQUARED)]
 Seconds = Annotated[float, Field(ge=0.0, le=MOST_SECONDS)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 PartyName = Annotated[str, Field(pattern=f"^{SESSION_NAME}$")]
-StageName = Annotated[str, Field(pattern=r"^[0-9]{1,5}$")]
-"""A stage's number where JSON has room for text only."""
+StageName = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,4})$")]
+"""A stage's number where JSON has room for text only; one spelling each."""
 Address = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:%\[\]-]{1,261}$")]
 Label = Annotated[str, Field(pattern=r"^[ -~]{0,64}$")]
 Words = Annotated[str, AfterValidator(printable)]

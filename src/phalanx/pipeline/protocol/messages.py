@@ -3,6 +3,7 @@
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
 from phalanx.config import StrictModel
 from phalanx.pipeline.config import MOST_STAGES
@@ -20,8 +21,10 @@ from phalanx.pipeline.protocol.message import (
     Message,
     Microbatch,
     NormSquared,
+    OrderNumber,
     PartyName,
     Pem,
+    RequestNumber,
     Seconds,
     Share,
     Size,
@@ -149,6 +152,8 @@ class Bulk(LaneMessage):
     purpose: Purpose
     offset: Size
     total: Size
+    request: RequestNumber = 0
+    """The owner's request that this answers; 0 for what nobody asked for."""
 
 
 class PassedOnHeader(StrictModel):
@@ -166,12 +171,19 @@ class SentDigest(StrictModel):
     digest: Digest
 
 
+def _without_repetition(sent: tuple[SentDigest, ...]) -> tuple[SentDigest, ...]:
+    """Refuse two digests for one message: a commitment says one thing about each."""
+    if len({(item.direction, item.microbatch) for item in sent}) < len(sent):
+        raise PydanticCustomError("repeated", "names one message twice")
+    return sent
+
+
 class Commit(LaneMessage):
     """A stage's commitment to a whole step: what it used, what it sent, its weight gradient."""
 
     kind: ClassVar[str] = "commit"
     received: tuple[PassedOnHeader, ...] = Field(max_length=MOST_HEADERS)
-    sent: tuple[SentDigest, ...] = Field(max_length=MOST_HEADERS)
+    sent: Annotated[tuple[SentDigest, ...], Field(max_length=MOST_HEADERS), AfterValidator(_without_repetition)]
     norm_squared: NormSquared | None
     """Of the weight gradient; None when it is not finite."""
     gradient: GradientDigest
@@ -203,6 +215,8 @@ class Audit(StageMessage):
     kind: ClassVar[str] = "audit"
     microbatches: tuple[Microbatch, ...] = Field(max_length=MOST_PLACES)
     directions: tuple[Direction, ...] = Field(max_length=2)
+    order: OrderNumber
+    """Counts the orders of a session; a report names the order that it answers."""
     urgent: bool
     weights: bool = False
     """Recompute the weight gradient as well; the microbatches are then all of the step's."""
@@ -214,6 +228,7 @@ class StepAudited(LaneMessage):
     """An auditor has recomputed a stage's weight gradient from all committed inputs of the step."""
 
     kind: ClassVar[str] = "step_audited"
+    order: OrderNumber
     norm_squared: NormSquared | None
     gradient: GradientDigest
 
@@ -226,7 +241,8 @@ class AuditReport(StageMessage):
     inputs: tuple[PassedOnHeader, ...] = Field(max_length=2)
     """Headers of the messages that were recomputed from, as their senders signed them."""
     digests: dict[Direction, Digest]
-    urgent: bool
+    order: OrderNumber
+    """Of the `Audit` that asked for it."""
     doubt: Doubt | None = None
     """With the last report of a step: why the weight gradient that the stage sent looks odd; it convicts no party."""
 
@@ -238,6 +254,8 @@ class Fetch(TensorMessage):
     claim: bool
     permit: PassedOnHeader | None = None
     """The owner's own header of the audit that a third party needs this for."""
+    request: RequestNumber = 0
+    """Counts the owner's requests of a session; the answer names it. 0 where an auditor asks."""
 
     @classmethod
     def of(
@@ -262,6 +280,8 @@ class FetchReply(TensorMessage):
     claim: bool
     evidence: PassedOnHeader | None
     """The header under which the tensor was sent; None for a claim."""
+    request: RequestNumber = 0
+    """As in `Fetch`."""
 
 
 class FetchBulk(LaneMessage):
@@ -270,6 +290,8 @@ class FetchBulk(LaneMessage):
     kind: ClassVar[str] = "fetch_bulk"
     purpose: Purpose
     permit: PassedOnHeader | None = None
+    """As in `Fetch`."""
+    request: RequestNumber = 0
     """As in `Fetch`."""
 
 

@@ -117,6 +117,7 @@ class PendingRequest:
     Attributes:
         heard: When anything of the answer came last, seconds of the requests' clock.
         party: The one that was asked; empty when several were.
+        number: Of the request, which its answer names; 0 where several were asked.
         answer: What came of a request for a message.
         tensors: What came of a request for tensors, once it is whole.
         num_steps: The optimizer steps that they had taken.
@@ -125,6 +126,7 @@ class PendingRequest:
 
     heard: float
     party: str = ""
+    number: int = 0
     answer: ReceivedMessage | None = None
     bulk: BulkReceiver | None = None
     tensors: dict[str, Tensor] | None = None
@@ -166,8 +168,9 @@ class Requests:
         self._clock = clock
         self._allowances = allowances
         self._answer_bytes = answer_bytes
-        self._fetches: dict[tuple[int, int, int, str, bool], PendingRequest] = {}
-        self._bulks: dict[tuple[int, str], PendingRequest] = {}
+        self._last_number = 0
+        self._fetches: dict[int, tuple[Fetch, PendingRequest]] = {}
+        self._bulks: dict[int, tuple[FetchBulk, PendingRequest]] = {}
         self._standings: dict[str, ProgressReport | None] = {}
         self._asked = (-1, -1)
         self._asked_before: set[tuple[str, int, str]] = set()
@@ -177,14 +180,15 @@ class Requests:
     def accepts(self, received: ReceivedMessage) -> bool:
         """Take the answer to a request under way; False when it is none."""
         message = received.message
-        if isinstance(message, FetchReply):
-            waiting = self._fetches.get(_fetch_key(message))
-            if waiting is not None and waiting.party == received.sender:
+        if isinstance(message, FetchReply) and message.request in self._fetches:
+            fetch, waiting = self._fetches[message.request]
+            if waiting.party == received.sender and message.place == fetch.place and message.claim == fetch.claim:
                 waiting.answer = received
                 return True
-        if isinstance(message, Bulk):
-            waiting = self._bulks.get((message.stage, message.purpose))
-            if waiting is not None and waiting.party == received.sender and waiting.bulk is not None:
+        if isinstance(message, Bulk) and message.request in self._bulks:
+            order, waiting = self._bulks[message.request]
+            is_about = (message.stage, message.purpose) == (order.stage, order.purpose)
+            if is_about and waiting.party == received.sender and waiting.bulk is not None:
                 waiting.heard = self._clock.now()
                 waiting.tensors = waiting.bulk.add(message.offset, message.total, received.payload)
                 waiting.num_steps = message.step
@@ -220,8 +224,10 @@ class Requests:
         party, request = need.party, need.request
         self._asked_before.add((party, request.source, request.direction))
         self._allowances.grant(party, 1, self._answer_bytes)
-        pending = self._fetches[_fetch_key(request)] = PendingRequest(self._clock.now(), party)
-        self._post(party, request, ())
+        number = self._next_number()
+        pending = PendingRequest(self._clock.now(), party, number)
+        self._fetches[number] = request, pending
+        self._post(party, request.model_copy(update={"request": number}), ())
         return pending
 
     def order(self, party: str, request: FetchBulk, expected: Mapping[str, Tensor]) -> PendingRequest:
@@ -230,23 +236,26 @@ class Requests:
         num_parts = size_bytes // PART_BYTES + 1
         self._asked_before.add((party, request.stage, request.purpose))
         self._allowances.grant(party, num_parts, size_bytes + num_parts * self._answer_bytes)
-        pending = PendingRequest(self._clock.now(), party, bulk=BulkReceiver(expected))
-        self._bulks[(request.stage, request.purpose)] = pending
-        self._post(party, request, ())
+        number = self._next_number()
+        pending = PendingRequest(self._clock.now(), party, number, bulk=BulkReceiver(expected))
+        self._bulks[number] = request, pending
+        self._post(party, request.model_copy(update={"request": number}), ())
         return pending
 
-    def end(self, need: MessageNeed | TensorsNeed | ProgressNeed) -> None:
+    def end(self, pending: PendingRequest) -> None:
         """Take no more of an answer: it is whole, or its time is over."""
-        if isinstance(need, ProgressNeed):
+        if pending.standings is not None:
             self._standings = {}
-        elif isinstance(need, TensorsNeed):
-            self._bulks.pop((need.request.stage, need.request.purpose), None)
-        else:
-            self._fetches.pop(_fetch_key(need.request), None)
+        self._fetches.pop(pending.number, None)
+        self._bulks.pop(pending.number, None)
 
     def forget_orders(self) -> None:
         """Take no more of the states that were ordered for a checkpoint."""
-        self._bulks = {key: waiting for key, waiting in self._bulks.items() if key[1] != "duplicate"}
+        self._bulks = {number: waiting for number, waiting in self._bulks.items() if waiting[0].purpose != "duplicate"}
+
+    def _next_number(self) -> int:
+        self._last_number += 1
+        return self._last_number
 
     def _ask(self, parties: Collection[str], request: Ask) -> PendingRequest:
         self._standings, self._asked = dict.fromkeys(parties), (request.epoch, request.step)
@@ -254,7 +263,3 @@ class Requests:
         for party in parties:
             self._post(party, request, ())
         return pending
-
-
-def _fetch_key(message: Fetch | FetchReply) -> tuple[int, int, int, str, bool]:
-    return (message.step, message.source, message.microbatch, message.direction, message.claim)

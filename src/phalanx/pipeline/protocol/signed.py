@@ -2,12 +2,23 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from phalanx.errors import FrameError, PeerRefusedError, SignatureError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.protocol.message import Message
-from phalanx.pipeline.protocol.messages import PassedOnHeader, parse_message
+from phalanx.pipeline.protocol.messages import (
+    Audit,
+    AuditReport,
+    Commit,
+    GradientHeld,
+    PassedOnHeader,
+    Ready,
+    StepAudited,
+    UpdateReport,
+    WeightsHeld,
+    parse_message,
+)
 from phalanx.security.audit import PublicHead
 from phalanx.security.crypto import Peer
 from phalanx.transport import SignedHeader
@@ -148,6 +159,53 @@ class Statements:
         except PeerRefusedError as exc:
             raise SignatureError(f"a passed-on header names {fields.sender} as its sender, who takes no part") from exc
         header.verify(peer)
+
+
+STATE = "state"
+"""Kind of a statement about a state, whichever message it came in."""
+
+
+class StatementKey(NamedTuple):
+    """The identity of a statement within a session; two different statements of one identity are equivocation.
+
+    Attributes:
+        kind: Of the message, or `STATE`.
+        author: Name of the party; it stands for its certificate and its incarnation.
+        epoch: Of the assignment.
+        step: That it is about; of a state, the optimizer steps that it has taken.
+        stage: That it is about.
+        microbatch: -1 where it is about the whole step.
+        order: Number of the owner's audit order that it answers; -1 where it answers none.
+    """
+
+    kind: str
+    author: str
+    epoch: int
+    step: int
+    stage: int
+    microbatch: int = -1
+    order: int = -1
+
+
+def statements_in(author: str, message: Message) -> list[tuple[StatementKey, object]]:
+    """Return what a message states that verdicts may rest on, by identity: nothing for most kinds."""
+    match message:
+        case AuditReport(epoch=epoch, step=step, stage=stage):
+            return [
+                (StatementKey(message.kind, author, epoch, step, stage, message.microbatch, message.order), message)
+            ]
+        case StepAudited(epoch=epoch, step=step, stage=stage) | Audit(epoch=epoch, step=step, stage=stage):
+            return [(StatementKey(message.kind, author, epoch, step, stage, order=message.order), message)]
+        case Commit(epoch=epoch, step=step, stage=stage) | GradientHeld(epoch=epoch, step=step, stage=stage):
+            return [(StatementKey(message.kind, author, epoch, step, stage), message)]
+        case WeightsHeld(state=state):
+            return [(StatementKey(STATE, author, message.epoch, state.step, message.stage), state)]
+        case UpdateReport() | Ready():
+            return [
+                (StatementKey(STATE, author, message.epoch, state.step, int(name)), state)
+                for name, state in message.states.items()
+            ]
+    return []
 
 
 def run_of(session: str) -> str:

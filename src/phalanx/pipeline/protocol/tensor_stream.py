@@ -39,6 +39,7 @@ def send_bulk(post: Post, receiver: str, about: FetchBulk, tensors: Mapping[str,
             step=num_steps,
             offset=offset,
             total=total,
+            request=about.request,
         )
         header = post(receiver, message, part)
         digests.append(digest_hex(*part) if header is None else header.fields.payload_digest)

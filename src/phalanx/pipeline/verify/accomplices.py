@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.verify.facts import Judgement, StepFacts
+from phalanx.pipeline.verify.facts import Judgement, StepFacts, present
 from phalanx.planner.schedules import Direction
 
 
@@ -31,7 +31,9 @@ def accomplice(facts: StepFacts, found: Judgement) -> Judgement | None:
     if "claimed" in tensors:
         tensors["accuser"] = tensors["claimed"].clone()
     shown = replace(found.compared, tensors=tensors)
-    return Judgement(verdict.model_copy(update=update), shown, dict(found.headers))
+    report = facts.record.header_of(auditor, facts.ledger.reports[(stage, microbatch, auditor)])
+    headers = dict(found.headers) | present({"report": report})
+    return Judgement(verdict.model_copy(update=update), shown, headers)
 
 
 def vouched_for_gradient(facts: StepFacts, stage: int) -> Judgement | None:
@@ -44,4 +46,5 @@ def vouched_for_gradient(facts: StepFacts, stage: int) -> Judgement | None:
         return None
     holder = facts.holder(stage)
     reason = f"stage {stage}: {auditor} vouched for the made-up weight gradient of {holder} in step {ledger.step}"
-    return facts.judgement("collusion", auditor, stage, reason)
+    headers = {"commit": ledger.commit_header(stage), said.kind: facts.record.header_of(auditor, said)}
+    return facts.judgement("collusion", auditor, stage, reason, headers=headers)

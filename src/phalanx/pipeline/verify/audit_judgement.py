@@ -11,7 +11,7 @@ from phalanx.pipeline.protocol.messages import AuditReport, Fetch, FetchReply, S
 from phalanx.pipeline.protocol.needs import MessageNeed, task
 from phalanx.pipeline.tolerance.distance import band, token_distance, token_residual
 from phalanx.pipeline.tolerance.drift import DriftWatch
-from phalanx.pipeline.verify.facts import CommittedMessage, Judgement, MessageKey, StepFacts
+from phalanx.pipeline.verify.facts import CommittedMessage, Judgement, MessageKey, StepFacts, present
 from phalanx.pipeline.verify.referee import Dispute, Referee
 from phalanx.planner.schedules import Direction
 from phalanx.transport.tensors import tensor_from
@@ -48,10 +48,11 @@ def _compare(facts: StepFacts, key: MessageKey, target: int) -> Judgement | None
     where = f"stage {source}, microbatch {microbatch}, {direction}"
     if received is None:
         reason = f"{where}: {receiver} committed to the step without this input"
-        return facts.judgement("forgery", receiver, target, reason)
+        headers = {"commit": facts.ledger.commit_header(target)}
+        return facts.judgement("forgery", receiver, target, reason, headers=headers)
     if said == received.digest:
         return None
-    headers = {"message": received.header}
+    headers = {"message": received.header, "commit": facts.ledger.commit_header(source)}
     reason = f"{where}: {sender} committed to another tensor than it sent"
     return facts.judgement("equivocation", sender, source, reason, accuser=receiver, headers=headers)
 
@@ -66,8 +67,8 @@ class AuditJudgement:
         self._watch = watch
         self.leaning: set[int] = set()
         """Stages with messages that drift to one side below the tolerance: to be audited in full from now on."""
-        self.undecided: set[tuple[int, int]] = set()
-        """(stage, microbatch) of disputes that the referee could not settle, because no party brought an input."""
+        self.undecided: set[int] = set()
+        """Orders with disputes that the referee could not settle, because no party brought an input."""
         self._facts = facts
         self._referee = referee
 
@@ -132,7 +133,11 @@ class AuditJudgement:
             f"stage {report.stage}, microbatch {report.microbatch}: {auditor} reported on {sorted(report.digests)}, "
             f"asked for {sorted(directions)}"
         )
-        found = self._facts.judgement("forgery", auditor, report.stage, reason, step=report.step)
+        headers = {
+            "report": self._facts.record.header_of(auditor, report),
+            "order": self._facts.order_header(report),
+        }
+        found = self._facts.judgement("forgery", auditor, report.stage, reason, step=report.step, headers=headers)
         found.verdict = found.verdict.model_copy(update={"microbatch": report.microbatch})
         return found
 
@@ -151,7 +156,8 @@ class AuditJudgement:
                 shown = facts.tensor(signed, report.epoch, place)
             except (FrameError, SignatureError) as exc:
                 reason = f"{where}: {auditor} reported an input that no neighbour sent: {exc}"
-                return facts.judgement("forgery", auditor, stage, reason, step=report.step, headers={"input": signed})
+                headers = {"input": signed, "report": facts.record.header_of(auditor, report)}
+                return facts.judgement("forgery", auditor, stage, reason, step=report.step, headers=headers)
             direction, sender = shown.message.direction, shown.header.fields.sender
             committed = inputs.setdefault(direction, CommittedMessage.of(shown, auditor))
             if committed.digest != shown.digest:
@@ -218,11 +224,15 @@ class AuditJudgement:
             report=report,
             state=facts.ledger_of(report.step).agreed[stage],
         )
+        signed = {
+            "report": facts.record.header_of(auditor, report),
+            **facts.state_headers(stage, dispute.state, dispute.holder, facts.assignment.shadows.get(stage)),
+        }
         verdict, compared = await self._referee.judge_message(dispute)
         work = self._referee.spent()
         if verdict is None:
             if not compared.tensors:
-                self.undecided.add((stage, report.microbatch))
+                self.undecided.add(report.order)
             facts.observe("dismissed", {**about, "accuser": auditor, "referee": work.model_dump()})
             return None
-        return Judgement(verdict, compared, dispute.headers(), work)
+        return Judgement(verdict, compared, dispute.headers() | present(signed), work)

@@ -27,6 +27,7 @@ class AuditRequests:
         self._post = post
         self._draw = draw
         self._doubts = DoubtBudget()
+        self._num_orders = 0
 
     def draw(self, leaning: Collection[int]) -> None:
         """Draw what is audited; no party may know that before every stage has committed to the whole step."""
@@ -53,7 +54,7 @@ class AuditRequests:
             self._draw_third_party(stage)
             ledger.awaited_audits |= {(stage, m, auditor) for m in drawn}
             if drawn:
-                self._ask(stage, drawn, BOTH, urgent=False, weights=whole)
+                ledger.orders[(stage, auditor)] = self._ask(stage, drawn, BOTH, urgent=False, weights=whole)
         only_shadows = all(facts.has_copy(auditor, stage) for stage, _, auditor in ledger.awaited_audits)
         ledger.may_lag = facts.plan.guard.commit_lag > 0 and only_shadows and not ledger.owners_audits
 
@@ -80,11 +81,12 @@ class AuditRequests:
         everything = tuple(range(facts.plan.microbatches))
         ledger.awaited_audits |= {(stage, m, who) for m in everything}
         ledger.awaited_step_audits.add((stage, who))
-        self._ask(stage, everything, BOTH, urgent=False, weights=True, third_party=who)
+        number = self._ask(stage, everything, BOTH, urgent=False, weights=True, third_party=who)
+        ledger.orders[(stage, who)] = number
 
-    def urgent(self, hit: ScreenHit) -> None:
-        """Ask for the very microbatch that looked odd to its receiver."""
-        self._ask(hit.source, (hit.microbatch,), directions_of(hit), urgent=True)
+    def urgent(self, hit: ScreenHit) -> int:
+        """Ask for the very microbatch that looked odd to its receiver; return the number of the order."""
+        return self._ask(hit.source, (hit.microbatch,), directions_of(hit), urgent=True)
 
     def look_closer(self, ledger: StepLedger, stage: int, auditor: str, doubt: Doubt) -> None:
         """Ask an auditor to which a stage's weight gradient looks odd to recompute all of the step, once.
@@ -103,7 +105,7 @@ class AuditRequests:
                 facts.observe("doubts_not_followed", {**place, "steps_per_doubt": STEPS_PER_DOUBT})
             if facts.plan.guard.commit_lag:
                 # it stays before its update until it is told
-                self._post(auditor, self._closer(ledger, stage, ()), ())
+                self._order(auditor, self._closer(ledger, stage, ()))
             return
         facts.observe("gradient_doubted", {**place, "reason": doubt})
         everything = tuple(range(facts.plan.microbatches))
@@ -112,7 +114,7 @@ class AuditRequests:
         ledger.awaited_audits |= {(stage, microbatch, auditor) for microbatch in everything}
         ledger.num_audits += len(everything)
         ledger.awaited_step_audits.add((stage, auditor))
-        self._post(auditor, self._closer(ledger, stage, everything), ())
+        ledger.orders[(stage, auditor)] = self._order(auditor, self._closer(ledger, stage, everything))
 
     def _closer(self, ledger: StepLedger, stage: int, microbatches: tuple[int, ...]) -> Audit:
         """The answer to a doubt: what to recompute, or nothing."""
@@ -122,9 +124,16 @@ class AuditRequests:
             stage=stage,
             microbatches=microbatches,
             directions=BOTH,
+            order=0,
             urgent=False,
             weights=True,
         )
+
+    def _order(self, auditor: str, audit: Audit) -> int:
+        """Send an order under the next number, which the reports on it name."""
+        self._num_orders += 1
+        self._post(auditor, audit.model_copy(update={"order": self._num_orders}), ())
+        return self._num_orders
 
     def release(self, hit: ScreenHit) -> None:
         """Let the receiver use a screened message after all."""
@@ -142,7 +151,7 @@ class AuditRequests:
         urgent: bool,
         weights: bool = False,
         third_party: str | None = None,
-    ) -> None:
+    ) -> int:
         ledger, fetches = self._facts.ledger, third_party is not None or self._facts.plan.guard.keeps_snapshots
         ledger.num_audits += len(microbatches)
         audit = Audit(
@@ -151,16 +160,22 @@ class AuditRequests:
             stage=stage,
             microbatches=microbatches,
             directions=directions,
+            order=0,
             urgent=urgent,
             weights=weights,
             state=self._facts.agreed[stage] if fetches else None,
         )
-        self._post(third_party or self._facts.shadow(stage), audit, ())
+        return self._order(third_party or self._facts.shadow(stage), audit)
 
 
 def directions_of(hit: ScreenHit | None) -> tuple[Direction, ...]:
     """Return the directions of an audit: a screened activation has no gradient yet, all else is audited both ways."""
     return ("forward",) if hit is not None and hit.direction == "forward" else BOTH
+
+
+def message_of(hit: ScreenHit) -> MessageKey:
+    """Return the message that looked odd."""
+    return (hit.source, hit.direction, hit.microbatch)
 
 
 def target_of(hit: ScreenHit) -> int:
@@ -172,17 +187,19 @@ class Audits:
     """The audits under way: reports are kept until they can be compared, screened messages until they are cleared.
 
     Attributes:
-        screened: Odd messages that their receivers do not use yet, by (source stage, microbatch).
+        screened: Odd messages that their receivers do not use yet.
     """
 
     def __init__(self, facts: StepFacts, post: Post, referee: Referee, draw: AuditDraw) -> None:
-        self.screened: dict[tuple[int, int], ScreenHit] = {}
+        self.screened: dict[MessageKey, ScreenHit] = {}
         self._facts = facts
         self._reports = AuditJudgement(facts, referee, DriftWatch(draw.derived(b"drift")))
         self._audit_requests = AuditRequests(facts, post, draw)
         self._unweighed: list[tuple[str, AuditReport]] = []
         self._doubted: set[MessageKey] = set()
         """Every message of this attempt that ever looked odd."""
+        self._urgent_orders: dict[int, ScreenHit] = {}
+        """Orders to audit a screened message, by number."""
         self._unasked: list[ScreenHit] = []
         """Unusual messages with an auditor that must first fetch weights that are not agreed on yet."""
 
@@ -190,8 +207,14 @@ class Audits:
         """Forget what belongs to another attempt, and keep what was said about a step that lags."""
         lagging = self._facts.lagging
         self.screened.clear()
-        self._unweighed = [said for said in self._unweighed if lagging is not None and said[1].step == lagging.step]
+        # an urgent report is of the attempt that is over
+        self._unweighed = [
+            (party, report)
+            for party, report in self._unweighed
+            if lagging is not None and report.step == lagging.step and report.order not in self._urgent_orders
+        ]
         self._doubted.clear()
+        self._urgent_orders.clear()
         self._unasked.clear()
         self._reports.undecided.clear()
 
@@ -205,7 +228,7 @@ class Audits:
         Raises:
             FrameError: It has said so before: a repetition would cause audits without end.
         """
-        key: MessageKey = (hit.source, hit.direction, hit.microbatch)
+        key = message_of(hit)
         if key in self._doubted or hit.microbatch >= self._facts.plan.microbatches:
             raise FrameError(f"{key} of step {hit.step} was screened before, or is no message of a step")
         self._doubted.add(key)
@@ -221,12 +244,12 @@ class Audits:
     @property
     def said(self) -> set[tuple[int, AuditKey]]:
         """Drawn audits, by step, that were reported on and wait until others have reported too."""
-        reports = [(party, said) for party, said in self._unweighed if not said.urgent]
+        reports = [(party, said) for party, said in self._unweighed if said.order not in self._urgent_orders]
         return {(said.step, (said.stage, said.microbatch, party)) for party, said in reports}
 
     def ask_urgently(self, hit: ScreenHit) -> None:
         """Have the very microbatch recomputed that looked odd to its receiver."""
-        self.screened[(hit.source, hit.microbatch)] = hit
+        self.screened[message_of(hit)] = hit
         self._unasked.append(hit)
         self._ask_what_can_be_audited()
 
@@ -234,27 +257,45 @@ class Audits:
         """Let the receiver use a screened message after all."""
         self._audit_requests.release(hit)
 
+    def check_asked(self, sender: str, report: AuditReport) -> None:
+        """Compare a report with the order that it names.
+
+        Raises:
+            FrameError: That order was not given to this party, or is about something else.
+        """
+        ledger, (stage, microbatch) = self._facts.ledger_of(report.step), (report.stage, report.microbatch)
+        hit = self._urgent_orders.get(report.order)
+        if hit is not None:
+            is_asked = (hit.step, hit.source, hit.microbatch) == (report.step, stage, microbatch)
+            is_asked = is_asked and sender == self._facts.shadow(stage)
+        else:
+            is_asked = (stage, microbatch, sender) in ledger.awaited_audits
+            is_asked = is_asked and report.order == ledger.orders.get((stage, sender))
+        if not is_asked:
+            raise FrameError(
+                f"{sender!r} reported on stage {stage}, microbatch {microbatch} for order {report.order}: not asked for"
+            )
+
+    def has(self, sender: str, report: AuditReport) -> bool:
+        """Whether this party has reported on the same microbatch for the same order before."""
+        earlier = self._facts.ledger_of(report.step).reports.get((report.stage, report.microbatch, sender))
+        if earlier is not None and earlier.order == report.order:
+            return True
+        if report.order in self._urgent_orders and message_of(self._urgent_orders[report.order]) not in self.screened:
+            # it was cleared, or weighed
+            return True
+        place = (sender, report.order, report.microbatch)
+        return any((party, other.order, other.microbatch) == place for party, other in self._unweighed)
+
     def add(self, sender: str, report: AuditReport) -> None:
         """Take a report.
 
         Raises:
             FrameError: This party was not asked for it, or it came before.
         """
-        ledger, (stage, microbatch) = self._facts.ledger_of(report.step), (report.stage, report.microbatch)
-        if report.urgent:
-            asked = (stage, microbatch) in self.screened and sender == self._facts.shadow(stage)
-            asked = asked and report.step == self._facts.ledger.step
-        else:
-            asked = (stage, microbatch, sender) in ledger.awaited_audits - ledger.reports.keys()
-        waiting = any(
-            (party, other.step, other.stage, other.microbatch, other.urgent)
-            == (sender, report.step, stage, microbatch, report.urgent)
-            for party, other in self._unweighed
-        )
-        if waiting or not asked:
-            raise FrameError(
-                f"{sender!r} reported on stage, microbatch {(stage, microbatch)}, which it is not asked for, or again"
-            )
+        self.check_asked(sender, report)
+        if self.has(sender, report):
+            raise FrameError(f"{sender!r} reported on stage {report.stage}, microbatch {report.microbatch} again")
         self._unweighed.append((sender, report))
 
     @task
@@ -273,7 +314,7 @@ class Audits:
     async def _weigh_first_guilty(self, said: Iterable[tuple[str, AuditReport]]) -> Judgement | None:
         for auditor, report in said:
             self._unweighed.remove((auditor, report))
-            weigh = self._weigh_urgent if report.urgent else self._weigh_drawn
+            weigh = self._weigh_urgent if report.order in self._urgent_orders else self._weigh_drawn
             judgement = await weigh(auditor, report)
             if judgement is not None:
                 return judgement
@@ -285,7 +326,7 @@ class Audits:
         self._unasked = [hit for hit in waiting if fetches and hit.source not in facts.agreed]
         for hit in waiting:
             if hit not in self._unasked:
-                self._audit_requests.urgent(hit)
+                self._urgent_orders[self._audit_requests.urgent(hit)] = hit
 
     def _is_ripe(self, auditor: str, report: AuditReport) -> bool:
         """A dispute needs weights that both sides have signed; a third party is heard when all others have spoken."""
@@ -299,7 +340,7 @@ class Audits:
 
     def _is_third_partys(self, said: tuple[str, AuditReport]) -> bool:
         auditor, report = said
-        return not (report.urgent or self._facts.has_copy(auditor, report.stage))
+        return not (report.order in self._urgent_orders or self._facts.has_copy(auditor, report.stage))
 
     def _tells_less(self, said: tuple[str, AuditReport]) -> bool:
         report = said[1]
@@ -318,12 +359,11 @@ class Audits:
         return judgement
 
     async def _weigh_urgent(self, auditor: str, report: AuditReport) -> Judgement | None:
-        key = (report.stage, report.microbatch)
-        hit = self.screened.get(key)
-        if hit is None:
+        hit = self._urgent_orders[report.order]
+        if message_of(hit) not in self.screened:
             return None
         known = await self._reports.committed_early(hit)
         judgement = await self._reports.weigh(auditor, report, known, directions_of(hit))
-        if judgement is None and key not in self._reports.undecided:
-            self._audit_requests.release(self.screened.pop(key))
+        if judgement is None and report.order not in self._reports.undecided:
+            self._audit_requests.release(self.screened.pop(message_of(hit)))
         return judgement

@@ -14,6 +14,7 @@ from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.protocol.log_memory import Observe
 from phalanx.pipeline.protocol.messages import (
     Activation,
+    Audit,
     AuditReport,
     Commit,
     GradientHeld,
@@ -21,8 +22,9 @@ from phalanx.pipeline.protocol.messages import (
     StateDigest,
     StepAudited,
 )
-from phalanx.pipeline.protocol.signed import Statement, Statements, to_signed
+from phalanx.pipeline.protocol.signed import Statement, StatementKey, Statements, to_signed
 from phalanx.pipeline.tolerance.screen import Doubt
+from phalanx.pipeline.verify.statement_record import StatementRecord
 from phalanx.planner.schedules import Direction
 from phalanx.security.privacy import NoiseSecret
 from phalanx.transport import SignedHeader
@@ -103,6 +105,8 @@ class StepLedger:
     gradients_agreed: set[int] = field(default_factory=set)
     awaited_audits: set[AuditKey] = field(default_factory=set)
     reports: dict[AuditKey, AuditReport] = field(default_factory=dict)
+    orders: dict[tuple[int, str], int] = field(default_factory=dict)
+    """Number of the order that an auditor of a stage is to answer, urgent ones apart."""
     awaited_step_audits: set[tuple[int, str]] = field(default_factory=set)
     """Stages with a weight gradient that is to be recomputed, and the parties that do it."""
     step_audits: dict[tuple[int, str], StepAudited] = field(default_factory=dict)
@@ -142,6 +146,11 @@ class StepLedger:
             self.messages[(message.source, message.direction, message.microbatch)] = CommittedMessage.of(said, shown_by)
         self.commits[commit.stage] = commit
         self.commit_headers[commit.stage] = header
+
+    def commit_header(self, stage: int) -> PassedOnHeader | None:
+        """The commitment to a stage's work as it was signed; None where the owner committed to itself."""
+        header = self.commit_headers.get(stage)
+        return None if header is None else to_signed(header)
 
     @property
     def unreported(self) -> list[AuditKey]:
@@ -188,7 +197,15 @@ class StepLedger:
         return math.sqrt(math.fsum(finite)) if len(finite) == len(squares) else math.nan
 
 
-NO_HEADERS: Mapping[str, PassedOnHeader] = {}
+Signed = PassedOnHeader | None
+"""A statement as it was signed; None for what the owner told itself, which needs no signature."""
+
+NO_HEADERS: Mapping[str, Signed] = {}
+
+
+def present(headers: Mapping[str, Signed]) -> dict[str, PassedOnHeader]:
+    """Return the headers that there are."""
+    return {role: header for role, header in headers.items() if header is not None}
 
 
 class RefereeWork(StrictModel):
@@ -227,6 +244,7 @@ class StepFacts:
         proved: Judgements found together with another one; they outlive the redo of the step.
         norms: What the owner has computed of stages' gradients itself.
         unanswered: Parties that have left a request of this attempt without an answer.
+        record: What parties have signed about the open steps.
         noise: The secret of the noise that hides single rows; None where they are not hidden.
     """
 
@@ -242,6 +260,7 @@ class StepFacts:
     proved: list[Judgement] = field(default_factory=list)
     norms: KnownNorms = field(default_factory=KnownNorms)
     unanswered: set[str] = field(default_factory=set)
+    record: StatementRecord = field(default_factory=StatementRecord)
     noise: NoiseSecret | None = None
 
     def noise_key(self, epoch: int, stage: int) -> bytes | None:
@@ -328,10 +347,25 @@ class StepFacts:
         """As `tensor`; None where that raises."""
         return self.statements.find(signed, Activation, epoch, place, self.assignment.link_of)
 
+    def order_header(self, report: AuditReport) -> PassedOnHeader | None:
+        """The order that a report answers, as the owner signed it; None where the owner asked itself."""
+        key = StatementKey(Audit.kind, OWNER, report.epoch, report.step, report.stage, order=report.order)
+        stored = self.record.get(key)
+        return None if stored is None else stored.header
+
+    def state_headers(self, stage: int, state: StateDigest, holder: str, other: str | None) -> Mapping[str, Signed]:
+        """The headers in which the two parties with a copy of a stage signed its state, by role in evidence."""
+        signers = {"state_holder": holder, "state_shadow": other}
+        return {
+            role: None if party is None else self.record.signed_state(party, stage, state)
+            for role, party in signers.items()
+        }
+
     def forget_states(self) -> None:
         """Forget all agreed states: all parties begin anew."""
         self.ledger.agreed.clear()
         self.previous = None
+        self.record = StatementRecord()
 
     def judgement(
         self,
@@ -342,7 +376,7 @@ class StepFacts:
         *,
         step: int | None = None,
         accuser: str = OWNER,
-        headers: Mapping[str, PassedOnHeader] = NO_HEADERS,
+        headers: Mapping[str, Signed] = NO_HEADERS,
         work: RefereeWork | None = None,
     ) -> Judgement:
         """A verdict that shows no recomputed tensor: headers prove it, or `work` has found it.
@@ -354,7 +388,7 @@ class StepFacts:
             reason: In words.
             step: Left out, the present one.
             accuser: The party that found it.
-            headers: What proves it.
+            headers: What proves it, by role in evidence; None where the owner told itself.
             work: What the referee spent on it.
         """
         verdict = Verdict.model_validate(
@@ -367,4 +401,4 @@ class StepFacts:
                 "accuser": accuser,
             }
         )
-        return Judgement(verdict, headers=dict(headers), work=work or RefereeWork())
+        return Judgement(verdict, headers=present(headers), work=work or RefereeWork())

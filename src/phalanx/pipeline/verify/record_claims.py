@@ -2,12 +2,12 @@
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from phalanx.errors import FrameError, SignatureError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.evidence.forgery import NONSENSE, out_of_bounds
-from phalanx.pipeline.protocol.message import ReceivedMessage
+from phalanx.pipeline.protocol.message import Message, ReceivedMessage
 from phalanx.pipeline.protocol.messages import (
     Activation,
     AuditReport,
@@ -107,9 +107,6 @@ class FaultReports:
 _STRIKES = 3
 """Odd messages of one party that are believed to be chance when nothing but statistics can tell."""
 
-_MAX_DIGITS = 6
-"""Digits of a stage's number in a message; a longer one is no stage's and costs time to read."""
-
 
 class ClaimRecorder:
     """A recorder of messages to the coordinator; conclusions are drawn elsewhere.
@@ -150,19 +147,21 @@ class ClaimRecorder:
         message, sender = received.message, received.sender
         match message:
             case UpdateReport():
-                self._add_applied(sender, message)
+                self._add_applied(received, message)
             case Ready():
-                self._add_ready(sender, message)
+                self._add_ready(received, message)
             case Fault():
                 self._faults.add(received, message)
             case AuditReport() | StepAudited():
                 # of a step that lags, only its audits are still awaited
                 if any(_is_about(message, ledger) for ledger in self._facts.open_ledgers):
-                    self._add_audit(sender, message)
+                    self._add_audit(received, message)
             case Commit() if _is_about(message, self._ledger):
                 self._add_commit(received, message)
-            case GradientHeld() | WeightsHeld() | ScreenHit() if _is_about(message, self._ledger):
-                self._add_shadows_word(sender, message)
+            case GradientHeld() | WeightsHeld() if _is_about(message, self._ledger):
+                self._add_shadows_word(received, message)
+            case ScreenHit() if _is_about(message, self._ledger):
+                self._add_screen_hit(sender, message)
             case Commit() | GradientHeld() | WeightsHeld() | ScreenHit():
                 pass
             case _:
@@ -170,16 +169,40 @@ class ClaimRecorder:
         self.has_news = True
         return True
 
-    def _add_applied(self, sender: str, message: UpdateReport) -> None:
+    def _store(self, received: ReceivedMessage, message: Message | None = None) -> bool:
+        """Store what a message states; False where its author has signed something else about the same before."""
+        message = received.message if message is None else message
+        first = self._facts.record.add_message(received.sender, message, received.header)
+        if first is None or received.header is None:
+            return True
+        headers = {"first": first, "second": to_signed(received.header)}
+        reason = f"{received.sender} signed two different {message.kind!r} messages about one thing"
+        stage = next(iter(self._facts.assignment.copies_of(received.sender)), 0)
+        judgement = self._facts.judgement("equivocation", received.sender, stage, reason, headers=headers)
+        self.convictions.append(judgement)
+        return False
+
+    def _refuse_repetition(self, received: ReceivedMessage, where: str) -> None:
+        """Refuse what was heard before; convict its author where it contradicts what was heard."""
+        if self._store(received):
+            raise FrameError(f"{received.sender!r} sent {received.message.kind!r} of {where} twice")
+
+    def _add_applied(self, received: ReceivedMessage, message: UpdateReport) -> None:
+        sender, assignment = received.sender, self._facts.assignment
         self._take_costs(sender, message)
-        assignment = self._facts.assignment
-        for name, state in message.states.items():
-            stage = int(name) if name.isdecimal() and len(name) < _MAX_DIGITS else -1
-            if sender not in (assignment.holders.get(stage), assignment.shadows.get(stage)):
+        for name in message.states:
+            if sender not in (assignment.holders.get(int(name)), assignment.shadows.get(int(name))):
                 raise FrameError(f"{sender!r} reported the state of stage {name}, which it does not have")
+        if message.epoch != self._ledger.epoch:
+            return
+        due = {name: state for name, state in message.states.items() if state.step == self._ledger.step}
+        if not self._store(received, message.model_copy(update={"states": due})):
+            return
+        for name, state in due.items():
+            stage = int(name)
             follows = self._facts.plan.guard.one_optimizer and sender != assignment.holders.get(stage)
-            if (state.step, message.epoch) == (self._ledger.step, self._ledger.epoch) and not follows:
-                self._updates.said.setdefault(stage, {})[sender] = state
+            if not follows:
+                self._updates.said.setdefault(stage, {}).setdefault(sender, state)
 
     def _take_costs(self, sender: str, message: UpdateReport) -> None:
         """Take what a party claims to have cost.
@@ -196,32 +219,40 @@ class ClaimRecorder:
         self.busy[sender] = min(usage.pop(BUSY, 0.0), time.monotonic() - self._since)
         self.usage[sender] = usage
 
-    def _add_ready(self, sender: str, message: Ready) -> None:
+    def _add_ready(self, received: ReceivedMessage, message: Ready) -> None:
+        sender = received.sender
         if message.epoch != self._ledger.epoch:
             return
         present = (self._facts.assignment, self._facts.resting)
         held = [item for roles in present for item in (*roles.holders.items(), *roles.shadows.items())]
         stray = sorted(message.states.keys() - {str(stage) for stage, party in held if party == sender})
         if stray:
-            raise FrameError(f"{sender!r} got ready with stage {stray[0][:_MAX_DIGITS]}, which it does not have")
-        self.ready[sender] = message
+            raise FrameError(f"{sender!r} got ready with stage {stray[0]}, which it does not have")
+        # a state of another step is not what the party was asked for, and is not stored
+        due = {name: state for name, state in message.states.items() if state.step == self._ledger.step}
+        is_consistent = self._store(received, message.model_copy(update={"states": due}))
+        if sender in self.ready and is_consistent:
+            raise FrameError(f"{sender!r} got ready for epoch {message.epoch} twice")
+        self.ready.setdefault(sender, message)
 
-    def _add_shadows_word(self, sender: str, message: GradientHeld | WeightsHeld | ScreenHit) -> None:
-        """Record what a shadow has received, or what the receiver of a message finds odd about it."""
+    def _add_screen_hit(self, sender: str, message: ScreenHit) -> None:
+        """Take note that the receiver of a message finds it odd."""
         assignment = self._facts.assignment
-        if isinstance(message, ScreenHit):
-            _expect(sender, assignment.holders.get(target_of(message)), message.kind)
-            if message.source not in assignment.shadows or self._facts.holder(message.source) == OWNER:
-                raise FrameError(f"{sender!r} finds a message of the owner odd, which needs no audit")
-            self._audits.doubt(message)
-            self._ask_for_urgent_audit(message)
-            return
-        _expect(sender, assignment.shadows.get(message.stage), message.kind)
+        _expect(sender, assignment.holders.get(target_of(message)), message.kind)
+        if message.source not in assignment.shadows or self._facts.holder(message.source) == OWNER:
+            raise FrameError(f"{sender!r} finds a message of the owner odd, which needs no audit")
+        self._audits.doubt(message)
+        self._ask_for_urgent_audit(message)
+
+    def _add_shadows_word(self, received: ReceivedMessage, message: GradientHeld | WeightsHeld) -> None:
+        """Record what a shadow has received."""
+        _expect(received.sender, self._facts.assignment.shadows.get(message.stage), message.kind)
         if isinstance(message, WeightsHeld):
-            self._updates.take(sender, message)
+            if self._store(received):
+                self._updates.take(received.sender, message)
         elif message.stage in self._ledger.held:
-            raise FrameError(f"{message.kind!r} of stage {message.stage} came twice in step {message.step}")
-        else:
+            self._refuse_repetition(received, f"stage {message.stage}, step {message.step}")
+        elif self._store(received):
             self._ledger.held[message.stage] = message
 
     def _add_commit(self, received: ReceivedMessage, commit: Commit) -> None:
@@ -229,7 +260,10 @@ class ClaimRecorder:
         facts, sender = self._facts, received.sender
         _expect(sender, facts.assignment.holders.get(commit.stage), commit.kind)
         if commit.stage in self._ledger.commits:
-            raise FrameError(f"{sender!r} committed stage {commit.stage} twice in step {commit.step}")
+            self._refuse_repetition(received, f"stage {commit.stage}, step {commit.step}")
+            return
+        if not self._store(received):
+            return
 
         def link_of(message: Activation) -> Link | None:
             # its receiver holds the stage that is committed to, and so is the sender
@@ -240,6 +274,7 @@ class ClaimRecorder:
         for signed in commit.received:
             try:
                 opened.append(facts.statements.open(signed, Activation, commit.epoch, place, link_of))
+                _refuse_repeated_input(opened)
             except (FrameError, SignatureError) as exc:
                 # without a valid commitment the step could never end
                 headers = {"message": signed}
@@ -249,16 +284,23 @@ class ClaimRecorder:
                 return
         self._ledger.add_commit(commit, received.header, opened)
 
-    def _add_audit(self, sender: str, message: AuditReport | StepAudited) -> None:
+    def _add_audit(self, received: ReceivedMessage, message: AuditReport | StepAudited) -> None:
+        sender, ledger = received.sender, self._facts.ledger_of(message.step)
         if isinstance(message, AuditReport):
-            self._audits.add(sender, message)
+            self._audits.check_asked(sender, message)
+            where = f"stage {message.stage}, microbatch {message.microbatch}, order {message.order}"
+            if self._audits.has(sender, message):
+                self._refuse_repetition(received, where)
+            elif self._store(received):
+                self._audits.add(sender, message)
             return
-        key, ledger = (message.stage, sender), self._facts.ledger_of(message.step)
-        if key not in ledger.awaited_step_audits or key in ledger.step_audits:
-            raise FrameError(
-                f"{sender!r} recomputed the whole step {message.step} of stage {message.stage}: not asked, or again"
-            )
-        ledger.step_audits[key] = message
+        key = (message.stage, sender)
+        if key not in ledger.awaited_step_audits or message.order != ledger.orders.get(key):
+            raise FrameError(f"{sender!r} recomputed the whole step {message.step} of stage {message.stage}: not asked")
+        if key in ledger.step_audits:
+            self._refuse_repetition(received, f"stage {message.stage}, step {message.step}")
+        elif self._store(received):
+            ledger.step_audits[key] = message
 
     def _ask_for_urgent_audit(self, hit: ScreenHit) -> None:
         party = self._facts.holder(hit.source)
@@ -276,6 +318,12 @@ class ClaimRecorder:
             return
         reason = f"stage {hit.source}, microbatch {hit.microbatch}, {hit.direction}: {hit.reason}"
         self.convictions.append(self._facts.judgement("statistics", party, hit.source, reason))
+
+
+def _refuse_repeated_input(opened: Sequence[Statement[Activation]]) -> None:
+    """Refuse a commitment with two headers for one input."""
+    if any(earlier.message.place == opened[-1].message.place for earlier in opened[:-1]):
+        raise FrameError("it shows one input twice")
 
 
 def _is_about(message: StepMessage, ledger: StepLedger) -> bool:

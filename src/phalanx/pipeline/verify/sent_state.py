@@ -9,7 +9,7 @@ from phalanx.pipeline.protocol.needs import task
 from phalanx.pipeline.protocol.signed import Statement, to_signed
 from phalanx.pipeline.protocol.tensor_stream import parts, whole_transfer
 from phalanx.pipeline.stage.stage_copy import trained_digest
-from phalanx.pipeline.verify.facts import Judgement, StepFacts
+from phalanx.pipeline.verify.facts import Judgement, StepFacts, present
 from phalanx.pipeline.verify.referee import Referee
 from phalanx.security.crypto import digest_hex
 
@@ -62,6 +62,7 @@ class SentState:
             return facts.judgement("state", shadow, stage, reason, accuser=holder)
         reason = f"stage {stage}: {holder} {sent_other_than_signed(snapshot=snapshot)} whose digest it signed"
         named = {part_name(number): to_signed(part.header) for number, part in enumerate(sent)}
+        named |= present({"state_holder": facts.record.signed_state(holder, stage, signed)})
         judgement = facts.judgement("state", holder, stage, reason, accuser=shadow, headers=named)
         judgement.compared = ComparedTensors(weights=taken.weights, stage=shown)
         return judgement

@@ -14,7 +14,15 @@ from phalanx.pipeline.stage.runner import finite_norm_squared
 from phalanx.pipeline.stage.stage_copy import StageCopy
 from phalanx.pipeline.tolerance.distance import distance_to_truth
 from phalanx.pipeline.verify.accomplices import accomplice, vouched, vouched_for_gradient
-from phalanx.pipeline.verify.facts import CommittedMessage, Judgement, MessageKey, StepFacts, StepLedger, same_norm
+from phalanx.pipeline.verify.facts import (
+    CommittedMessage,
+    Judgement,
+    MessageKey,
+    StepFacts,
+    StepLedger,
+    present,
+    same_norm,
+)
 from phalanx.pipeline.verify.gradient_bounds import GradientBounds
 from phalanx.pipeline.verify.referee import Dispute, Referee
 from phalanx.pipeline.verify.sent_state import SentState
@@ -114,8 +122,9 @@ class StateJudgement:
             guilty = await self._guilty_of_gradient(stage, held)
             reason = f"stage {stage}: {guilty} reported a weight gradient or norm that is not what was sent or computed"
             accuser = shadow if guilty == holder else holder
+            headers = {"commit": ledger.commit_header(stage), "gradient_held": facts.record.header_of(shadow, held)}
             work = self._referee.spent()
-            return facts.judgement("gradient", guilty, stage, reason, accuser=accuser, work=work)
+            return facts.judgement("gradient", guilty, stage, reason, accuser=accuser, headers=headers, work=work)
         return None
 
     @task
@@ -161,7 +170,13 @@ class StateJudgement:
                 second = vouched_for_gradient(facts, stage)
                 facts.proved += [] if second is None else [second]
             work, step = self._referee.spent(), ledger.step
-            return facts.judgement("gradient", guilty, stage, reason, step=step, accuser=accuser, work=work)
+            headers = {
+                "commit": ledger.commit_header(stage),
+                "step_audited": facts.record.header_of(auditor, audited),
+            }
+            return facts.judgement(
+                "gradient", guilty, stage, reason, step=step, accuser=accuser, headers=headers, work=work
+            )
         return None
 
     async def _judge_state(self, stage: int, said: dict[str, StateDigest]) -> Judgement | None:
@@ -185,7 +200,11 @@ class StateJudgement:
             return None
         reason = f"stage {stage}: {guilty} has a state that the signed gradient of step {before.step} does not lead to"
         accuser = shadow if guilty == holder else holder
-        return facts.judgement("state", guilty, stage, reason, accuser=accuser, work=work)
+        headers = {
+            "state_holder": facts.record.signed_state(holder, stage, said[holder]),
+            "state_shadow": facts.record.signed_state(shadow, stage, said[shadow]),
+        }
+        return facts.judgement("state", guilty, stage, reason, accuser=accuser, headers=headers, work=work)
 
     async def _guilty_of_gradient(self, stage: int, held: GradientHeld) -> str:
         facts, ledger = self._facts, self._facts.ledger
@@ -337,7 +356,7 @@ class OwnerAudits:
         if direction == "backward":
             inputs["backward"] = ledger.messages[(stage + 1, "backward", microbatch)]
         place = {"epoch": ledger.epoch, "step": ledger.step, "stage": stage, "microbatch": microbatch}
-        own = AuditReport.model_validate({**place, "inputs": (), "digests": dict(digests), "urgent": False})
+        own = AuditReport.model_validate({**place, "inputs": (), "digests": dict(digests), "order": 0})
         dispute = Dispute(
             step=ledger.step,
             epoch=ledger.epoch,
@@ -356,7 +375,8 @@ class OwnerAudits:
         work = self._referee.spent()
         if verdict is None:
             return []
-        culprit = Judgement(verdict, compared, dispute.headers(), work)
+        states = facts.state_headers(stage, dispute.state, dispute.holder, facts.assignment.shadows.get(stage))
+        culprit = Judgement(verdict, compared, dispute.headers() | present(states), work)
         second = accomplice(facts, culprit)
         return [culprit] if second is None else [culprit, second]
 
@@ -376,7 +396,8 @@ class OwnerAudits:
             return []
         holder, step = facts.holder(stage), ledger.step
         reason = f"stage {stage}: {holder} committed to a weight gradient or norm that step {step} does not lead to"
-        culprit = facts.judgement("gradient", holder, stage, reason)
+        headers = {"commit": ledger.commit_header(stage)}
+        culprit = facts.judgement("gradient", holder, stage, reason, headers=headers)
         second = vouched_for_gradient(facts, stage)
         return [culprit] if second is None else [culprit, second]
 

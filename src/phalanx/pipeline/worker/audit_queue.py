@@ -36,6 +36,7 @@ class AuditTask:
     stage: int
     microbatch: int
     directions: tuple[Direction, ...]
+    order: int
     urgent: bool
     weights: bool = False
     inputs: dict[InputKey, AuditInput] = field(default_factory=dict)
@@ -77,7 +78,9 @@ class AuditQueue:
         """
         missing: list[InputKey] = []
         for microbatch in audit.microbatches:
-            task = AuditTask(audit.step, audit.stage, microbatch, audit.directions, audit.urgent, audit.weights)
+            task = AuditTask(
+                audit.step, audit.stage, microbatch, audit.directions, audit.order, audit.urgent, audit.weights
+            )
             for key in task.needs:
                 found = local(key)
                 if found is not None:

@@ -67,7 +67,8 @@ class StateUploads:
     def _send(self, receiver: str, about: FetchBulk, tensors: Mapping[str, Tensor]) -> Generator[None]:
         for offset, total, part in parts(tensors):
             place = {"epoch": about.epoch, "stage": about.stage, "step": about.step}
-            message = Bulk.model_validate({**place, "purpose": about.purpose, "offset": offset, "total": total})
+            of_whole = {"purpose": about.purpose, "offset": offset, "total": total, "request": about.request}
+            message = Bulk.model_validate({**place, **of_whole})
             self._post(receiver, message, part)
             yield
 
@@ -96,6 +97,7 @@ def answer_fetch(context: PartyContext, sender: str, message: Fetch) -> None:
         source=message.source,
         claim=message.claim,
         evidence=None if found is None else found.header,
+        request=message.request,
     )
     # the owner asks several parties in turn: an empty answer spares it the wait
     context.post(sender, answer, () if found is None else (tensor_buffers(found.tensor),))

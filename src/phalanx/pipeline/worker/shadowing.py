@@ -262,14 +262,14 @@ class ShadowedStages:
             digests={
                 d: digest_hex(tensor_buffers(shadow.claims[(task.step, d, task.microbatch)])) for d in task.directions
             },
-            urgent=task.urgent,
+            order=task.order,
             doubt=doubt,
         )
         if doubt is not None:
             shadow.order = "awaited"
         context.post(OWNER, report, ())
         if shadow.recomputed == context.plan.microbatches:
-            self._report_recomputed(shadow)
+            self._report_recomputed(shadow, task.order)
         return True
 
     def _can_audit(self, stage: int, step: int, *, urgent: bool) -> bool:
@@ -281,7 +281,7 @@ class ShadowedStages:
         # a copy that is past the step is a fault, and says so when it is asked to audit
         return shadow is not None and shadow.copy.step >= step
 
-    def _report_recomputed(self, shadow: ShadowStage) -> None:
+    def _report_recomputed(self, shadow: ShadowStage, order: int) -> None:
         """Every microbatch was followed: say what weight gradient that gives; in lockstep it is the shadow's own."""
         shadow.recomputed = 0
         key = self._context.roles.noise_keys.get(shadow.index)
@@ -296,7 +296,7 @@ class ShadowedStages:
             shadow.gradients = gradients
             self._context.post(OWNER, GradientHeld.model_validate({**found, "parts": ()}), ())
             return
-        self._context.post(OWNER, StepAudited.model_validate(found), ())
+        self._context.post(OWNER, StepAudited.model_validate({**found, "order": order}), ())
 
     def _recompute(self, shadow: ShadowStage, task: AuditTask) -> Doubt | None:
         """Do an audit; with the last one of a step's drawn ones, say why the step's weight gradient looks odd."""
