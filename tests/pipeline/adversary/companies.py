@@ -16,7 +16,7 @@ EVERYTHING = {"audit_rate": 1.0, "step_audit_rate": 1.0, "owner_audit_rate": 1.0
 class LateDraw(AuditDraw):
     """Draws by which the owner redoes every stage from one step on, and none before."""
 
-    first = 5
+    first = 8
 
     def owners_step(self, *, step, epoch, stage):
         return step >= self.first
@@ -80,6 +80,7 @@ COMPANIES = {
     "K4 two stages, default": Company(6, 3, {}),
     "K4 spare": Company(4, 3),
     "K4 spare, lockstep": Company(4, 3, EVERYTHING | {"shadow": "lockstep"}),
+    "K3 mixed": Company(4, 2, EVERYTHING | {"owner_audit_rate": 0.0, "classes": "mixed"}),
     "K4 kept": Company(
         4,
         3,

@@ -9,6 +9,7 @@ from acts import Act, At, Crash, Lie, Say, Send, Withhold
 from neighbours import Seen, altered, template
 from turns import TurnCompany, TurnEndpoint
 
+from phalanx.security.crypto import certified_name
 from phalanx.testing import Actor, OutgoingMessage, RewritingEndpoint, TamperedRunner, WorkerCrash
 from phalanx.transport import CheckedFrame
 
@@ -42,12 +43,14 @@ class Liar:
     Attributes:
         seen: What it knows.
         fired: Numbers of the acts that were carried out.
+        goes_on: Whether it takes errors of its own for nothing, as only an insider does.
         points: Every point that it came by, in order: what can be acted on in another run.
     """
 
     def __init__(self, name: str, acts: Sequence[Act], seen: Seen) -> None:
         self.name = name
         self.seen = seen
+        self.goes_on = any(not isinstance(act.deed, Crash) for act in acts)
         self.fired: set[int] = set()
         self.points: list[At] = []
         self._acts = acts
@@ -113,7 +116,7 @@ class Liar:
     def _note(self, kind: str, body: dict[str, Any]) -> None:
         self._now |= {name: body[name] for name in ("epoch", "step") if name in body and kind != "bulk"}
         for role in body.get("roles", ()) if kind == "assign" else ():
-            if role["holder"] == self.name and "stage" not in self._now:
+            if certified_name(role["holder"]) == self.name and "stage" not in self._now:
                 stage = role["stage"]
                 self._now |= {"stage": stage, "source": stage, "target": stage + 1}
 
@@ -134,7 +137,8 @@ class Liar:
         )
 
     def _said(self, deed: Say, number: int) -> OutgoingMessage:
-        mine = [h.fields.body for h, _ in reversed(self.seen.headers) if (h.fields.kind, h.fields.sender) == (deed.kind, self.name)]
+        headers = [header.fields for header, _ in reversed(self.seen.headers)]
+        mine = [each.body for each in headers if (each.kind, certified_name(each.sender)) == (deed.kind, self.name)]
         now = {name: value for name, value in self._now.items() if name in ("epoch", "step")}
         body = template(deed.kind, self._now)
         if mine:
@@ -232,13 +236,15 @@ class LyingCompany(TurnCompany):
 
     def __init__(self, run, directory, liars, **kwargs):
         self._liars = liars
-        actors = {name: Actor(wrap_copy=liar.wrap, rewrite=liar.rewrite) for name, liar in liars.items()}
-        noted = {name: liar.seen.headers for name, liar in liars.items()}
+        # a party that comes back is the same one under another name
+        lives = {life: liar for name, liar in liars.items() for life in (name, *(f"{name}.{n}" for n in (2, 3, 4)))}
+        actors = {name: Actor(wrap_copy=liar.wrap, rewrite=liar.rewrite) for name, liar in lives.items()}
+        noted = {name: liar.seen.headers for name, liar in lives.items() if liar.goes_on}
         super().__init__(run, directory, actors, noted=noted, **kwargs)
 
     def _endpoint(self, name):
         endpoint = super()._endpoint(name)
-        endpoint.liar = self._liars.get(name)
+        endpoint.liar = self._liars.get(certified_name(name))
         return endpoint
 
 

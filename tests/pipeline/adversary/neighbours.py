@@ -169,6 +169,7 @@ NEIGHBOURS: dict[str, Change] = {
     "contradicted": _contradicted,
     "other key": _other_key,
     "more": _more,
+    "flood": lambda old, seen, kind: [FAR] * 209_580 if isinstance(old, list) else "x" * 1_048_000,
     "other party": _other_party,
     "owner": lambda old, seen, kind: "owner",
     "forward": lambda old, seen, kind: "forward",

@@ -3,6 +3,7 @@
 import gc
 import re
 import shutil
+import threading
 import types
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,14 +13,17 @@ from acts import Lie, Schedule, Send
 from companies import CERTIFIED, COMPANIES
 from liar import LyingCompany, Liar
 from neighbours import Seen
-from turns import EndlessError
+from turns import EndlessError, Turns
 
-from phalanx.errors import AuditLogError, EvidenceError, NoHolderError, PhalanxError
+from phalanx.errors import AuditLogError, EvidenceError, FrameError, NoHolderError, OutOfBoundsError, PhalanxError
 from phalanx.pipeline import GuardConfig
 from phalanx.pipeline.evidence.explain import explain_evidence
 from phalanx.pipeline.proof.step_proof import Rules, check_step
 from phalanx.pipeline.proof.step_record import read_leaves
+from phalanx.pipeline.protocol.messages import parse_message
 from phalanx.security.crypto import certified_name, create_authority, issue
+from phalanx.testing import CompanyClock, MemoryCompany, MemoryNetwork
+from phalanx.transport import HeaderFields
 
 MAX_KEPT_BYTES = 2**20
 """More than an honest owner keeps of words, whatever an insider says."""
@@ -45,7 +49,7 @@ class Outcome:
         evidence_bytes: On disk.
         fired: Acts that were carried out, of each party.
         points: That each party with acts came by.
-        coverage: States and statements that were reached.
+        beyond: Parties that have sent a value that nothing can have.
     """
 
     ended: BaseException | None = None
@@ -64,6 +68,7 @@ class Outcome:
     has_begun: bool = False
     fired: dict[str, set[int]] = field(default_factory=dict)
     points: dict[str, list] = field(default_factory=dict)
+    beyond: set[str] = field(default_factory=set)
 
 
 class Theatre:
@@ -77,7 +82,7 @@ class Theatre:
         for name in CERTIFIED:
             issue(self._pki, name)
         self._honest: dict[tuple[str, int], str] = {}
-        self._kept: dict[str, int] = {}
+        self._kept: dict[tuple[str, int], int] = {}
 
     def honest_weights(self, company: str, num_steps: int) -> str:
         """The digest of the weights of an honest and unguarded run."""
@@ -89,11 +94,11 @@ class Theatre:
                 self._honest[company, num_steps] = opened.weights_digest()
         return self._honest[company, num_steps]
 
-    def honest_kept_bytes(self, company: str) -> int:
+    def honest_kept_bytes(self, company: str, num_steps: int) -> int:
         """What an owner among honest parties keeps of words."""
-        if company not in self._kept:
-            self._kept[company] = self.play(Schedule(company)).kept_bytes
-        return self._kept[company]
+        if (company, num_steps) not in self._kept:
+            self._kept[company, num_steps] = self.play(Schedule(company, steps=num_steps)).kept_bytes
+        return self._kept[company, num_steps]
 
     def play(self, schedule: Schedule) -> Outcome:
         """Play it to its end, whatever that is."""
@@ -110,9 +115,6 @@ class Theatre:
         company = self._open(run, liars, order=schedule.order, draw=draw)
         for name, liar in liars.items():
             liar.seen.identity = company.identity(name)
-            if name not in schedule.liars:
-                # an honest party stops where it must not go on
-                company._noted.pop(name, None)
         outcome = Outcome()
         try:
             with company:
@@ -130,6 +132,7 @@ class Theatre:
         outcome.doubts = company.checks.doubts()
         outcome.fired = {name: liar.fired for name, liar in liars.items()}
         outcome.points = {name: liar.points for name, liar in liars.items()}
+        outcome.beyond = {name for name, liar in liars.items() if any(map(_is_beyond, _sent(liar)))}
         outcome.offline, outcome.evidence_bytes = self._explained(company)
         outcome.unproven = self._unproven(company, run)
         return outcome
@@ -157,8 +160,10 @@ class Theatre:
             if refused and "/refused/" not in path:
                 found.append(f"a verdict does not hold offline: {path}: {conclusion}")
         found += self._faults_of_weights(schedule, outcome)
+        found += _faults_of_evidence(outcome)
         found += [f"the record of step {step} does not hold: {why}" for step, why in outcome.unproven.items()]
-        if outcome.ended is None and outcome.kept_bytes > self.honest_kept_bytes(schedule.company) + MAX_KEPT_BYTES:
+        honest_bytes = self.honest_kept_bytes(schedule.company, schedule.steps)
+        if outcome.kept_bytes > honest_bytes + MAX_KEPT_BYTES:
             found.append(f"the owner keeps {outcome.kept_bytes} bytes of words")
         if outcome.evidence_bytes > MAX_EVIDENCE_BYTES:
             found.append(f"{outcome.evidence_bytes} bytes of evidence")
@@ -222,6 +227,30 @@ class Theatre:
         return LyingCompany(run, directory, liars, cache=self.directory / "models", **kwargs)
 
 
+def _sent(liar: Liar) -> list[HeaderFields]:
+    """What a party has sent to others."""
+    mine = (header.fields for header, _ in liar.seen.headers)
+    return [each for each in mine if certified_name(each.sender) == liar.name and each.sender != each.receiver]
+
+
+def _is_beyond(fields: HeaderFields) -> bool:
+    try:
+        parse_message(fields.kind, fields.body)
+    except OutOfBoundsError:
+        return True
+    except FrameError:
+        return False
+    return False
+
+
+def _faults_of_evidence(outcome: Outcome) -> list[str]:
+    """Whatever was refused is kept, and whoever sends a value that nothing can have is convicted."""
+    refusals = [body["evidence"] for kind, body in outcome.events if kind == "verdict_refused" and body["evidence"]]
+    found = ["evidence of one refusal has overwritten that of another"] if len({*refusals}) < len(refusals) else []
+    gone = {certified_name(name) for name in (*outcome.evicted, *outcome.lost)}
+    return found + [f"{name} sent what nothing can have and is still there" for name in sorted(outcome.beyond - gone)]
+
+
 def _lied(schedule: Schedule, outcome: Outcome) -> set[str]:
     """Parties that have sent something that is not the outcome of their computation, and signed it."""
     found = set()
@@ -272,7 +301,7 @@ def _move(company, what, name):
 
 
 _SKIPPED = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType, torch.Tensor)
-_FOREIGN = (torch.nn.Module, torch.dtype)
+_FOREIGN = (torch.nn.Module, torch.dtype, threading.Thread, MemoryCompany, MemoryNetwork, CompanyClock, Turns)
 
 
 def kept_bytes(root: object) -> int:

@@ -78,6 +78,24 @@ FOUND = {
     "4, variant: a recomputed gradient of another epoch, once": Schedule(
         "K3", {2: (Act(At("step_audited"), Send((Alter(("epoch",), "far"),), when="behind")),)}
     ),
+    "5: across classes a worker brings another tensor than it signed when it is asked": Schedule(
+        "K3 mixed",
+        {
+            1: (
+                Act(At("assign", 0, event="gets"), Lie("forward", 9)),
+                Act(At("fetched", **ALWAYS), Send(payload="negated")),
+            )
+        },
+    ),
+    "5, variant: the gradient of an activation, in one step": Schedule(
+        "K3 mixed",
+        {
+            2: (
+                Act(At("tensor", 1), Lie("backward", 1)),
+                Act(At("fetched", 1, **ALWAYS), Send(payload="negated")),
+            )
+        },
+    ),
     "6: words about states of steps far ahead are kept for ever": Schedule(
         "K3",
         {1: (Act(At("commit", 0), Say("ready", (Alter(("epoch",), "far"), Alter(("states",), "more")), num=200)),)},
@@ -102,12 +120,30 @@ FOUND = {
     "8: an heir that lies after a death keeps its lies": Schedule(
         "K4 kept",
         {1: (Act(At("assign", event="gets", nth=1), Lie("gradient", 9)),), 2: (Act(At("commit", 1), Crash()),)},
-        steps=6,
+        steps=10,
     ),
     "8, variant: the shadow of a liar dies behind the lies": Schedule(
         "K4 kept",
         {1: (Act(At("tensor", 1), Lie("gradient", 9)),), 3: (Act(At("audit", 2, event="gets"), Crash()),)},
-        steps=6,
+        steps=10,
+    ),
+    "8, variant: a liar leaves and comes back before it is convicted": Schedule(
+        "K4 kept",
+        {
+            1: (
+                Act(At("assign", event="gets"), Lie("gradient", 4)),
+                Act(At("audit_report", 8), Send((Alter(("digests", 0), "altered"),))),
+            ),
+            3: (Act(At("commit", 6), Crash()),),
+        },
+        moves=((3, "leave", 1), (5, "return", 1)),
+        steps=10,
+    ),
+    "8, variant: a value that nothing can have, in a frame that is too long to be shown": Schedule(
+        "K3", {1: (Act(At("tensor", 0), Send((Alter(("shape",), "flood"),), when="before")),)}
+    ),
+    "8, variant: of two refusals in one step": Schedule(
+        "K4", {1: (Act(At("commit", **ALWAYS), Send((Alter(("sent",), "contradicted"),))),)}, steps=1
     ),
 }
 
@@ -134,3 +170,12 @@ def test_every_act_of_a_found_case_is_carried_out(theatre, schedule):
     outcome = theatre.play(schedule)
 
     assert outcome.fired == {f"worker-{n}": set(range(len(acts))) for n, acts in schedule.acts.items()}
+
+
+@pytest.mark.xfail(strict=True, reason="finding 8")
+def test_what_a_run_keeps_as_evidence_is_for_its_owner_alone(theatre):
+    theatre.play(Schedule("K3", {1: (Act(At("assign", event="gets"), Lie("forward")),)}))
+
+    files = [path for path in (theatre.directory / "company" / "run" / "evidence").rglob("*") if path.is_file()]
+    assert files
+    assert [path.name for path in files if path.stat().st_mode & 0o077] == []
