@@ -220,9 +220,9 @@ class TurnCompany(MemoryCompany):
 
     _endpoint_class = TurnEndpoint
 
-    def __init__(self, run, directory, actors=None, *, order=0, noted=None, **kwargs):
+    def __init__(self, run, directory, actors=None, *, order=0, noted=None, draw=None, **kwargs):
         # what is audited is decided by the seed as well
-        draw = AuditDraw.of(order.to_bytes(32, "big"), bytes(32), run.guard)
+        draw = draw or AuditDraw.of(order.to_bytes(32, "big"), bytes(32), run.guard)
         super().__init__(run, directory, actors, draw=draw, **kwargs)
         self.turns = Turns(order, self.clock)
         self.crashes = {}

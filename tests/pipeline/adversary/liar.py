@@ -1,0 +1,250 @@
+"""An insider at work: carries out the acts of its schedule with real frames, signed with its own key."""
+
+from collections.abc import Sequence
+from copy import copy as shallow
+from dataclasses import dataclass
+from typing import Any
+
+from acts import Act, At, Crash, Lie, Say, Send, Withhold
+from neighbours import Seen, altered, template
+from turns import TurnCompany, TurnEndpoint
+
+from phalanx.security.crypto import certified_name
+from phalanx.testing import Actor, OutgoingMessage, RewritingEndpoint, TamperedRunner, WorkerCrash
+from phalanx.transport import CheckedFrame
+
+NEGATE, NAN = bytes(0x80 if n % 4 == 3 else 0 for n in range(4)), b"\x00\x00\xc0\x7f"
+
+PAYLOADS = {
+    "": lambda raw: raw,
+    "negated": lambda raw: bytes(byte ^ NEGATE[n % 4] for n, byte in enumerate(raw)),
+    "nan": lambda raw: NAN + raw[4:] if len(raw) >= 4 else raw,
+    "short": lambda raw: raw[:-4],
+    "empty": lambda raw: b"",
+    "one bit": lambda raw: bytes([raw[0] ^ 1]) + raw[1:] if raw else raw,
+}
+"""Other bytes for the same message, which its sender signs."""
+
+
+@dataclass(frozen=True)
+class Raw:
+    """A body as it goes over the wire, well-formed or not; stands where a parsed message would."""
+
+    kind: str
+    body: dict[str, Any]
+
+    def model_dump(self, mode):
+        return self.body
+
+
+class Liar:
+    """One party with acts.
+
+    Attributes:
+        seen: What it knows.
+        fired: Numbers of the acts that were carried out.
+        goes_on: Whether it takes errors of its own for nothing, as only an insider does.
+        points: Every point that it came by, in order: what can be acted on in another run.
+    """
+
+    def __init__(self, name: str, acts: Sequence[Act], seen: Seen) -> None:
+        self.name = name
+        self.seen = seen
+        self.goes_on = any(not isinstance(act.deed, Crash) for act in acts)
+        self.fired: set[int] = set()
+        self.points: list[At] = []
+        self._acts = acts
+        self._counts = [0] * len(acts)
+        self._passed: dict[tuple[str, str, int | None], int] = {}
+        self._late: list[OutgoingMessage] = []
+        self._lies: dict[str, range] = {}
+        self._now: dict[str, Any] = {"epoch": 0, "step": 0, "microbatch": 0, "direction": "forward"}
+        self._now |= {"about": "worker-2" if name == "worker-1" else "worker-1", "states": {}}
+
+    # --- acts on messages -------------------------------------------------------------------------
+
+    def rewrite(self, outgoing: OutgoingMessage) -> list[OutgoingMessage]:
+        """Return what leaves instead of one message of the honest party."""
+        kind, body = outgoing.message.kind, outgoing.message.model_dump(mode="json")
+        self._note(kind, body)
+        plain = OutgoingMessage(outgoing.receiver, Raw(kind, body), outgoing.payload)
+        before, instead, behind = [], [plain], self._late
+        self._late = []
+        for deed in self._due("sends", kind, body):
+            if isinstance(deed, Withhold):
+                instead = []
+            elif isinstance(deed, Send):
+                sent = self._changed(plain, deed)
+                if deed.when == "instead":
+                    instead = [sent]
+                elif deed.when == "late":
+                    instead = []
+                    self._late = [*self._late, sent]
+                else:
+                    (before if deed.when == "before" else behind).append(sent)
+            else:
+                before += self._do(deed)
+        return [*before, *instead, *behind]
+
+    def hear(self, frame: CheckedFrame) -> tuple[bool, list[OutgoingMessage]]:
+        """Return whether the party gets a message, and what it sends before it reads it."""
+        self._note(frame.kind, frame.body)
+        is_read, said = True, []
+        for deed in self._due("gets", frame.kind, frame.body):
+            if isinstance(deed, Withhold):
+                is_read = False
+            else:
+                said += self._do(deed)
+        return is_read, said
+
+    def _due(self, event: str, kind: str, body: dict[str, Any]) -> list[Any]:
+        step, stage = body.get("step"), body.get("stage", body.get("source"))
+        place = (event, kind, step)
+        self.points.append(At(kind, step, self._passed.get(place, 0), event))
+        self._passed[place] = self._passed.get(place, 0) + 1
+        due = []
+        for number, act in enumerate(self._acts):
+            at = act.at
+            if (at.event, at.kind) != (event, kind) or at.step not in (None, step) or at.stage not in (None, stage):
+                continue
+            nth, self._counts[number] = self._counts[number], self._counts[number] + 1
+            if nth == at.nth or (at.lasting and nth > at.nth):
+                self.fired.add(number)
+                due.append(act.deed)
+        return due
+
+    def _note(self, kind: str, body: dict[str, Any]) -> None:
+        self._now |= {name: body[name] for name in ("epoch", "step") if name in body and kind != "bulk"}
+        for role in body.get("roles", ()) if kind == "assign" else ():
+            if certified_name(role["holder"]) == self.name and "stage" not in self._now:
+                stage = role["stage"]
+                self._now |= {"stage": stage, "source": stage, "target": stage + 1}
+
+    def _do(self, deed: Any) -> list[OutgoingMessage]:
+        match deed:
+            case Say():
+                return [self._said(deed, number) for number in range(deed.num)]
+            case Lie(what, steps):
+                self._lies[what] = range(self._now["step"], self._now["step"] + steps)
+            case Crash():
+                raise WorkerCrash("as its schedule says")
+        return []
+
+    def _changed(self, plain: OutgoingMessage, deed: Send) -> OutgoingMessage:
+        body = altered(plain.message.kind, plain.message.body, deed.alters, self.seen)
+        return OutgoingMessage(
+            deed.to or plain.receiver, Raw(plain.message.kind, body), PAYLOADS[deed.payload](plain.payload)
+        )
+
+    def _said(self, deed: Say, number: int) -> OutgoingMessage:
+        headers = [header.fields for header, _ in reversed(self.seen.headers)]
+        mine = [each.body for each in headers if (each.kind, certified_name(each.sender)) == (deed.kind, self.name)]
+        now = {name: value for name, value in self._now.items() if name in ("epoch", "step")}
+        body = template(deed.kind, self._now)
+        if mine:
+            body = {**mine[0], **{name: value for name, value in now.items() if name in body}}
+        body = altered(deed.kind, body, deed.alters, self.seen)
+        return OutgoingMessage(deed.to, Raw(deed.kind, _later(body, number)), PAYLOADS[deed.payload](bytes(64)))
+
+    # --- lies in computations ---------------------------------------------------------------------
+
+    def wrap(self, copy, held):
+        """Put a copy that lies in the place of an honest one."""
+        mine = shallow(copy)
+        if not held:
+            mine.runner = _LyingAuditor(copy.runner, self)
+            return mine
+        mine.runner = TamperedRunner(copy.runner, self._tamper, self._twist)
+
+        def apply(step, gradients, clip):
+            copy.apply(step, gradients, clip)
+            if step in self._lies.pop("weights", ()):
+                state = copy.optimizer.state()
+                lie = {name: -each if name.startswith("weight/") else each.clone() for name, each in state.items()}
+                copy.optimizer.load_state(lie, copy.optimizer.num_steps)
+
+        mine.apply = apply
+        return mine
+
+    def lies_about(self, what: str, step: int) -> bool:
+        """Whether it computes something else of this kind in a step."""
+        return step in self._lies.get(what, ())
+
+    def _tamper(self, direction, step, microbatch, tensor):
+        return -tensor if self.lies_about(direction, step) else tensor
+
+    def _twist(self, gradients):
+        if not self.lies_about("gradient", self._now["step"]):
+            return gradients
+        return {name: -gradient for name, gradient in gradients.items()}
+
+
+def _later(body: Any, number: int) -> Any:
+    """A body about so many steps later, wherever it names a step; the first one is as it was."""
+    if not number:
+        return body
+    if isinstance(body, list):
+        return [_later(each, number) for each in body]
+    if not isinstance(body, dict):
+        return body
+    return {
+        name: value + number if name == "step" and isinstance(value, int) else _later(value, number)
+        for name, value in body.items()
+    }
+
+
+class _LyingAuditor(TamperedRunner):
+    """What an auditor recomputes passes through a lie."""
+
+    def __init__(self, honest, liar):
+        super().__init__(honest, lambda direction, step, microbatch, tensor: tensor, lambda gradients: gradients)
+        self._liar = liar
+
+    def recompute(self, step, microbatch, x, gradient):
+        y, x_gradient = self._honest.recompute(step, microbatch, x, gradient)
+        if not self._liar.lies_about("claims", step):
+            return y, x_gradient
+        return -y, None if x_gradient is None else -x_gradient
+
+    def redo(self, step, microbatch, x, gradient):
+        return self._honest.redo(step, microbatch, x, gradient)
+
+
+class LyingEndpoint(TurnEndpoint):
+    """A worker's end that carries out its acts on what it gets as well."""
+
+    liar: Liar | None = None
+
+    def receive(self, timeout_s):
+        item = super().receive(timeout_s)
+        while self.liar is not None and isinstance(item, CheckedFrame) and not self.turns.is_over:
+            is_read, said = self.liar.hear(item)
+            for outgoing in said:
+                # as it is: acts are not done to acts
+                message = outgoing.message
+                super(RewritingEndpoint, self).send(outgoing.receiver, message.kind, message.body, (outgoing.payload,))
+            if is_read:
+                break
+            item = super().receive(0.0)
+        return item
+
+
+class LyingCompany(TurnCompany):
+    """A company in which parties carry out acts."""
+
+    _endpoint_class = LyingEndpoint
+
+    def __init__(self, run, directory, liars, **kwargs):
+        self._liars = liars
+        # a party that comes back is the same one under another name
+        lives = {life: liar for name, liar in liars.items() for life in (name, *(f"{name}.{n}" for n in (2, 3, 4)))}
+        actors = {name: Actor(wrap_copy=liar.wrap, rewrite=liar.rewrite) for name, liar in lives.items()}
+        noted = {name: liar.seen.headers for name, liar in lives.items() if liar.goes_on}
+        super().__init__(run, directory, actors, noted=noted, **kwargs)
+
+    def _endpoint(self, name):
+        endpoint = super()._endpoint(name)
+        endpoint.liar = self._liars.get(certified_name(name))
+        return endpoint
+
+

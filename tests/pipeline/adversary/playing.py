@@ -1,0 +1,323 @@
+"""Plays a schedule in a whole company, and says which invariants did not hold."""
+
+import gc
+import re
+import shutil
+import threading
+import types
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from acts import Lie, Schedule, Send
+from companies import CERTIFIED, COMPANIES
+from liar import LyingCompany, Liar
+from neighbours import Seen
+from turns import EndlessError, Turns
+
+from phalanx.errors import AuditLogError, EvidenceError, FrameError, NoHolderError, OutOfBoundsError, PhalanxError
+from phalanx.pipeline import GuardConfig
+from phalanx.pipeline.evidence.explain import explain_evidence
+from phalanx.pipeline.proof.step_proof import Rules, check_step
+from phalanx.pipeline.proof.step_record import read_leaves
+from phalanx.pipeline.protocol.messages import parse_message
+from phalanx.security.crypto import certified_name, create_authority, issue
+from phalanx.testing import CompanyClock, MemoryCompany, MemoryNetwork
+from phalanx.transport import HeaderFields
+
+MAX_KEPT_BYTES = 2**20
+"""More than an honest owner keeps of words, whatever an insider says."""
+MAX_EVIDENCE_BYTES = 2**23
+"""In the evidence of one run."""
+MAX_FALLS = 5
+
+
+@dataclass
+class Outcome:
+    """What came of a schedule.
+
+    Attributes:
+        ended: The error that ended the owner's run.
+        weights: Digest of the final weights.
+        evicted: Parties that were convicted.
+        lost: Parties that were replaced.
+        doubts: Stages and steps that the summary says are in doubt.
+        events: Of the audit log.
+        offline: By evidence file: the guilty party, and what it says offline; "refused:" before what does not hold.
+        unproven: Steps whose records do not hold, with the reason.
+        kept_bytes: Of texts and bytes that the owner keeps at the end.
+        evidence_bytes: On disk.
+        fired: Acts that were carried out, of each party.
+        points: That each party with acts came by.
+        beyond: Parties that have sent a value that nothing can have.
+    """
+
+    ended: BaseException | None = None
+    weights: str | None = None
+    evicted: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    doubts: list = field(default_factory=list)
+    crashes: dict[str, BaseException] = field(default_factory=dict)
+    errors: dict[str, PhalanxError] = field(default_factory=dict)
+    events: list = field(default_factory=list)
+    offline: dict[str, tuple[str, str]] = field(default_factory=dict)
+    unproven: dict[int, str] = field(default_factory=dict)
+    kept_bytes: int = 0
+    evidence_bytes: int = 0
+    passed_s: float = 0.0
+    has_begun: bool = False
+    fired: dict[str, set[int]] = field(default_factory=dict)
+    points: dict[str, list] = field(default_factory=dict)
+    beyond: set[str] = field(default_factory=set)
+
+
+class Theatre:
+    """Everything that schedules share: certificates, models, and the outcomes of honest runs."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.num_played = 0
+        self._pki = directory / "pki"
+        create_authority(self._pki)
+        for name in CERTIFIED:
+            issue(self._pki, name)
+        self._honest: dict[tuple[str, int], str] = {}
+        self._kept: dict[tuple[str, int], int] = {}
+
+    def honest_weights(self, company: str, num_steps: int) -> str:
+        """The digest of the weights of an honest and unguarded run."""
+        if (company, num_steps) not in self._honest:
+            run = COMPANIES[company].run(self._pki)
+            guard = GuardConfig(mode="off", shadow=run.guard.shadow, classes=run.guard.classes)
+            with self._open(run.model_copy(update={"guard": guard}), {}) as opened:
+                opened.run(num_steps)
+                self._honest[company, num_steps] = opened.weights_digest()
+        return self._honest[company, num_steps]
+
+    def honest_kept_bytes(self, company: str, num_steps: int) -> int:
+        """What an owner among honest parties keeps of words."""
+        if (company, num_steps) not in self._kept:
+            self._kept[company, num_steps] = self.play(Schedule(company, steps=num_steps)).kept_bytes
+        return self._kept[company, num_steps]
+
+    def play(self, schedule: Schedule) -> Outcome:
+        """Play it to its end, whatever that is."""
+        self.num_played += 1
+        kind = COMPANIES[schedule.company]
+        run = kind.run(self._pki)
+        parties = run.pipeline.workers
+        liars: dict[str, Liar] = {}
+        company = None
+        for number, acts in schedule.acts.items():
+            name = f"worker-{number}"
+            liars[name] = Liar(name, acts, Seen(None, parties, kind.stages))
+        draw = kind.draw.of(schedule.order.to_bytes(32, "big"), bytes(32), run.guard)
+        company = self._open(run, liars, order=schedule.order, draw=draw)
+        for name, liar in liars.items():
+            liar.seen.identity = company.identity(name)
+        outcome = Outcome()
+        try:
+            with company:
+                if schedule.victims:
+                    company.save()
+                outcome.weights = _train(company, schedule)
+                outcome.kept_bytes = kept_bytes(company.engine)
+        except EndlessError:
+            raise
+        except Exception as exc:  # noqa: BLE001 - how it ended is what is judged
+            outcome.ended = exc
+        outcome.evicted, outcome.lost = company.evicted, company.lost
+        outcome.crashes, outcome.errors, outcome.events = company.crashes, company.errors, company.events
+        outcome.passed_s, outcome.has_begun = company.clock.now(), company.has_begun
+        outcome.doubts = company.checks.doubts()
+        outcome.fired = {name: liar.fired for name, liar in liars.items()}
+        outcome.points = {name: liar.points for name, liar in liars.items()}
+        outcome.beyond = {name for name, liar in liars.items() if any(map(_is_beyond, _sent(liar)))}
+        outcome.offline, outcome.evidence_bytes = self._explained(company)
+        outcome.unproven = self._unproven(company, run)
+        return outcome
+
+    def faults(self, schedule: Schedule, outcome: Outcome) -> list[str]:
+        """Which invariants do not hold."""
+        kind, liars, victims = COMPANIES[schedule.company], schedule.liars, schedule.victims
+        found = []
+        if outcome.ended is not None and not _may_end(outcome, liars):
+            found.append(f"the run ended: {outcome.ended!r}"[:400])
+        guilty = {certified_name(name) for name in outcome.evicted}
+        if guilty - liars:
+            found.append(f"honest and convicted: {sorted(guilty - liars)}")
+        gone = {certified_name(name) for name in outcome.lost}
+        if gone - liars - victims:
+            found.append(f"honest and replaced: {sorted(gone - liars - victims)}")
+        found += [f"{name} is honest and crashed: {exc!r}" for name, exc in outcome.crashes.items() if name not in liars]
+        if outcome.ended is None:
+            ended = {name: exc for name, exc in outcome.errors.items() if certified_name(name) not in liars | victims}
+            found += [f"{name} is honest and ended: {exc!r}" for name, exc in ended.items()]
+        for path, (party, conclusion) in outcome.offline.items():
+            refused = conclusion.startswith("refused:")
+            if certified_name(party) not in liars and not refused:
+                found.append(f"honest and convicted offline: {party} in {path}: {conclusion}")
+            if refused and "/refused/" not in path:
+                found.append(f"a verdict does not hold offline: {path}: {conclusion}")
+        found += self._faults_of_weights(schedule, outcome)
+        found += _faults_of_evidence(outcome)
+        found += [f"the record of step {step} does not hold: {why}" for step, why in outcome.unproven.items()]
+        honest_bytes = self.honest_kept_bytes(schedule.company, schedule.steps)
+        if outcome.kept_bytes > honest_bytes + MAX_KEPT_BYTES:
+            found.append(f"the owner keeps {outcome.kept_bytes} bytes of words")
+        if outcome.evidence_bytes > MAX_EVIDENCE_BYTES:
+            found.append(f"{outcome.evidence_bytes} bytes of evidence")
+        if outcome.passed_s > (schedule.steps + 2) * kind.step_timeout_s:
+            found.append(f"{outcome.passed_s:.0f} s passed")
+        return found
+
+    def _faults_of_weights(self, schedule: Schedule, outcome: Outcome) -> list[str]:
+        if outcome.ended is not None:
+            return []
+        found = []
+        is_same = outcome.weights == self.honest_weights(schedule.company, schedule.steps)
+        may_doubt = not COMPANIES[schedule.company].leaves_no_doubt
+        if not is_same and not (outcome.doubts and may_doubt):
+            found.append(f"the weights are not those of the honest run; in doubt: {outcome.doubts}")
+        gone = {certified_name(name) for name in (*outcome.evicted, *outcome.lost)}
+        for name in sorted(_lied(schedule, outcome) - gone):
+            found.append(f"{name} lied and is still there")
+        return found
+
+    def _explained(self, company) -> tuple[dict[str, tuple[str, str]], int]:
+        directory, found, size = company.run_dir / "evidence", {}, 0
+        authority = self._pki / "authority.pem"
+        for path in sorted(directory.rglob("*.json")):
+            where = str(path.relative_to(company.run_dir))
+            size += path.stat().st_size
+            party = re.search(r"worker-[\d.]+\d|worker-\d+", path.name)
+            try:
+                conclusion = str(explain_evidence(path, authority, company.session)["conclusion"])
+            except EvidenceError as exc:
+                conclusion = f"refused: {str(exc).removeprefix(str(path))}"
+            found[where] = (party.group() if party else path.name, conclusion)
+        return found, size
+
+    def _unproven(self, company, run) -> dict[int, str]:
+        """Check the record of every applied step as a reader of the audit log does."""
+        guard = run.guard
+        rules = Rules(
+            run=company.session.partition("-")[0],
+            num_stages=run.pipeline.stages,
+            microbatches=run.train.microbatches,
+            audits=guard.audits,
+            upkeep=guard.upkeep,
+            classes=guard.classes,
+            may_leave_out=False,
+            peers={name: company.identity(name).public for name in ("owner", *run.pipeline.workers)},
+            draw=company.draw,
+        )
+        found = {}
+        for record in company.records:
+            try:
+                check_step(record.step, record.epoch, read_leaves(record.leaves), rules)
+            except AuditLogError as exc:
+                found[record.step] = str(exc)
+        return found
+
+    def _open(self, run, liars, **kwargs) -> LyingCompany:
+        directory = self.directory / "company"
+        # nothing of the last one is read again
+        shutil.rmtree(directory, ignore_errors=True)
+        return LyingCompany(run, directory, liars, cache=self.directory / "models", **kwargs)
+
+
+def _sent(liar: Liar) -> list[HeaderFields]:
+    """What a party has sent to others."""
+    mine = (header.fields for header, _ in liar.seen.headers)
+    return [each for each in mine if certified_name(each.sender) == liar.name and each.sender != each.receiver]
+
+
+def _is_beyond(fields: HeaderFields) -> bool:
+    try:
+        parse_message(fields.kind, fields.body)
+    except OutOfBoundsError:
+        return True
+    except FrameError:
+        return False
+    return False
+
+
+def _faults_of_evidence(outcome: Outcome) -> list[str]:
+    """Whatever was refused is kept, and whoever sends a value that nothing can have is convicted."""
+    refusals = [body["evidence"] for kind, body in outcome.events if kind == "verdict_refused" and body["evidence"]]
+    found = ["evidence of one refusal has overwritten that of another"] if len({*refusals}) < len(refusals) else []
+    gone = {certified_name(name) for name in (*outcome.evicted, *outcome.lost)}
+    return found + [f"{name} sent what nothing can have and is still there" for name in sorted(outcome.beyond - gone)]
+
+
+def _lied(schedule: Schedule, outcome: Outcome) -> set[str]:
+    """Parties that have sent something that is not the outcome of their computation, and signed it."""
+    found = set()
+    for number, acts in schedule.acts.items():
+        name = f"worker-{number}"
+        for which in outcome.fired.get(name, ()):
+            act = acts[which]
+            tensor = act.at.kind == "tensor" and isinstance(act.deed, Send) and act.deed.when == "instead"
+            if isinstance(act.deed, Lie) or (tensor and act.deed.payload):
+                found.add(name)
+    return found
+
+
+def _may_end(outcome: Outcome, liars: set[str]) -> bool:
+    """A run that has not begun may refuse to, if its error names the party in the way and no other."""
+    named = set(re.findall(r"worker-\d+", str(outcome.ended)))
+    return isinstance(outcome.ended, PhalanxError) and not outcome.has_begun and bool(named) and named <= liars
+
+
+def _train(company, schedule: Schedule) -> str:
+    """Every step and the end, as a session has it; where all copies of a stage are gone, again from the checkpoint."""
+    falls, step, done = 0, 0, set()
+    while True:
+        for move in schedule.moves:
+            if move[0] == step and move not in done:
+                done.add(move)
+                _move(company, move[1], f"worker-{move[2]}")
+        try:
+            if step == schedule.steps:
+                return company.weights_digest()
+            company.run(1)
+            step += 1
+        except NoHolderError:
+            falls += 1
+            if not schedule.victims or falls > MAX_FALLS:
+                raise
+            step = company.fall_back()
+
+
+def _move(company, what, name):
+    match what:
+        case "leave":
+            company.leave(name)
+        case "return":
+            company.come_back(name)
+        case "kill":
+            company.kill(name)
+
+
+_SKIPPED = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType, torch.Tensor)
+_FOREIGN = (torch.nn.Module, torch.dtype, threading.Thread, MemoryCompany, MemoryNetwork, CompanyClock, Turns)
+
+
+def kept_bytes(root: object) -> int:
+    """Bytes of all texts and byte strings that can be reached from an object; each counts once."""
+    seen, waiting, size = set(), [root], 0
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen or isinstance(each, (*_SKIPPED, *_FOREIGN)):
+            continue
+        seen.add(id(each))
+        if isinstance(each, (str, bytes, bytearray)):
+            size += len(each)
+        elif isinstance(each, memoryview):
+            size += each.nbytes
+        elif not isinstance(each, (int, float, bool, type(None))):
+            waiting += gc.get_referents(each)
+    return size
+
+

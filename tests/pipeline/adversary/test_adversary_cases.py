@@ -1,0 +1,181 @@
+"""Schedules that break an invariant: each is a value that the adversary prints, and a case for ever."""
+
+import pytest
+from acts import Act, Alter, At, Crash, Lie, Say, Schedule, Send, Withhold
+
+FORWARD, BACKWARD = '="forward"', '="backward"'
+ALWAYS = {"lasting": True}
+
+FOUND = {
+    "1: a worker of two stages has the auditor of one of them convicted of forgery": Schedule(
+        "K4 two stages, default",
+        {
+            1: (
+                Act(At("tensor", 0, stage=2), Send(payload="nan")),
+                Act(
+                    At("fetch", 0, event="gets"),
+                    Say("screen_hit", (Alter(("source",), "=2"), Alter(("direction",), BACKWARD))),
+                ),
+            )
+        },
+    ),
+    "1, variant: of three parties, in the second step, without a number that is none": Schedule(
+        "K3 two stages",
+        {
+            1: (
+                Act(At("tensor", 1, stage=2), Send(payload="nan")),
+                Act(
+                    At("fetch", 1, event="gets"),
+                    Say("screen_hit", (Alter(("source",), "=2"), Alter(("direction",), BACKWARD))),
+                ),
+            )
+        },
+    ),
+    "2: a shadow dies behind the decision, and the update that nobody else has is a lie": Schedule(
+        "K4 spare", {1: (Act(At("apply", 0, event="gets"), Lie("weights")),), 3: (Act(At("applied", 1), Crash()),)}
+    ),
+    "2, variant: in lock-step, where the shadow dies when it gets the decision": Schedule(
+        "K4 spare, lockstep",
+        {1: (Act(At("apply", 0, event="gets"), Lie("weights")),), 3: (Act(At("apply", 0, event="gets"), Crash()),)},
+    ),
+    "2, variant: the holder withholds its own report, and the shadow dies later": Schedule(
+        "K4 spare",
+        {
+            1: (Act(At("apply", 0, event="gets"), Lie("weights")), Act(At("applied", 1), Withhold())),
+            3: (Act(At("standing", 1), Crash()),),
+        },
+    ),
+    "3: a commitment to another epoch beside each, and the accusers of a false gradient are thrown out": Schedule(
+        "K4",
+        {
+            1: (
+                Act(At("assign", 0, event="gets"), Lie("gradient", 9)),
+                Act(
+                    At("commit", **ALWAYS),
+                    Send((Alter(("epoch",), "ahead"), Alter(("gradient",), "altered")), when="behind"),
+                ),
+            )
+        },
+    ),
+    "3, variant: two entries for one message in what it says that it sent": Schedule(
+        "K4", {1: (Act(At("commit", **ALWAYS), Send((Alter(("sent",), "contradicted"),))),)}
+    ),
+    "3, variant: a state of another epoch beside each, and a false activation": Schedule(
+        "K4",
+        {
+            1: (
+                Act(At("assign", 0, event="gets"), Lie("forward", 9)),
+                Act(
+                    At("ready", **ALWAYS),
+                    Send((Alter(("epoch",), "ahead"), Alter(("states", 0, "weights"), "altered")), when="behind"),
+                ),
+            )
+        },
+    ),
+    "4: an auditor's report of another epoch beside each makes the log of the owner unprovable": Schedule(
+        "K3", {1: (Act(At("audit_report", **ALWAYS), Send((Alter(("epoch",), "ahead"),), when="behind")),)}
+    ),
+    "4, variant: a recomputed gradient of another epoch, once": Schedule(
+        "K3", {2: (Act(At("step_audited"), Send((Alter(("epoch",), "far"),), when="behind")),)}
+    ),
+    "5: across classes a worker brings another tensor than it signed when it is asked": Schedule(
+        "K3 mixed",
+        {
+            1: (
+                Act(At("assign", 0, event="gets"), Lie("forward", 9)),
+                Act(At("fetched", **ALWAYS), Send(payload="negated")),
+            )
+        },
+    ),
+    "5, variant: the gradient of an activation, in one step": Schedule(
+        "K3 mixed",
+        {
+            2: (
+                Act(At("tensor", 1), Lie("backward", 1)),
+                Act(At("fetched", 1, **ALWAYS), Send(payload="negated")),
+            )
+        },
+    ),
+    "6: words about states of steps far ahead are kept for ever": Schedule(
+        "K3",
+        {1: (Act(At("commit", 0), Say("ready", (Alter(("epoch",), "far"), Alter(("states",), "more")), num=200)),)},
+    ),
+    "6, variant: in reports after an update": Schedule(
+        "K3",
+        {
+            1: (
+                Act(
+                    At("commit", 1),
+                    Say("applied", (Alter(("epoch",), "far"), Alter(("states", 0, "step"), "far")), num=2000),
+                ),
+            )
+        },
+    ),
+    "7: a worker that answers every question and sends no tensor ends the run": Schedule(
+        "K3 patient", {1: (Act(At("tensor", 0, **ALWAYS), Withhold()),)}
+    ),
+    "7, variant: in the second step, and the answers to the owner are there": Schedule(
+        "K3 patient", {2: (Act(At("tensor", 1, **ALWAYS), Withhold()),)}
+    ),
+    "8: an heir that lies after a death keeps its lies": Schedule(
+        "K4 kept",
+        {1: (Act(At("assign", event="gets", nth=1), Lie("gradient", 9)),), 2: (Act(At("commit", 1), Crash()),)},
+        steps=10,
+    ),
+    "8, variant: the shadow of a liar dies behind the lies": Schedule(
+        "K4 kept",
+        {1: (Act(At("tensor", 1), Lie("gradient", 9)),), 3: (Act(At("audit", 2, event="gets"), Crash()),)},
+        steps=10,
+    ),
+    "8, variant: a liar leaves and comes back before it is convicted": Schedule(
+        "K4 kept",
+        {
+            1: (
+                Act(At("assign", event="gets"), Lie("gradient", 4)),
+                Act(At("audit_report", 8), Send((Alter(("digests", 0), "altered"),))),
+            ),
+            3: (Act(At("commit", 6), Crash()),),
+        },
+        moves=((3, "leave", 1), (5, "return", 1)),
+        steps=10,
+    ),
+    "8, variant: a value that nothing can have, in a frame that is too long to be shown": Schedule(
+        "K3", {1: (Act(At("tensor", 0), Send((Alter(("shape",), "flood"),), when="before")),)}
+    ),
+    "8, variant: of two refusals in one step": Schedule(
+        "K4", {1: (Act(At("commit", **ALWAYS), Send((Alter(("sent",), "contradicted"),))),)}, steps=1
+    ),
+}
+
+
+MENDED: set[str] = set()
+"""Findings that are mended: their cases must hold."""
+
+
+def _case(name, schedule):
+    finding = name.partition(":")[0].partition(",")[0]
+    marks = () if finding in MENDED else pytest.mark.xfail(strict=True, reason=f"finding {finding}")
+    return pytest.param(schedule, marks=marks, id=name)
+
+
+@pytest.mark.parametrize("schedule", [_case(name, schedule) for name, schedule in FOUND.items()])
+def test_found(theatre, schedule):
+    outcome = theatre.play(schedule)
+
+    assert theatre.faults(schedule, outcome) == []
+
+
+@pytest.mark.parametrize("schedule", FOUND.values(), ids=FOUND)
+def test_every_act_of_a_found_case_is_carried_out(theatre, schedule):
+    outcome = theatre.play(schedule)
+
+    assert outcome.fired == {f"worker-{n}": set(range(len(acts))) for n, acts in schedule.acts.items()}
+
+
+@pytest.mark.xfail(strict=True, reason="finding 8")
+def test_what_a_run_keeps_as_evidence_is_for_its_owner_alone(theatre):
+    theatre.play(Schedule("K3", {1: (Act(At("assign", event="gets"), Lie("forward")),)}))
+
+    files = [path for path in (theatre.directory / "company" / "run" / "evidence").rglob("*") if path.is_file()]
+    assert files
+    assert [path.name for path in files if path.stat().st_mode & 0o077] == []
