@@ -300,7 +300,9 @@ def _move(company, what, name):
             company.kill(name)
 
 
-_SKIPPED = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType, torch.Tensor)
+_CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType)
+# what hangs on an error that was kept is the wire's, and the liar's
+_SKIPPED = (*_CODE, types.TracebackType, types.FrameType, torch.Tensor)
 _FOREIGN = (torch.nn.Module, torch.dtype, threading.Thread, MemoryCompany, MemoryNetwork, CompanyClock, Turns)
 
 
