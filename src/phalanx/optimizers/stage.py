@@ -170,6 +170,7 @@ class StageOptimizer:
         expect_state(tensors, own, num_steps)
         for name, mine in own.items():
             mine.copy_(tensors[name])
+        self._forget_other_past(num_steps)
         self._set_num_steps(num_steps)
 
     @torch.no_grad()
@@ -194,6 +195,15 @@ class StageOptimizer:
         if self._undo:
             torch._foreach_copy_(list(self.state().values()), self._undo)
         self._set_num_steps(self._undo_steps)
+
+    def can_undo(self, step: int) -> bool:
+        """Whether the last snapshot is of right before step number `step`, which was the last one."""
+        return self._undo_steps == step == self.num_steps - 1
+
+    def _forget_other_past(self, num_steps: int) -> None:
+        """Let go of the snapshot where a state of another step is loaded: it does not lead there."""
+        if num_steps != self.num_steps:
+            self._undo_steps = None
 
     def undo_state(self) -> dict[str, torch.Tensor]:
         """The tensors of the last snapshot, named as `state` names them; not copies, so read them only.

@@ -244,6 +244,11 @@ class GuardConfig(StrictModel):
         return max(self.keep_steps, self.commit_lag)
 
     @property
+    def undoes_last_step(self) -> bool:
+        """Whether every copy can go back over its last update: an update that one party alone has seen is undone."""
+        return self.enabled and self.upkeep.makes_updates
+
+    @property
     def verify_only(self) -> bool:
         """Whether a shadow has weights and no moments: it can audit its stage, and never serve it."""
         return self.upkeep.sends == "weights"

@@ -83,6 +83,7 @@ class GroupOptimizer(StageOptimizer):
         expect_state(tensors, {key: own[f"weight/{key.partition('/')[2]}"] for key in _with_moments(own)}, num_steps)
         for name, weight in own.items():
             weight.copy_(tensors[name])
+        self._forget_other_past(num_steps)
         self._set_num_steps(num_steps)
         self._link.order(GroupCommand(deed="load", copy_id=0, step=num_steps), tensors)
 

@@ -84,7 +84,13 @@ COMPANIES = {
     "K4 kept": Company(
         4,
         3,
-        {"audit_rate": 1.0, "step_audit_rate": 0.0, "owner_audit_rate": 1.0, "keep_states": 4, "gradient_screen": False},
+        {
+            "audit_rate": 1.0,
+            "step_audit_rate": 0.0,
+            "owner_audit_rate": 1.0,
+            "keep_states": 4,
+            "gradient_screen": False,
+        },
         draw=LateDraw,
         leaves_no_doubt=True,
     ),

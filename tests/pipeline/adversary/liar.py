@@ -246,5 +246,3 @@ class LyingCompany(TurnCompany):
         endpoint = super()._endpoint(name)
         endpoint.liar = self._liars.get(certified_name(name))
         return endpoint
-
-

@@ -149,7 +149,9 @@ class Theatre:
         gone = {certified_name(name) for name in outcome.lost}
         if gone - liars - victims:
             found.append(f"honest and replaced: {sorted(gone - liars - victims)}")
-        found += [f"{name} is honest and crashed: {exc!r}" for name, exc in outcome.crashes.items() if name not in liars]
+        found += [
+            f"{name} is honest and crashed: {exc!r}" for name, exc in outcome.crashes.items() if name not in liars
+        ]
         if outcome.ended is None:
             ended = {name: exc for name, exc in outcome.errors.items() if certified_name(name) not in liars | victims}
             found += [f"{name} is honest and ended: {exc!r}" for name, exc in ended.items()]
@@ -321,5 +323,3 @@ def kept_bytes(root: object) -> int:
         elif not isinstance(each, (int, float, bool, type(None))):
             waiting += gc.get_referents(each)
     return size
-
-

@@ -91,7 +91,8 @@ class Coordinator:
     def open_step(self, step: int, epoch: int) -> None:
         """Start the next step; states after the last update are still to be agreed on."""
         facts = self.facts
-        facts.previous = facts.ledger
+        facts.previous, facts.updated_by = facts.ledger, facts.assignment
+        facts.copied.clear()
         self._reset(StepLedger(step, epoch))
 
     def _reset(self, ledger: StepLedger) -> None:

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 
 from phalanx.engine import Verdict
-from phalanx.errors import PeerLostError, TransportError, VerificationError
+from phalanx.errors import NoHolderError, PeerLostError, TransportError, VerificationError
 from phalanx.pipeline.assignment.assignment import Assignment, may_lack_a_state, roles_of, settled, shadowed_by_owner
 from phalanx.pipeline.assignment.rebalance import Balance
 from phalanx.pipeline.config import OWNER
@@ -270,6 +270,7 @@ class Failover:
         finally:
             self._shut_out(gone, convicted=verdict is not None)
         if first_bad is not None:
+            self._coordinator.forget_audits()
             self.rollback.undo(first_bad, step)
         await self.assign(new, old, step if first_bad is None else first_bad)
         for stage in held:
@@ -331,7 +332,11 @@ class Failover:
             frozen=tuple(sorted(attempt.frozen)),
             log_head=self._members.witnesses.head(),
         )
+        if old is not None and not self._facts.plan.guard.verify_only:
+            # who gets a stage's state anew has no copy that could stand where this change is interrupted
+            old = self.rollback.old_enough(old, step)
         self._facts.sources = {role.stage: role.source for role in assign.roles}
+        self._facts.copied |= {(role.stage, name) for role in assign.roles for name in role.newcomers}
         self.rollback.note_copies(new, step)
         self.guarantees.note(new, step)
         self._is_short = bool(short := self.placing.shortages(new))
@@ -381,6 +386,23 @@ class Failover:
         for name in [name for name in self.alive if name not in standings][:1]:
             self.suspect(name, "silent while roles were given out")
 
+    async def _undo_unwitnessed(self, step: int) -> None:
+        """Go back over the last update of stages that one party alone has made, and let two make it again.
+
+        Raises:
+            NoHolderError: That step is not kept.
+        """
+        stages = sorted(self._readiness.unwitnessed)
+        self._files.observe("update_unwitnessed", {"step": step - 1, "stages": stages})
+        if not self.rollback.can_undo(step - 1):
+            raise NoHolderError(
+                f"stages {stages}: one party alone has made the update of step {step - 1}, which cannot be undone; "
+                "resume from the last checkpoint with --resume"
+            )
+        self._coordinator.forget_audits()
+        self.rollback.undo(step - 1, step)
+        await self.assign(self._standing, self._standing, step - 1)
+
     async def _check_ready(self, new: Assignment, old: Assignment | None, step: int) -> None:
         """Compare the states that parties got ready with: convict one that altered a kept copy, give up others."""
         found = self._readiness.check(self._coordinator.ready, self.known if old is None else None, old)
@@ -390,6 +412,8 @@ class Failover:
         for stage, states in self._readiness.to_weigh.items():
             self._coordinator.said_ready(stage, states)
         if found is None:
+            if self._readiness.unwitnessed:
+                await self._undo_unwitnessed(step)
             return
         if found.judgement is None:
             self.suspect(found.party, found.reason)

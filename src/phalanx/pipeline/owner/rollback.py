@@ -192,7 +192,9 @@ class Rollback:
         self.undone: dict[int, StepInputs] = {}
         self._facts = facts
         guard = facts.plan.guard
-        steps = max(guard.undoable_steps, 2 * guard.keep_states + 1 if guard.keep_states else 0)
+        steps = max(
+            guard.undoable_steps, int(guard.undoes_last_step), 2 * guard.keep_states + 1 if guard.keep_states else 0
+        )
         self._step_history = StepHistory(guard.snapshot_every if guard.keeps_snapshots else steps)
         self._replay = Replay(facts, self._step_history)
         self._since: dict[tuple[str, int], int] = {}
@@ -256,6 +258,10 @@ class Rollback:
         """The step that was applied before its audits were done; None when every applied step is verified."""
         lagging = self._facts.lagging
         return None if lagging is None else lagging.step
+
+    def can_undo(self, step: int) -> bool:
+        """Whether an applied step is remembered, so that it can be done again."""
+        return self._step_history.get(step) is not None
 
     def undo(self, first_bad: int, step: int) -> None:
         """Forget every step from the first bad one on; the batches are kept to do them again."""

@@ -136,12 +136,14 @@ class StageCopy:
         return gradients if privacy is None else noisy_mean(gradients, privacy, step, noise_key)
 
     def apply(self, step: int, gradients: Mapping[str, Tensor], clip_coefficient: float) -> None:
-        """Let the optimizer take step number `step` (from 0).
+        """Let the optimizer take step number `step` (from 0); it can be undone where a shadow makes updates as well.
 
         Raises:
             StaleReplicaError: The copy is not at that step.
         """
         self._expect_step(step)
+        if self.plan.guard.undoes_last_step:
+            self.optimizer.snapshot()
         lr = self.plan.learning_rate(step)
         update = UndoEntry(dict(gradients), lr, clip_coefficient)
         self.history.record(self.optimizer, update)
@@ -163,7 +165,10 @@ class StageCopy:
             StaleReplicaError: It is not kept.
         """
         if self.step > step:
-            self.history.restore(self.optimizer, step)
+            if self.optimizer.can_undo(step):
+                self.optimizer.restore()
+            else:
+                self.history.restore(self.optimizer, step)
         self.history.forget_from(step)
 
     def past(self, step: int) -> "StageCopy":

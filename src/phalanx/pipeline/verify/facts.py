@@ -245,6 +245,8 @@ class StepFacts:
         norms: What the owner has computed of stages' gradients itself.
         unanswered: Parties that have left a request of this attempt without an answer.
         record: What parties have signed about the open steps.
+        updated_by: The assignment in which the last update was made.
+        copied: Stages, with parties that got their copy from another one after that update.
         noise: The secret of the noise that hides single rows; None where they are not hidden.
     """
 
@@ -261,6 +263,8 @@ class StepFacts:
     norms: KnownNorms = field(default_factory=KnownNorms)
     unanswered: set[str] = field(default_factory=set)
     record: StatementRecord = field(default_factory=StatementRecord)
+    updated_by: Assignment = field(default_factory=lambda: Assignment({}, {}))
+    copied: set[tuple[int, str]] = field(default_factory=set)
     noise: NoiseSecret | None = None
 
     def noise_key(self, epoch: int, stage: int) -> bytes | None:

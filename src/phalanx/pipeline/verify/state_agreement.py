@@ -7,6 +7,7 @@ from phalanx.errors import VerificationError
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.protocol.messages import Ready, StateDigest
+from phalanx.pipeline.protocol.signed import STATE, StatementKey
 from phalanx.pipeline.verify.facts import Judgement, StepFacts
 
 
@@ -22,12 +23,18 @@ class Unready:
 class StateAgreement:
     """A comparison of the states that parties got ready with.
 
+    Guarantees:
+        A state counts as agreed only where two parties that made the last update themselves have signed it, or where
+        the owner made it: a copy never vouches for its source. What a lost party signed before it was lost counts.
+
     Attributes:
         to_weigh: States that were not agreed on before the interruption, by stage and party; they are
             weighed like any state after an update.
+        unwitnessed: Stages with a last update that one party alone has made and signed: it must be undone.
     """
 
     def __init__(self, facts: StepFacts) -> None:
+        self.unwitnessed: list[int] = []
         self.to_weigh: dict[int, dict[str, StateDigest | None]] = {}
         self._facts = facts
         self._doubted: set[tuple[int, str]] = set()
@@ -47,6 +54,7 @@ class StateAgreement:
         """
         facts = self._facts
         self.to_weigh.clear()
+        self.unwitnessed.clear()
         covered = [
             (roles.holders[stage], stage, shadow)
             for roles in (facts.assignment, facts.resting)
@@ -56,11 +64,20 @@ class StateAgreement:
             states = {name: ready[name].states.get(str(stage)) for name in (holder, shadow)}
             expected = facts.agreed.get(stage) if known is None else known.get(stage)
             follows = facts.plan.guard.verify_only
-            if known is None and expected is None:
+            if known is None and expected is None and facts.plan.guard.one_optimizer:
                 if not follows or _is(states[shadow], states[holder], follows):
                     self.to_weigh[stage] = states
                     continue
                 expected = states[holder]
+            elif known is None and expected is None:
+                signed = self._own_updates(stage, states)
+                if signed.keys() == states.keys():
+                    self.to_weigh[stage] = states
+                    continue
+                expected = _agreed_among(signed)
+                if expected is None:
+                    self.unwitnessed.append(stage)
+                    continue
             wrong = [name for name, state in states.items() if not _is(state, expected, follows and name == shadow)]
             if not wrong and expected is not None:
                 facts.agreed[stage] = expected
@@ -70,6 +87,22 @@ class StateAgreement:
                 return Unready(wrong[0] if wrong else holder, reason)
             return self._blame(stage, wrong[0], old, reason)
         return None
+
+    def _own_updates(self, stage: int, states: Mapping[str, StateDigest | None]) -> dict[str, StateDigest | None]:
+        """Return the states of a stage by the parties that made the last update themselves, lost ones included."""
+        facts, previous = self._facts, self._facts.previous
+        signed: dict[str, StateDigest | None] = {}
+        for party in (facts.updated_by.holders.get(stage), facts.updated_by.shadows.get(stage)):
+            if party is None:
+                continue
+            if party in states and (stage, party) not in facts.copied:
+                signed[party] = states[party]
+            elif previous is not None:
+                key = StatementKey(STATE, party, previous.epoch, facts.ledger.step, stage)
+                stored = facts.record.get(key)
+                if stored is not None and isinstance(stored.content, StateDigest):
+                    signed[party] = stored.content
+        return signed
 
     def confirmed(self, ready: Mapping[str, Ready]) -> set[tuple[int, str]]:
         """Stages and parties that got ready in exactly the agreed state."""
@@ -92,6 +125,14 @@ class StateAgreement:
         if source == OWNER and name == OWNER:
             raise VerificationError(f"{reason}; resume from the last checkpoint")
         return Unready(source if doubtful and source != OWNER else name, reason)
+
+
+def _agreed_among(signed: Mapping[str, StateDigest | None]) -> StateDigest | None:
+    """Return the state that the owner made, or that two parties made alike; None where there is neither."""
+    if OWNER in signed:
+        return signed[OWNER]
+    states = list(signed.values())
+    return states[0] if len(states) > 1 and states[0] == states[1] else None
 
 
 def _is(found: StateDigest | None, expected: StateDigest | None, follows: bool) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from phalanx.errors import FrameError
+from phalanx.errors import FrameError, NoHolderError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.protocol.messages import AuditReport, GradientHeld, StateDigest, WeightsHeld
 from phalanx.pipeline.protocol.needs import task
@@ -324,17 +324,30 @@ class OwnerAudits:
             if facts.ledger.step == redone.step and facts.ledger.audits_drawn:
                 continue
             del self._redone[stage]
-            parties = (facts.assignment.holders.get(stage), facts.assignment.shadows.get(stage))
-            if facts.ledger.step != redone.step + 1 or parties != redone.parties or previous is None:
+            if facts.ledger.step != redone.step + 1 or previous is None or state is None:
                 continue
             redone.copy.apply(redone.step, redone.gradients, previous.clip_coefficient)
             if redone.copy.digest() != state:
-                reason = f"stage {stage}: {{}} agreed on a state that step {redone.step} does not lead to"
-                guilty += [
-                    facts.judgement("state", party, stage, reason.format(party))
-                    for party in dict.fromkeys(self._bound(redone.parties))
-                    if party != OWNER
-                ]
+                guilty += self._name_signers(stage, redone, state)
+        return guilty
+
+    def _name_signers(self, stage: int, redone: _Redone, state: StateDigest) -> list[Judgement]:
+        """Name the parties that made the update, whichever of them have a copy of the stage now.
+
+        Raises:
+            NoHolderError: None of them takes part any more, so no copy leads back to before the update.
+        """
+        facts, guilty = self._facts, list[Judgement]()
+        for role, party in zip(("state_holder", "state_shadow"), redone.parties, strict=True):
+            if party in self._bound(redone.parties) and party != OWNER and party in facts.present:
+                reason = f"stage {stage}: {party} agreed on a state that step {redone.step} does not lead to"
+                headers = {role: facts.record.signed_state(party, stage, state)}
+                guilty.append(facts.judgement("state", party, stage, reason, headers=headers))
+        if not guilty:
+            raise NoHolderError(
+                f"stage {stage}: its state after step {redone.step} is wrong, and the parties that made it are gone; "
+                "resume from the last checkpoint with --resume"
+            )
         return guilty
 
     def _bound(self, parties: tuple[str, str]) -> tuple[str, ...]:

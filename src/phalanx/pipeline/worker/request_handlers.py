@@ -144,7 +144,6 @@ def answer_fetch_bulk(context: PartyContext, uploads: StateUploads, sender: str,
         send_bulk(context.post, sender, message, kept.moving(message.step), message.step)
         return
     copy = context.roles.copy_of(message.stage)
-    shadow = context.roles.shadows.get(message.stage)
     audit = context.roles.auditing(message.stage)
     gradient = _gradient(context.roles, message.stage, message.step)
     if message.purpose == "duplicate":
@@ -165,7 +164,7 @@ def answer_fetch_bulk(context: PartyContext, uploads: StateUploads, sender: str,
         tensors = gradient
     elif message.purpose == "audited" and audit is not None and audit.audited:
         tensors = audit.audited
-    elif message.purpose == "undo" and shadow is not None:
+    elif message.purpose == "undo":
         tensors = copy.optimizer.undo_state()
     else:
         raise FrameError(f"{context.name}: has no {message.purpose} of stage {message.stage}")

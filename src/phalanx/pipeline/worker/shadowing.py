@@ -159,7 +159,6 @@ class ShadowedStages:
             if shadow.index in self._context.roles.frozen:
                 shadow.copy.skip(shadow.copy.step)
             else:
-                shadow.copy.optimizer.snapshot()
                 shadow.copy.apply(shadow.copy.step, gradients, clip)
         shadow.last_gradients, shadow.pending_apply = gradients, None
         shadow.begin()
