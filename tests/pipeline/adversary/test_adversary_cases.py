@@ -148,7 +148,7 @@ FOUND = {
 }
 
 
-MENDED = {"1", "2", "3", "4", "6", "8, variant: of two refusals in one step"}
+MENDED = {"1", "2", "3", "4", "5", "6", "8, variant: of two refusals in one step"}
 """Findings, or names of cases, that are mended: they must hold."""
 
 

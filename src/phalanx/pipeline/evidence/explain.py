@@ -1,8 +1,10 @@
 """Read the evidence of one verdict offline, believe nothing that can be checked, and say what is left to believe."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
+
+from torch import Tensor
 
 from phalanx.engine import Offence
 from phalanx.errors import EvidenceError
@@ -10,11 +12,21 @@ from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.evidence.checked import CheckedEvidence, Pins, open_evidence
 from phalanx.pipeline.evidence.forgery import explain_forgery
 from phalanx.pipeline.evidence.message_dispute import explain_message
+from phalanx.pipeline.evidence.recompute import (
+    redo_gradient,
+    redo_update,
+    said_state,
+    shown_truth,
+    weights_vouched_by,
+)
+from phalanx.pipeline.evidence.weighing import GradientClaim, weigh_gradient, weigh_update
 from phalanx.pipeline.evidence.weight_dispute import explain_sent_weights, part_name
 from phalanx.pipeline.plan import BOUNDARY_DTYPE
-from phalanx.pipeline.protocol.messages import Activation, Commit, GradientHeld, StepAudited
+from phalanx.pipeline.protocol.messages import Activation, Apply, Commit, GradientHeld, StepAudited
 from phalanx.pipeline.protocol.signed import Statement, statements_in
-from phalanx.pipeline.protocol.tensor_stream import announces_a_boundary, sent_gradient
+from phalanx.pipeline.protocol.tensor_stream import announces_a_boundary, sent_gradient, transfer_digest
+from phalanx.pipeline.stage.runner import finite_norm_squared
+from phalanx.pipeline.tolerance.distance import gradient_distance
 
 _Explained = dict[str, Any]
 _AboutGradient = TypeVar("_AboutGradient", GradientHeld, StepAudited)
@@ -141,19 +153,71 @@ def _forgery(checked: CheckedEvidence) -> _Explained:
 def _gradient(checked: CheckedEvidence) -> _Explained:
     committed = checked.said("commit", Commit)
     commit, holder = committed.message, committed.header.fields.sender
-    guilty = checked.record.verdict.party
+    verdict = checked.record.verdict
+    if (commit.stage, commit.step) != (verdict.stage, verdict.step):
+        raise checked.refuse("its commitment is about another stage or step")
     held = _of_attempt(checked, "gradient_held", GradientHeld, commit)
     audited = _of_attempt(checked, "step_audited", StepAudited, commit)
     signers = {holder, *(said.header.fields.sender for said in (held, audited) if said is not None)}
-    if guilty not in signers:
-        raise checked.refuse(f"accuses {guilty}, who signed none of {', '.join(sorted(signers))}'s words about it")
-    if held is not None and _said(commit) != _said(held.message):
+    if verdict.party not in signers:
+        raise checked.refuse(
+            f"accuses {verdict.party}, who signed none of {', '.join(sorted(signers))}'s words about it"
+        )
+    if held is not None and _said(commit) != _said(held.message) and _is_about_sent_parts(checked, commit, held):
         return _held_gradient(checked, committed, held)
-    if audited is None and checked.record.verdict.accuser != OWNER:
+    other = held if held is not None and _said(commit) != _said(held.message) else audited
+    if other is None and verdict.accuser != OWNER:
         raise checked.refuse("has no signed header for 'step_audited' that contradicts the stage")
-    if audited is not None and _said(commit) == _said(audited.message) and guilty != holder:
+    if other is not None and _said(commit) == _said(other.message) and verdict.party != holder:
         raise checked.refuse("stage and auditor agree on the gradient")
-    return _believed(f"that {guilty} was off: the owner computed it again")
+    claims = [_claim_of(said) for said in (committed, other) if said is not None]
+    return _weigh_gradient(checked, committed, claims)
+
+
+def _is_about_sent_parts(checked: CheckedEvidence, commit: Commit, held: Statement[GradientHeld]) -> bool:
+    """Whether the parts under the holder's signature decide, and no recomputation is wanted."""
+    return not checked.record.plan.guard.upkeep.in_lockstep and commit.gradient != held.message.gradient
+
+
+def _claim_of(said: Statement[Commit] | Statement[GradientHeld] | Statement[StepAudited]) -> GradientClaim:
+    return GradientClaim(said.header.fields.sender, said.message.gradient, said.message.norm_squared)
+
+
+def _weigh_gradient(
+    checked: CheckedEvidence, committed: Statement[Commit], claims: Sequence[GradientClaim]
+) -> _Explained:
+    """Judge the weight gradient by the run's own function, from a recomputation with what the evidence shows."""
+    guilty, shown = checked.record.verdict.party, shown_truth(checked)
+    again = redo_gradient(checked, committed)
+    if not shown or (again is None and transfer_digest(shown) != committed.message.gradient):
+        return _believed(f"that {guilty} was off: the owner computed it again")
+    truth = (transfer_digest(shown), finite_norm_squared(shown))
+    found = weigh_gradient(truth, claims[0], claims[1] if len(claims) > 1 else None)
+    if found != guilty:
+        raise checked.refuse(f"accuses {guilty}, but what was signed and recomputed speaks against {found or 'nobody'}")
+    facts: _Explained = {}
+    if again is not None:
+        facts["recomputed here"] = _compare_gradients(checked, shown, again)
+        signers = weights_vouched_by(checked)
+        facts["weights"] = f"their digest was signed by {' and '.join(signers)}" if signers else "digest not signed"
+        if not signers:
+            return {**facts, **_believed("which weights the stage had")}
+    believed = "that the plan is the one of this run; that owner and guilty party are of one numeric class"
+    what = "signed a weight gradient or norm that its signed inputs do not give"
+    return {**facts, **_proved(checked, what, believed)}
+
+
+def _compare_gradients(checked: CheckedEvidence, shown: Mapping[str, Tensor], again: Mapping[str, Tensor]) -> str:
+    if transfer_digest(shown) == transfer_digest(again):
+        return "bit for bit what the referee got"
+    if {name: tensor.shape for name, tensor in shown.items()} != {name: tensor.shape for name, tensor in again.items()}:
+        raise checked.refuse("its gradient is not of the stage that its plan has")
+    distance, allowed = gradient_distance(shown, again), checked.record.plan.guard.tolerance
+    if not distance <= allowed:
+        raise checked.refuse(
+            f"recomputed here, the gradient is {distance:.1e} away from what it says (allowed {allowed:.1e})"
+        )
+    return f"within rounding of what the referee got ({distance:.1e}; this machine is of another numeric class)"
 
 
 def _held_gradient(checked: CheckedEvidence, committed: Statement[Commit], held: Statement[GradientHeld]) -> _Explained:
@@ -162,9 +226,6 @@ def _held_gradient(checked: CheckedEvidence, committed: Statement[Commit], held:
     guilty = checked.record.verdict.party
     if guilty not in (holder, shadow):
         raise checked.refuse(f"accuses {guilty}, which is neither the holder {holder} nor the shadow {shadow}")
-    lockstep = checked.record.plan.guard.upkeep.in_lockstep
-    if lockstep or committed.message.gradient == held.message.gradient:
-        return _believed("which of the two was off: the owner computed it again")
     sent = sent_gradient(checked.statements, held.message, (holder, shadow))
     if guilty != (holder if sent == held.message.gradient else shadow):
         raise checked.refuse(f"the parts that {holder} signed do not speak against {guilty}")
@@ -194,16 +255,83 @@ def _message(checked: CheckedEvidence) -> _Explained:
 
 
 def _collusion(checked: CheckedEvidence) -> _Explained:
-    # about a weight gradient there is no tensor to show
-    return _unproved(checked) if checked.record.verdict.direction is None else _message(checked)
+    return _vouched_gradient(checked) if checked.record.verdict.direction is None else _message(checked)
+
+
+def _vouched_gradient(checked: CheckedEvidence) -> _Explained:
+    """An auditor signed the very gradient that a stage is guilty of."""
+    committed = checked.said("commit", Commit)
+    said: Statement[StepAudited] | Statement[GradientHeld] | None = _of_attempt(
+        checked, "step_audited", StepAudited, committed.message
+    )
+    said = said or _of_attempt(checked, "gradient_held", GradientHeld, committed.message)
+    party = checked.record.verdict.party
+    if said is None or said.header.fields.sender != party:
+        raise checked.refuse(f"shows nothing in which {party} vouches for a gradient")
+    claim = _claim_of(committed)
+    if _said(committed.message) != _said(said.message):
+        raise checked.refuse(f"{party} signed another gradient than the stage")
+    shown = shown_truth(checked)
+    if not shown or redo_gradient(checked, committed) is None:
+        return _believed(f"that the gradient of {claim.party} is wrong: the owner computed it again")
+    if weigh_gradient((transfer_digest(shown), finite_norm_squared(shown)), claim, None) is None:
+        raise checked.refuse(f"the gradient that {party} vouches for is what was recomputed")
+    return _proved(checked, f"vouched for a weight gradient of {claim.party} that its signed inputs do not give", None)
 
 
 def _state(checked: CheckedEvidence) -> _Explained:
-    """Explain a dispute about a state: wrongly sent weights prove themselves; a wrong update is the owner's word."""
-    if part_name(0) not in checked.headers:
+    """Explain a dispute about a state: sent weights, an altered copy, or a wrong update."""
+    if part_name(0) in checked.headers:
+        facts, believed, what = explain_sent_weights(checked)
+        return {**facts, **_proved(checked, what, believed)}
+    if "agreed" in checked.headers:
+        return _altered_copy(checked)
+    return _wrong_update(checked)
+
+
+def _altered_copy(checked: CheckedEvidence) -> _Explained:
+    """A party that kept a copy over a change of roles signed another state than the agreed one, which it had signed."""
+    stage, party = checked.record.verdict.stage, checked.record.verdict.party
+    states = [said_state(checked, role) for role in ("agreed", "ready")]
+    for role in ("agreed", "ready"):
+        _by_guilty(checked, checked.headers[role].fields.sender if role in checked.headers else "", "agreed, ready")
+    if None in states or states[0] == states[1] or len({state.step for state in states if state is not None}) != 1:
+        raise checked.refuse(f"{party} signed no two states of stage {stage} after the same steps")
+    what = "signed another state of a copy that it kept than it had signed before"
+    return _proved(checked, what, "that no step was undone between the two")
+
+
+def _wrong_update(checked: CheckedEvidence) -> _Explained:
+    """Redo the update from the signed state, the committed gradient and the owner's decision."""
+    party, stage = checked.record.verdict.party, checked.record.verdict.stage
+    roles = [role for role in ("state_holder", "state_shadow") if role in checked.headers]
+    after = {checked.headers[role].fields.sender: said_state(checked, role) for role in roles}
+    signed = {name: state for name, state in after.items() if state is not None}
+    if party not in signed:
+        raise checked.refuse(f"accuses {party}, who signed no state of stage {stage} in it")
+    before_roles = [role for role in ("before_holder", "before_shadow") if role in checked.headers]
+    if not before_roles or "apply" not in checked.headers or "commit" not in checked.headers:
         return _unproved(checked)
-    facts, believed, what = explain_sent_weights(checked)
-    return {**facts, **_proved(checked, what, believed)}
+    before = said_state(checked, before_roles[0])
+    if before is None or any(said_state(checked, role) != before for role in before_roles):
+        raise checked.refuse(f"its parties did not sign one state of stage {stage} before the step")
+    decided, commit = checked.said("apply", Apply), checked.said("commit", Commit).message
+    places = {(decided.message.epoch, decided.message.step), (commit.epoch, commit.step)}
+    if decided.header.fields.sender != OWNER or commit.stage != stage or len(places) > 1 or before.step != commit.step:
+        raise checked.refuse("its state, commitment and decision are not about one step")
+    truth = redo_update(checked, before, commit.gradient, decided.message.clip_coefficient)
+    if truth is None:
+        return _unproved(checked)
+    off = weigh_update(truth, signed)
+    if party not in off:
+        raise checked.refuse(f"the state that {party} signed is what the update leads to")
+    if not checked.pins.in_run and len(off) == len(signed) > 1:
+        return _believed(f"which of {' and '.join(off)} is off: this machine computes other bits, or both are")
+    what = "signed a state that the signed gradient does not lead to from the state before"
+    believed = ["that the plan is the one of this run", "that its machine computes these bits"]
+    if party not in {checked.headers[role].fields.sender for role in before_roles}:
+        believed.append("that it had the state before")
+    return _proved(checked, what, "; ".join(believed))
 
 
 def _unproved(checked: CheckedEvidence) -> _Explained:

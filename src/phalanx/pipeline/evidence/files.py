@@ -22,7 +22,11 @@ MAX_WEIGHT_BYTES = 64 * 2**20
 MAX_RECORD_BYTES = 16 * 2**20
 MAX_TENSOR_BYTES = 512 * 2**20
 STAGE_PREFIX = "stage/"
-"""Names of the stage's weights in the tensor file start with this."""
+"""Names of the stage's weights, or its whole state, in the tensor file start with this."""
+TRUTH_PREFIX = "truth/"
+"""Names of the tensors of a weight gradient start with this: recomputed, or the one that was applied."""
+MICROBATCH_INPUTS = ("input", "gradient")
+"""Names of what a microbatch was computed from; its number follows where all of a step are shown."""
 
 
 @dataclass
@@ -30,9 +34,10 @@ class ComparedTensors:
     """The tensors and digests that the referee compared.
 
     Attributes:
-        tensors: "input", "gradient", "recomputed", "claimed", "accuser", ``[batch, seq, dim]`` each.
+        tensors: "input", "gradient", "recomputed", "claimed", "accuser", ``[batch, seq, dim]`` each; of a whole step
+            the inputs of every microbatch and the weight gradient.
         weights: Digest of the weights that it recomputed with.
-        stage: These weights by name.
+        stage: These weights by name; for an update the whole state before it.
     """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)

@@ -1,15 +1,18 @@
 """A recomputation of a disputed microbatch from the evidence alone."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
-from phalanx.errors import ModelError
+from phalanx.errors import FrameError, ModelError, SignatureError
 from phalanx.models import made_one_by_one, shared_hub_config, stage_table
 from phalanx.pipeline.evidence.checked import CheckedEvidence
-from phalanx.pipeline.evidence.files import STAGE_PREFIX
-from phalanx.pipeline.protocol.messages import Ready, StateDigest, UpdateReport, WeightsHeld
+from phalanx.pipeline.evidence.files import MICROBATCH_INPUTS, STAGE_PREFIX, TRUTH_PREFIX
+from phalanx.pipeline.protocol.messages import Activation, Commit, Ready, StateDigest, UpdateReport, WeightsHeld
+from phalanx.pipeline.protocol.signed import Statement
+from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.stage.stage_copy import StageCopy, stage_spec
 
 MOST_LAYERS = 1024
@@ -65,29 +68,134 @@ def redo(checked: CheckedEvidence, direction: str, microbatch: int) -> Tensor | 
     Raises:
         EvidenceError: The weights or the plan are not what the record says, or do not fit together.
     """
-    record = checked.record
-    weights = {
-        name.removeprefix(STAGE_PREFIX): tensor
-        for name, tensor in checked.tensors.items()
-        if name.startswith(STAGE_PREFIX)
-    }
-    if not weights:
+    record, copy = checked.record, _shown_stage(checked)
+    if copy is None:
         return None
-    copy = _rebuild(checked, weights)
-    if copy.weights_digest() != record.weights_digest:
-        raise checked.refuse("its weights are not those whose digest it names")
     gradient = checked.tensors.get("gradient") if direction == "backward" else None
+    with _threads_of_run(checked):
+        y, x_gradient = copy.runner.recompute(record.verdict.step, microbatch, checked.tensors["input"], gradient)
+    return y if x_gradient is None else x_gradient
+
+
+def redo_gradient(checked: CheckedEvidence, committed: Statement[Commit]) -> dict[str, Tensor] | None:
+    """Run a stage's whole step again from the inputs that the stage committed to.
+
+    Returns:
+        The weight gradient; None when weights or inputs are not in the evidence.
+
+    Raises:
+        EvidenceError: Weights, inputs or plan are not what was signed, or do not fit together.
+    """
+    plan, commit = checked.record.plan, committed.message
+    copy = _shown_stage(checked)
+    if copy is None or plan.privacy is not None:
+        return None
+    received = _committed_inputs(checked, committed)
+    with _threads_of_run(checked):
+        for m in range(plan.microbatches):
+            tensors = [_committed_input(checked, received, direction, m) for direction in ("forward", "backward")]
+            if tensors[0] is None or tensors[1] is None:
+                return None
+            copy.runner.forward(commit.step, m, tensors[0])
+            copy.runner.backward(commit.step, m, tensors[1])
+        return copy.weight_gradient(commit.step, None)
+
+
+def redo_update(checked: CheckedEvidence, before: StateDigest, gradient: str, clip: float) -> StateDigest | None:
+    """Let the optimizer take a step again from a signed state with a committed gradient.
+
+    Args:
+        checked: The evidence.
+        before: The signed state before the step.
+        gradient: Digest of the weight gradient.
+        clip: What it was multiplied with.
+
+    Returns:
+        The state after the step; None when state or gradient are not in the evidence.
+
+    Raises:
+        EvidenceError: They are not what was signed, or do not fit the plan.
+    """
+    state, applied = _tensors_under(checked, STAGE_PREFIX), _tensors_under(checked, TRUTH_PREFIX)
+    if not state or not applied:
+        return None
+    if transfer_digest(applied) != gradient:
+        raise checked.refuse("its gradient is not the one that was committed to")
+    copy = _rebuild(checked, {name: tensor for name, tensor in state.items() if name.startswith(_WEIGHTS)})
+    names = {name: (tensor.shape, tensor.dtype) for name, tensor in copy.state().items()}
+    if {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()} != names:
+        raise checked.refuse("names, shapes or types of its state are not those of its plan")
+    copy.load(state, before.step)
+    if copy.digest() != before:
+        raise checked.refuse("its state is not the one that was signed before the step")
+    with _threads_of_run(checked):
+        copy.apply(before.step, applied, clip)
+    return copy.digest()
+
+
+def shown_truth(checked: CheckedEvidence) -> dict[str, Tensor]:
+    """Return the weight gradient that the referee recomputed, by name; empty where it is not shown."""
+    return _tensors_under(checked, TRUTH_PREFIX)
+
+
+_WEIGHTS = ("frozen/", "weight/")
+
+
+def _tensors_under(checked: CheckedEvidence, prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in checked.tensors.items() if name.startswith(prefix)}
+
+
+def _committed_inputs(checked: CheckedEvidence, committed: Statement[Commit]) -> dict[tuple[str, int], str]:
+    """Return the digests of a step's inputs, as their senders signed them and the stage showed them."""
+    commit, holder = committed.message, committed.header.fields.sender
+    received: dict[tuple[str, int], str] = {}
+    for signed in commit.received:
+        place = {"step": commit.step, "target": commit.stage}
+        try:
+            shown = checked.statements.open(signed, Activation, commit.epoch, place, lambda _: (None, holder))
+        except (FrameError, SignatureError) as exc:
+            raise checked.refuse(f"an input of its commitment does not hold: {exc}") from exc
+        received[(shown.message.direction, shown.message.microbatch)] = shown.digest
+    return received
+
+
+def _committed_input(
+    checked: CheckedEvidence, received: Mapping[tuple[str, int], str], direction: str, microbatch: int
+) -> Tensor | None:
+    name = f"{MICROBATCH_INPUTS[('forward', 'backward').index(direction)]}-{microbatch:05d}"
+    digest = received.get((direction, microbatch))
+    if digest is None or name not in checked.tensors:
+        return None
+    if checked.digest_of(name) != digest:
+        raise checked.refuse(f"tensor {name!r} is not the one that the stage committed to")
+    if tuple(checked.tensors[name].shape) != checked.record.plan.hidden_shape:
+        raise checked.refuse(f"tensor {name!r} is not of the plan's shape")
+    return checked.tensors[name]
+
+
+@contextlib.contextmanager
+def _threads_of_run(checked: CheckedEvidence) -> Iterator[None]:
+    """Compute with as many threads as a run does; another number may give other bits."""
     threads = torch.get_num_threads()
     if not checked.pins.in_run:
-        # what a run uses unless it says otherwise; another number may give other bits
         torch.set_num_threads(1)
     try:
-        y, x_gradient = copy.runner.recompute(record.verdict.step, microbatch, checked.tensors["input"], gradient)
+        yield
     except RuntimeError as exc:
         raise checked.refuse(f"its stage cannot be run on its input: {exc}") from exc
     finally:
         torch.set_num_threads(threads)
-    return y if x_gradient is None else x_gradient
+
+
+def _shown_stage(checked: CheckedEvidence) -> StageCopy | None:
+    """Build the stage from the weights in the evidence; None when they are not there."""
+    weights = _tensors_under(checked, STAGE_PREFIX)
+    if not weights:
+        return None
+    copy = _rebuild(checked, weights)
+    if copy.weights_digest() != checked.record.weights_digest:
+        raise checked.refuse("its weights are not those whose digest it names")
+    return copy
 
 
 def _rebuild(checked: CheckedEvidence, weights: Mapping[str, Tensor]) -> StageCopy:

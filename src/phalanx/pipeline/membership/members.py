@@ -20,7 +20,7 @@ from phalanx.pipeline.protocol.messages import StateDigest
 from phalanx.pipeline.protocol.requests import Patience
 from phalanx.pipeline.worker.roles import Library
 from phalanx.security.crypto import Revocation, certified_name, name_of_incarnation
-from phalanx.transport import Endpoint, LinkFault
+from phalanx.transport import Endpoint, LinkFault, SignedHeader
 
 
 class Incarnations:
@@ -231,10 +231,10 @@ class OwnerLinks:
     incarnations: Incarnations
     patience: Patience
 
-    def tell(self, parties: Collection[str], message: Message) -> None:
-        """Post one message to several parties."""
-        for name in parties:
-            self.mail.post(name, message, ())
+    def tell(self, parties: Collection[str], message: Message) -> SignedHeader | None:
+        """Post one message to several parties; return one of the signed headers, None where there is none."""
+        headers = [self.mail.post(name, message, ()) for name in parties]
+        return next((header for header in headers if header is not None), None)
 
     def shut_out(self, party: str, *, for_good: bool) -> None:
         """Take nothing more of a party in this incarnation of it, or in any."""

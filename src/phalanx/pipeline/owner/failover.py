@@ -21,6 +21,7 @@ from phalanx.pipeline.protocol.messages import Ask, Assign, Role, Shutdown, Stat
 from phalanx.pipeline.protocol.needs import ProgressNeed, Turn, task
 from phalanx.pipeline.verify.facts import Judgement, StepFacts
 from phalanx.pipeline.verify.state_agreement import StateAgreement
+from phalanx.pipeline.verify.state_judgement import unwitnessed_update
 from phalanx.pipeline.worker.roles import Roles
 from phalanx.security.crypto import Revocation, certified_name
 
@@ -400,6 +401,11 @@ class Failover:
                 "resume from the last checkpoint with --resume"
             )
         self._coordinator.forget_audits()
+        undone = {
+            stage: unwitnessed_update(self._facts, stage, signed)
+            for stage, signed in self._readiness.unwitnessed.items()
+        }
+        self._facts.unwitnessed = {stage: update for stage, update in undone.items() if update is not None}
         self.rollback.undo(step - 1, step)
         await self.assign(self._standing, self._standing, step - 1)
 

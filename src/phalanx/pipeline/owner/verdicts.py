@@ -50,6 +50,9 @@ class Verdicts:
         if judgement.verdict.party == OWNER:
             self._refuse(judgement, "it names the owner, which is trusted", None)
             return None
+        if judgement.verdict.offence == "transfer":
+            self._refuse(judgement, "it did not bring what it had signed, which is no lie", None)
+            return None
         case = VerdictBasis(
             judgement.verdict,
             judgement.compared,
@@ -79,19 +82,17 @@ class Verdicts:
         """The party that is to be replaced without a verdict after a refusal, and why; None when none is.
 
         A party that was silent is replaced at once. Else the first refusal replaces none: the step is done again, and a
-        liar leaves better evidence or none. The second one replaces the accuser, as its word did not hold; or, where
-        the owner itself found it, the party that it is about.
+        liar leaves better evidence or none. The second one replaces the party that it is about: the owner itself has
+        recomputed or read what it signed. An accuser never pays for what was borne out.
         """
-        verdict, assignment = judgement.verdict, self._facts.assignment
-        if verdict.party in silent:
-            return verdict.party, "it brought no answer"
-        copies = (assignment.holders.get(verdict.stage), assignment.shadows.get(verdict.stage))
-        doubtful = (verdict.accuser, verdict.party, *copies)
-        party = next((name for name in doubtful if name is not None and name != OWNER), None)
-        if party is None:
+        verdict = judgement.verdict
+        if verdict.party != OWNER and (verdict.party in silent or verdict.offence == "transfer"):
+            return verdict.party, "it did not bring what it had signed"
+        party = verdict.accuser if verdict.party == OWNER else verdict.party
+        if party in (None, OWNER):
             return None
         self._refused[party] += 1
-        reason = "what it said twice was not borne out by what parties had signed"
+        reason = "it was found wrong twice, without evidence that others could check"
         return (party, reason) if self._refused[party] > 1 else None
 
     def _refuse(self, judgement: Judgement, why: str, path: Path | None) -> None:

@@ -221,7 +221,7 @@ class VerifiedStep:
         self.failover.rollback.remember(PastStep(facts.ledger, facts.assignment, inputs))
         head = books.witnesses.head()
         apply = Apply(epoch=self.failover.epoch, step=step, clip_coefficient=clip, log_head=head)
-        self.failover.links.tell(self.failover.alive, apply)
+        facts.record.add_message(OWNER, apply, self.failover.links.tell(self.failover.alive, apply))
         # the workers update meanwhile; what the next decision tells of the log is signed in this time as well
         books.noting.records.applied()
         books.witnesses.head()

@@ -8,6 +8,7 @@ from phalanx.errors import FrameError, PeerRefusedError, SignatureError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.protocol.message import Message
 from phalanx.pipeline.protocol.messages import (
+    Apply,
     Audit,
     AuditReport,
     Commit,
@@ -165,6 +166,10 @@ STATE = "state"
 """Kind of a statement about a state, whichever message it came in."""
 
 
+WHOLE_MODEL = -1
+"""The stage of a statement about all of them."""
+
+
 class StatementKey(NamedTuple):
     """The identity of a statement within a session; two different statements of one identity are equivocation.
 
@@ -190,14 +195,6 @@ class StatementKey(NamedTuple):
 def statements_in(author: str, message: Message) -> list[tuple[StatementKey, object]]:
     """Return what a message states that verdicts may rest on, by identity: nothing for most kinds."""
     match message:
-        case AuditReport(epoch=epoch, step=step, stage=stage):
-            return [
-                (StatementKey(message.kind, author, epoch, step, stage, message.microbatch, message.order), message)
-            ]
-        case StepAudited(epoch=epoch, step=step, stage=stage) | Audit(epoch=epoch, step=step, stage=stage):
-            return [(StatementKey(message.kind, author, epoch, step, stage, order=message.order), message)]
-        case Commit(epoch=epoch, step=step, stage=stage) | GradientHeld(epoch=epoch, step=step, stage=stage):
-            return [(StatementKey(message.kind, author, epoch, step, stage), message)]
         case WeightsHeld(state=state):
             return [(StatementKey(STATE, author, message.epoch, state.step, message.stage), state)]
         case UpdateReport() | Ready():
@@ -205,6 +202,14 @@ def statements_in(author: str, message: Message) -> list[tuple[StatementKey, obj
                 (StatementKey(STATE, author, message.epoch, state.step, int(name)), state)
                 for name, state in message.states.items()
             ]
+        case Commit() | GradientHeld() | StepAudited() | Audit() | AuditReport():
+            place = (author, message.epoch, message.step, message.stage)
+            microbatch = message.microbatch if isinstance(message, AuditReport) else -1
+            order = -1 if isinstance(message, Commit | GradientHeld) else message.order
+            return [(StatementKey(message.kind, *place, microbatch, order), message)]
+        case Apply():
+            place = (author, message.epoch, message.step, WHOLE_MODEL)
+            return [(StatementKey(message.kind, *place), message.clip_coefficient)]
     return []
 
 

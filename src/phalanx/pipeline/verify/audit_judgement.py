@@ -6,7 +6,6 @@ from torch import Tensor
 
 from phalanx.errors import FrameError, SignatureError
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.plan import BOUNDARY_DTYPE
 from phalanx.pipeline.protocol.messages import AuditReport, Fetch, FetchReply, ScreenHit
 from phalanx.pipeline.protocol.needs import MessageNeed, task
 from phalanx.pipeline.tolerance.distance import band, token_distance, token_residual
@@ -14,7 +13,6 @@ from phalanx.pipeline.tolerance.drift import DriftWatch
 from phalanx.pipeline.verify.facts import CommittedMessage, Judgement, MessageKey, StepFacts, present
 from phalanx.pipeline.verify.referee import Dispute, Referee
 from phalanx.planner.schedules import Direction
-from phalanx.transport.tensors import tensor_from
 
 _BOTH: tuple[tuple[Direction, int], ...] = (("forward", 1), ("backward", -1))
 
@@ -176,12 +174,15 @@ class AuditJudgement:
         if self._facts.bits_decide(holder, auditor):
             return False
         tensors = []
-        for party, claim in ((holder, False), (auditor, True)):
+        for party, claim, digest in (
+            (holder, False, output.digest),
+            (auditor, True, report.digests[direction]),
+        ):
             request = Fetch.of(report.epoch, report.step, (report.stage, direction, report.microbatch), claim=claim)
-            answer = await MessageNeed(party, request)
-            if answer is None or answer.payload.nbytes != self._facts.plan.hidden_bytes:
+            tensor = await self._referee.signed_tensor(request, (party,), digest)
+            if tensor is None:
                 return False
-            tensors.append(tensor_from(answer.payload, BOUNDARY_DTYPE, self._facts.plan.hidden_shape))
+            tensors.append(tensor)
         distance = token_distance(tensors[0], tensors[1])
         # beyond twice tau one of the two is off by more than tau; between, the referee finds it or acquits both
         if band(distance, self._facts.plan.guard.tolerance) != "honest":

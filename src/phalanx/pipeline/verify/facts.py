@@ -227,6 +227,21 @@ class Judgement:
     work: RefereeWork = field(default_factory=RefereeWork)
 
 
+@dataclass(frozen=True)
+class UnwitnessedUpdate:
+    """An update that was undone because no two parties had made it alike.
+
+    Attributes:
+        signed: The state after it, by the parties that made it.
+        gradient: Digest of the committed gradient, and the clip coefficient.
+        headers: What shows it, by role in evidence.
+    """
+
+    signed: Mapping[str, StateDigest]
+    gradient: tuple[str, float]
+    headers: Mapping[str, Signed]
+
+
 @dataclass
 class StepFacts:
     """The facts about a step that every comparison needs.
@@ -247,6 +262,7 @@ class StepFacts:
         record: What parties have signed about the open steps.
         updated_by: The assignment in which the last update was made.
         copied: Stages, with parties that got their copy from another one after that update.
+        unwitnessed: Updates that were undone, by stage: they are compared with the one that is made in their place.
         noise: The secret of the noise that hides single rows; None where they are not hidden.
     """
 
@@ -265,6 +281,7 @@ class StepFacts:
     record: StatementRecord = field(default_factory=StatementRecord)
     updated_by: Assignment = field(default_factory=lambda: Assignment({}, {}))
     copied: set[tuple[int, str]] = field(default_factory=set)
+    unwitnessed: dict[int, "UnwitnessedUpdate"] = field(default_factory=dict)
     noise: NoiseSecret | None = None
 
     def noise_key(self, epoch: int, stage: int) -> bytes | None:
@@ -351,6 +368,12 @@ class StepFacts:
         """As `tensor`; None where that raises."""
         return self.statements.find(signed, Activation, epoch, place, self.assignment.link_of)
 
+    def agreed_headers(self, stage: int, ledger: StepLedger) -> Mapping[str, Signed]:
+        """As `state_headers`, of the state of a stage that was agreed on before a step."""
+        state = ledger.agreed.get(stage)
+        holder, shadow = self.assignment.holders.get(stage, OWNER), self.assignment.shadows.get(stage)
+        return NO_HEADERS if state is None else self.state_headers(stage, state, holder, shadow)
+
     def order_header(self, report: AuditReport) -> PassedOnHeader | None:
         """The order that a report answers, as the owner signed it; None where the owner asked itself."""
         key = StatementKey(Audit.kind, OWNER, report.epoch, report.step, report.stage, order=report.order)
@@ -382,6 +405,7 @@ class StepFacts:
         accuser: str = OWNER,
         headers: Mapping[str, Signed] = NO_HEADERS,
         work: RefereeWork | None = None,
+        compared: ComparedTensors | None = None,
     ) -> Judgement:
         """A verdict that shows no recomputed tensor: headers prove it, or `work` has found it.
 
@@ -394,6 +418,7 @@ class StepFacts:
             accuser: The party that found it.
             headers: What proves it, by role in evidence; None where the owner told itself.
             work: What the referee spent on it.
+            compared: What it recomputed.
         """
         verdict = Verdict.model_validate(
             {
@@ -405,4 +430,4 @@ class StepFacts:
                 "accuser": accuser,
             }
         )
-        return Judgement(verdict, headers=present(headers), work=work or RefereeWork())
+        return Judgement(verdict, compared or ComparedTensors(), present(headers), work or RefereeWork())

@@ -11,7 +11,7 @@ from phalanx.pipeline.stage.runner import StageRunner
 from phalanx.pipeline.stage.stage_copy import StageCopy
 from phalanx.pipeline.tolerance.distance import gradient_distance
 from phalanx.pipeline.verify.facts import StepFacts, StepLedger
-from phalanx.pipeline.verify.referee import Referee
+from phalanx.pipeline.verify.referee import Referee, Ruling
 
 
 class GradientBounds:
@@ -46,27 +46,32 @@ class GradientBounds:
         return gradient_distance(claimed, audited) <= self._facts.plan.guard.tolerance
 
     @task
-    async def judge(self, ledger: StepLedger, stage: int, auditor: str) -> str | None:
-        """Redo a stage's step and name the party with the wrong gradient; None when neither is wrong."""
+    async def judge(self, ledger: StepLedger, stage: int, auditor: str) -> Ruling:
+        """Redo a stage's step and name the party with the wrong gradient, if one is wrong."""
         facts, holder = self._facts, self._facts.holder(stage)
         copy = await self._referee.weights(ledger.epoch, ledger.step, stage, auditor, ledger.agreed[stage])
         if copy is None:
-            return auditor
+            return Ruling(auditor, "transfer")
         truth = await self.redo(copy.runner, ledger, stage)
         if truth is None:
-            return holder
+            return Ruling(holder, "transfer")
         if facts.bits_decide(holder):
             holder_off = transfer_digest(truth) != ledger.commits[stage].gradient
         else:
-            holder_off = not await self.allows(copy, ledger, await self.claimed(ledger, stage), truth)
+            claimed = await self.claimed(ledger, stage)
+            if claimed is None:
+                return Ruling(holder, "transfer")
+            holder_off = not await self.allows(copy, ledger, claimed, truth)
         if holder_off:
-            return holder
+            return Ruling(holder, "gradient")
         if facts.bits_decide(auditor):
             auditor_off = transfer_digest(truth) != ledger.step_audits[(stage, auditor)].gradient
         else:
             audited = await self._audited(ledger, stage, auditor)
+            if audited is None:
+                return Ruling(auditor, "transfer")
             auditor_off = not await self.allows(copy, ledger, audited, truth)
-        return auditor if auditor_off else None
+        return Ruling(auditor if auditor_off else None, "gradient")
 
     @task
     async def allows(

@@ -1,14 +1,23 @@
 """The referee (L4) redoes one microbatch, or one update, from what both sides signed, and names exactly one party."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from phalanx.engine import Verdict
+from phalanx.engine import Offence, Verdict
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.evidence.files import ComparedTensors
+from phalanx.pipeline.evidence.files import MICROBATCH_INPUTS, TRUTH_PREFIX, ComparedTensors
+from phalanx.pipeline.evidence.weighing import (
+    GradientClaim,
+    Limit,
+    MessageClaim,
+    MessageFinding,
+    weigh_gradient,
+    weigh_message,
+    weigh_update,
+)
 from phalanx.pipeline.plan import BOUNDARY_DTYPE, StepPlan
 from phalanx.pipeline.protocol.messages import AuditReport, Fetch, FetchBulk, PassedOnHeader, StateDigest
 from phalanx.pipeline.protocol.needs import MessageNeed, TensorsNeed, task
@@ -16,31 +25,15 @@ from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.stage.rounding import MARGIN, PROBES, rounding_noise
 from phalanx.pipeline.stage.runner import finite_norm_squared
 from phalanx.pipeline.stage.stage_copy import StageCopy
-from phalanx.pipeline.tolerance.distance import distance_to_truth, token_distance
 from phalanx.pipeline.verify.facts import CommittedMessage, MessageKey, RefereeWork, StepLedger, same_norm
 from phalanx.planner.schedules import Direction
 from phalanx.security.crypto import digest_hex
-from phalanx.transport.tensors import tensor_buffers, tensor_from
+from phalanx.transport.tensors import tensor_from
 
 NoiseKeyOf = Callable[[int, int], bytes | None]
 """Tells the key of the noise of an epoch and a stage; None where there is none."""
 
 _OTHER_WEIGHTS = "brought weights that are not those it signed"
-
-
-@dataclass
-class _Limit:
-    """The limit of a message's distance: tau, or more where this message is rounded worse; measured when needed."""
-
-    allowed: float
-    measure: Callable[[], float]
-    _is_measured: bool = False
-
-    def is_beyond(self, distance: float) -> bool:
-        """Whether a distance, which may be no number, is more than any honest party's."""
-        if not distance <= self.allowed and not self._is_measured:
-            self.allowed, self._is_measured = self.measure(), True
-        return not distance <= self.allowed
 
 
 @dataclass(frozen=True)
@@ -68,11 +61,59 @@ class Dispute:
         return {"output": self.output.header} | {f"input_{name}": given.header for name, given in self.inputs.items()}
 
 
+@dataclass(frozen=True)
+class Ruling:
+    """What a recomputation of a gradient or an update came to.
+
+    Attributes:
+        party: The one that is off, or that has withheld what it signed; None where neither is.
+        offence: "transfer" convicts nobody: what decides was not brought.
+        compared: What shows it.
+    """
+
+    party: str | None
+    offence: Offence
+    compared: ComparedTensors = field(default_factory=ComparedTensors)
+
+
+@dataclass
+class RedoneStep:
+    """A stage's step as the judge did it.
+
+    Attributes:
+        inputs: Of each microbatch, by name in evidence.
+        outputs: The messages that come out, by direction and microbatch.
+        gradients: The weight gradient.
+    """
+
+    inputs: dict[str, Tensor] = field(default_factory=dict)
+    outputs: dict[tuple[Direction, int], Tensor] = field(default_factory=dict)
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+
+    def add(self, microbatch: int, inputs: Sequence[Tensor], y: Tensor, x_gradient: Tensor | None) -> None:
+        """Take one microbatch."""
+        for name, tensor in zip(MICROBATCH_INPUTS, inputs, strict=True):
+            self.inputs[f"{name}-{microbatch:05d}"] = tensor
+        self.outputs[("forward", microbatch)] = y
+        if x_gradient is not None:
+            self.outputs[("backward", microbatch)] = x_gradient
+
+    @property
+    def signed(self) -> tuple[str, float | None]:
+        """Digest and squared norm of the weight gradient, as an honest party signs them."""
+        return transfer_digest(self.gradients), finite_norm_squared(self.gradients)
+
+    def compared(self, copy: StageCopy) -> ComparedTensors:
+        """Return what shows the gradient to others: weights, inputs, and what they lead to."""
+        truth = {f"{TRUTH_PREFIX}{name}": tensor for name, tensor in self.gradients.items()}
+        return ComparedTensors({**self.inputs, **truth}, copy.weights_digest(), copy.weights())
+
+
 class Referee:
     """The owner's referee; it trusts digests that were signed, never the party that brings the bytes.
 
     Each party answers for what it signed itself, and for nothing else: its message is redone with the weights of the
-    digest that it signed, and a party that brings other bytes than those of its own digest is guilty of "transfer".
+    digest that it signed. A party that does not bring the bytes of its own digest is replaced and not convicted.
 
     Guarantees:
         With the alarm at 2 tau and the referee at tau, an accusation within honest rounding convicts no party of a
@@ -126,8 +167,15 @@ class Referee:
         claim, said = await self._claim(dispute), await self._output(dispute)
         shown = {name: tensor for name, tensor in (("accuser", claim), ("claimed", said)) if tensor is not None}
         compared = self._redo(dispute, copy, inputs, shown)
-        limit = _Limit(self._plan.guard.tolerance, lambda: self._allowed(dispute, copy, inputs))
-        return self._weigh_holder(dispute, compared, limit) or self._weigh_accuser(dispute, compared, limit), compared
+        limit = Limit(self._plan.guard.tolerance, lambda: self._allowed(dispute, copy, inputs))
+        output = MessageClaim(dispute.holder, dispute.output.digest, said, self._limit_of(dispute.holder, limit))
+        reported = dispute.report.digests[dispute.direction]
+        report = MessageClaim(dispute.accuser, reported, claim, self._limit_of(dispute.accuser, limit))
+        finding = weigh_message(compared.tensors["recomputed"], output, report)
+        return None if finding is None else self._verdict(dispute, finding), compared
+
+    def _limit_of(self, party: str, limit: Limit) -> Limit | None:
+        return None if self._bits_decide(party) else limit
 
     def _redo(
         self, dispute: Dispute, copy: StageCopy, inputs: Sequence[Tensor], shown: Mapping[str, Tensor]
@@ -175,50 +223,63 @@ class Referee:
     async def judge_update(
         self,
         stage: int,
-        holder: str,
-        shadow: str,
+        parties: Sequence[str],
         before: StateDigest,
         gradient: tuple[str, float],
         after: Mapping[str, StateDigest],
-    ) -> str | None:
-        """Redo one optimizer step from the shadow's undo copy and the gradient that the holder signed.
+    ) -> Ruling:
+        """Redo one optimizer step from an undo copy of the agreed state and the gradient that the holder signed.
 
         Args:
             stage: The stage with two copies that differ.
-            holder: Its holder.
-            shadow: Its shadow.
+            parties: Those that have an undo copy and the gradient; the first that brings both is enough.
             before: The state that both had signed before the step.
             gradient: The digest that the stage committed to, and the clip coefficient of the step.
-            after: What each of the two says now.
-
-        Returns:
-            The guilty one of the two, None when the two agree after all.
+            after: What each party with a copy says now.
         """
+        for party in parties:
+            copy = await self._undone(stage, party, before)
+            found = None if copy is None else await self._gradient(party, copy, before.step, gradient[0])
+            if copy is None or found is None:
+                continue
+            self._count(steps=1)
+            return self.redo_update(copy, found, gradient[1], after)
+        return Ruling(parties[0], "transfer")
+
+    def redo_update(
+        self, copy: StageCopy, gradients: dict[str, Tensor], clip_coefficient: float, after: Mapping[str, StateDigest]
+    ) -> Ruling:
+        """Let a copy of the agreed state take the step, and compare; the copy is one update further then."""
+        state = {name: tensor.clone() for name, tensor in copy.state().items()}
+        shown = {f"{TRUTH_PREFIX}{name}": tensor for name, tensor in gradients.items()}
+        compared = ComparedTensors(shown, copy.weights_digest(), state)
+        copy.apply(copy.step, gradients, clip_coefficient)
+        guilty = weigh_update(copy.digest(), after)
+        return Ruling(guilty[0] if guilty else None, "state", compared)
+
+    async def _undone(self, stage: int, party: str, before: StateDigest) -> StageCopy | None:
+        """A stage as it was before its last update, from one party; None when that does not bring the agreed state."""
         copy = StageCopy.empty(self._plan, stage)
-        request = FetchBulk(epoch=0, step=before.step, stage=stage, purpose="undo")
-        undo = await TensorsNeed(shadow, self._now(request), copy.optimizer.state())
-        weights = await TensorsNeed(shadow, self._now(request, "weights"), copy.weights())
-        held = await self._gradient(shadow, copy, before.step, gradient[0])
-        if undo is None or held is None or weights is None:
-            return shadow
+        request = FetchBulk(epoch=self.epoch, step=before.step, stage=stage, purpose="undo")
+        undo = await TensorsNeed(party, request, copy.optimizer.state())
+        weights = await TensorsNeed(party, self._now(request, "weights"), copy.weights())
+        if undo is None or weights is None:
+            return None
         frozen = {name: tensor for name, tensor in weights[0].items() if name.startswith("frozen/")}
         copy.load({**frozen, **undo[0]}, before.step)
-        if copy.digest() != before:
-            return shadow
-        self._count(steps=1)
-        copy.apply(before.step, held, gradient[1])
-        truth = copy.digest()
-        return next((party for party in (holder, shadow) if after[party] != truth), None)
+        return copy if copy.digest() == before else None
 
     @task
-    async def judge_norm(self, ledger: StepLedger, stage: int, holder: str, shadow: str) -> str:
+    async def judge_norm(self, ledger: StepLedger, stage: int, holder: str, shadow: str) -> Ruling:
         """Compute the norm of a gradient that both agree on; the party with the wrong norm is guilty."""
         commit = ledger.commits[stage]
         found = await self._gradient(shadow, StageCopy.empty(self._plan, stage), ledger.step, commit.gradient)
         if found is None:
-            return shadow
-        is_right = same_norm(finite_norm_squared(found), commit.norm_squared, alike=self._bits_decide(holder))
-        return shadow if is_right else holder
+            return Ruling(shadow, "transfer")
+        alike = self._bits_decide(holder)
+        compared = ComparedTensors({f"{TRUTH_PREFIX}{name}": tensor for name, tensor in found.items()} if alike else {})
+        is_right = same_norm(finite_norm_squared(found), commit.norm_squared, alike=alike)
+        return Ruling(shadow if is_right else holder, "gradient", compared)
 
     async def _gradient(self, party: str, copy: StageCopy, step: int, digest: str) -> dict[str, Tensor] | None:
         """A stage's weight gradient from one party; None unless it is the one that was committed to."""
@@ -227,23 +288,43 @@ class Referee:
         return found[0] if found is not None and transfer_digest(found[0]) == digest else None
 
     @task
-    async def judge_step(self, ledger: StepLedger, stage: int, assignment: Assignment, auditor: str) -> str:
-        """Redo a stage's step from committed inputs; the party with the wrong gradient is guilty."""
-        holder = assignment.holders[stage]
+    async def judge_step(
+        self, ledger: StepLedger, stage: int, assignment: Assignment, auditor: str, other: GradientClaim
+    ) -> Ruling:
+        """Redo a stage's step from committed inputs; the party with the wrong gradient is guilty.
+
+        Args:
+            ledger: The step.
+            stage: Which stage.
+            assignment: Its holder.
+            auditor: The party that contradicts the stage; brings the weights.
+            other: Its claim.
+        """
+        holder, commit = assignment.holders[stage], ledger.commits[stage]
         copy = await self.weights(ledger.epoch, ledger.step, stage, auditor, ledger.agreed[stage])
         if copy is None:
-            return auditor
+            return Ruling(auditor, "transfer")
         self._count(steps=1)
+        redone = await self.redo_step(copy, ledger, stage, assignment)
+        if redone is None:
+            return Ruling(holder, "transfer")
+        claim = GradientClaim(holder, commit.gradient, commit.norm_squared)
+        return Ruling(weigh_gradient(redone.signed, claim, other), "gradient", redone.compared(copy))
+
+    @task
+    async def redo_step(
+        self, copy: StageCopy, ledger: StepLedger, stage: int, assignment: Assignment
+    ) -> RedoneStep | None:
+        """Run all microbatches of a stage again; None when no party brings an input that the stage committed to."""
+        redone = RedoneStep()
         for m in range(self._plan.microbatches):
             tensors = await self.inputs(ledger, stage, m, assignment)
             if tensors is None:
-                return holder
-            copy.runner.forward(ledger.step, m, tensors[0])
-            copy.runner.backward(ledger.step, m, tensors[1])
-        gradients = copy.weight_gradient(ledger.step, self._noise_key(ledger.epoch, stage))
-        commit = ledger.commits[stage]
-        truth = (transfer_digest(gradients), finite_norm_squared(gradients))
-        return holder if truth != (commit.gradient, commit.norm_squared) else auditor
+                return None
+            y = copy.runner.forward(ledger.step, m, tensors[0])
+            redone.add(m, tensors, y, copy.runner.backward(ledger.step, m, tensors[1]))
+        redone.gradients = copy.weight_gradient(ledger.step, self._noise_key(ledger.epoch, stage))
+        return redone
 
     epoch = 0
     """Epoch of requests; the engine keeps it at the present one."""
@@ -277,33 +358,34 @@ class Referee:
         source = dispute.stage - 1 if direction == "forward" else dispute.stage + 1
         request = self._request(dispute, source, direction, claim=False)
         sender = dispute.assignment.holders[source]
-        return await self._first(request, (sender, dispute.holder), dispute.inputs[direction].digest)
+        return await self.signed_tensor(request, (sender, dispute.holder), dispute.inputs[direction].digest)
 
     @task
     async def committed(self, ledger: StepLedger, key: MessageKey, assignment: Assignment, stage: int) -> Tensor | None:
         """An input that a stage committed to, from its sender or from the stage itself; None when neither brings it."""
         request = Fetch.of(ledger.epoch, ledger.step, key)
         parties = (assignment.holders[key[0]], assignment.holders[stage])
-        return await self._first(request, parties, ledger.messages[key].digest)
+        return await self.signed_tensor(request, parties, ledger.messages[key].digest)
 
     async def _claim(self, dispute: Dispute) -> Tensor | None:
         if dispute.accuser == OWNER:
             return None
         request = self._request(dispute, dispute.stage, dispute.direction, claim=True)
-        return await self._first(request, (dispute.accuser,), dispute.report.digests[dispute.direction])
+        return await self.signed_tensor(request, (dispute.accuser,), dispute.report.digests[dispute.direction])
 
     async def _output(self, dispute: Dispute) -> Tensor | None:
         target = dispute.stage + 1 if dispute.direction == "forward" else dispute.stage - 1
         request = self._request(dispute, dispute.stage, dispute.direction, claim=False)
         receiver = dispute.assignment.holders[target]
-        return await self._first(request, (receiver, dispute.holder), dispute.output.digest)
+        return await self.signed_tensor(request, (receiver, dispute.holder), dispute.output.digest)
 
     @staticmethod
     def _request(dispute: Dispute, source: int, direction: Direction, *, claim: bool) -> Fetch:
         return Fetch.of(dispute.epoch, dispute.step, (source, direction, dispute.microbatch), claim=claim)
 
-    async def _first(self, request: Fetch, parties: Sequence[str], digest: str) -> Tensor | None:
-        """The tensor from the first party that brings bytes with this digest."""
+    @task
+    async def signed_tensor(self, request: Fetch, parties: Sequence[str], digest: str) -> Tensor | None:
+        """Return the tensor from the first party that brings bytes with this digest: no other way hands bytes out."""
         for party in parties:
             answer = await MessageNeed(party, request)
             whole = answer is not None and answer.payload.nbytes == self._plan.hidden_bytes
@@ -318,30 +400,11 @@ class Referee:
         noise = rounding_noise(copy.runner, dispute.step, dispute.microbatch, dispute.direction, x, gradient)
         return max(self._plan.guard.tolerance, MARGIN * noise)
 
-    def _weigh_holder(self, dispute: Dispute, compared: ComparedTensors, limit: "_Limit") -> Verdict | None:
-        truth, said = compared.tensors["recomputed"], compared.tensors.get("claimed")
-        if self._bits_decide(dispute.holder):
-            distance = None if said is None else token_distance(said, truth)
-            is_off = dispute.output.digest != digest_hex(tensor_buffers(truth.contiguous()))
-        else:
-            distance = float("inf") if said is None else distance_to_truth(said, truth)
-            is_off = limit.is_beyond(distance)
-        if not is_off:
-            return None
-        return self._guilty(dispute, dispute.holder, "message", "sent a wrong tensor", distance, limit.allowed)
-
-    def _weigh_accuser(self, dispute: Dispute, compared: ComparedTensors, limit: "_Limit") -> Verdict | None:
-        truth, claim = compared.tensors["recomputed"], compared.tensors.get("accuser")
-        distance = None if claim is None else token_distance(claim, truth)
-        if self._bits_decide(dispute.accuser):
-            is_off = dispute.report.digests[dispute.direction] != digest_hex(tensor_buffers(truth.contiguous()))
-        else:
-            distance = float("inf") if claim is None else distance_to_truth(claim, truth)
-            is_off = limit.is_beyond(distance)
-        if not is_off:
-            return None
-        what = "accused an honest stage"
-        return self._guilty(dispute, dispute.accuser, "accusation", what, distance, limit.allowed)
+    def _verdict(self, dispute: Dispute, finding: MessageFinding) -> Verdict:
+        what = {"message": "sent a wrong tensor", "accusation": "accused an honest stage"}.get(
+            finding.offence, "did not bring the tensor that it signed"
+        )
+        return self._guilty(dispute, finding.party, finding.offence, what, finding.distance, finding.allowed)
 
     def _guilty(
         self,
@@ -350,9 +413,8 @@ class Referee:
         offence: str,
         what: str,
         distance: float | None = None,
-        tolerated: float | None = None,
+        allowed: float = 0.0,
     ) -> Verdict:
-        allowed = 0.0 if self._bits_decide(party) else tolerated or self._plan.guard.tolerance
         shown = "not finite" if distance is not None and not distance < float("inf") else None
         if distance is not None and shown is None:
             shown = f"distance {distance:.1e}"

@@ -8,7 +8,7 @@ from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.protocol.messages import Ready, StateDigest
 from phalanx.pipeline.protocol.signed import STATE, StatementKey
-from phalanx.pipeline.verify.facts import Judgement, StepFacts
+from phalanx.pipeline.verify.facts import Judgement, Signed, StepFacts
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,12 @@ class StateAgreement:
     Attributes:
         to_weigh: States that were not agreed on before the interruption, by stage and party; they are
             weighed like any state after an update.
-        unwitnessed: Stages with a last update that one party alone has made and signed: it must be undone.
+        unwitnessed: Stages with a last update that must be undone, because no two parties made it and signed the
+            same: what each that made it has signed.
     """
 
     def __init__(self, facts: StepFacts) -> None:
-        self.unwitnessed: list[int] = []
+        self.unwitnessed: dict[int, dict[str, StateDigest]] = {}
         self.to_weigh: dict[int, dict[str, StateDigest | None]] = {}
         self._facts = facts
         self._doubted: set[tuple[int, str]] = set()
@@ -76,7 +77,7 @@ class StateAgreement:
                     continue
                 expected = _agreed_among(signed)
                 if expected is None:
-                    self.unwitnessed.append(stage)
+                    self.unwitnessed[stage] = {name: state for name, state in signed.items() if state is not None}
                     continue
             wrong = [name for name, state in states.items() if not _is(state, expected, follows and name == shadow)]
             if not wrong and expected is not None:
@@ -87,6 +88,15 @@ class StateAgreement:
                 return Unready(wrong[0] if wrong else holder, reason)
             return self._blame(stage, wrong[0], old, reason)
         return None
+
+    def _both(self, name: str, stage: int) -> Mapping[str, Signed]:
+        """Return the agreed state as a party signed it, and what it signed instead now."""
+        facts, agreed = self._facts, self._facts.agreed.get(stage)
+        ready = facts.record.get(StatementKey(STATE, name, facts.ledger.epoch, facts.ledger.step, stage))
+        return {
+            "agreed": None if agreed is None else facts.record.signed_state(name, stage, agreed),
+            "ready": None if ready is None else ready.header,
+        }
 
     def _own_updates(self, stage: int, states: Mapping[str, StateDigest | None]) -> dict[str, StateDigest | None]:
         """Return the states of a stage by the parties that made the last update themselves, lost ones included."""
@@ -118,7 +128,8 @@ class StateAgreement:
         """Convict a party that altered a kept copy; of two newcomers the second speaks against their source."""
         kept = {old.holders[stage], None if self._facts.plan.guard.verify_only else old.shadows.get(stage)}
         if name in kept and name != OWNER:
-            return Unready(name, reason, self._facts.judgement("state", name, stage, reason))
+            judgement = self._facts.judgement("state", name, stage, reason, headers=self._both(name, stage))
+            return Unready(name, reason, judgement)
         source = self._facts.sources[stage]
         doubtful = name == OWNER or (stage, source) in self._doubted
         self._doubted.add((stage, source))

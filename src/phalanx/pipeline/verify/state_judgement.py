@@ -7,24 +7,30 @@ from torch import Tensor
 
 from phalanx.errors import FrameError, NoHolderError
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.protocol.messages import AuditReport, GradientHeld, StateDigest, WeightsHeld
+from phalanx.pipeline.evidence.files import ComparedTensors
+from phalanx.pipeline.evidence.weighing import GradientClaim, weigh_gradient
+from phalanx.pipeline.protocol.messages import Apply, AuditReport, GradientHeld, StateDigest, WeightsHeld
 from phalanx.pipeline.protocol.needs import task
-from phalanx.pipeline.protocol.tensor_stream import sent_gradient, transfer_digest
+from phalanx.pipeline.protocol.signed import WHOLE_MODEL, StatementKey
+from phalanx.pipeline.protocol.tensor_stream import sent_gradient
 from phalanx.pipeline.stage.runner import finite_norm_squared
 from phalanx.pipeline.stage.stage_copy import StageCopy
 from phalanx.pipeline.tolerance.distance import distance_to_truth
 from phalanx.pipeline.verify.accomplices import accomplice, vouched, vouched_for_gradient
 from phalanx.pipeline.verify.facts import (
+    NO_HEADERS,
     CommittedMessage,
     Judgement,
     MessageKey,
+    Signed,
     StepFacts,
     StepLedger,
+    UnwitnessedUpdate,
     present,
     same_norm,
 )
 from phalanx.pipeline.verify.gradient_bounds import GradientBounds
-from phalanx.pipeline.verify.referee import Dispute, Referee
+from phalanx.pipeline.verify.referee import Dispute, RedoneStep, Referee, Ruling
 from phalanx.pipeline.verify.sent_state import SentState
 from phalanx.planner.schedules import Direction
 from phalanx.security.crypto import digest_hex
@@ -97,6 +103,9 @@ class StateJudgement:
                 continue
             if said[holder] == said[shadow]:
                 facts.agreed[stage] = said[holder]
+                judgement = await self._weigh_undone(stage)
+                if judgement is not None:
+                    return judgement
                 continue
             judgement = await self._judge_state(stage, said)
             if judgement is not None:
@@ -119,12 +128,24 @@ class StateJudgement:
             if commit.gradient == held.gradient and same_norm(commit.norm_squared, held.norm_squared, alike=alike):
                 ledger.gradients_agreed.add(stage)
                 continue
-            guilty = await self._guilty_of_gradient(stage, held)
+            ruling = await self._judge_held(stage, held)
+            guilty = ruling.party or shadow
             reason = f"stage {stage}: {guilty} reported a weight gradient or norm that is not what was sent or computed"
-            accuser = shadow if guilty == holder else holder
-            headers = {"commit": ledger.commit_header(stage), "gradient_held": facts.record.header_of(shadow, held)}
-            work = self._referee.spent()
-            return facts.judgement("gradient", guilty, stage, reason, accuser=accuser, headers=headers, work=work)
+            headers = {
+                "commit": ledger.commit_header(stage),
+                "gradient_held": facts.record.header_of(shadow, held),
+                **facts.agreed_headers(stage, ledger),
+            }
+            return facts.judgement(
+                ruling.offence,
+                guilty,
+                stage,
+                reason,
+                accuser=shadow if guilty == holder else holder,
+                headers=headers,
+                work=self._referee.spent(),
+                compared=ruling.compared,
+            )
         return None
 
     @task
@@ -155,27 +176,37 @@ class StateJudgement:
             alarm = {"step": ledger.step, "stage": stage, "kind": "whole_step", "accuser": auditor}
             facts.observe("alarm", alarm)
             if facts.bits_decide(holder) and facts.bits_decide(auditor):
-                guilty = await self._referee.judge_step(ledger, stage, facts.assignment, auditor)
+                claim = GradientClaim(auditor, audited.gradient, audited.norm_squared)
+                ruling = await self._referee.judge_step(ledger, stage, facts.assignment, auditor, claim)
             else:
-                found = await self._bounds.judge(ledger, stage, auditor)
-                if found is None:
-                    facts.observe("dismissed", alarm)
-                    ledger.steps_agreed.add((stage, auditor))
-                    continue
-                guilty = found
+                ruling = await self._bounds.judge(ledger, stage, auditor)
+            if ruling.party is None:
+                facts.observe("dismissed", alarm)
+                ledger.steps_agreed.add((stage, auditor))
+                continue
+            guilty = ruling.party
             what = "committed to a weight gradient" if guilty == holder else "recomputed a weight gradient"
             reason = f"stage {stage}: {guilty} {what} that the inputs of step {ledger.step} do not lead to"
             accuser = auditor if guilty == holder else holder
-            if guilty == holder and is_second:
+            if guilty == holder and is_second and ruling.offence == "gradient":
                 second = vouched_for_gradient(facts, stage)
                 facts.proved += [] if second is None else [second]
             work, step = self._referee.spent(), ledger.step
             headers = {
                 "commit": ledger.commit_header(stage),
                 "step_audited": facts.record.header_of(auditor, audited),
+                **facts.agreed_headers(stage, ledger),
             }
             return facts.judgement(
-                "gradient", guilty, stage, reason, step=step, accuser=accuser, headers=headers, work=work
+                ruling.offence,
+                guilty,
+                stage,
+                reason,
+                step=step,
+                accuser=accuser,
+                headers=headers,
+                work=work,
+                compared=ruling.compared,
             )
         return None
 
@@ -187,37 +218,98 @@ class StateJudgement:
         commit = None if previous is None else previous.commits.get(stage)
         if before is None or previous is None or commit is None:
             reason = f"stage {stage}: {shadow} has another state than the one that it was given"
-            return facts.judgement("state", shadow, stage, reason, accuser=OWNER)
+            return facts.judgement("transfer", shadow, stage, reason, accuser=OWNER)
         if stage in previous.frozen:
             kept = before.model_copy(update={"step": before.step + 1})
-            guilty = next((party for party in (holder, shadow) if said[party] != kept), None)
+            ruling = Ruling(next((party for party in (holder, shadow) if said[party] != kept), None), "state")
         else:
             gradient = (commit.gradient, previous.clip_coefficient)
-            guilty = await self._referee.judge_update(stage, holder, shadow, before, gradient, said)
-        work = self._referee.spent()
+            signed = {party: said[party] for party in (holder, shadow)}
+            ruling = await self._referee.judge_update(stage, (shadow, holder), before, gradient, signed)
+        work, guilty = self._referee.spent(), ruling.party
         if guilty is None:
             facts.agreed[stage] = said[holder]
             return None
         reason = f"stage {stage}: {guilty} has a state that the signed gradient of step {before.step} does not lead to"
-        accuser = shadow if guilty == holder else holder
-        headers = {
-            "state_holder": facts.record.signed_state(holder, stage, said[holder]),
-            "state_shadow": facts.record.signed_state(shadow, stage, said[shadow]),
-        }
-        return facts.judgement("state", guilty, stage, reason, accuser=accuser, headers=headers, work=work)
+        return facts.judgement(
+            ruling.offence,
+            guilty,
+            stage,
+            reason,
+            accuser=shadow if guilty == holder else holder,
+            headers=update_headers(facts, stage, said),
+            work=work,
+            compared=ruling.compared,
+        )
 
-    async def _guilty_of_gradient(self, stage: int, held: GradientHeld) -> str:
+    async def _weigh_undone(self, stage: int) -> Judgement | None:
+        """Compare the state after an update with what a party signed when it had made that update alone."""
+        facts, undone = self._facts, self._facts.unwitnessed.pop(stage, None)
+        before, state = facts.before.get(stage), facts.agreed[stage]
+        if undone is None or before is None or any(each.step != state.step for each in undone.signed.values()):
+            return None
+        present = {party: each for party, each in undone.signed.items() if party in facts.present and each != state}
+        if not present:
+            return None
+        parties = (facts.shadow(stage), facts.holder(stage))
+        ruling = await self._referee.judge_update(stage, parties, before, undone.gradient, present)
+        if ruling.party is None or ruling.offence == "transfer":
+            return None
+        reason = f"stage {stage}: {ruling.party} alone made an update that step {before.step} does not lead to"
+        work = self._referee.spent()
+        return facts.judgement(
+            "state", ruling.party, stage, reason, headers=undone.headers, work=work, compared=ruling.compared
+        )
+
+    async def _judge_held(self, stage: int, held: GradientHeld) -> Ruling:
         facts, ledger = self._facts, self._facts.ledger
         holder, shadow = facts.holder(stage), facts.shadow(stage)
         if facts.plan.guard.upkeep.in_lockstep:
-            return await self._referee.judge_step(ledger, stage, facts.assignment, shadow)
+            claim = GradientClaim(shadow, held.gradient, held.norm_squared)
+            return await self._referee.judge_step(ledger, stage, facts.assignment, shadow, claim)
         if held.gradient == ledger.commits[stage].gradient:
             return await self._referee.judge_norm(ledger, stage, holder, shadow)
         sent = sent_gradient(facts.statements, held, (holder, shadow))
         if sent is None or holder == OWNER:
-            return shadow
+            return Ruling(shadow, "gradient")
         # the parts carry the holder's own signature: what it sent is not what it committed to
-        return holder if sent == held.gradient else shadow
+        return Ruling(holder if sent == held.gradient else shadow, "gradient")
+
+
+def unwitnessed_update(facts: StepFacts, stage: int, signed: Mapping[str, StateDigest]) -> UnwitnessedUpdate | None:
+    """Return what is to be kept of an update before it is undone; None where nothing was committed to."""
+    commit = None if facts.previous is None else facts.previous.commits.get(stage)
+    if facts.previous is None or commit is None:
+        return None
+    gradient = (commit.gradient, facts.previous.clip_coefficient)
+    return UnwitnessedUpdate(signed, gradient, update_headers(facts, stage, signed))
+
+
+def update_headers(facts: StepFacts, stage: int, after: Mapping[str, StateDigest]) -> Mapping[str, Signed]:
+    """Return what shows an update: the agreed state before it, the gradient, the decision, and the states after it.
+
+    Args:
+        facts: The step after the update.
+        stage: Which stage.
+        after: The state that each party signed.
+    """
+    previous = facts.previous
+    if previous is None:
+        return NO_HEADERS
+    holder, shadow = facts.updated_by.holders.get(stage, OWNER), facts.updated_by.shadows.get(stage)
+    decided = facts.record.get(StatementKey(Apply.kind, OWNER, previous.epoch, previous.step, WHOLE_MODEL))
+    before = facts.before.get(stage)
+    states = NO_HEADERS if before is None else facts.state_headers(stage, before, holder, shadow)
+    return {
+        "commit": previous.commit_header(stage),
+        "apply": None if decided is None else decided.header,
+        **{f"before_{role.removeprefix('state_')}": header for role, header in states.items()},
+        **{
+            role: facts.record.signed_state(party, stage, after[party])
+            for role, party in (("state_holder", holder), ("state_shadow", shadow))
+            if party is not None and party in after
+        },
+    }
 
 
 _Wrong = tuple[int, Direction, Mapping[Direction, str]]
@@ -264,10 +356,10 @@ class OwnerAudits:
         copy = await self._referee.stage_at(stage, (holder,) if one_copy else (shadow, holder), facts.agreed[stage])
         if copy is None:
             return [self._brought_nothing(stage)]
-        found = await self._redo(copy)
-        if found is None:
+        redone = await self._referee.redo_step(copy, ledger, stage, facts.assignment)
+        if redone is None:
             return [self._brought_nothing(stage)]
-        truth, wrong = found
+        truth, wrong = redone.gradients, await self._find_wrong(stage, redone)
         # a lie that its auditor has vouched for tells of two parties
         for place in sorted(wrong, key=lambda place: not vouched(facts, stage, place[0], place[1])):
             named = await self._name(copy, *place)
@@ -275,30 +367,22 @@ class OwnerAudits:
                 return named
         # what both copies apply: where bits may differ that is the stage's own gradient, once it is known to be close
         applied = truth if facts.bits_decide(holder) else await self._bounds.claimed(ledger, stage)
-        guilty = await self._compare_gradient(copy, truth, applied)
+        guilty = await self._compare_gradient(copy, redone, applied)
         if not guilty and applied is not None:
             facts.norms.note(stage, finite_norm_squared(applied))
             self._redone[stage] = _Redone(ledger.step, copy, applied, (holder, shadow))
         return guilty
 
-    async def _redo(self, copy: StageCopy) -> tuple[dict[str, Tensor], list["_Wrong"]] | None:
-        """Weight gradient of a stage and the messages that are not what was committed to; None without inputs."""
-        facts, ledger, stage = self._facts, self._facts.ledger, copy.spec.index
-        wrong: list[_Wrong] = []
-        for microbatch in range(facts.plan.microbatches):
-            tensors = await self._referee.inputs(ledger, stage, microbatch, facts.assignment)
-            if tensors is None:
-                return None
-            y = copy.runner.forward(ledger.step, microbatch, tensors[0])
-            truths = _truths(y, copy.runner.backward(ledger.step, microbatch, tensors[1]))
-            digests = _digests(truths)
-            wrong += [
-                (microbatch, direction, digests)
-                for direction, truth in truths.items()
-                if ledger.messages[(stage, direction, microbatch)].digest != digests[direction]
-                and not await self._is_close((stage, direction, microbatch), truth)
-            ]
-        return copy.weight_gradient(ledger.step, facts.noise_key(ledger.epoch, stage)), wrong
+    async def _find_wrong(self, stage: int, redone: RedoneStep) -> list["_Wrong"]:
+        """Return the messages of a stage that are not what was committed to."""
+        messages = self._facts.ledger.messages
+        digests = {place: digest_hex(tensor_buffers(y.contiguous())) for place, y in redone.outputs.items()}
+        return [
+            (microbatch, direction, {way: digest for (way, m), digest in digests.items() if m == microbatch})
+            for (direction, microbatch), truth in redone.outputs.items()
+            if messages[(stage, direction, microbatch)].digest != digests[(direction, microbatch)]
+            and not await self._is_close((stage, direction, microbatch), truth)
+        ]
 
     async def _is_close(self, key: MessageKey, truth: Tensor) -> bool:
         """Whether a message of a stage of another numeric class lies within tau of the owner's own result."""
@@ -326,23 +410,26 @@ class OwnerAudits:
             del self._redone[stage]
             if facts.ledger.step != redone.step + 1 or previous is None or state is None:
                 continue
-            redone.copy.apply(redone.step, redone.gradients, previous.clip_coefficient)
-            if redone.copy.digest() != state:
-                guilty += self._name_signers(stage, redone, state)
+            signed = {party: state for party in redone.parties}
+            ruling = self._referee.redo_update(redone.copy, redone.gradients, previous.clip_coefficient, signed)
+            if ruling.party is not None:
+                guilty += self._name_signers(stage, redone, state, ruling.compared)
         return guilty
 
-    def _name_signers(self, stage: int, redone: _Redone, state: StateDigest) -> list[Judgement]:
+    def _name_signers(
+        self, stage: int, redone: _Redone, state: StateDigest, compared: ComparedTensors
+    ) -> list[Judgement]:
         """Name the parties that made the update, whichever of them have a copy of the stage now.
 
         Raises:
             NoHolderError: None of them takes part any more, so no copy leads back to before the update.
         """
         facts, guilty = self._facts, list[Judgement]()
-        for role, party in zip(("state_holder", "state_shadow"), redone.parties, strict=True):
-            if party in self._bound(redone.parties) and party != OWNER and party in facts.present:
+        headers = update_headers(facts, stage, dict.fromkeys(redone.parties, state))
+        for party in dict.fromkeys(self._bound(redone.parties)):
+            if party != OWNER and party in facts.present:
                 reason = f"stage {stage}: {party} agreed on a state that step {redone.step} does not lead to"
-                headers = {role: facts.record.signed_state(party, stage, state)}
-                guilty.append(facts.judgement("state", party, stage, reason, headers=headers))
+                guilty.append(facts.judgement("state", party, stage, reason, headers=headers, compared=compared))
         if not guilty:
             raise NoHolderError(
                 f"stage {stage}: its state after step {redone.step} is wrong, and the parties that made it are gone; "
@@ -394,13 +481,15 @@ class OwnerAudits:
         return [culprit] if second is None else [culprit, second]
 
     async def _compare_gradient(
-        self, copy: StageCopy, truth: dict[str, Tensor], claimed: dict[str, Tensor] | None
+        self, copy: StageCopy, redone: RedoneStep, claimed: dict[str, Tensor] | None
     ) -> list[Judgement]:
         """Convict a stage of a gradient that its work does not lead to, and a shadow that claims the same."""
         facts, ledger, stage = self._facts, self._facts.ledger, copy.spec.index
-        commit = ledger.commits[stage]
+        commit, truth, compared = ledger.commits[stage], redone.gradients, ComparedTensors()
         if claimed is truth:
-            is_right = (commit.gradient, commit.norm_squared) == (transfer_digest(truth), finite_norm_squared(truth))
+            claim = GradientClaim(facts.holder(stage), commit.gradient, commit.norm_squared)
+            is_right = weigh_gradient(redone.signed, claim, None) is None
+            compared = redone.compared(copy)
         else:
             norm = None if claimed is None else finite_norm_squared(claimed)
             is_right = same_norm(commit.norm_squared, norm, alike=False)
@@ -409,15 +498,10 @@ class OwnerAudits:
             return []
         holder, step = facts.holder(stage), ledger.step
         reason = f"stage {stage}: {holder} committed to a weight gradient or norm that step {step} does not lead to"
-        headers = {"commit": ledger.commit_header(stage)}
-        culprit = facts.judgement("gradient", holder, stage, reason, headers=headers)
+        headers = {"commit": ledger.commit_header(stage), **facts.agreed_headers(stage, ledger)}
+        culprit = facts.judgement("gradient", holder, stage, reason, headers=headers, compared=compared)
         second = vouched_for_gradient(facts, stage)
-        return [culprit] if second is None else [culprit, second]
-
-
-def _truths(y: Tensor, x_gradient: Tensor | None) -> dict[Direction, Tensor]:
-    return {"forward": y} if x_gradient is None else {"forward": y, "backward": x_gradient}
-
-
-def _digests(truths: Mapping[Direction, Tensor]) -> dict[Direction, str]:
-    return {direction: digest_hex(tensor_buffers(tensor.contiguous())) for direction, tensor in truths.items()}
+        if second is None:
+            return [culprit]
+        second.compared, second.headers = compared, culprit.headers | second.headers
+        return [culprit, second]
