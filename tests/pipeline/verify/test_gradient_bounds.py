@@ -40,7 +40,7 @@ def commit(world, gradients):
 def audit(world, gradients):
     """Let the auditor have recomputed this gradient."""
     place = {"epoch": EPOCH, "step": STEP, "stage": STAGE, "lane": 0}
-    said = StepAudited(**place, norm_squared=1.0, gradient=transfer_digest(gradients))
+    said = StepAudited(**place, order=1, norm_squared=1.0, gradient=transfer_digest(gradients))
     world.facts.ledger.step_audits[(STAGE, SHADOW)] = said
     world.bulks[(SHADOW, "audited")] = (gradients, STEP)
 

@@ -161,7 +161,9 @@ def test_a_gradient_or_norm_that_the_step_does_not_lead_to_names_the_stage(world
 
 def test_an_auditor_that_claims_to_have_computed_the_made_up_gradient_is_named_too(world, audits):
     commit(world, gradient="bb" * 32)
-    said = StepAudited(**PLACE, gradient="bb" * 32, norm_squared=world.facts.ledger.commits[STAGE].norm_squared)
+    said = StepAudited(
+        **PLACE, order=1, gradient="bb" * 32, norm_squared=world.facts.ledger.commits[STAGE].norm_squared
+    )
     world.facts.ledger.step_audits[(STAGE, SHADOW)] = said
 
     assert named(world.judge(audits.run(STAGE))) == [(HOLDER, "gradient"), (SHADOW, "collusion")]

@@ -189,7 +189,7 @@ def audit(world, **changes):
     ledger = world.facts.ledger
     ledger.awaited_step_audits.add((STAGE, SHADOW))
     true = {"gradient": transfer_digest(world.gradients), "norm_squared": finite_norm_squared(world.gradients)}
-    ledger.step_audits[(STAGE, SHADOW)] = StepAudited(**PLACE, **true | changes)
+    ledger.step_audits[(STAGE, SHADOW)] = StepAudited(**PLACE, order=1, **true | changes)
 
 
 def test_a_recomputed_gradient_that_is_the_same_settles_the_audit(world, judge):
