@@ -12,7 +12,7 @@ PRESETS: Mapping[Preset, Mapping[str, Any]] = {
         "audit_rate": 1 / 16,
         "step_audit_rate": 1 / 64,
         "owner_audit_rate": 1 / 128,
-        "keep_states": 0,
+        "keep_states": 896,
         "gradient_screen": False,
     },
     "standard": {

@@ -12,6 +12,7 @@ from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.membership.members import Files, Members, OwnerLinks, revocation_facts
 from phalanx.pipeline.owner.coordinator import Coordinator
 from phalanx.pipeline.owner.guarantees import Guarantees
+from phalanx.pipeline.owner.kept_states import KeptStates
 from phalanx.pipeline.owner.noise_keys import tell_noise_keys
 from phalanx.pipeline.owner.paper_recovery import PLAIN, Attempt, PaperRecovery
 from phalanx.pipeline.owner.placement import Placement
@@ -59,11 +60,12 @@ class Failover:
         self.links = links
         self.alive = list(members.names)
         self.lost, self.reasons = deque[str](), dict[str, str]()
-        self.leaving, self.revoked = set[str](), set[str]()
+        self.leaving, self.revoked, self._distrusted = set[str](), set[str](), set[str]()
         self.epoch = -1
         self.verdicts = Verdicts(facts, members, files)
         self.takeovers, self.signed_history = 0, SignedHistory()
-        self.rollback = Rollback(facts)
+        self._kept = KeptStates(facts, roles, files.run_dir)
+        self.rollback = Rollback(facts, self._kept)
         self.guarantees, self.placing = Guarantees(facts), Placement(facts.plan, members)
         self.known: Mapping[int, StateDigest] = {}
         self.timeout_s = 300.0
@@ -87,6 +89,7 @@ class Failover:
             PeerLostError: No worker is left, and why each one is gone; or the owner itself is not ready in time.
             VerificationError: The owner itself has another state than the one in `known`.
         """
+        self._kept.begin(step, self.known)
         for fault in self._members.unreachable:
             self.suspect(fault.peer, str(fault.error))
         await self._begin_with_who_comes(step, may_be_alone=not self.alive)
@@ -124,7 +127,8 @@ class Failover:
         # nothing that was kept of the steps since then is of this timeline
         self._facts.forget_states()
         self.signed_history, self._readiness = SignedHistory(), StateAgreement(self._facts)
-        self.rollback, self.known = Rollback(self._facts), dict(known)
+        self.rollback, self.known = Rollback(self._facts, self._kept), dict(known)
+        self._kept.begin(step, known)
         await self._begin_with_who_comes(step, may_be_alone=True)
 
     async def _has_begun(self, step: int) -> bool:
@@ -136,8 +140,17 @@ class Failover:
                 raise
         return not self.lost
 
-    def suspect(self, name: str, reason: str) -> None:
-        """Note that a party is gone; it is replaced at the next recovery."""
+    def suspect(self, name: str, reason: str, *, distrusted: bool = False) -> None:
+        """Note that a party is gone; it is replaced at the next recovery.
+
+        Args:
+            name: The party.
+            reason: Why, for the log.
+            distrusted: Whether it is replaced for what it did, and not because it died: the run then goes back as after
+                a conviction, for what nobody recomputed of its work is as doubtful as a convict's.
+        """
+        if name in self.alive and distrusted:
+            self._distrusted.add(name)
         if name in self.alive and name not in self.lost:
             self._files.observe("link_broken", {"party": name, "reason": reason})
             self.lost.append(name)
@@ -200,7 +213,7 @@ class Failover:
         if found is None or found[0] not in self.alive:
             await self.begin_again(step)
             return
-        self.suspect(*found)
+        self.suspect(*found, distrusted=True)
         await self.recover(None, step)
 
     @task
@@ -260,15 +273,12 @@ class Failover:
         old = self._standing
         held = old.held_by(gone)
         self._strike(gone)
-        guard = self._facts.plan.guard
+        if verdict is None and gone in self._distrusted:
+            self._files.observe("distrusted", {"party": gone, "step": step, "reason": self.reasons[gone]})
         try:
             new = self.placing.without(old, gone, self.alive)
             # before the party is shut out: until roles change, the owner's own stages may still send to it
-            rollback = self.rollback
-            if guard.keeps_snapshots:
-                first_bad = rollback.last_snapshot(step, convicted=verdict is not None)
-            else:
-                first_bad = rollback.unverified if verdict is None else await rollback.first_bad_step(held, new, gone)
+            first_bad = await self._first_bad_step(gone, verdict, new, step)
         finally:
             self._shut_out(gone, convicted=verdict is not None)
         if first_bad is not None:
@@ -279,6 +289,16 @@ class Failover:
             by = new.holders[stage]
             self._files.observe("takeover", {"stage": stage, "step": step, "by": by, "from": gone})
         self._files.observe("step_redone", {"step": step, "epoch": self.epoch})
+
+    async def _first_bad_step(self, gone: str, verdict: Verdict | None, new: Assignment, step: int) -> int | None:
+        rollback, trusted = self.rollback, verdict is None and gone not in self._distrusted
+        if self._facts.plan.guard.keeps_snapshots:
+            return rollback.last_snapshot(step, convicted=not trusted)
+        if trusted:
+            return rollback.unverified
+        # a state is wrong because of the update before it
+        refuted = verdict.step - 1 if verdict is not None and verdict.offence == "state" else None
+        return await rollback.first_bad_step(self._standing.held_by(gone), new, gone, refuted)
 
     def _let_go(self, name: str, step: int) -> None:
         """Say good-bye to a party that has handed over everything."""
@@ -334,6 +354,7 @@ class Failover:
             log_head=self._members.witnesses.head(),
         )
         self._facts.sources = {role.stage: role.source for role in assign.roles}
+        self._roles.kept_library = self.rollback.kept_library
         self.rollback.note_copies(new, step)
         self.guarantees.note(new, step)
         self._is_short = bool(short := self.placing.shortages(new))
@@ -349,6 +370,8 @@ class Failover:
             await (self.recover(None, step) if self.lost else self.assign(shadowed_by_owner(stood), stood, step))
         elif self._facts.plan.guard.enabled:
             await self._check_ready(new, old, step)
+        # every party has begun there
+        self.rollback.restored = self._roles.kept_library = None
 
     def _settled(self, new: Assignment, old: Assignment) -> Assignment:
         return settled(new, old, {*self.alive, OWNER}, self._readiness.confirmed(self._coordinator.ready))

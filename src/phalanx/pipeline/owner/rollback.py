@@ -1,22 +1,24 @@
-"""The rollback (L5): applied steps are replayed to a party's first wrong one, and everything after it is done again."""
+"""The rollback (L5): a run goes back to before what a distrusted party did unchecked, and does all since again."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
 from phalanx.engine import StepInputs
 from phalanx.pipeline.assignment.assignment import Assignment
+from phalanx.pipeline.owner.kept_states import KeptStates
 from phalanx.pipeline.plan import BOUNDARY_DTYPE
+from phalanx.pipeline.proof.step_record import StageChecks, step_checks
 from phalanx.pipeline.protocol.messages import Fetch, FetchBulk, StateDigest
 from phalanx.pipeline.protocol.needs import MessageNeed, TensorsNeed, task
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.stage.stage_copy import StageCopy
-from phalanx.pipeline.stage.undo_log import points_before
 from phalanx.pipeline.verify.facts import MessageKey, StepFacts, StepLedger
+from phalanx.pipeline.worker.roles import Library
 from phalanx.planner.schedules import Direction
-from phalanx.security.crypto import digest_hex
+from phalanx.security.crypto import certified_name, digest_hex
 from phalanx.transport.tensors import tensor_buffers, tensor_from
 
 
@@ -28,11 +30,13 @@ class PastStep:
         ledger: What every party had committed to.
         assignment: Holders and shadows at the time.
         inputs: The owner's batch.
+        checks: On whose word each stage's work rests.
     """
 
     ledger: StepLedger
     assignment: Assignment
     inputs: StepInputs
+    checks: Mapping[int, StageChecks] = field(default_factory=dict)
 
     @property
     def agreed(self) -> Mapping[int, StateDigest]:
@@ -55,15 +59,38 @@ def slim(step: PastStep) -> PastStep:
     return replace(step, ledger=bare)
 
 
-class StepHistory:
-    """The last `undoable_steps` applied steps, without a gap."""
+PAST_BYTES = 2**28
+"""Memory in which batches of more steps than have to be undone are remembered: 256 MiB."""
+_STEP_BYTES = 2**14
+"""Of what is remembered of a step beside its batch, at most as a rule."""
 
-    def __init__(self, undoable_steps: int) -> None:
-        self._steps: deque[PastStep] = deque(maxlen=undoable_steps)
+
+def _size_bytes(step: PastStep) -> int:
+    inputs = step.inputs
+    tensors = [*inputs.ids, *inputs.labels, *(rows for named in inputs.extras for rows in named.values())]
+    return _STEP_BYTES + sum(tensor.nbytes for tensor in tensors)
+
+
+class StepHistory:
+    """The last applied steps, without a gap.
+
+    Args:
+        undoable_steps: At least so many.
+        max_bytes: More of them where all together take no more memory than this.
+    """
+
+    def __init__(self, undoable_steps: int, max_bytes: int = 0) -> None:
+        self._steps: deque[PastStep] = deque()
+        self._undoable_steps = undoable_steps
+        self._max_bytes = max_bytes
+        self._size_bytes = 0
 
     def add(self, step: PastStep) -> None:
         """Remember the step that is about to be applied."""
         self._steps.append(step)
+        self._size_bytes += _size_bytes(step)
+        while len(self._steps) > self._undoable_steps and self._size_bytes > self._max_bytes:
+            self._size_bytes -= _size_bytes(self._steps.popleft())
 
     def get(self, step: int) -> PastStep | None:
         """A step that is remembered."""
@@ -81,7 +108,7 @@ class StepHistory:
     def forget_from(self, step: int) -> None:
         """Forget this step and later ones: they were undone."""
         while self._steps and self._steps[-1].ledger.step >= step:
-            self._steps.pop()
+            self._size_bytes -= _size_bytes(self._steps.pop())
 
 
 _BOTH: tuple[Direction, Direction] = ("forward", "backward")
@@ -184,26 +211,39 @@ class Replay:
 class Rollback:
     """The rollback knows how far back each copy reaches, and remembers what is needed to go there.
 
+    Args:
+        facts: The present step.
+        kept: The states to go back to with `keep_states`.
+        past_bytes: Memory for batches of more than the 2 `keep_states` steps that are always remembered.
+
     Attributes:
         undone: Batches of steps that were undone and are to be done again, by step.
+        kept: The states to go back to with `keep_states`.
+        restored: The kept point that all parties are about to begin at; None where they begin with what they have.
     """
 
-    def __init__(self, facts: StepFacts) -> None:
+    def __init__(self, facts: StepFacts, kept: KeptStates, past_bytes: int = PAST_BYTES) -> None:
         self.undone: dict[int, StepInputs] = {}
+        self.kept = kept
+        self.restored: int | None = None
         self._facts = facts
+        self._distrusted: set[str] = set()
         guard = facts.plan.guard
-        steps = max(guard.undoable_steps, 2 * guard.keep_states + 1 if guard.keep_states else 0)
-        self._step_history = StepHistory(guard.snapshot_every if guard.keeps_snapshots else steps)
+        steps = max(guard.undoable_steps, 2 * guard.keep_states)
+        self._step_history = StepHistory(
+            guard.snapshot_every if guard.keeps_snapshots else steps, past_bytes if guard.keep_states else 0
+        )
         self._replay = Replay(facts, self._step_history)
         self._since: dict[tuple[str, int], int] = {}
-        self._begin: int | None = None
         self._snapshot = 0
         """Step of the last snapshot that every party is known to have, where they keep such."""
 
     def remember(self, step: PastStep) -> None:
         """Keep a step that is about to be applied."""
-        # nothing is replayed where states are kept: of hundreds of steps, their headers are let go of
-        self._step_history.add(slim(step) if self._facts.plan.guard.keep_states else step)
+        if self._facts.plan.guard.keep_states:
+            # nothing is replayed where states are kept: of hundreds of steps, their headers are let go of
+            step = replace(slim(step), checks=step_checks(self._facts))
+        self._step_history.add(step)
         if self._facts.plan.guard.hands_on(step.ledger.step):
             self._snapshot = step.ledger.step
 
@@ -221,15 +261,31 @@ class Rollback:
         return not self._facts.plan.guard.keeps_snapshots or self.last_snapshot(step, convicted=False) is None
 
     @task
-    async def first_bad_step(self, stages: Sequence[int], new: Assignment, gone: str) -> int | None:
-        """Replay what a convicted party did in the kept steps; as far back as every stage has a copy so old.
+    async def keep_state(self, step: int) -> tuple[str, str] | None:
+        """Keep the state before a step; see `KeptStates.take`."""
+        oldest = self._step_history.oldest
+        return await self.kept.take(step, step if oldest is None else oldest)
 
-        A step that lags counts as bad without a replay. Where states are kept in place of steps, whatever the party did
-        since the older one counts as bad.
+    @task
+    async def first_bad_step(
+        self, stages: Sequence[int], new: Assignment, gone: str, refuted: int | None = None
+    ) -> int | None:
+        """Find where to go back to before all that a distrusted party did and nobody else has shown to be right.
+
+        With `keep_states` that is the last kept point before its first step that no trusted party recomputed in full,
+        in any life of its certificate. With `keep_steps` the kept steps of its stages are replayed, as far back as
+        every stage has a copy so old. A step that lags counts as bad without either.
+
+        Args:
+            stages: What the party holds.
+            new: The assignment without it.
+            gone: The party.
+            refuted: A step with an update that it was convicted for, whoever had recomputed it.
         """
         if self._facts.plan.guard.keep_states:
-            found = [bad for bad in (self._kept_point(new, gone), self.unverified) if bad is not None]
-            return min(found) if found else None
+            self._distrusted.add(certified_name(gone))
+            found = [bad for bad in (self._kept_point(gone, refuted), self.unverified) if bad is not None]
+            return min(found, default=None)
         if not self._facts.plan.guard.keep_steps:
             return self.unverified
         reach = max((self._oldest_copy(stage, new, gone) for stage in new.holders), default=0)
@@ -243,13 +299,29 @@ class Rollback:
         found = [bad for bad in (*replayed, self.unverified) if bad is not None]
         return min(found) if found else None
 
-    def _kept_point(self, new: Assignment, gone: str) -> int | None:
-        """The last kept state of before the party had a part in the run; else the oldest that every holder has."""
-        step, every = self._facts.ledger.step, self._facts.plan.guard.keep_states
-        oldest = max((self._since.get((party, stage), step) for stage, party in new.holders.items()), default=step)
-        known = [point for point in points_before(step, self._begin or 0, every) if point >= oldest]
-        came = min((since for (party, _), since in self._since.items() if party == gone), default=0)
-        return max((point for point in known if point <= came), default=min(known, default=None))
+    def _kept_point(self, gone: str, refuted: int | None) -> int | None:
+        doubtful = next((past for past in self._step_history.since(0) if self._is_doubtful(past, gone, refuted)), None)
+        oldest = self._step_history.oldest
+        if doubtful is None or oldest is None:
+            return None
+        point = self.kept.before(doubtful.ledger.step, oldest)
+        return point if point is not None and point < self._facts.ledger.step else None
+
+    def _is_doubtful(self, past: PastStep, gone: str, refuted: int | None) -> bool:
+        """Whether a step has work of a distrusted certificate for which no trusted party stands."""
+        is_refuted = past.ledger.step == refuted
+        return any(
+            checks.rests_on is None
+            or not self._distrusted.isdisjoint(map(certified_name, checks.rests_on))
+            or (is_refuted and checks.party == gone)
+            for checks in past.checks.values()
+            if certified_name(checks.party) in self._distrusted
+        )
+
+    @property
+    def kept_library(self) -> Library | None:
+        """Builds stages as they were at the kept point that all parties are about to begin at; else None."""
+        return None if self.restored is None else self.kept.library(self.restored)
 
     @property
     def unverified(self) -> int | None:
@@ -263,6 +335,10 @@ class Rollback:
         self.undone |= {past.ledger.step: past.inputs for past in step_history.since(first_bad)}
         back, before = step_history.get(first_bad), step_history.get(first_bad - 1)
         facts.ledger.agreed = {} if back is None else dict(back.agreed)
+        if first_bad != self.unverified and first_bad in self.kept:
+            self.restored = first_bad
+            facts.ledger.agreed |= self.kept.digests(first_bad)
+        self.kept.forget_after(first_bad)
         facts.previous = None if before is None else before.ledger
         step_history.forget_from(first_bad)
         facts.observe("rolled_back", {"step": step, "to": first_bad})
@@ -277,7 +353,7 @@ class Rollback:
 
     def old_enough(self, old: Assignment | None, step: int) -> Assignment | None:
         """The old assignment without shadows that cannot go back to `step`: they get the state like newcomers."""
-        if old is None:
+        if old is None or self.restored is not None:
             return None
         if self._facts.plan.guard.keeps_snapshots:
             return old
@@ -289,9 +365,9 @@ class Rollback:
 
     def note_copies(self, new: Assignment, step: int) -> None:
         """From which step on each party has had each stage: it can go back no further."""
-        self._begin = step if self._begin is None else self._begin
         pairs = {(party, stage) for roles in (new.holders, new.shadows) for stage, party in roles.items()}
-        self._since = {pair: self._since.get(pair, step) for pair in pairs}
+        known = {} if self.restored is not None else self._since
+        self._since = {pair: known.get(pair, step) for pair in pairs}
         self._snapshot = step
 
     def _oldest_copy(self, stage: int, new: Assignment, gone: str) -> int:

@@ -142,7 +142,7 @@ def answer_fetch_bulk(context: PartyContext, uploads: StateUploads, sender: str,
         send_bulk(context.post, sender, message, kept.moving(message.step), message.step)
         return
     copy = context.roles.copy_of(message.stage)
-    shadow = context.roles.shadows.get(message.stage)
+    is_held, shadow = message.stage in context.roles.hosted, context.roles.shadows.get(message.stage)
     audit = context.roles.auditing(message.stage)
     gradient = _gradient(context.roles, message.stage, message.step)
     if message.purpose == "duplicate":
@@ -155,9 +155,9 @@ def answer_fetch_bulk(context: PartyContext, uploads: StateUploads, sender: str,
         tensors = copy.state()
     elif message.purpose == "weights":
         tensors = copy.weights()
-    elif message.purpose == "update" and message.stage in context.roles.hosted:
+    elif message.purpose == "update" and is_held:
         tensors = copy.trained()
-    elif message.purpose == "snapshot" and message.stage in context.roles.hosted:
+    elif message.purpose == "snapshot" and (is_held or not context.plan.guard.one_optimizer):
         tensors = copy.optimizer.state()
     elif message.purpose == "gradient" and gradient is not None:
         tensors = gradient
