@@ -7,7 +7,8 @@ arranges that parties die, leave or come back between its lies and its convictio
 import pytest
 
 from phalanx.pipeline import GuardConfig, PipelineConfig
-from phalanx.testing import Actor, MemoryCompany, tampering, tiny_run
+from phalanx.pipeline.protocol.messages import Bulk
+from phalanx.testing import Actor, MemoryCompany, only, tampering, tiny_run
 
 NO_COIN = {"step_audit_rate": 0.0, "owner_audit_rate": 0.0, "gradient_screen": False}
 MANY = 40
@@ -66,6 +67,10 @@ def audited_at(company, *places):
     """Let the coin of whole steps fall on these (stage, step) and no others."""
     company.draw.whole_step = lambda *, step, epoch, stage: (stage, step) in places
     return company
+
+
+def went_back(company):
+    return [(body["to"], body["step"]) for body in company.bodies("rolled_back")]
 
 
 def assert_undone(company, liar, run, steps, honest_digest):
@@ -132,3 +137,70 @@ def test_the_light_preset_undoes_too(company_of, honest_digest, lag):
     company.run(6)
 
     assert_undone(company, "worker-1", run, 6, honest_digest)
+
+
+def test_who_is_replaced_for_what_it_did_is_undone_as_a_convict_is(company_of, honest_digest):
+    run = kept()
+    company = company_of(run, {"worker-1": lying_in(1, 2)})
+
+    company.run(4)
+    company.engine._failover.suspect("worker-1", "it withheld what it had committed to", distrusted=True)
+    company.run(2)
+
+    assert (company.verdicts, company.lost) == ([], ["worker-1"])
+    assert company.bodies("distrusted") == [{"party": "worker-1", "step": 4}]
+    assert went_back(company) == [(0, 4)]
+    assert company.checks.doubts() == []
+    assert company.weights_digest() == honest_digest(run, 6)
+
+
+def test_who_dies_takes_nothing_back(company_of, honest_digest):
+    run = kept()
+    company = company_of(run, {})
+
+    company.run(4)
+    company.kill("worker-1")
+    company.run(2)
+
+    assert went_back(company) == []
+    assert company.weights_digest() == honest_digest(run, 6)
+
+
+@pytest.mark.slow
+def test_a_party_that_dies_while_all_go_back_is_no_obstacle(company_of, honest_digest):
+    pipeline = PipelineConfig(stages=4, spares=2, step_timeout_s=30.0)
+    run = kept().model_copy(update={"pipeline": pipeline})
+    company = company_of(run, {"worker-1": lying_in(1, 2, 4)})
+    audited_at(company, (1, 4))
+    company.run(4)
+    heir = company.engine.shadows[1]
+    observe = company._observe
+
+    def kill_when_going_back(kind, body):
+        observe(kind, body)
+        if kind == "rolled_back":
+            company.kill(heir)
+
+    company.engine._facts.observe = kill_when_going_back
+    company.run(3)
+
+    assert company.lost == [heir]
+    assert_undone(company, "worker-1", run, 7, honest_digest)
+
+
+@pytest.mark.slow
+def test_a_holder_that_withholds_the_state_that_is_to_be_kept_is_replaced_and_undone(company_of, honest_digest):
+    def withhold(outgoing, message):
+        return () if message.purpose == "snapshot" else (outgoing,)
+
+    run = kept(4)
+    run = run.model_copy(update={"pipeline": run.pipeline.model_copy(update={"patience_s": 2.0})})
+    liar, accomplice = Actor(lying_in(1, 2).wrap_copy, only(Bulk, withhold)), Actor(rewrite=only(Bulk, withhold))
+    company = company_of(run, {"worker-1": liar, "worker-2": accomplice})
+
+    company.run(7)
+
+    assert company.verdicts == []
+    assert company.lost
+    assert company.checks.doubts() == []
+    assert company.weights_digest() == honest_digest(run, 7)

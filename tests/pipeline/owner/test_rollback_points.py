@@ -5,7 +5,8 @@ from hand_made import HOLDER, OWNER, SHADOW, make_world, run_task
 
 from phalanx.engine import StepInputs
 from phalanx.pipeline.assignment.assignment import Assignment
-from phalanx.pipeline.owner.rollback import PastStep, Rollback
+from phalanx.pipeline.owner.replay import PastStep
+from phalanx.pipeline.owner.rollback import Rollback
 from phalanx.pipeline.verify.facts import StepLedger
 
 PRESENT = Assignment({0: OWNER, 1: HOLDER, 2: OWNER}, {1: SHADOW})

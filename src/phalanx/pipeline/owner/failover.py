@@ -60,12 +60,11 @@ class Failover:
         self.links = links
         self.alive = list(members.names)
         self.lost, self.reasons = deque[str](), dict[str, str]()
-        self.leaving, self.revoked, self._distrusted = set[str](), set[str](), set[str]()
+        self.leaving, self.revoked = set[str](), set[str]()
         self.epoch = -1
         self.verdicts = Verdicts(facts, members, files)
         self.takeovers, self.signed_history = 0, SignedHistory()
-        self._kept = KeptStates(facts, roles, files.run_dir)
-        self.rollback = Rollback(facts, self._kept)
+        self.rollback = Rollback(facts, KeptStates(facts, roles, files.run_dir))
         self.guarantees, self.placing = Guarantees(facts), Placement(facts.plan, members)
         self.known: Mapping[int, StateDigest] = {}
         self.timeout_s = 300.0
@@ -89,7 +88,7 @@ class Failover:
             PeerLostError: No worker is left, and why each one is gone; or the owner itself is not ready in time.
             VerificationError: The owner itself has another state than the one in `known`.
         """
-        self._kept.begin(step, self.known)
+        self.rollback.kept.begin(step, self.known)
         for fault in self._members.unreachable:
             self.suspect(fault.peer, str(fault.error))
         await self._begin_with_who_comes(step, may_be_alone=not self.alive)
@@ -127,8 +126,8 @@ class Failover:
         # nothing that was kept of the steps since then is of this timeline
         self._facts.forget_states()
         self.signed_history, self._readiness = SignedHistory(), StateAgreement(self._facts)
-        self.rollback, self.known = Rollback(self._facts, self._kept), dict(known)
-        self._kept.begin(step, known)
+        self.rollback, self.known = Rollback(self._facts, self.rollback.kept), dict(known)
+        self.rollback.kept.begin(step, known)
         await self._begin_with_who_comes(step, may_be_alone=True)
 
     async def _has_begun(self, step: int) -> bool:
@@ -141,16 +140,9 @@ class Failover:
         return not self.lost
 
     def suspect(self, name: str, reason: str, *, distrusted: bool = False) -> None:
-        """Note that a party is gone; it is replaced at the next recovery.
-
-        Args:
-            name: The party.
-            reason: Why, for the log.
-            distrusted: Whether it is replaced for what it did, and not because it died: the run then goes back as after
-                a conviction, for what nobody recomputed of its work is as doubtful as a convict's.
-        """
+        """Note that a party is gone; it is replaced at the next recovery, and its work undone where `distrusted`."""
         if name in self.alive and distrusted:
-            self._distrusted.add(name)
+            self.rollback.distrusted.add(name)
         if name in self.alive and name not in self.lost:
             self._files.observe("link_broken", {"party": name, "reason": reason})
             self.lost.append(name)
@@ -271,34 +263,20 @@ class Failover:
 
     async def _exclude(self, gone: str, verdict: Verdict | None, step: int) -> None:
         old = self._standing
-        held = old.held_by(gone)
         self._strike(gone)
-        if verdict is None and gone in self._distrusted:
-            self._files.observe("distrusted", {"party": gone, "step": step, "reason": self.reasons[gone]})
         try:
             new = self.placing.without(old, gone, self.alive)
             # before the party is shut out: until roles change, the owner's own stages may still send to it
-            first_bad = await self._first_bad_step(gone, verdict, new, step)
+            first_bad = await self.rollback.way_back(gone, verdict, old, new)
         finally:
             self._shut_out(gone, convicted=verdict is not None)
         if first_bad is not None:
             self.rollback.undo(first_bad, step)
         await self.assign(new, old, step if first_bad is None else first_bad)
-        for stage in held:
+        for stage in old.held_by(gone):
             self.takeovers += 1
-            by = new.holders[stage]
-            self._files.observe("takeover", {"stage": stage, "step": step, "by": by, "from": gone})
+            self._files.observe("takeover", {"stage": stage, "step": step, "by": new.holders[stage], "from": gone})
         self._files.observe("step_redone", {"step": step, "epoch": self.epoch})
-
-    async def _first_bad_step(self, gone: str, verdict: Verdict | None, new: Assignment, step: int) -> int | None:
-        rollback, trusted = self.rollback, verdict is None and gone not in self._distrusted
-        if self._facts.plan.guard.keeps_snapshots:
-            return rollback.last_snapshot(step, convicted=not trusted)
-        if trusted:
-            return rollback.unverified
-        # a state is wrong because of the update before it
-        refuted = verdict.step - 1 if verdict is not None and verdict.offence == "state" else None
-        return await rollback.first_bad_step(self._standing.held_by(gone), new, gone, refuted)
 
     def _let_go(self, name: str, step: int) -> None:
         """Say good-bye to a party that has handed over everything."""
@@ -370,7 +348,6 @@ class Failover:
             await (self.recover(None, step) if self.lost else self.assign(shadowed_by_owner(stood), stood, step))
         elif self._facts.plan.guard.enabled:
             await self._check_ready(new, old, step)
-        # every party has begun there
         self.rollback.restored = self._roles.kept_library = None
 
     def _settled(self, new: Assignment, old: Assignment) -> Assignment:

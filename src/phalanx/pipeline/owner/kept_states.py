@@ -51,9 +51,11 @@ class KeptStates:
 
     A state is fetched once from its holder, or from the shadow where that does not bring it, and counts only with the
     digest that both had signed. Of older points one or two stay of each octave of ages: a run goes back at most
-    three times as far as it has to and a point more, and of n points it keeps some log2 n. It lies in a file without a name, under a key of its own that is in this process alone:
-    nothing of it outlives the session, and no plain number reaches the disk. Costs 12 bytes per trained number and
-    point on the owner's disk; in memory one stage at a time.
+    three times as far as it has to and a point more, and of n points it keeps some log2 n.
+
+    Each lies in a file without a name, under a key that is in this process alone: nothing of it outlives the session,
+    and no plain number reaches the disk. Costs 12 bytes per trained number and point on the owner's disk; in memory one
+    stage at a time.
 
     Args:
         facts: What is agreed on.
@@ -127,7 +129,7 @@ class KeptStates:
         return None
 
     def _stays(self, step: int) -> bool:
-        """Whether a point is the first one, one of the last two, or the one of its octave of ages that stays for all."""
+        """Whether a point is the first one, one of the last two, or one of the few that stay of its octave of ages."""
         place, age = step // self._every, max(self._points) // self._every - step // self._every
         return step == min(self._points) or age < 2 or place % (1 << (age.bit_length() - 1)) == 0
 

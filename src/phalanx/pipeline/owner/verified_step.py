@@ -8,7 +8,7 @@ from phalanx.errors import NonFiniteLossError, PeerLostError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.owner.coordinator import Coordinator
 from phalanx.pipeline.owner.failover import Failover
-from phalanx.pipeline.owner.rollback import PastStep
+from phalanx.pipeline.owner.replay import PastStep
 from phalanx.pipeline.owner.step_books import StepBooks, claimed_links
 from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import Apply
