@@ -96,7 +96,10 @@ def test_what_is_found_later_than_a_conviction_reaches_stays():
 
 
 def test_the_owner_keeps_states_on_its_disk_and_no_copy_keeps_any_in_memory():
-    kept, steps = price(watch_of("standard"), COSTS, 0.65, 4.0), price(replace(watch_of("standard"), kept_every=0), COSTS, 0.65, 4.0)
+    kept, steps = (
+        price(watch_of("standard"), COSTS, 0.65, 4.0),
+        price(replace(watch_of("standard"), kept_every=0), COSTS, 0.65, 4.0),
+    )
 
     assert (kept.memory_per_number, kept.disk_per_number) == (0.0, 12.0)
     assert (steps.memory_per_number, steps.disk_per_number) == (24.0, 0.0)

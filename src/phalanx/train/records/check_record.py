@@ -140,8 +140,9 @@ class CheckRecord:
     Guarantees:
         A step of a convicted party is in doubt unless all of its work in it was recomputed, update included, by the
         owner or by a party that was not convicted; or it was undone. So is a step of a party that was replaced for
-        what it did, from before that. What an auditor of either kind reported until then counts as not recomputed. A step between two recomputed ones is in doubt as well: its lie would
-        be in the weights that the later one began with.
+        what it did, from before that. What an auditor of either kind reported until then counts as not recomputed.
+        A step between two recomputed ones is in doubt as well: its lie would be in the weights that the later one
+        began with.
 
     Args:
         guard: How far back the run can go.
