@@ -84,6 +84,7 @@ class Run:
         world = make_world(model_cache, **guard)
         self.facts, self.events = world.facts, world.events
         self.facts.classes = dict.fromkeys((OWNER, *WORKERS, "worker-4"), OWNER)
+        self.library = self.kept_library = None
         self.mute, self.hanging, self.lies, self.told = set(), set(), {}, []
         self.dead, self.dismissed, self.replaced, self.owed, self.looked_after = set(), [], [], set(), 0
         self.clock, self.endpoint = Clock(), Endpoint()

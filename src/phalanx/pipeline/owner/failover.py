@@ -12,6 +12,7 @@ from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.membership.members import Files, Members, OwnerLinks, revocation_facts
 from phalanx.pipeline.owner.coordinator import Coordinator
 from phalanx.pipeline.owner.guarantees import Guarantees
+from phalanx.pipeline.owner.kept_states import KeptStates
 from phalanx.pipeline.owner.noise_keys import tell_noise_keys
 from phalanx.pipeline.owner.paper_recovery import PLAIN, Attempt, PaperRecovery
 from phalanx.pipeline.owner.placement import Placement
@@ -62,7 +63,7 @@ class Failover:
         self.epoch = -1
         self.verdicts = Verdicts(facts, members, files)
         self.takeovers = 0
-        self.rollback = Rollback(facts)
+        self.rollback = Rollback(facts, KeptStates(facts, roles, files.run_dir))
         self.guarantees, self.placing = Guarantees(facts), Placement(facts.plan, members)
         self.known: Mapping[int, StateDigest] = {}
         self.timeout_s = 300.0
@@ -86,6 +87,7 @@ class Failover:
             PeerLostError: No worker is left, and why each one is gone; or the owner itself is not ready in time.
             VerificationError: The owner itself has another state than the one in `known`.
         """
+        self.rollback.kept.begin(step, self.known)
         for fault in self._members.unreachable:
             self.suspect(fault.peer, str(fault.error))
         await self._begin_with_who_comes(step, may_be_alone=not self.alive)
@@ -123,7 +125,8 @@ class Failover:
         # nothing that was kept of the steps since then is of this timeline
         self._facts.forget_states()
         self._readiness = StateAgreement(self._facts)
-        self.rollback, self.known = Rollback(self._facts), dict(known)
+        self.rollback, self.known = Rollback(self._facts, self.rollback.kept), dict(known)
+        self.rollback.kept.begin(step, known)
         await self._begin_with_who_comes(step, may_be_alone=True)
 
     async def _has_begun(self, step: int) -> bool:
@@ -135,8 +138,10 @@ class Failover:
                 raise
         return not self.lost
 
-    def suspect(self, name: str, reason: str) -> None:
-        """Note that a party is gone; it is replaced at the next recovery."""
+    def suspect(self, name: str, reason: str, *, distrusted: bool = False) -> None:
+        """Note that a party is gone; it is replaced at the next recovery, and its work undone where `distrusted`."""
+        if name in self.alive and distrusted:
+            self.rollback.distrusted.add(name)
         if name in self.alive and name not in self.lost:
             self._files.observe("link_broken", {"party": name, "reason": reason})
             self.lost.append(name)
@@ -199,7 +204,7 @@ class Failover:
         if found is None or found[0] not in self.alive:
             await self.begin_again(step)
             return
-        self.suspect(*found)
+        self.suspect(*found, distrusted=True)
         await self.recover(None, step)
 
     @task
@@ -257,27 +262,20 @@ class Failover:
 
     async def _exclude(self, gone: str, verdict: Verdict | None, step: int) -> None:
         old = self._standing
-        held = old.held_by(gone)
         self._strike(gone)
-        guard = self._facts.plan.guard
         try:
             new = self.placing.without(old, gone, self.alive)
             # before the party is shut out: until roles change, the owner's own stages may still send to it
-            rollback = self.rollback
-            if guard.keeps_snapshots:
-                first_bad = rollback.last_snapshot(step, convicted=verdict is not None)
-            else:
-                first_bad = rollback.unverified if verdict is None else await rollback.first_bad_step(held, new, gone)
+            first_bad = await self.rollback.way_back(gone, verdict, old, new)
         finally:
             self._shut_out(gone, convicted=verdict is not None)
         if first_bad is not None:
             self._coordinator.forget_audits()
             self.rollback.undo(first_bad, step)
         await self.assign(new, old, step if first_bad is None else first_bad)
-        for stage in held:
+        for stage in old.held_by(gone):
             self.takeovers += 1
-            by = new.holders[stage]
-            self._files.observe("takeover", {"stage": stage, "step": step, "by": by, "from": gone})
+            self._files.observe("takeover", {"stage": stage, "step": step, "by": new.holders[stage], "from": gone})
         self._files.observe("step_redone", {"step": step, "epoch": self.epoch})
 
     def _let_go(self, name: str, step: int) -> None:
@@ -338,6 +336,7 @@ class Failover:
             old = self.rollback.old_enough(old, step)
         self._facts.sources = {role.stage: role.source for role in assign.roles}
         self._facts.copied |= {(role.stage, name) for role in assign.roles for name in role.newcomers}
+        self._roles.kept_library = self.rollback.kept_library
         self.rollback.note_copies(new, step)
         self.guarantees.note(new, step)
         self._is_short = bool(short := self.placing.shortages(new))
@@ -353,6 +352,7 @@ class Failover:
             await (self.recover(None, step) if self.lost else self.assign(shadowed_by_owner(stood), stood, step))
         elif self._facts.plan.guard.enabled:
             await self._check_ready(new, old, step)
+        self.rollback.restored = self._roles.kept_library = None
 
     def _settled(self, new: Assignment, old: Assignment) -> Assignment:
         return settled(new, old, {*self.alive, OWNER}, self._readiness.confirmed(self._coordinator.ready))

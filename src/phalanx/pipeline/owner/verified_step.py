@@ -8,7 +8,7 @@ from phalanx.errors import NonFiniteLossError, PeerLostError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.owner.coordinator import Coordinator
 from phalanx.pipeline.owner.failover import Failover
-from phalanx.pipeline.owner.rollback import PastStep
+from phalanx.pipeline.owner.replay import PastStep
 from phalanx.pipeline.owner.step_books import StepBooks, claimed_links
 from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import Apply
@@ -159,6 +159,7 @@ class VerifiedStep:
         Returns:
             Attempts and audits.
         """
+        await self._keep_state(step)
         attempts, audits = await self._attempt(step, inputs)
         if not self.outcome.is_finite(inputs):
             self.facts.observe("step_repeated", {"step": step, "reason": self.outcome.failure(step, inputs)})
@@ -166,6 +167,17 @@ class VerifiedStep:
             more = await self._attempt(step, inputs)
             attempts, audits = attempts + more[0], audits + more[1]
         return attempts, audits
+
+    async def _keep_state(self, step: int) -> None:
+        """Keep the state before a step when it is time; a party that does not bring what it signed is replaced."""
+        rollback = self.failover.rollback
+        while rollback.kept.is_due(step):
+            await self.settle()
+            fault = await rollback.keep_state(step)
+            if fault is None:
+                return
+            self.failover.suspect(*fault, distrusted=True)
+            await self.recover(None, step)
 
     @task
     async def begin_again(self, step: int) -> None:

@@ -68,7 +68,17 @@ CONFIG_CHANGED = "config_changed"
 
 UNDOINGS = ("rolled_back", "fell_back", "older_accepted")
 _DECISIONS = (
-    *("verdict", "evicted", "lost", "takeover", "fell_back", "step_restarted", "step_skipped", "batch_skipped"),
+    *(
+        "verdict",
+        "distrusted",
+        "evicted",
+        "lost",
+        "takeover",
+        "fell_back",
+        "step_restarted",
+        "step_skipped",
+        "batch_skipped",
+    ),
     "drift",
     "guarantees",
 )
