@@ -11,6 +11,7 @@ from phalanx.closing import Closeable
 from phalanx.errors import (
     FrameError,
     OrderError,
+    PeerLostError,
     PeerRefusedError,
     SignatureError,
     TransportError,
@@ -226,6 +227,14 @@ class Endpoint(Closeable):
             PeerRefusedError: The receiver is unknown or evicted, or its link has not failed.
         """
         return self._outbox(receiver).put_aside(kind, body, self._hashed(payload))
+
+    def end_link(self, receiver: str, reason: str) -> None:
+        """Let the link to a party fail: what is queued can be had from `take_undelivered`, and a `LinkFault` arrives.
+
+        Raises:
+            PeerRefusedError: The receiver is unknown or evicted.
+        """
+        self._outbox(receiver).fail(PeerLostError(f"{receiver}: {reason}"))
 
     def take_undelivered(self, receiver: str) -> Sequence[tuple[SignedHeader, memoryview]]:
         """Hand out, once, the frames with their payloads that a link had not delivered when it failed, in order.

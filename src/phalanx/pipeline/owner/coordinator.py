@@ -6,11 +6,13 @@ from phalanx.optimizers import clip_coefficient
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.owner.paper_recovery import PLAIN, Attempt
+from phalanx.pipeline.protocol.carried_frames import CarriedFrames
 from phalanx.pipeline.protocol.message import Message
 from phalanx.pipeline.protocol.messages import StateDigest
 from phalanx.pipeline.protocol.needs import Delivery, task
 from phalanx.pipeline.verify.audit_judgement import compare_links
 from phalanx.pipeline.verify.audits import Audits
+from phalanx.pipeline.verify.disputed_links import DisputedLinks
 from phalanx.pipeline.verify.draw import AuditDraw
 from phalanx.pipeline.verify.facts import Judgement, StepFacts, StepLedger
 from phalanx.pipeline.verify.gradient_bounds import GradientBounds
@@ -32,7 +34,8 @@ class Coordinator:
         bytes_sent: Bytes by party and receiver, as each reported them last.
     """
 
-    def __init__(self, facts: StepFacts, draw: AuditDraw) -> None:
+    def __init__(self, facts: StepFacts, draw: AuditDraw, carried: CarriedFrames) -> None:
+        """`carried`: what went by way of the owner between workers."""
         self.facts = facts
         self._outgoing: list[Delivery] = []
         self._referee = Referee(facts.plan, facts.bits_decide, facts.noise_key)
@@ -45,7 +48,7 @@ class Coordinator:
         self.ready, self.usage, self.busy = self._claims.ready, self._claims.usage, self._claims.busy
         self.bytes_sent, self._convictions = self._claims.bytes_sent, self._claims.convictions
         self._owner_audits = OwnerAudits(facts, self._referee, bounds)
-        self._diagnosis = StallDiagnosis(facts)
+        self._diagnosis = StallDiagnosis(facts, DisputedLinks(facts, carried))
 
     @property
     def ledger(self) -> StepLedger:

@@ -1,11 +1,14 @@
 """The diagnosis of a stalled step: what was withheld is handed on; a silent party is replaced, not convicted."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from torch import Tensor
+
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.evidence.weight_dispute import is_what_was_signed
+from phalanx.pipeline.protocol.carried_frames import PartyLink
 from phalanx.pipeline.protocol.message import Message
 from phalanx.pipeline.protocol.messages import (
     Ask,
@@ -24,6 +27,7 @@ from phalanx.pipeline.protocol.messages import (
 from phalanx.pipeline.protocol.needs import Delivery, MessageNeed, ProgressNeed, TensorsDelivery, TensorsNeed, task
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.stage.stage_copy import StageCopy
+from phalanx.pipeline.verify.disputed_links import DisputedLinks
 from phalanx.pipeline.verify.facts import AuditKey, MessageKey, StepFacts, StepLedger
 from phalanx.planner.schedules import Direction, actions
 from phalanx.security.crypto import digest_hex
@@ -53,16 +57,19 @@ class StallDiagnosis:
     """A diagnosis, when nothing has arrived for long, of the party that is to be replaced, if any.
 
     A message that its sender says it sent and its receiver says it lacks is a broken link or a lie of one
-    of the two, and the owner cannot tell which. So the owner fetches it and hands it on. A sender that has
-    nothing to show, a receiver that still lacks what the owner itself gave it, and a party that has all
-    it needs and does nothing are replaced: silence is a failure and no proof of malice.
+    of the two, and the owner cannot tell which. So the owner fetches all that is missing there, hands it on, and leads
+    the link from then on (`DisputedLinks`). A sender that has nothing to show, a receiver that still lacks what the
+    owner itself gave it, the liar on a link that is led, and a party that has all it needs and does nothing are
+    replaced: silence is a failure and no proof of malice.
 
     Guarantees:
         Every call names a party, or hands on what was not handed on before in this attempt, or finds
-        that only the owner's own work is missing. So a step with silent parties ends.
+        that only the owner's own work is missing. So a step with silent parties ends. One party causes at most one
+        silence on each of its links with workers in a session, and few on those with the owner, before it is named.
     """
 
     facts: StepFacts
+    links: DisputedLinks
     _handed: set[tuple[object, ...]] = field(default_factory=set)
     _attempt: tuple[int, int] = (-1, -1)
 
@@ -109,7 +116,8 @@ class StallDiagnosis:
             sender = self.facts.holder(source)
             upstream = standings[sender].stages.get(str(source))
             if upstream is not None and place in upstream.sent:
-                return await self._carry(sender, party, (source, place.direction, place.microbatch))
+                key: MessageKey = (source, place.direction, place.microbatch)
+                return await self._hand_on((sender, party), key, standings)
         return None
 
     def _waits_for(self, stage: int, progress: Progress) -> Place | None:
@@ -127,18 +135,41 @@ class StallDiagnosis:
                 return None
         return None
 
-    async def _carry(self, sender: str, receiver: str, key: MessageKey) -> str | None:
-        """Hand a tensor on; a party that has nothing to show, or still lacks what it was given, is named."""
-        mark = ("tensor", receiver, *key)
-        if mark in self._handed:
+    async def _hand_on(
+        self, link: PartyLink, key: MessageKey, standings: Mapping[str, ProgressReport]
+    ) -> str | None:
+        """Hand all on that is missing on a link; the party that withholds, or denies what it was given, is named."""
+        sender, receiver = link
+        if ("tensor", receiver, *key) in self._handed:
             return sender if receiver == OWNER else receiver
-        found = await self._fetch(sender, key, self.facts.ledger)
-        if found is None:
-            # what the owner says to itself has no header, and is never lost
-            return None if sender == OWNER else sender
-        self._handed.add(mark)
-        await self._relay(receiver, key, found[1], found[2])
+        links = self.links
+        if links.are_of_workers(link):
+            liar = links.liar_about_tensor(link, key)
+            if liar is not None:
+                return liar
+            # the answers to this question come after the order was carried out
+            standings = await self._lead(link)
+            silent = [party for party in link if party not in standings]
+            if silent:
+                return silent[0]
+            links.note_received(link, links.received(link, standings))
+        elif OWNER in link and links.has_silenced_too_often(sender if receiver == OWNER else receiver):
+            return sender if receiver == OWNER else receiver
+        for missing in links.missing(link, standings):
+            mark = ("tensor", receiver, *missing)
+            found = None if mark in self._handed else await self._fetch(sender, missing, self.facts.ledger)
+            if found is not None:
+                self._handed.add(mark)
+                await self._relay(receiver, missing, found[1], found[2])
+            elif mark not in self._handed:
+                # what the owner says to itself has no header, and is never lost
+                return None if sender == OWNER else sender
         return None
+
+    async def _lead(self, link: PartyLink) -> Mapping[str, ProgressReport]:
+        ledger = self.facts.ledger
+        await self.links.lead(link)
+        return await ProgressNeed(link, Ask(epoch=ledger.epoch, step=ledger.step))
 
     async def _relay(self, receiver: str, key: MessageKey, evidence: PassedOnHeader, payload: memoryview) -> None:
         source, direction, microbatch = key
@@ -170,13 +201,14 @@ class StallDiagnosis:
             if mark in self._handed or (stage in standings[auditor].gradients and auditor != OWNER):
                 return holder if auditor == OWNER else auditor
             request = FetchBulk(epoch=ledger.epoch, step=ledger.step, stage=stage, purpose="gradient")
-            found = await TensorsNeed(holder, request, StageCopy.empty(facts.plan, stage).module.trainable())
-            if found is None or transfer_digest(found[0]) != ledger.commits[stage].gradient:
-                return holder
-            self._handed.add(mark)
-            self._note(auditor, request)
-            await TensorsDelivery(auditor, request, found[0], ledger.step)
-            return None
+            expected = StageCopy.empty(facts.plan, stage).module.trainable()
+            return await self._hand_transfer_on(
+                (holder, auditor),
+                request,
+                expected,
+                lambda found: transfer_digest(found) == facts.ledger.commits[stage].gradient,
+                mark,
+            )
         return None
 
     def _has_followed(self, stage: int, auditor: str) -> bool:
@@ -195,13 +227,36 @@ class StallDiagnosis:
         whole = facts.plan.guard.keeps_snapshots
         purpose: Purpose = "snapshot" if whole else "update"
         request = FetchBulk(epoch=ledger.epoch, step=ledger.step, stage=stage, purpose=purpose)
-        copy = StageCopy.empty(facts.plan, stage, has_moments=whole)
-        found = await TensorsNeed(holder, request, copy.optimizer.state())
-        if found is None or not is_what_was_signed(found[0], signed):
+        expected = StageCopy.empty(facts.plan, stage, has_moments=whole).optimizer.state()
+        return await self._hand_transfer_on(
+            (holder, shadow), request, expected, lambda found: is_what_was_signed(found, signed), mark
+        )
+
+    async def _hand_transfer_on(
+        self,
+        link: PartyLink,
+        request: FetchBulk,
+        expected: Mapping[str, Tensor],
+        is_right: Callable[[dict[str, Tensor]], bool],
+        mark: tuple[object, ...],
+    ) -> str | None:
+        """Hand on what a shadow lacks of its holder; the one of the two that withholds or denies it is named."""
+        holder, shadow = link
+        if self.links.are_of_workers(link):
+            size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in expected.values())
+            liar = self.links.liar_about_transfer(link, request, size_bytes)
+            if liar is not None:
+                return liar
+        elif self.links.has_silenced_too_often(holder if shadow == OWNER else shadow):
+            return holder if shadow == OWNER else shadow
+        found = await TensorsNeed(holder, request, expected)
+        if found is None or not is_right(found[0]):
             return holder
         self._handed.add(mark)
         self._note(shadow, request)
-        await TensorsDelivery(shadow, request, found[0], ledger.step)
+        await TensorsDelivery(shadow, request, found[0], request.step)
+        if self.links.are_of_workers(link) and not self.links.is_led(link):
+            await self.links.lead(link)
         return None
 
     async def _without_urgent_report(self, hit: ScreenHit) -> str | None:

@@ -22,7 +22,7 @@ from phalanx.pipeline.protocol.greetings import Challenge, ChallengeReply, Hello
 from phalanx.pipeline.protocol.log_memory import LogMemory
 from phalanx.pipeline.protocol.mailbox import Mailbox
 from phalanx.pipeline.protocol.message import ReceivedMessage
-from phalanx.pipeline.protocol.messages import Apply, Assign, Fault, FetchBulk, ProgressReport, Shutdown
+from phalanx.pipeline.protocol.messages import Apply, Assign, Detour, Fault, FetchBulk, ProgressReport, Shutdown
 from phalanx.pipeline.stage.battery import run_battery
 from phalanx.pipeline.stage.stage_copy import WrapCopy, unwrapped
 from phalanx.pipeline.tolerance.numeric_class import local_numeric_class, settle_numerics
@@ -209,6 +209,8 @@ class Worker:
             elif isinstance(item.message, Fault) and item.sender == self._identity.name:
                 # what another party sent could not even be read
                 self._tell_owner(item.message)
+            elif isinstance(item.message, Detour) and item.sender == self._config.owner_name:
+                self._mail.leave_link(item.message.receiver)
             elif isinstance(item.message, Challenge) and item.sender == self._config.owner_name:
                 self._show_kernels(item.message)
             elif self._party is not None:
