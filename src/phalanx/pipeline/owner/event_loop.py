@@ -12,6 +12,7 @@ from phalanx.pipeline.owner.failover import Failover
 from phalanx.pipeline.owner.step_books import StepBooks
 from phalanx.pipeline.protocol.greetings import ChallengeReply, Hello, Leave, PreparedNotice
 from phalanx.pipeline.protocol.message import ReceivedMessage
+from phalanx.pipeline.protocol.messages import ProgressReport
 from phalanx.pipeline.protocol.needs import (
     Delivery,
     MessageNeed,
@@ -157,7 +158,9 @@ class EventLoop:
                 continue
             try:
                 if self.requests.accepts(item):
-                    links.patience.heard()
+                    if not isinstance(item.message, ProgressReport):
+                        # to say what one waits for brings the step no nearer to its end
+                        links.patience.heard()
                 elif isinstance(item.message, Hello | ChallengeReply | PreparedNotice):
                     self.newcomers.hear(item, self.failover.alive)
                 elif isinstance(item.message, Leave):

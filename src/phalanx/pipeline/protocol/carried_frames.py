@@ -2,9 +2,8 @@
 
 from typing import TypeVar
 
-from phalanx.errors import PhalanxError
 from phalanx.pipeline.protocol.message import Message
-from phalanx.pipeline.protocol.messages import Activation, Bulk, Fetch, FetchReply, parse_message
+from phalanx.pipeline.protocol.messages import Activation, Bulk, Fetch, FetchReply
 from phalanx.pipeline.protocol.tensor_stream import PART_BYTES
 from phalanx.planner.schedules import Direction
 from phalanx.transport import SignedHeader
@@ -30,15 +29,10 @@ class CarriedFrames:
         """Begin another attempt; what was carried before the last one is forgotten."""
         self._past, self._present = self._present, {}
 
-    def note(self, header: SignedHeader) -> None:
-        """Note a frame that was checked and handed on; its receiver complains of one that cannot be read."""
-        fields = header.fields
-        try:
-            message = parse_message(fields.kind, fields.body)
-        except PhalanxError:
-            return
+    def note(self, message: Message, header: SignedHeader) -> None:
+        """Note what is handed on, under its sender's header, which was checked."""
         if isinstance(message, Activation | Bulk | Fetch | FetchReply):
-            self._present.setdefault((fields.sender, fields.receiver), []).append((message, header))
+            self._present.setdefault((header.fields.sender, header.fields.receiver), []).append((message, header))
 
     def has_tensor(self, link: PartyLink, epoch: int, step: int, key: tuple[int, Direction, int]) -> bool:
         """Whether a tensor between stages was carried: (source stage, direction, microbatch)."""

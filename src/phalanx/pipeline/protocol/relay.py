@@ -56,7 +56,9 @@ class LinkRelay:
         receiver = header.fields.receiver
         if header.fields.payload_digest != digest_hex(frame.payload):
             raise FrameError(f"{frame.sender!r} wants a frame carried that is altered")
-        self.carried.note(header)
+        # the receiver complains of what cannot be read
+        with contextlib.suppress(FrameError):
+            self.carried.note(parse_message(header.fields.kind, header.fields.body), header)
         # a receiver that is gone by now, or has lost its link to the owner too, is being replaced
         with contextlib.suppress(TransportError):
             self._endpoint.send(receiver, carry.kind, carry.model_dump(mode="json"), (frame.payload,))

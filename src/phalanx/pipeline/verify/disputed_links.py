@@ -5,9 +5,10 @@ from collections.abc import Collection, Mapping, Sequence
 
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.protocol.carried_frames import CarriedFrames, PartyLink
-from phalanx.pipeline.protocol.messages import Bulk, Detour, FetchBulk, ProgressReport
+from phalanx.pipeline.protocol.messages import Bulk, Detour, Fetch, FetchBulk, ProgressReport
 from phalanx.pipeline.protocol.needs import Delivery
 from phalanx.pipeline.verify.facts import MessageKey, StepFacts
+from phalanx.pipeline.verify.wait_tally import Waits
 
 MAX_SILENCES = 3
 """Silences that a party may cause on its link with the owner in `WINDOW_STEPS` steps before it is replaced."""
@@ -54,6 +55,12 @@ class DisputedLinks:
         """Note what the receiver says it has got, once the sender is known to have left the link itself."""
         self._led[link] = (self._attempt, frozenset(keys))
 
+    def blame(self, link: PartyLink, liar: str | None) -> Waits:
+        """Blame a party for what a link lacks at the moment; both ends where it is not known which one."""
+        if self.are_of_workers(link):
+            return Waits(links=(link,)) if liar is None else Waits(parties=(liar,))
+        return Waits(parties=(link[0] if link[1] == OWNER else link[1],))
+
     def liar_about_tensor(self, link: PartyLink, key: MessageKey) -> str | None:
         """The end that withholds or denies a tensor; None while the link is not led."""
         if link not in self._led:
@@ -70,6 +77,20 @@ class DisputedLinks:
         place = request.model_dump(include={"epoch", "step", "stage", "purpose"})
         about = Bulk.model_validate({**place, "offset": 0, "total": size_bytes})
         return link[1] if self._carried.has_transfer(link, about) else link[0]
+
+    def liar_about_answer(self, link: PartyLink, request: Fetch) -> str | None:
+        """The end that withholds, denies or never asked for an input of an audit; None unless both ways were led."""
+        sender, auditor = link
+        if any(self._led.get(way, (self._attempt,))[0] == self._attempt for way in (link, (auditor, sender))):
+            return None
+        if not self._carried.requests((auditor, sender), request):
+            return auditor
+        for answer, digest in self._carried.answers(link, request):
+            shown = answer.evidence
+            said = None if shown is None else self._facts.find_tensor(shown, request.epoch, request.place)
+            if said is not None and said.digest == digest:
+                return auditor
+        return sender
 
     def has_silenced_too_often(self, party: str) -> bool:
         """Count a silence on a party's link with the owner, and say whether it is one too many."""

@@ -29,6 +29,7 @@ from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.stage.stage_copy import StageCopy
 from phalanx.pipeline.verify.disputed_links import DisputedLinks
 from phalanx.pipeline.verify.facts import AuditKey, MessageKey, StepFacts, StepLedger
+from phalanx.pipeline.verify.wait_tally import Waits
 from phalanx.planner.schedules import Direction, actions
 from phalanx.security.crypto import digest_hex
 
@@ -77,9 +78,7 @@ class StallDiagnosis:
     async def find(self, missing: MissingFacts) -> str | None:
         """Look for the silent party; None when there is none, or it is not yet clear which."""
         ledger, lagging = self.facts.ledger, self.facts.lagging
-        if self._attempt != (ledger.step, ledger.epoch):
-            self._attempt = (ledger.step, ledger.epoch)
-            self._handed.clear()
+        self._begin_attempt()
         parties = sorted(self.facts.present)
         standings = await ProgressNeed(parties, Ask(epoch=ledger.epoch, step=ledger.step))
         silent = [party for party in parties if party not in standings]
@@ -96,6 +95,71 @@ class StallDiagnosis:
             return await self._without_urgent_report(missing.screened[0])
         late = await self._behind(standings) or await self._without_gradient(standings)
         return late or await self._without_audit(ledger, missing.said)
+
+    def _begin_attempt(self) -> None:
+        attempt = (self.facts.ledger.step, self.facts.ledger.epoch)
+        if self._attempt != attempt:
+            self._attempt = attempt
+            self._handed.clear()
+
+    @task
+    async def look(self, missing: MissingFacts) -> Waits:
+        """Say what the step waits for at the moment, without doing anything about it."""
+        facts, ledger, lagging = self.facts, self.facts.ledger, self.facts.lagging
+        self._begin_attempt()
+        parties = sorted(facts.present)
+        standings = await ProgressNeed(parties, Ask(epoch=ledger.epoch, step=ledger.step))
+        silent = [party for party in parties if party not in standings]
+        if silent or missing.states:
+            return Waits(silent or missing.states)
+        if lagging is not None and any(auditor != OWNER for _, auditor in lagging.owing):
+            return self._audit_waits(lagging, missing.said)
+        if missing.weights:
+            return Waits(links=[(facts.holder(stage), facts.shadow(stage)) for stage in missing.weights])
+        if len(ledger.commits) < len(facts.assignment.holders):
+            return self._roots(standings)
+        audits = self._audit_waits(ledger, missing.said)
+        unheld = [stage for stage in facts.watched if stage not in ledger.held and facts.plan.guard.sends_gradient]
+        return Waits(audits.parties, [*audits.links, *((facts.holder(stage), facts.shadow(stage)) for stage in unheld)])
+
+    def _audit_waits(self, ledger: StepLedger, said: Collection[tuple[int, AuditKey]]) -> Waits:
+        """Auditors that were handed all they need, and the links on which the others get it."""
+        parties, links = set[str](), set[PartyLink]()
+        for audit in (audit for audit in ledger.unreported if (ledger.step, audit) not in said):
+            stage, microbatch, auditor = audit
+            order: _Order = "whole step" if (stage, auditor) in ledger.unfinished else "drawn"
+            senders = {self.facts.holder(stage - 1), self.facts.holder(stage + 1)} - {OWNER, auditor}
+            if auditor == OWNER or not senders or self._audit_mark(ledger, audit, order) in self._handed:
+                parties.add(auditor)
+            else:
+                links |= {(sender, auditor) for sender in senders}
+        if not ledger.unreported:
+            parties |= {auditor for _, auditor in ledger.unfinished}
+        return Waits(parties, links)
+
+    def _audit_mark(self, ledger: StepLedger, audit: AuditKey, order: _Order) -> tuple[object, ...]:
+        stage, microbatch, auditor = audit
+        return ("audit", order, auditor, ledger.step, stage, microbatch)
+
+    def _roots(self, standings: Mapping[str, ProgressReport]) -> Waits:
+        """The stages that have all they need and do nothing, and the links with a tensor under way."""
+        parties, links = set[str](), set[PartyLink]()
+        for stage, party in self.facts.assignment.holders.items():
+            progress = standings[party].stages.get(str(stage))
+            if stage in self.facts.ledger.commits:
+                continue
+            place = None if progress is None else self._waits_for(stage, progress)
+            if place is None:
+                parties.add(party)
+                continue
+            source = stage + (-1 if place.direction == "forward" else 1)
+            link = (self.facts.holder(source), party)
+            key: MessageKey = (source, place.direction, place.microbatch)
+            if key in self.links.missing(link, standings):
+                blame = self.links.blame(link, self.links.liar_about_tensor(link, key))
+                parties.update(blame.parties)
+                links.update(blame.links)
+        return Waits(parties, links)
 
     # --- commitments ------------------------------------------------------------------------------
 
@@ -291,22 +355,35 @@ class StallDiagnosis:
         """
         facts, (stage, microbatch, auditor) = self.facts, audit
         holder = facts.holder(stage)
-        mark = ("audit", order, auditor, ledger.step, stage, microbatch)
+        mark = self._audit_mark(ledger, audit, order)
         if mark in self._handed:
             return None if auditor == OWNER else auditor
         self._handed.add(mark)
         if not facts.has_weights(auditor, stage) and not await self._hand_weights(stage, auditor):
             return holder
-        for direction in directions:
-            source = stage + (-1 if direction == "forward" else 1)
-            key: MessageKey = (source, direction, microbatch)
-            sender = facts.holder(source)
+        keys: list[MessageKey] = [(stage + (-1 if way == "forward" else 1), way, microbatch) for way in directions]
+        liars = [self._liar_about_input(key, auditor, ledger) for key in keys]
+        if liars and None not in liars:
+            return next((liar for liar in liars if liar != auditor), auditor)
+        for key in keys:
+            sender = facts.holder(key[0])
             found = await self._fetch(sender, key, ledger) or await self._fetch(holder, key, ledger)
             if found is None:
                 return holder
             self._note(auditor, found[0])
             await Delivery(auditor, found[0], (found[2],))
+            for link in ((sender, auditor), (auditor, sender)):
+                if self.links.are_of_workers(link) and not self.links.is_led(link):
+                    await self.links.lead(link)
         return None
+
+    def _liar_about_input(self, key: MessageKey, auditor: str, ledger: StepLedger) -> str | None:
+        """The one of a sender and an auditor that keeps an input from the audit; None while that is not clear."""
+        link = (self.facts.holder(key[0]), auditor)
+        if not self.links.are_of_workers(link):
+            # what the owner was asked for it has sent, and what a party has itself it need not be sent
+            return auditor if link[0] == auditor else None
+        return self.links.liar_about_answer(link, Fetch.of(ledger.epoch, ledger.step, key))
 
     async def _hand_weights(self, stage: int, auditor: str) -> bool:
         """Give an auditor the agreed weights of a stage that it lacks; False when no party brings them."""
