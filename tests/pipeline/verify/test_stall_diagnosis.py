@@ -7,7 +7,8 @@ from hand_made import EPOCH, HOLDER, OWNER, SHADOW, STAGE, STEP, make_world, sta
 from phalanx.pipeline.protocol.carried_frames import CarriedFrames
 from phalanx.pipeline.protocol.messages import Detour, Place, Progress, Relay, ScreenHit
 from phalanx.pipeline.verify.disputed_links import DisputedLinks
-from phalanx.pipeline.verify.stall_diagnosis import MissingFacts, StallDiagnosis
+from phalanx.pipeline.verify.stall_diagnosis import StallDiagnosis
+from phalanx.pipeline.verify.step_waits import MissingFacts
 from phalanx.planner.schedules import actions
 
 NOTHING = MissingFacts(states=(), screened=(), weights={})

@@ -18,8 +18,9 @@ from phalanx.pipeline.verify.facts import Judgement, StepFacts, StepLedger
 from phalanx.pipeline.verify.gradient_bounds import GradientBounds
 from phalanx.pipeline.verify.record_claims import ClaimRecorder, FaultReports
 from phalanx.pipeline.verify.referee import Referee
-from phalanx.pipeline.verify.stall_diagnosis import MissingFacts, StallDiagnosis
+from phalanx.pipeline.verify.stall_diagnosis import StallDiagnosis
 from phalanx.pipeline.verify.state_judgement import OwnerAudits, StateJudgement
+from phalanx.pipeline.verify.step_waits import MissingFacts
 from phalanx.pipeline.verify.wait_tally import Waits
 
 

@@ -157,11 +157,9 @@ class EventLoop:
                 self.failover.suspect(item.peer, str(item.error))
                 continue
             try:
-                if self.requests.accepts(item):
-                    if not isinstance(item.message, ProgressReport):
-                        # to say what one waits for brings the step no nearer to its end
-                        links.patience.heard()
-                elif isinstance(item.message, Hello | ChallengeReply | PreparedNotice):
+                if self._took_answer(item):
+                    continue
+                if isinstance(item.message, Hello | ChallengeReply | PreparedNotice):
                     self.newcomers.hear(item, self.failover.alive)
                 elif isinstance(item.message, Leave):
                     self.failover.leaving |= {item.sender} & set(self.failover.alive)
@@ -182,6 +180,14 @@ class EventLoop:
             links.patience.heard()
         if not (worked or handled or links.mail.pending):
             self._wait_a_little()
+
+    def _took_answer(self, item: ReceivedMessage) -> bool:
+        if not self.requests.accepts(item):
+            return False
+        if not isinstance(item.message, ProgressReport):
+            # to say what one waits for brings the step no nearer to its end
+            self.failover.links.patience.heard()
+        return True
 
     def _wait_a_little(self) -> None:
         self.books.noting.look()

@@ -135,10 +135,16 @@ class Attempts:
             return
         waiting_for = self._coordinator.waiting_for()
         late = f"did not end within {self._failover.timeout_s:.0f} s; still waiting for {waiting_for}"
-        if await self._coordinator.lead(self._tally.disputed()):
-            self.begin_clock()
-            return
-        debtor = self._tally.debtor()
+        disputed = self._tally.disputed()
+        if disputed:
+            is_fresh = await self._coordinator.lead(disputed)
+            # all that can be handed on is, so that nobody lacks it in what follows
+            debtor = await self._coordinator.find_silent()
+            if debtor is None and is_fresh:
+                self.begin_clock()
+                return
+        else:
+            debtor = self._tally.debtor()
         if debtor is not None:
             self._replace(debtor, "late", f"it owed most to a step that {late}")
             return

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from torch import Tensor
 
@@ -12,12 +11,11 @@ from phalanx.pipeline.protocol.carried_frames import PartyLink
 from phalanx.pipeline.protocol.message import Message
 from phalanx.pipeline.protocol.messages import (
     Ask,
+    Commit,
     Fetch,
     FetchBulk,
     FetchReply,
     PassedOnHeader,
-    Place,
-    Progress,
     ProgressReport,
     Purpose,
     Relay,
@@ -29,28 +27,10 @@ from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.stage.stage_copy import StageCopy
 from phalanx.pipeline.verify.disputed_links import DisputedLinks
 from phalanx.pipeline.verify.facts import AuditKey, MessageKey, StepFacts, StepLedger
+from phalanx.pipeline.verify.step_waits import AuditOrder, MissingFacts, StepWaits, audit_mark, next_input
 from phalanx.pipeline.verify.wait_tally import Waits
-from phalanx.planner.schedules import Direction, actions
+from phalanx.planner.schedules import Direction
 from phalanx.security.crypto import digest_hex
-
-_Order = Literal["urgent", "drawn", "whole step"]
-
-
-@dataclass(frozen=True)
-class MissingFacts:
-    """The things that the coordinator still waits for, beside those in the ledgers.
-
-    Attributes:
-        states: Parties that have not reported a state after an update.
-        screened: Messages that their receivers do not use before an audit has cleared them.
-        weights: Stages with a shadow that waits for what it is sent after an update; the state that the holder signed.
-        said: Audits, by step, that are not done only because another auditor has not reported yet.
-    """
-
-    states: Sequence[str]
-    screened: Sequence[ScreenHit]
-    weights: Mapping[int, StateDigest]
-    said: Collection[tuple[int, AuditKey]] = ()
 
 
 @dataclass
@@ -105,61 +85,10 @@ class StallDiagnosis:
     @task
     async def look(self, missing: MissingFacts) -> Waits:
         """Say what the step waits for at the moment, without doing anything about it."""
-        facts, ledger, lagging = self.facts, self.facts.ledger, self.facts.lagging
         self._begin_attempt()
-        parties = sorted(facts.present)
+        parties, ledger = sorted(self.facts.present), self.facts.ledger
         standings = await ProgressNeed(parties, Ask(epoch=ledger.epoch, step=ledger.step))
-        silent = [party for party in parties if party not in standings]
-        if silent or missing.states:
-            return Waits(silent or missing.states)
-        if lagging is not None and any(auditor != OWNER for _, auditor in lagging.owing):
-            return self._audit_waits(lagging, missing.said)
-        if missing.weights:
-            return Waits(links=[(facts.holder(stage), facts.shadow(stage)) for stage in missing.weights])
-        if len(ledger.commits) < len(facts.assignment.holders):
-            return self._roots(standings)
-        audits = self._audit_waits(ledger, missing.said)
-        unheld = [stage for stage in facts.watched if stage not in ledger.held and facts.plan.guard.sends_gradient]
-        return Waits(audits.parties, [*audits.links, *((facts.holder(stage), facts.shadow(stage)) for stage in unheld)])
-
-    def _audit_waits(self, ledger: StepLedger, said: Collection[tuple[int, AuditKey]]) -> Waits:
-        """Auditors that were handed all they need, and the links on which the others get it."""
-        parties, links = set[str](), set[PartyLink]()
-        for audit in (audit for audit in ledger.unreported if (ledger.step, audit) not in said):
-            stage, microbatch, auditor = audit
-            order: _Order = "whole step" if (stage, auditor) in ledger.unfinished else "drawn"
-            senders = {self.facts.holder(stage - 1), self.facts.holder(stage + 1)} - {OWNER, auditor}
-            if auditor == OWNER or not senders or self._audit_mark(ledger, audit, order) in self._handed:
-                parties.add(auditor)
-            else:
-                links |= {(sender, auditor) for sender in senders}
-        if not ledger.unreported:
-            parties |= {auditor for _, auditor in ledger.unfinished}
-        return Waits(parties, links)
-
-    def _audit_mark(self, ledger: StepLedger, audit: AuditKey, order: _Order) -> tuple[object, ...]:
-        stage, microbatch, auditor = audit
-        return ("audit", order, auditor, ledger.step, stage, microbatch)
-
-    def _roots(self, standings: Mapping[str, ProgressReport]) -> Waits:
-        """The stages that have all they need and do nothing, and the links with a tensor under way."""
-        parties, links = set[str](), set[PartyLink]()
-        for stage, party in self.facts.assignment.holders.items():
-            progress = standings[party].stages.get(str(stage))
-            if stage in self.facts.ledger.commits:
-                continue
-            place = None if progress is None else self._waits_for(stage, progress)
-            if place is None:
-                parties.add(party)
-                continue
-            source = stage + (-1 if place.direction == "forward" else 1)
-            link = (self.facts.holder(source), party)
-            key: MessageKey = (source, place.direction, place.microbatch)
-            if key in self.links.missing(link, standings):
-                blame = self.links.blame(link, self.links.liar_about_tensor(link, key))
-                parties.update(blame.parties)
-                links.update(blame.links)
-        return Waits(parties, links)
+        return StepWaits(self.facts, self.links, self._handed).of(missing, standings)
 
     # --- commitments ------------------------------------------------------------------------------
 
@@ -171,7 +100,7 @@ class StallDiagnosis:
             progress = standings[party].stages.get(str(stage))
             if progress is None:
                 return None if party == OWNER else party
-            place = self._waits_for(stage, progress)
+            place = next_input(self.facts.plan, stage, progress)
             if place is None:
                 if party != OWNER:
                     return party
@@ -184,24 +113,7 @@ class StallDiagnosis:
                 return await self._hand_on((sender, party), key, standings)
         return None
 
-    def _waits_for(self, stage: int, progress: Progress) -> Place | None:
-        """The input that keeps a stage from its next action; None when it has all it needs."""
-        plan = self.facts.plan
-        last = len(plan.stages) - 1
-        needless: Direction | None = "forward" if stage == 0 else "backward" if stage == last else None
-        for action in actions(plan.schedule, stage, last + 1, plan.microbatches):
-            place = Place(direction=action.direction, microbatch=action.microbatch)
-            if action.direction == needless or (needless is None and place in progress.sent):
-                continue
-            if place not in progress.received:
-                return place
-            if needless is None:
-                return None
-        return None
-
-    async def _hand_on(
-        self, link: PartyLink, key: MessageKey, standings: Mapping[str, ProgressReport]
-    ) -> str | None:
+    async def _hand_on(self, link: PartyLink, key: MessageKey, standings: Mapping[str, ProgressReport]) -> str | None:
         """Hand all on that is missing on a link; the party that withholds, or denies what it was given, is named."""
         sender, receiver = link
         if ("tensor", receiver, *key) in self._handed:
@@ -270,7 +182,7 @@ class StallDiagnosis:
                 (holder, auditor),
                 request,
                 expected,
-                lambda found: transfer_digest(found) == facts.ledger.commits[stage].gradient,
+                _announced_by(ledger.commits[stage]),
                 mark,
             )
         return None
@@ -338,7 +250,7 @@ class StallDiagnosis:
         """Name a party that owes an audit of this step although it has all that it takes."""
         for audit in (audit for audit in ledger.unreported if (ledger.step, audit) not in said):
             stage, _, auditor = audit
-            order: _Order = "whole step" if (stage, auditor) in ledger.unfinished else "drawn"
+            order: AuditOrder = "whole step" if (stage, auditor) in ledger.unfinished else "drawn"
             silent = await self._audit_inputs(ledger, audit, ("forward", "backward"), order)
             if silent is not None:
                 return silent
@@ -346,7 +258,7 @@ class StallDiagnosis:
         return next(iter(late), None)
 
     async def _audit_inputs(
-        self, ledger: StepLedger, audit: AuditKey, directions: Sequence[Direction], order: _Order
+        self, ledger: StepLedger, audit: AuditKey, directions: Sequence[Direction], order: AuditOrder
     ) -> str | None:
         """Give an auditor what it is to recompute from; one that has it and does not report is named.
 
@@ -355,7 +267,7 @@ class StallDiagnosis:
         """
         facts, (stage, microbatch, auditor) = self.facts, audit
         holder = facts.holder(stage)
-        mark = self._audit_mark(ledger, audit, order)
+        mark = audit_mark(ledger, audit, order)
         if mark in self._handed:
             return None if auditor == OWNER else auditor
         self._handed.add(mark)
@@ -424,3 +336,7 @@ class StallDiagnosis:
     def _note(self, party: str, message: Message) -> None:
         body = message.model_dump(mode="json", include={"step", "stage", "microbatch", "direction", "source"})
         self.facts.observe("relayed", {"to": party, "what": message.kind, **body})
+
+
+def _announced_by(commit: Commit) -> Callable[[dict[str, Tensor]], bool]:
+    return lambda gradient: transfer_digest(gradient) == commit.gradient
