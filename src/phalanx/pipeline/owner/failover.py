@@ -136,10 +136,13 @@ class Failover:
                 raise
         return not self.lost
 
-    def suspect(self, name: str, reason: str) -> None:
-        """Note that a party is gone; it is replaced at the next recovery."""
+    def suspect(self, name: str, reason: str, cause: str = "") -> None:
+        """Note that a party is gone, or given up for a cause in one word; it is replaced at the next recovery."""
         if name in self.alive and name not in self.lost:
             self._files.observe("link_broken", {"party": name, "reason": reason})
+            if cause:
+                place = {"party": name, "step": self._facts.ledger.step, "cause": cause}
+                self._files.observe("replaced", {**place, "reason": reason})
             self.lost.append(name)
             self.reasons[name] = reason
 
@@ -147,8 +150,7 @@ class Failover:
         """Bar a revoked party; one that takes part joins those in `lost`, the name of one about to join is returned."""
         self._files.observe("revoked", {**revocation_facts(entry), "step": step})
         self.revoked.add(entry.party)
-        name = self.links.incarnations.bar(entry.party)
-        if name in self.alive:
+        if (name := self.links.incarnations.bar(entry.party)) in self.alive:
             self.lost.append(name)
             self.reasons[name], name = "its certificate was revoked", None
         return name
@@ -200,7 +202,7 @@ class Failover:
         if found is None or found[0] not in self.alive:
             await self.begin_again(step)
             return
-        self.suspect(*found)
+        self.suspect(*found, "refused")
         await self.recover(None, step)
 
     @task
@@ -260,12 +262,11 @@ class Failover:
         old = self._standing
         held = old.held_by(gone)
         self._strike(gone)
-        guard = self._facts.plan.guard
         try:
             new = self.placing.without(old, gone, self.alive)
             # before the party is shut out: until roles change, the owner's own stages may still send to it
             rollback = self.rollback
-            if guard.keeps_snapshots:
+            if self._facts.plan.guard.keeps_snapshots:
                 first_bad = rollback.last_snapshot(step, convicted=verdict is not None)
             else:
                 first_bad = rollback.unverified if verdict is None else await rollback.first_bad_step(held, new, gone)
@@ -300,8 +301,8 @@ class Failover:
         self.links.shut_out(gone, for_good=convicted or certified_name(gone) in self.revoked)
         self._members.dismiss(gone)
         self._files.gone.append(gone)
-        place = {"stages": self._standing.held_by(gone), "step": self._facts.ledger.step}
-        self._files.observe("evicted" if convicted else "lost", {"party": gone, **place})
+        place = {"party": gone, "stages": self._standing.held_by(gone), "step": self._facts.ledger.step}
+        self._files.observe("evicted" if convicted else "lost", place)
         self._members.replace(gone)
 
     @task
@@ -372,16 +373,15 @@ class Failover:
                 if not is_start and self._facts.plan.guard.enabled and may_lack_a_state(missing, roles):
                     return True
                 for name in missing if is_start else missing[:1]:
-                    self.suspect(name, f"did not take its roles within {self.timeout_s:.0f} s")
+                    self.suspect(name, f"did not take its roles within {self.timeout_s:.0f} s", "late")
         return False
 
     async def _suspect_the_silent(self) -> None:
         """Ask every party for a sign: one that sends or takes a state still answers, and one that hangs does not."""
-        request = Ask(epoch=self.epoch, step=self._facts.ledger.step)
-        standings = await ProgressNeed(tuple(self.alive), request)
+        standings = await ProgressNeed(tuple(self.alive), Ask(epoch=self.epoch, step=self._facts.ledger.step))
         self.links.patience.broken()
         for name in [name for name in self.alive if name not in standings][:1]:
-            self.suspect(name, "silent while roles were given out")
+            self.suspect(name, "silent while roles were given out", "silent")
 
     async def _check_ready(self, new: Assignment, old: Assignment | None, step: int) -> None:
         """Compare the states that parties got ready with: convict one that altered a kept copy, give up others."""

@@ -146,16 +146,11 @@ class Attempts:
         else:
             debtor = self._tally.debtor()
         if debtor is not None:
-            self._replace(debtor, "late", f"it owed most to a step that {late}")
+            self._failover.suspect(debtor, f"it owed most to a step that {late}", "late")
             return
         raise PeerLostError(
             f"step {self._facts.ledger.step} {late}; raise pipeline.step_timeout_s or look at the workers' logs"
         )
-
-    def _replace(self, party: str, cause: str, reason: str) -> None:
-        """Give up a party that was not convicted; it is replaced at the next recovery."""
-        self._facts.observe("replaced", {"party": party, "step": self._facts.ledger.step, "cause": cause})
-        self._failover.suspect(party, reason)
 
     async def _break_silence(self) -> None:
         """Look for the reason why nothing has come for longer than is honest, and replace a silent party."""
@@ -167,7 +162,7 @@ class Attempts:
         self.patience.broken()
         if name is not None:
             waiting_for = self._coordinator.waiting_for()
-            self._replace(name, "silent", f"silent while the step waited for {waiting_for}")
+            self._failover.suspect(name, f"silent while the step waited for {waiting_for}", "silent")
 
 
 class VerifiedStep:
@@ -195,6 +190,12 @@ class VerifiedStep:
         self.attempts = Attempts(facts, coordinator, failover)
         self.outcome = Outcome(facts, party)
         self.steps_redone = 0
+        self._num_refused = 0
+
+    def _take_refused(self) -> int:
+        """Return how many judgements did not hold since the last applied step."""
+        before, self._num_refused = self._num_refused, self.failover.verdicts.num_refused
+        return self._num_refused - before
 
     @task
     async def train(self, step: int, inputs: StepInputs) -> tuple[int, int]:
@@ -290,7 +291,7 @@ class VerifiedStep:
             guard=GuardReport(
                 attempts=effort[0],
                 num_audits=effort[1],
-                num_alarms=len(verdicts),
+                num_alarms=len(verdicts) + self._take_refused(),
                 verdicts=tuple(verdicts),
                 restarts=attempt.number,
                 skipped=tuple(sorted(attempt.bypassed)),
