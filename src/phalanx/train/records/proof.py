@@ -256,7 +256,7 @@ class _Doubts:
             self._said.clear()
             self._is_complete = False
         elif line.kind == "verdict":
-            self._convicted.add(str(body["party"]))
+            self._convicted.add(str(body.get("party", "a party")))
         elif line.kind == "in_doubt":
             whose = f"of stage {body['stage']} are the work of {body['party']}, who was convicted"
             self._said.append(f"{in_words(body['steps'])} {whose}, and nobody recomputed them in full")
