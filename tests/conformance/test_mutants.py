@@ -458,7 +458,7 @@ MUTANTS = (
     Mutant(
         "L4 relayed messages",
         "pipeline/verify/stall_diagnosis.py",
-        "await self._relay(receiver, key, found[1], found[2])",
+        "await self._relay(receiver, missing, found[1], found[2])",
         "return sender",
         PIPELINE + "verify/test_silent_parties.py::test_a_withheld_tensor_is_handed_on_and_nobody_is_replaced",
     ),

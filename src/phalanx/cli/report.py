@@ -29,6 +29,8 @@ SUMMARY = (
     "detections",
     "false_accusations",
     "evicted",
+    "replaced",
+    "verdicts_refused",
     "in_doubt",
     "takeovers",
     "steps_lost",

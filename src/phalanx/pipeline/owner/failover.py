@@ -138,12 +138,19 @@ class Failover:
                 raise
         return not self.lost
 
-    def suspect(self, name: str, reason: str, *, distrusted: bool = False) -> None:
-        """Note that a party is gone; it is replaced at the next recovery, and its work undone where `distrusted`."""
-        if name in self.alive and distrusted:
+    def suspect(self, name: str, reason: str, cause: str = "") -> None:
+        """Note that a party is gone, or given up for a cause in one word; it is replaced at the next recovery.
+
+        What it did is undone like a convict's where it was found wrong ("refused") or kept back a state that it had
+        signed ("withheld").
+        """
+        if name in self.alive and cause in ("refused", "withheld"):
             self.rollback.distrusted.add(name)
         if name in self.alive and name not in self.lost:
             self._files.observe("link_broken", {"party": name, "reason": reason})
+            if cause:
+                place = {"party": name, "step": self._facts.ledger.step, "cause": cause}
+                self._files.observe("replaced", {**place, "reason": reason})
             self.lost.append(name)
             self.reasons[name] = reason
 
@@ -151,8 +158,7 @@ class Failover:
         """Bar a revoked party; one that takes part joins those in `lost`, the name of one about to join is returned."""
         self._files.observe("revoked", {**revocation_facts(entry), "step": step})
         self.revoked.add(entry.party)
-        name = self.links.incarnations.bar(entry.party)
-        if name in self.alive:
+        if (name := self.links.incarnations.bar(entry.party)) in self.alive:
             self.lost.append(name)
             self.reasons[name], name = "its certificate was revoked", None
         return name
@@ -204,7 +210,7 @@ class Failover:
         if found is None or found[0] not in self.alive:
             await self.begin_again(step)
             return
-        self.suspect(*found, distrusted=True)
+        self.suspect(*found, "refused")
         await self.recover(None, step)
 
     @task
@@ -298,8 +304,8 @@ class Failover:
         self.links.shut_out(gone, for_good=convicted or certified_name(gone) in self.revoked)
         self._members.dismiss(gone)
         self._files.gone.append(gone)
-        place = {"stages": self._standing.held_by(gone), "step": self._facts.ledger.step}
-        self._files.observe("evicted" if convicted else "lost", {"party": gone, **place})
+        place = {"party": gone, "stages": self._standing.held_by(gone), "step": self._facts.ledger.step}
+        self._files.observe("evicted" if convicted else "lost", place)
         self._members.replace(gone)
 
     @task
@@ -376,16 +382,15 @@ class Failover:
                 if not is_start and self._facts.plan.guard.enabled and may_lack_a_state(missing, roles):
                     return True
                 for name in missing if is_start else missing[:1]:
-                    self.suspect(name, f"did not take its roles within {self.timeout_s:.0f} s")
+                    self.suspect(name, f"did not take its roles within {self.timeout_s:.0f} s", "late")
         return False
 
     async def _suspect_the_silent(self) -> None:
         """Ask every party for a sign: one that sends or takes a state still answers, and one that hangs does not."""
-        request = Ask(epoch=self.epoch, step=self._facts.ledger.step)
-        standings = await ProgressNeed(tuple(self.alive), request)
+        standings = await ProgressNeed(tuple(self.alive), Ask(epoch=self.epoch, step=self._facts.ledger.step))
         self.links.patience.broken()
         for name in [name for name in self.alive if name not in standings][:1]:
-            self.suspect(name, "silent while roles were given out")
+            self.suspect(name, "silent while roles were given out", "silent")
 
     async def _undo_unwitnessed(self, step: int) -> None:
         """Go back over the last update of stages that one party alone has made, and let two make it again.

@@ -73,6 +73,7 @@ _SAID: dict[str, tuple[Kind, str]] = {
     ),
     "evicted": ("eviction", "{party} is evicted"),
     "revoked": ("eviction", "the certificate of {party} is revoked: {reason}"),
+    "replaced": ("eviction", "step {step}: {party} is given up, not convicted ({cause}): {reason}"),
     "lost": ("eviction", "{party} is gone"),
     "left": ("note", "{party} has handed over and left"),
     "batch_skipped": ("alarm", "step {step}: batch {number} is given up, the next one takes its place: {reason}"),
