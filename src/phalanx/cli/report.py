@@ -29,6 +29,7 @@ SUMMARY = (
     "detections",
     "false_accusations",
     "evicted",
+    "steps_redone",
     "in_doubt",
     "takeovers",
     "steps_lost",
