@@ -31,6 +31,7 @@ SUMMARY = (
     "evicted",
     "replaced",
     "verdicts_refused",
+    "steps_redone",
     "in_doubt",
     "takeovers",
     "steps_lost",

@@ -1,4 +1,4 @@
-"""With `keep_states` a conviction takes the run back to before the first step that nobody has recomputed."""
+"""With `keep_states` a conviction takes the run back to before the first step that no trusted party has recomputed."""
 
 import pytest
 

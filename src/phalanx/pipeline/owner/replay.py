@@ -28,7 +28,7 @@ class PastStep:
         ledger: What every party had committed to.
         assignment: Holders and shadows at the time.
         inputs: The owner's batch.
-        checks: On whose word each stage's work rests.
+        checks: The parties on which each stage's work rests.
     """
 
     ledger: StepLedger

@@ -39,7 +39,7 @@ class Rollback:
         self._facts = facts
         self.distrusted: set[str] = set()
         self._doubtful_before: dict[str, int] = {}
-        """Of a certificate, the step before which its word and its work count as nobody's."""
+        """Of a certificate, the step before which neither its word nor its work counts."""
         guard = facts.plan.guard
         steps = max(guard.undoable_steps, int(guard.undoes_last_step), 2 * guard.keep_states)
         self._step_history = StepHistory(
@@ -103,7 +103,7 @@ class Rollback:
     async def first_bad_step(
         self, stages: Sequence[int], new: Assignment, gone: str, refuted: int | None = None
     ) -> int | None:
-        """Find where to go back to before all that a distrusted party did and nobody else has shown to be right.
+        """Find where to go back to before all that a distrusted party did and no other one has shown to be right.
 
         With `keep_states` that is the last kept point before its first step that no trusted party recomputed in full,
         in any life of its certificate. With `keep_steps` the kept steps of its stages are replayed, as far back as
@@ -113,7 +113,7 @@ class Rollback:
             stages: What the party holds.
             new: The assignment without it.
             gone: The party.
-            refuted: A step with an update that it was convicted for, whoever had recomputed it.
+            refuted: A step with an update that it was convicted for, even where a party had recomputed it.
         """
         if self._facts.plan.guard.keep_states:
             self._doubtful_before[certified_name(gone)] = self._facts.ledger.step
