@@ -8,7 +8,7 @@ from phalanx.errors import ConfigError
 from phalanx.lab.attacks import actor
 from phalanx.optimizers import OptimizerConfig, StageOptimizer
 from phalanx.pipeline import AttackConfig, PartyLayout
-from phalanx.pipeline.stage.undo_log import KeptPoints, OwnSnapshot, UndoEntry, UndoLog
+from phalanx.pipeline.stage.undo_log import OwnSnapshot, UndoEntry, UndoLog
 from phalanx.testing import MemoryCompany, tiny_run
 from phalanx.train.setup.layout import _check_few_bits
 
@@ -46,7 +46,7 @@ def test_a_liar_is_named_and_the_bits_are_those_of_a_clean_run(tmp_path, attack)
 
 
 @NEEDS_QUANT
-@pytest.mark.parametrize("past", [UndoLog(3), KeptPoints(1), OwnSnapshot(1)], ids=lambda past: type(past).__name__)
+@pytest.mark.parametrize("past", [UndoLog(3), OwnSnapshot(1)], ids=lambda past: type(past).__name__)
 def test_every_way_back_ends_with_the_same_bytes(past):
     def made():
         generator = torch.Generator().manual_seed(3)

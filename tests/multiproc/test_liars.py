@@ -161,3 +161,18 @@ def test_a_run_that_skips_goes_on_from_a_checkpoint_with_the_same_bits(place):
     assert summary["final_weights_digest"] == whole["final_weights_digest"]
     lines = read_metrics(place.path / "run" / "metrics.jsonl")
     assert [line["step"] for line in lines if line["skipped"]] == [1, 2]
+
+
+@pytest.mark.slow
+def test_who_withholds_every_tensor_is_given_up_before_the_steps_time_is_up(place, clean):
+    """Attacker: a worker that answers every question; a step with all its silences would take longer than it may."""
+    withholds = ("attack.kind='withholding'", "attack.stages=[1]", "attack.rate=1.0", "attack.strength=1.0")
+    # 2 M silences would take 16 s at least
+    times = ("pipeline.patience_s=2.0", "pipeline.step_timeout_s=15.0", "attack.from_step=4")
+
+    summary = place.finish(*withholds, *times)
+
+    assert (summary["status"], summary["lost"]) == ("completed", ["worker-1"])
+    assert [(row["party"], row["cause"]) for row in summary["replaced"]] == [("worker-1", "silent")]
+    assert (summary["verdicts"], summary["evicted"], summary["false_accusations"]) == ([], [], 0)
+    assert summary["final_weights_digest"] == clean["final_weights_digest"]

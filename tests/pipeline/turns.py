@@ -116,7 +116,7 @@ class InlineOutbox(Outbox):
                 self._report(DeliveredFrame(queued, read_answer(answer, queued, self._peer), len(raw)))
                 self._done(len(raw))
         except (TransportError, SignatureError) as exc:
-            self._fail(exc)
+            self.fail(exc)
         return header
 
     def _deliver_all(self):

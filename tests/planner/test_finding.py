@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ def watch_of(name, microbatches=8):
         owner_audit_rate=values["owner_audit_rate"],
         gradient_screen=values["gradient_screen"],
         reach=values["keep_states"],
+        kept_every=values["keep_states"],
     )
 
 
@@ -79,17 +81,29 @@ def test_steps_until_a_subtle_gradient_is_found_are_what_the_coins_do(name):
     assert sum(steps <= found.certain_steps for steps in taken) / len(taken) >= CERTAINTY - 0.005
 
 
-@pytest.mark.parametrize("name", ["standard", "strict"])
+@pytest.mark.parametrize("name", PRESETS)
 def test_what_a_preset_finds_it_can_undo(name):
     # with 99.9 %, leagues included; the states that are kept reach that far
     assert [finding.lie for finding in findings(watch_of(name), COSTS) if not finding.is_undone] == []
 
 
-def test_light_says_what_it_does_not_undo():
-    left = [lie for lie, finding in by_lie(watch_of("light")).items() if not finding.is_undone]
+def test_what_is_found_later_than_a_conviction_reaches_stays():
+    short = replace(watch_of("light"), reach=100)
+    left = [lie for lie, finding in by_lie(short).items() if not finding.is_undone]
 
     assert "anything, all workers in league" in left
     assert "messages of every microbatch" not in left
+
+
+def test_the_owner_keeps_states_on_its_disk_and_no_copy_keeps_any_in_memory():
+    kept, steps = (
+        price(watch_of("standard"), COSTS, 0.65, 4.0),
+        price(replace(watch_of("standard"), kept_every=0), COSTS, 0.65, 4.0),
+    )
+
+    assert (kept.memory_per_number, kept.disk_per_number) == (0.0, 12.0)
+    assert (steps.memory_per_number, steps.disk_per_number) == (24.0, 0.0)
+    assert kept.bytes_per_number - steps.bytes_per_number == pytest.approx(12 / 224)
 
 
 def test_where_nobody_looks_nothing_is_promised():

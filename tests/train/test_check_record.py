@@ -110,6 +110,31 @@ def test_what_a_convicted_auditor_vouched_for_is_believed_of_others_and_doubted_
     assert (record.doubts(), record.believed()) == ([], {1: 2})
 
 
+def test_who_was_replaced_for_what_it_did_leaves_doubt_about_what_it_did_until_then():
+    record = record_of(None, None, frozenset(), frozenset({"worker-2"}), None, None)
+    record.observe("distrusted", {"party": "worker-1", "step": 5})
+
+    (doubt,) = record.doubts()
+    assert (steps_of(doubt.steps), doubt.convicted_in, doubt.last_verified) == ({0, 1, 4}, (), 5)
+    # and its word about others' work of before then is nobody's
+    record.observe("distrusted", {"party": "worker-2", "step": 9})
+    assert in_doubt(record) == [{0, 1, 3, 4}]
+
+
+def test_doubt_without_a_conviction_outlives_a_return_to_an_older_checkpoint_and_says_so():
+    record = record_of(None, None, None)
+    saved = json.loads(json.dumps(record.to_json()))
+    record.observe("distrusted", {"party": "worker-1", "step": 3})
+
+    record.load_json(saved)
+
+    assert in_doubt(record) == [{0, 1, 2}]
+    lines = say_trust(trust_figures(record, Drifts(), (), guarded=True))
+    assert "the work of worker-1, who was replaced for what it did, without a conviction." in lines[0]
+    record.observe("rolled_back", {"step": 3, "to": 0})
+    assert record.doubts() == []
+
+
 def test_steps_that_were_replayed_are_verified_and_others_are_not():
     record = record_of(*[None] * 6)
     record.observe("verdict", VERDICT)

@@ -121,6 +121,19 @@ def test_with_remote_workers_what_the_owner_found_is_counted_and_what_they_alone
     assert [summary[key] for key in ("attacks_injected", "attacked_steps", "false_accusations")] == [None] * 3
 
 
+def test_a_summary_counts_refused_verdicts_and_parties_that_were_given_up(make_run, tmp_path):
+    """A run that lost all its workers to a liar that cannot be convicted must not look as if nothing had happened."""
+    figures = Figures(status="failed")
+    for step in range(6):
+        figures.observe("verdict_refused", {"party": "worker-2", "step": step, "why": "spoilt"})
+    figures.observe("replaced", {"party": "worker-1", "step": 5, "cause": "refused", "reason": "twice not borne out"})
+
+    summary = summarise(make_run(), figures, RunningTotals(), GroundTruth(tmp_path / "attack.jsonl"))
+
+    assert (summary["verdicts"], summary["verdicts_refused"]) == ([], 6)
+    assert summary["replaced"] == [{"party": "worker-1", "step": 5, "cause": "refused"}]
+
+
 def test_a_summary_says_which_steps_are_in_doubt(make_run, tmp_path):
     figures = Figures(status="completed", checkpoints=(0, 2))
     for step in range(4):

@@ -209,3 +209,19 @@ def test_the_log_of_a_site_may_lack_rounds_that_it_took_no_part_in_and_no_step_o
             verify_run(run_dir)
         with pytest.raises(RefusedError, match=r"is missing|a round begins at step"):
             verify(run_dir, certificate)
+
+
+def test_a_log_with_work_of_a_convicted_party_in_doubt_is_not_called_proven(make_company):
+    """That every drawn audit was done says nothing of steps of a liar for which none was drawn."""
+    company = make_company(GuardConfig(**RATES))
+    company.run(STEPS)
+    doubt = {"party": "worker-1", "stage": 1, "convicted_in": [5], "steps": [[0, 3]], "num_steps": 4}
+    verdict = {"party": "worker-1", "step": 5}
+
+    told = verify_run(write_log(company, lambda events: [*events, ("verdict", verdict), ("in_doubt", doubt)]))
+    clean = verify_run(write_log(company))
+
+    (sentence,) = told.in_doubt
+    assert sentence.startswith("steps 0 to 3 of stage 1 are the work of worker-1, who was convicted")
+    assert "NOT that they are right: steps 0 to 3" in told.conclusion
+    assert (clean.in_doubt, "NOT" in clean.conclusion) == ((), False)

@@ -6,6 +6,7 @@ from made_frames import frame_bytes, header_values, refusal
 from phalanx.errors import FrameError, PeerLostError, PeerRefusedError
 from phalanx.security.crypto import Identity, digest_hex
 from phalanx.transport import LinkFault, TransportConfig
+from phalanx.transport.frame import MAX_SHOWN_HEADER_BYTES
 
 
 def test_a_frame_arrives_with_body_payload_and_evidence(parties):
@@ -280,3 +281,32 @@ def test_frames_that_nobody_has_taken_are_under_way(parties):
     worker.flush(5.0)
 
     assert worker.sending_to == frozenset()
+
+
+def test_a_header_that_could_not_be_shown_to_the_judge_is_taken_from_the_judge_alone(parties):
+    """Attacker: a party whose nonsense is so long that the complaint about it could not be sent."""
+    owner, worker, mallory = parties.make("owner"), parties.make("worker"), parties.make("mallory")
+    worker.take_what_can_be_shown("owner")
+    words = {"words": "x" * MAX_SHOWN_HEADER_BYTES}
+
+    owner.send("worker", "assign", words)
+    mallory.send("worker", "bulk", {"words": ""})
+    assert {worker.receive(5.0).sender for _ in range(2)} == {"owner", "mallory"}
+    mallory.send("worker", "bulk", words)
+
+    fault = mallory.receive(5.0)
+    assert isinstance(fault, LinkFault)
+    assert "cannot be shown to owner" in str(fault.error)
+    assert worker.receive(0.0) is None
+
+
+def test_a_header_that_is_taken_can_be_shown_whatever_is_in_it(parties):
+    owner, worker, mallory = parties.make("owner"), parties.make("worker"), parties.make("mallory")
+    worker.take_what_can_be_shown("owner")
+    # the worst for JSON within JSON: each of these characters takes two, and then four
+    mallory.send("worker", "bulk", {"words": '"' * (MAX_SHOWN_HEADER_BYTES // 2 - 1024)})
+    received = worker.receive(5.0)
+
+    worker.send("owner", "fault", {"evidence": received.header.header_bytes.decode()})
+
+    assert owner.receive(5.0).body["evidence"] == received.header.header_bytes.decode()

@@ -70,7 +70,8 @@ def verify(
 
 
 def _facts(proof: "RunProof") -> dict[str, Any]:
-    log, names = proof.log, ("rates", "audits", "owners_audits", "unlike_audits", "remarks", "unproven", "key_from")
+    log = proof.log
+    names = ("rates", "audits", "owners_audits", "unlike_audits", "remarks", "unproven", "in_doubt", "key_from")
     facts = {"proves": proof.conclusion, **{name: getattr(proof, name) for name in names}, "run": log.run}
     facts |= {"signed_by": proof.owner.name, "key": proof.owner.public_key.hex(), "events": log.num_events}
     return facts | {"first": log.first_time, "last": log.last_time, "kinds": log.kinds}

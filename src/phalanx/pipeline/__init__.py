@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from phalanx.pipeline.worker.kept_states import fetch_kept
     from phalanx.pipeline.worker.narration import Narration, WorkerOutcome, keep_serving
     from phalanx.pipeline.worker.process import Worker, requested_file, run_worker
+    from phalanx.pipeline.worker.roles import TrainedState
 
 __all__ = [
     "CHECKS",
@@ -75,6 +76,7 @@ __all__ = [
     "StateDigest",
     "StepPlan",
     "StepRecord",
+    "TrainedState",
     "WideRunner",
     "Worker",
     "WorkerCode",

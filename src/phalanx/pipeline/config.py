@@ -124,8 +124,8 @@ class GuardConfig(StrictModel):
     """How many steps a conviction can be followed back: the guilty party's stages are replayed, and the run goes back
     to the first step in which they were wrong. Every copy keeps two states and so many gradients for it."""
     keep_states: int = Field(default=0, ge=0, le=10_000)
-    """Steps from one kept state to the next, of which every copy has the last two; 0: none. After a conviction the run
-    goes back to the older one, or to the last one of before the guilty party came, and does all steps since again."""
+    """Steps from one state that the owner keeps on its disk to the next; 0: none. After a conviction the run goes back
+    to the last one before that certificate's first step that was not recomputed, and does all steps since again."""
     commit_lag: int = Field(default=0, ge=0, le=1)
     """How many steps the verdicts may be behind the optimizers. 1: the shadows' audits of a step run in the idle time
     of the next one, which waits for them before it is applied; every copy keeps what it takes to undo one step."""

@@ -12,7 +12,7 @@ PRESETS: Mapping[Preset, Mapping[str, Any]] = {
         "audit_rate": 1 / 16,
         "step_audit_rate": 1 / 64,
         "owner_audit_rate": 1 / 128,
-        "keep_states": 0,
+        "keep_states": 896,
         "gradient_screen": False,
     },
     "standard": {
@@ -30,7 +30,7 @@ PRESETS: Mapping[Preset, Mapping[str, Any]] = {
         "gradient_screen": True,
     },
 }
-"""`keep_states` reaches back at least as many steps as it takes to find a league with 99.9 % (a test says so)."""
+"""`keep_states` is at least as many steps as it takes to find a league with 99.9 % (a test says so)."""
 
 BASELINES: Mapping[object, Mapping[str, Any]] = {
     "paper": {

@@ -87,7 +87,7 @@ def _doubts(record: RunRecord) -> list[Markup]:
         if number(back) is None
         else f"They are in the weights; the checkpoint of step {amount(back, 12)} is of before them."
     )
-    heads = ["Convicted", "Stage", "In step", "In doubt", "Last recomputed in full"]
+    heads = ["Party", "Stage", "Convicted in step", "In doubt", "Last recomputed in full"]
     return [element("h3", {}, "Steps in doubt"), element("p", {"class": "remark"}, advice), table(heads, rows)]
 
 

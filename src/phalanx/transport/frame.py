@@ -29,6 +29,8 @@ from phalanx.security.crypto import (
 from phalanx.transport.config import TransportConfig
 
 MAX_HEADER_BYTES = 1024 * 1024
+MAX_SHOWN_HEADER_BYTES = MAX_HEADER_BYTES // 4
+"""Longest header that can be shown to a third party within another one: as text in JSON it grows to twice as much."""
 SIGNATURE_BYTES = 64
 _PREFIX = struct.Struct(">4sBI")
 _MAGIC = b"PHLX"

@@ -117,7 +117,7 @@ class Outbox:
                     f"{self._peer.name}: {self._queued_bytes} bytes are queued and did not move "
                     f"for {self._limits.timeout_s:g} s"
                 )
-                self._fail(stuck)
+                self.fail(stuck)
                 raise stuck
             with self._meter.measure("signing"):
                 header = self._chain.seal(kind, body, payload.size_bytes, payload.digest)
@@ -169,8 +169,8 @@ class Outbox:
             self._changed.notify_all()
             return was_open
 
-    def _fail(self, error: TransportError | SignatureError) -> None:
-        """End the link for a reason that is not ours; what was queued can still be had."""
+    def fail(self, error: TransportError | SignatureError) -> None:
+        """End the link; what was queued can still be had."""
         with self._changed:
             queued = list(self._queue)
             was_open = self.drop(error)
@@ -201,7 +201,7 @@ class Outbox:
             error = exc
         finally:
             # also on a bug of ours: a link that is silently dead would hang the run
-            self._fail(error)
+            self.fail(error)
 
     def _next(self) -> tuple[SignedHeader, bytes] | None:
         with self._changed:

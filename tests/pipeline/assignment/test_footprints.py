@@ -57,8 +57,8 @@ def test_adapters_take_little(plan_of):
         ({"commit_lag": 1}, 4),
         ({"keep_steps": 1}, 4),
         ({"keep_steps": 3}, 6 + 2 * 3),
-        ({"keep_states": 64}, 6),
-        ({"keep_states": 64, "commit_lag": 1}, 10),
+        ({"keep_states": 64}, 0),
+        ({"keep_states": 64, "commit_lag": 1}, 4),
     ],
 )
 def test_what_is_kept_to_go_back_is_in_both(plan_of, guard, numbers):

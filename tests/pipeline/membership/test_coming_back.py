@@ -211,3 +211,17 @@ def test_the_end_of_an_earlier_life_does_not_end_a_later_one(known):
     incarnations.ended("early.2", for_good=True)
     with pytest.raises(PeerRefusedError):
         incarnations.name_of("early", True)
+
+
+def test_a_process_whose_certificate_another_one_uses_is_told_so_and_ends(company_of):
+    """Attacker: a thief of a worker's keys; the worker's user must learn of it, and not from a silent process."""
+    company = company_of(sometimes_back())
+    company.run(1)
+
+    assert company.come_back("worker-1") is None
+    company.run(1)
+    company.clock.threads["worker-1"].join(30.0)
+
+    assert not company.is_alive("worker-1")
+    assert "another process has begun with this worker's certificate" in str(company.errors["worker-1"])
+    assert company.errors["worker-1"].exit_code == PeerRefusedError.exit_code

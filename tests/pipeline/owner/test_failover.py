@@ -11,6 +11,7 @@ from phalanx.pipeline.membership.members import Files, Incarnations, Members, Ow
 from phalanx.pipeline.owner.coordinator import Coordinator
 from phalanx.pipeline.owner.failover import Failover
 from phalanx.pipeline.processes.own_memory import ALONE
+from phalanx.pipeline.protocol.carried_frames import CarriedFrames
 from phalanx.pipeline.protocol.messages import Assign, Ready, Shutdown, StateDigest
 from phalanx.pipeline.protocol.needs import ProgressNeed, Turn
 from phalanx.pipeline.protocol.requests import Patience
@@ -84,6 +85,7 @@ class Run:
         world = make_world(model_cache, **guard)
         self.facts, self.events = world.facts, world.events
         self.facts.classes = dict.fromkeys((OWNER, *WORKERS, "worker-4"), OWNER)
+        self.library = self.kept_library = None
         self.mute, self.hanging, self.lies, self.told = set(), set(), {}, []
         self.dead, self.dismissed, self.replaced, self.owed, self.looked_after = set(), [], [], set(), 0
         self.clock, self.endpoint = Clock(), Endpoint()
@@ -102,7 +104,7 @@ class Run:
         self.incarnations = Incarnations(self.endpoint, workers, returns=1)
         links = OwnerLinks(self.endpoint, self, self.incarnations, Patience(10.0, self.clock))
         self.files = Files(None, None, lambda kind, body: self.events.append((kind, body)))
-        self.coordinator = Coordinator(self.facts, AuditDraw(b"k" * 32, b"n" * 32, 1.0))
+        self.coordinator = Coordinator(self.facts, AuditDraw(b"k" * 32, b"n" * 32, 1.0), CarriedFrames())
         self.failover = Failover(self.facts, self.coordinator, links, self, self.members, self.files)
         self.failover.known, self.failover.verdicts = KNOWN, Judge()
 

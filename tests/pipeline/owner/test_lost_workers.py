@@ -1,5 +1,7 @@
 """A worker that dies or falls silent is replaced or named as missing; death is no crime."""
 
+import re
+
 import pytest
 
 from phalanx.errors import NoHolderError, PeerLostError
@@ -137,11 +139,24 @@ def test_a_worker_that_dies_before_it_joins_is_named(make_company):
         pytest.param(UpdateReport, r"states of stages \[1, 2\]", marks=pytest.mark.slow),
     ],
 )
-def test_a_step_that_cannot_end_says_what_is_missing(make_company, kind, missing):
+def test_a_step_whose_time_is_up_replaces_the_party_that_owes_most(make_company, honest_digest, kind, missing):
     run = tiny_run(
         guard=GuardConfig(audit_rate=0.25, step_audit_rate=0.0), pipeline=PipelineConfig(stages=4, step_timeout_s=2.0)
     )
     company = make_company(run, {1: Actor(rewrite=only(kind, lambda outgoing, message: []))})
 
-    with pytest.raises(PeerLostError, match=f"did not end within 2 s; still waiting for .*{missing}"):
+    company.run(2)
+
+    assert (company.lost, company.verdicts) == (["worker-1"], [])
+    (body,) = company.bodies("replaced")
+    assert body["cause"] == "late"
+    assert re.search(f"did not end within 2 s; still waiting for .*{missing}", str(body["reason"]))
+    assert company.weights_digest() == honest_digest(run, 2)
+
+
+def test_without_a_guard_a_step_that_cannot_end_says_what_is_missing(make_company):
+    run = tiny_run(guard=GuardConfig(mode="off"), pipeline=PipelineConfig(stages=4, step_timeout_s=2.0))
+    company = make_company(run, {1: Actor(rewrite=only(Commit, lambda outgoing, message: []))})
+
+    with pytest.raises(PeerLostError, match=r"did not end within 2 s; still waiting for commitments of stages \[1\]"):
         company.run(2)

@@ -8,7 +8,7 @@ from hand_made import ASSIGNMENT, EPOCH, HOLDER, OWNER, SHADOW, STAGE, bytes_of,
 
 from phalanx.engine import StepInputs
 from phalanx.pipeline.assignment.assignment import Assignment
-from phalanx.pipeline.owner.rollback import PastStep, Replay, StepHistory
+from phalanx.pipeline.owner.replay import PastStep, Replay, StepHistory
 from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import FetchReply
 from phalanx.pipeline.protocol.needs import MessageNeed, TensorsNeed

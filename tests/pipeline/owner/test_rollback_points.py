@@ -5,7 +5,8 @@ from hand_made import HOLDER, OWNER, SHADOW, make_world, run_task
 
 from phalanx.engine import StepInputs
 from phalanx.pipeline.assignment.assignment import Assignment
-from phalanx.pipeline.owner.rollback import PastStep, Rollback
+from phalanx.pipeline.owner.replay import PastStep
+from phalanx.pipeline.owner.rollback import Rollback
 from phalanx.pipeline.verify.facts import StepLedger
 
 PRESENT = Assignment({0: OWNER, 1: HOLDER, 2: OWNER}, {1: SHADOW})
@@ -13,26 +14,68 @@ HEIRS = Assignment({0: OWNER, 1: SHADOW, 2: OWNER}, {1: "worker-9"})
 INPUTS = StepInputs((), (), 0)
 
 
+class Points:
+    """In the place of the owner's kept states: every point that was taken stays."""
+
+    def __init__(self, every, state):
+        self.steps, self._every, self._state = [], every, state
+
+    def take(self, step):
+        if not self.steps or step % self._every == 0:
+            self.steps.append(step)
+
+    def __contains__(self, step):
+        return step in self.steps
+
+    def before(self, step, oldest):
+        usable = [kept for kept in self.steps if kept >= oldest]
+        return max((kept for kept in usable if kept <= step), default=min(usable, default=None))
+
+    def digests(self, step):
+        return {1: self._state(step)}
+
+    def forget_after(self, step):
+        self.steps = [kept for kept in self.steps if kept <= step]
+
+
 class Run:
     """A rollback that has seen some steps, with the roles as they were from step 0 on."""
 
-    def __init__(self, model_cache, steps=8, begin=0, **guard):
+    def __init__(self, model_cache, steps=8, begin=0, past_bytes=0, vouched=(), **guard):
         self.world = make_world(model_cache, **{"keep_states": 0, **guard})
         self.asked = []
         self.facts = self.world.facts
         self.facts.assignment = PRESENT
-        self.rollback = Rollback(self.facts)
+        self.facts.classes = dict.fromkeys((OWNER, HOLDER, SHADOW, "worker-9", f"{HOLDER}.2"), "one")
+        every = self.facts.plan.guard.keep_states
+        self.kept = Points(every, self.state)
+        self.rollback = Rollback(self.facts, self.kept, past_bytes)
         self.rollback.note_copies(PRESENT, begin)
         for step in range(begin, begin + steps):
+            if every:
+                self.kept.take(step)
             self.facts.ledger = StepLedger(step, 0, agreed={1: self.state(step)})
+            if step in vouched:
+                self.facts.ledger.awaited_step_audits.add((1, SHADOW))
             self.rollback.remember(PastStep(self.facts.ledger, PRESENT, INPUTS))
         self.facts.previous, self.facts.ledger = self.facts.ledger, StepLedger(begin + steps, 0)
 
     def state(self, step):
         return self.world.state.model_copy(update={"step": step})
 
-    def first_bad(self, new=HEIRS, stages=(1,), gone=HOLDER):
-        return run_task(self.rollback.first_bad_step(list(stages), new, gone), self.answer)
+    def first_bad(self, new=HEIRS, stages=(1,), gone=HOLDER, refuted=None):
+        return run_task(self.rollback.first_bad_step(list(stages), new, gone, refuted), self.answer)
+
+    def serve(self, assignment, steps):
+        """Go on with other roles, from the present step."""
+        self.facts.assignment = assignment
+        begin = self.facts.ledger.step
+        self.rollback.note_copies(assignment, begin)
+        for step in range(begin, begin + steps):
+            self.kept.take(step)
+            self.facts.ledger = StepLedger(step, 0, agreed={1: self.state(step)})
+            self.rollback.remember(PastStep(self.facts.ledger, assignment, INPUTS))
+        self.facts.previous, self.facts.ledger = self.facts.ledger, StepLedger(begin + steps, 0)
 
     def answer(self, need):
         self.asked.append((need.party, need.request.step))
@@ -103,37 +146,87 @@ def test_a_lagging_step_is_undone_where_the_replay_finds_nothing(model_cache):
 
 
 @pytest.mark.parametrize(("steps", "back"), [(3, 0), (5, 0), (8, 0), (9, 4), (11, 4), (13, 8)])
-def test_with_kept_states_the_run_goes_back_to_the_older_of_two(model_cache, steps, back):
+def test_with_kept_states_the_run_goes_back_as_far_as_batches_are_remembered(model_cache, steps, back):
     run = Run(model_cache, steps=steps, keep_states=4)
 
     assert run.first_bad() == back
 
 
+def test_where_batches_are_small_every_step_of_the_session_is_remembered(model_cache):
+    run = Run(model_cache, steps=23, keep_states=4, past_bytes=2**20)
+
+    assert run.first_bad() == 0
+    run.rollback.undo(0, 23)
+    assert sorted(run.rollback.undone) == list(range(23))
+
+
 @pytest.mark.parametrize(("steps", "back"), [(3, 2), (9, 4), (12, 8)])
 def test_kept_states_begin_where_the_session_does(model_cache, steps, back):
     run = Run(model_cache, steps=steps, begin=2, keep_states=4)
-    # roles that change later do not move the beginning
-    run.rollback.note_copies(PRESENT, 2 + steps)
 
     assert run.first_bad() == back
 
 
-def test_it_goes_back_to_the_newer_one_where_the_guilty_party_came_after_it(model_cache):
-    run = Run(model_cache, steps=11, keep_states=4)
-    run.rollback.note_copies(Assignment({0: OWNER, 1: SHADOW, 2: OWNER}, {1: HOLDER}), 0)
-    late = Assignment({0: OWNER, 1: SHADOW, 2: OWNER}, {1: "worker-9"})
-    run.rollback.note_copies(late, 10)
+@pytest.mark.parametrize(("vouched", "back"), [(range(5), 4), (range(1, 8), 0), (range(8), None), (range(9), None)])
+def test_it_goes_back_to_before_the_first_step_that_nobody_recomputed(model_cache, vouched, back):
+    run = Run(model_cache, steps=8, keep_states=4, vouched=vouched)
 
-    assert run.first_bad(late, gone="worker-9") == 8
-    assert run.first_bad(late, gone=HOLDER) == 4
+    assert run.first_bad() == back
 
 
-def test_it_goes_back_no_further_than_every_holder_has_been_there(model_cache):
-    run = Run(model_cache, steps=11, keep_states=4)
-    moved = Assignment({0: OWNER, 1: "worker-9", 2: OWNER}, {1: SHADOW})
-    run.rollback.note_copies(moved, 6)
+def test_the_word_of_a_distrusted_auditor_counts_no_more(model_cache):
+    run = Run(model_cache, steps=8, keep_states=4, vouched=range(8))
 
-    assert run.first_bad(moved, gone=SHADOW) == 8
+    assert run.first_bad() is None
+    assert run.first_bad(gone=SHADOW) == 0
+
+
+def test_an_update_that_was_refuted_is_undone_whoever_had_recomputed_it(model_cache):
+    run = Run(model_cache, steps=8, keep_states=4, vouched=range(8))
+
+    assert run.first_bad(refuted=7) == 4
+
+
+def test_roles_that_change_move_no_point(model_cache):
+    run = Run(model_cache, steps=6, keep_states=4)
+    # the holder died, its heir lies
+    run.serve(HEIRS, 1)
+
+    assert run.first_bad(HEIRS, gone=SHADOW) == 4
+
+
+def test_all_lives_of_a_certificate_count(model_cache):
+    run = Run(model_cache, steps=3, keep_states=4, past_bytes=2**20)
+    run.serve(HEIRS, 3)
+    run.serve(Assignment({0: OWNER, 1: f"{HOLDER}.2", 2: OWNER}, {1: SHADOW}), 3)
+
+    assert run.first_bad(gone=f"{HOLDER}.2") == 0
+
+
+def test_who_came_late_takes_back_no_more_than_since_then(model_cache):
+    run = Run(model_cache, steps=9, keep_states=4)
+    run.serve(Assignment({0: OWNER, 1: "worker-9", 2: OWNER}, {1: SHADOW}), 2)
+
+    assert run.first_bad(gone="worker-9") == 8
+    assert run.first_bad(gone=HOLDER) == 4
+
+
+def test_every_party_begins_with_the_owners_state_after_it(model_cache):
+    run = Run(model_cache, steps=6, keep_states=4)
+
+    run.rollback.undo(4, 6)
+
+    assert run.rollback.restored == 4
+    assert run.rollback.old_enough(PRESENT, 4) is None
+    assert run.facts.ledger.agreed == {1: run.state(4)}
+
+
+def test_a_step_that_lags_is_undone_with_what_the_copies_have(model_cache):
+    run = Run(model_cache, steps=6, keep_states=4, commit_lag=1, vouched=range(6))
+
+    assert run.first_bad(gone="worker-9") == 5
+    run.rollback.undo(5, 6)
+    assert run.rollback.restored is None
 
 
 # --- snapshots -------------------------------------------------------------------------------------------------------

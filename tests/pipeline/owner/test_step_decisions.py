@@ -6,6 +6,7 @@ from hand_made import EPOCH, HOLDER, OWNER, SHADOW, STAGE, STEP, make_world
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.owner.coordinator import Coordinator
 from phalanx.pipeline.owner.paper_recovery import skipping
+from phalanx.pipeline.protocol.carried_frames import CarriedFrames
 from phalanx.pipeline.protocol.messages import GradientHeld, ScreenHit
 from phalanx.pipeline.verify.draw import AuditDraw
 from phalanx.pipeline.verify.facts import StepLedger
@@ -22,7 +23,7 @@ class Step:
         self.world.whole_step()
         self.facts.agreed[2] = self.world.state
         draw = AuditDraw(b"k" * 32, b"n" * 32, 1.0, owner_rate=owner_rate)
-        self.coordinator = Coordinator(self.facts, draw)
+        self.coordinator = Coordinator(self.facts, draw, CarriedFrames())
         self.ledger = self.facts.ledger
         self.ledger.audits_drawn = True
         self.ledger.gradients_agreed = {STAGE, OTHER}

@@ -1,5 +1,8 @@
 """What follows where a judgement is refused: first nothing, then the accuser is replaced, for its word did not hold."""
 
+import os
+import stat
+
 import pytest
 from hand_made import HOLDER, OWNER, SHADOW, STAGE, make_world
 
@@ -49,6 +52,30 @@ def test_a_judgement_that_no_signature_bears_out_is_refused_and_kept_apart(world
     assert list((tmp_path / "evidence").glob("*.json")) == []
     assert (tmp_path / body["evidence"]).is_file()
     assert (tmp_path / body["evidence"]).with_suffix(".safetensors").is_file()
+
+
+def test_each_refused_judgement_keeps_its_evidence_and_is_counted(world, verdicts, tmp_path):
+    for _ in range(3):
+        verdicts.judge(judgement(world), SignedHistory(), excludes=True)
+
+    kept = [tmp_path / body["evidence"] for _, body in world.events]
+    assert len({*kept}) == 3
+    assert all(path.is_file() and path.with_suffix(".safetensors").is_file() for path in kept)
+    assert verdicts.num_refused == 3
+
+
+def test_evidence_can_be_read_by_its_owner_alone(world, verdicts, tmp_path):
+    """Attacker: another user of the owner's machine; text can be rebuilt from the tensors of a verdict."""
+    umask = os.umask(0)
+    try:
+        verdicts.judge(judgement(world), SignedHistory(), excludes=True)
+    finally:
+        os.umask(umask)
+
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "evidence").rglob("*")}
+    assert {mode for path, mode in modes.items() if path.is_file()} == {0o600}
+    assert {mode for path, mode in modes.items() if path.is_dir()} == {0o700}
+    assert stat.S_IMODE((tmp_path / "evidence").stat().st_mode) == 0o700
 
 
 def test_a_silent_party_is_replaced_at_once_and_not_blamed(world, verdicts):

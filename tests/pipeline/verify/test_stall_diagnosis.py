@@ -4,8 +4,11 @@ import pytest
 import torch
 from hand_made import EPOCH, HOLDER, OWNER, SHADOW, STAGE, STEP, make_world, standing
 
-from phalanx.pipeline.protocol.messages import Place, Progress, Relay, ScreenHit
-from phalanx.pipeline.verify.stall_diagnosis import MissingFacts, StallDiagnosis
+from phalanx.pipeline.protocol.carried_frames import CarriedFrames
+from phalanx.pipeline.protocol.messages import Detour, Place, Progress, Relay, ScreenHit
+from phalanx.pipeline.verify.disputed_links import DisputedLinks
+from phalanx.pipeline.verify.stall_diagnosis import StallDiagnosis
+from phalanx.pipeline.verify.step_waits import MissingFacts
 from phalanx.planner.schedules import actions
 
 NOTHING = MissingFacts(states=(), screened=(), weights={})
@@ -23,6 +26,10 @@ def world(model_cache):
         ledger.commits[stage] = said.model_copy(update={"stage": stage})
     found.progress = {0: done(found, 0), 1: done(found, 1), 2: done(found, 2), 3: done(found, 3)}
     return found
+
+
+def diagnosis_of(world):
+    return StallDiagnosis(world.facts, DisputedLinks(world.facts, CarriedFrames()))
 
 
 def done(world, stage):
@@ -55,7 +62,7 @@ def find(world, diagnosis, missing=NOTHING, silent=()):
 
 @pytest.fixture
 def diagnosis(world):
-    return StallDiagnosis(world.facts)
+    return diagnosis_of(world)
 
 
 def test_a_party_that_does_not_answer_is_the_one(world, diagnosis):
@@ -68,11 +75,14 @@ def test_a_tensor_that_did_not_arrive_is_handed_on_under_its_senders_own_header(
 
     assert find(world, diagnosis) is None
 
-    ((receiver, relay),) = world.sent
-    assert (receiver, type(relay)) == (HOLDER, Relay)
-    assert (relay.source, relay.direction, relay.microbatch) == (2, "backward", 0)
-    assert relay.evidence == world.facts.ledger.messages[(2, "backward", 0)].header
-    assert [kind for kind, _ in world.events] == ["relayed"]
+    order, *relays = world.sent
+    assert order == (SHADOW, Detour(epoch=EPOCH, receiver=HOLDER))
+    assert {(receiver, type(relay)) for receiver, relay in relays} == {(HOLDER, Relay)}
+    # all at once: one silence is the price of one link, not of each tensor
+    places = [(relay.source, relay.direction, relay.microbatch) for _, relay in relays]
+    assert places == [(2, "backward", m) for m in range(world.plan.microbatches)]
+    assert relays[0][1].evidence == world.facts.ledger.messages[(2, "backward", 0)].header
+    assert [kind for kind, _ in world.events] == ["link_led", *("relayed" for _ in relays)]
 
 
 def test_a_receiver_that_still_lacks_what_it_was_given_is_replaced(world, diagnosis):
@@ -123,7 +133,7 @@ def test_a_sender_that_shows_anything_else_is_replaced_and_nothing_is_handed_on(
     shows(world)
 
     assert find(world, diagnosis) == SHADOW
-    assert world.sent == []
+    assert [type(message) for _, message in world.sent] == [Detour]
 
 
 def test_a_stage_that_has_all_it_needs_and_does_nothing_is_replaced(world, diagnosis):
@@ -219,24 +229,24 @@ def followed(model_cache):
 
 
 def test_a_shadow_that_has_followed_a_stage_and_keeps_its_gradient_is_replaced(followed):
-    assert find(followed, StallDiagnosis(followed.facts)) == SHADOW
+    assert find(followed, diagnosis_of(followed)) == SHADOW
 
 
 def test_a_shadow_that_has_told_its_gradient_is_not_replaced(followed):
     ledger = followed.facts.ledger
     ledger.held[STAGE] = ledger.commits[STAGE]
 
-    assert find(followed, StallDiagnosis(followed.facts)) is None
+    assert find(followed, diagnosis_of(followed)) is None
 
 
 def test_a_shadow_that_still_follows_is_given_what_it_needs_first(followed):
     followed.facts.ledger.awaited_audits.add((STAGE, 0, SHADOW))
 
-    assert find(followed, StallDiagnosis(followed.facts)) is None
+    assert find(followed, diagnosis_of(followed)) is None
     assert {party for party, _ in followed.sent} == {SHADOW}
 
 
 def test_a_shadow_whose_audits_are_not_drawn_yet_is_not_replaced(followed):
     followed.facts.ledger.audits_drawn = False
 
-    assert find(followed, StallDiagnosis(followed.facts)) is None
+    assert find(followed, diagnosis_of(followed)) is None

@@ -227,7 +227,8 @@ def test_a_shadow_that_lies_is_named_and_the_stage_that_it_accused_goes_on(
 
 def test_weights_that_are_withheld_are_handed_on_by_the_owner(make_company, honest_digest):
     def withhold(outgoing, bulk):
-        return [] if bulk.purpose == "update" and outgoing.receiver != "owner" else [outgoing]
+        is_the_one = (bulk.purpose, bulk.step) == ("update", 2) and outgoing.receiver != "owner"
+        return [] if is_the_one else [outgoing]
 
     run = tiny_run(guard=UPDATE, pipeline=PipelineConfig(stages=4, step_timeout_s=30.0, patience_s=0.3))
     company = make_company(run, {1: Actor(rewrite=only(Bulk, withhold))})

@@ -90,9 +90,9 @@ def _shadowed(plan: StepPlan, stage: int) -> int:
 
 
 def kept_to_go_back(guard: GuardConfig) -> int:
-    """Numbers per trained number in an `UndoLog`: states, and the gradients since; two states more in `KeptPoints`."""
+    """Numbers per trained number in an `UndoLog`: states, and the gradients since."""
     states = min(guard.undoable_steps, 2)
-    return 3 * states + states * guard.undoable_steps + (6 if guard.keep_states else 0)
+    return 3 * states + states * guard.undoable_steps
 
 
 def most_microbatches(plan: StepPlan, stage: int) -> int:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,8 +103,12 @@ def write_evidence(directory: Path, case: VerdictBasis, max_weight_bytes: int = 
 
     Returns:
         The path of the JSON file; an older one is never overwritten.
+
+    Guarantees:
+        Directory and files are for their owner alone: text can be rebuilt from the tensors between stages.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory.chmod(0o700)
     compared = case.compared
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in compared.tensors.items()}
     size_bytes = sum(tensor.nbytes for tensor in compared.stage.values())
@@ -118,7 +123,7 @@ def write_evidence(directory: Path, case: VerdictBasis, max_weight_bytes: int = 
         }
     blob = save(tensors)
     name = _free_name(directory, case.verdict)
-    (directory / f"{name}.safetensors").write_bytes(blob)
+    _write_private(directory / f"{name}.safetensors", blob)
     record = EvidenceRecord(
         format=2,
         session=case.session,
@@ -133,9 +138,18 @@ def write_evidence(directory: Path, case: VerdictBasis, max_weight_bytes: int = 
     )
     path = directory / f"{name}.json"
     spare = directory / f"{name}.json.tmp"
-    spare.write_text(json.dumps(record.model_dump(mode="json"), indent=1, sort_keys=True), encoding="utf-8")
+    text = json.dumps(record.model_dump(mode="json"), indent=1, sort_keys=True)
+    _write_private(spare, text.encode())
     spare.replace(path)
     return path
+
+
+def _write_private(path: Path, content: bytes) -> None:
+    """Write a file that only its owner may read, whatever the umask."""
+    path.unlink(missing_ok=True)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
 
 
 def record_verdict(directory: Path, case: VerdictBasis) -> Verdict:

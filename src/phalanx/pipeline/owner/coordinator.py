@@ -6,18 +6,22 @@ from phalanx.optimizers import clip_coefficient
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.owner.paper_recovery import PLAIN, Attempt
+from phalanx.pipeline.protocol.carried_frames import CarriedFrames, PartyLink
 from phalanx.pipeline.protocol.message import Message
 from phalanx.pipeline.protocol.messages import StateDigest
 from phalanx.pipeline.protocol.needs import Delivery, task
 from phalanx.pipeline.verify.audit_judgement import compare_links
 from phalanx.pipeline.verify.audits import Audits
+from phalanx.pipeline.verify.disputed_links import DisputedLinks
 from phalanx.pipeline.verify.draw import AuditDraw
 from phalanx.pipeline.verify.facts import Judgement, StepFacts, StepLedger
 from phalanx.pipeline.verify.gradient_bounds import GradientBounds
 from phalanx.pipeline.verify.record_claims import ClaimRecorder, FaultReports
 from phalanx.pipeline.verify.referee import Referee
-from phalanx.pipeline.verify.stall_diagnosis import MissingFacts, StallDiagnosis
+from phalanx.pipeline.verify.stall_diagnosis import StallDiagnosis
 from phalanx.pipeline.verify.state_judgement import OwnerAudits, StateJudgement
+from phalanx.pipeline.verify.step_waits import MissingFacts
+from phalanx.pipeline.verify.wait_tally import Waits
 
 
 class Coordinator:
@@ -32,7 +36,8 @@ class Coordinator:
         bytes_sent: Bytes by party and receiver, as each reported them last.
     """
 
-    def __init__(self, facts: StepFacts, draw: AuditDraw) -> None:
+    def __init__(self, facts: StepFacts, draw: AuditDraw, carried: CarriedFrames) -> None:
+        """`carried`: what went by way of the owner between workers."""
         self.facts = facts
         self._outgoing: list[Delivery] = []
         self._referee = Referee(facts.plan, facts.bits_decide, facts.noise_key)
@@ -45,7 +50,8 @@ class Coordinator:
         self.ready, self.usage, self.busy = self._claims.ready, self._claims.usage, self._claims.busy
         self.bytes_sent, self._convictions = self._claims.bytes_sent, self._claims.convictions
         self._owner_audits = OwnerAudits(facts, self._referee, bounds)
-        self._diagnosis = StallDiagnosis(facts)
+        self._draw = draw
+        self._diagnosis = StallDiagnosis(facts, DisputedLinks(facts, carried))
 
     @property
     def ledger(self) -> StepLedger:
@@ -207,6 +213,27 @@ class Coordinator:
     @task
     async def find_silent(self) -> str | None:
         """Nothing has come for long: hand on what is stuck, and name the party that is to be replaced, if any."""
+        return await self._diagnosis.find(self._missing())
+
+    @task
+    async def look(self) -> Waits:
+        """Say what the step waits for at the moment."""
+        return await self._diagnosis.look(self._missing())
+
+    def moment(self, number: int) -> float:
+        """A share from 0 to 1 that no worker can foresee, for the numbered look at an attempt."""
+        return self._draw.moment(step=self.ledger.step, epoch=self.ledger.epoch, number=number)
+
+    @task
+    async def lead(self, links: Collection[PartyLink]) -> list[PartyLink]:
+        """Let links go by way of the owner; returns those that did not yet."""
+        disputes = self._diagnosis.links
+        fresh = [link for link in links if not disputes.is_led(link)]
+        for link in fresh:
+            await disputes.lead(link)
+        return fresh
+
+    def _missing(self) -> MissingFacts:
         facts = self.facts
         late = [
             party
@@ -216,8 +243,7 @@ class Coordinator:
             if party == facts.holder(stage) or not facts.plan.guard.one_optimizer
         ]
         audits = self._audits
-        missing = MissingFacts(late, list(audits.screened.values()), self._updates.unsent, audits.said)
-        return await self._diagnosis.find(missing)
+        return MissingFacts(late, list(audits.screened.values()), self._updates.unsent, audits.said)
 
     def waiting_for(self) -> str:
         """Say what is still missing, for a message to the user."""

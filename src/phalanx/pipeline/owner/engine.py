@@ -83,7 +83,7 @@ class PipelineEngine:
         self._party.report_usage(RunningCosts(self.timer, endpoint))
         self._facts = StepFacts(plan, mail.statements, files.observe, classes=members.classes)
         self._facts.noise = None if plan.privacy is None else NoiseSecret()
-        self._coordinator = Coordinator(self._facts, draw)
+        self._coordinator = Coordinator(self._facts, draw, mail.carried)
         self._failover = Failover(self._facts, self._coordinator, self._links, self._party.roles, members, files)
         self._requests = Requests(mail.post, clock, endpoint.allowances, answer_bytes(plan))
         self._books = self._open_books(members, files)

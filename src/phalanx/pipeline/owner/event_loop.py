@@ -1,18 +1,20 @@
 """The owner's one loop: it alone waits for messages, and hands on what arrives to the part that waits for it."""
 
+import contextlib
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from phalanx.config import printable
-from phalanx.errors import CutLogError, FrameError, PhalanxError
+from phalanx.errors import CutLogError, FrameError, PhalanxError, TransportError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.membership.late_join import LateJoins
 from phalanx.pipeline.owner.coordinator import Coordinator
 from phalanx.pipeline.owner.failover import Failover
 from phalanx.pipeline.owner.step_books import StepBooks
-from phalanx.pipeline.protocol.greetings import ChallengeReply, Hello, Leave, PreparedNotice
+from phalanx.pipeline.protocol.greetings import ChallengeReply, Hello, Leave, NotLetIn, PreparedNotice
 from phalanx.pipeline.protocol.message import ReceivedMessage
+from phalanx.pipeline.protocol.messages import ProgressReport
 from phalanx.pipeline.protocol.needs import (
     Delivery,
     MessageNeed,
@@ -30,6 +32,8 @@ from phalanx.pipeline.worker.party import Party
 from phalanx.transport import LinkFault
 
 _SHORT_WAIT_S = 0.05
+_FAREWELL_S = 0.5
+"""How long a process that has been replaced by another one may take to hear of it; most are dead."""
 
 T = TypeVar("T")
 
@@ -163,9 +167,9 @@ class EventLoop:
                 self.failover.suspect(item.peer, str(item.error))
                 continue
             try:
-                if self.requests.accepts(item):
-                    links.patience.heard()
-                elif isinstance(item.message, Hello | ChallengeReply | PreparedNotice):
+                if self._took_answer(item):
+                    continue
+                if isinstance(item.message, Hello | ChallengeReply | PreparedNotice):
                     self.newcomers.hear(item, self.failover.alive)
                 elif isinstance(item.message, Leave):
                     self.failover.leaving |= {item.sender} & set(self.failover.alive)
@@ -185,6 +189,25 @@ class EventLoop:
             links.patience.heard()
         if not (worked or handled or links.mail.pending):
             self._wait_a_little()
+
+    def _tell_fenced(self, name: str) -> None:
+        """Tell a process that another one has its certificate, if it still runs: it takes part no more, and ends."""
+        links = self.failover.links
+        reason = (
+            "another process has begun with this worker's certificate, and the run goes on with that one; give each "
+            "worker a certificate of its own, and replace this one if you did not start the other process"
+        )
+        with contextlib.suppress(TransportError):
+            links.mail.post(name, NotLetIn(epoch=0, reason=reason))
+            links.endpoint.flush(_FAREWELL_S)
+
+    def _took_answer(self, item: ReceivedMessage) -> bool:
+        if not self.requests.accepts(item):
+            return False
+        if not isinstance(item.message, ProgressReport):
+            # to say what one waits for brings the step no nearer to its end
+            self.failover.links.patience.heard()
+        return True
 
     def _wait_a_little(self) -> None:
         self.books.noting.look()
@@ -208,6 +231,7 @@ class EventLoop:
     def _end_earlier_incarnations(self) -> None:
         for name in self.failover.links.incarnations.take_restarted():
             if name in self.failover.alive:
+                self._tell_fenced(name)
                 self.failover.suspect(name, "its process has begun anew")
             else:
                 self.newcomers.drop(name)

@@ -12,6 +12,7 @@ from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.membership.members import Files, Members, OwnerLinks, revocation_facts
 from phalanx.pipeline.owner.coordinator import Coordinator
 from phalanx.pipeline.owner.guarantees import Guarantees
+from phalanx.pipeline.owner.kept_states import KeptStates
 from phalanx.pipeline.owner.noise_keys import tell_noise_keys
 from phalanx.pipeline.owner.paper_recovery import PLAIN, Attempt, PaperRecovery
 from phalanx.pipeline.owner.placement import Placement
@@ -62,7 +63,7 @@ class Failover:
         self.epoch = -1
         self.verdicts = Verdicts(facts, members, files)
         self.takeovers = 0
-        self.rollback = Rollback(facts)
+        self.rollback = Rollback(facts, KeptStates(facts, roles, files.run_dir))
         self.guarantees, self.placing = Guarantees(facts), Placement(facts.plan, members)
         self.known: Mapping[int, StateDigest] = {}
         self.timeout_s = 300.0
@@ -86,6 +87,7 @@ class Failover:
             PeerLostError: No worker is left, and why each one is gone; or the owner itself is not ready in time.
             VerificationError: The owner itself has another state than the one in `known`.
         """
+        self.rollback.kept.begin(step, self.known)
         for fault in self._members.unreachable:
             self.suspect(fault.peer, str(fault.error))
         await self._begin_with_who_comes(step, may_be_alone=not self.alive)
@@ -123,7 +125,8 @@ class Failover:
         # nothing that was kept of the steps since then is of this timeline
         self._facts.forget_states()
         self._readiness = StateAgreement(self._facts)
-        self.rollback, self.known = Rollback(self._facts), dict(known)
+        self.rollback, self.known = Rollback(self._facts, self.rollback.kept), dict(known)
+        self.rollback.kept.begin(step, known)
         await self._begin_with_who_comes(step, may_be_alone=True)
 
     async def _has_begun(self, step: int) -> bool:
@@ -135,10 +138,19 @@ class Failover:
                 raise
         return not self.lost
 
-    def suspect(self, name: str, reason: str) -> None:
-        """Note that a party is gone; it is replaced at the next recovery."""
+    def suspect(self, name: str, reason: str, cause: str = "") -> None:
+        """Note that a party is gone, or given up for a cause in one word; it is replaced at the next recovery.
+
+        What it did is undone like a convict's where it was found wrong ("refused") or kept back a state that it had
+        signed ("withheld").
+        """
+        if name in self.alive and cause in ("refused", "withheld"):
+            self.rollback.distrusted.add(name)
         if name in self.alive and name not in self.lost:
             self._files.observe("link_broken", {"party": name, "reason": reason})
+            if cause:
+                place = {"party": name, "step": self._facts.ledger.step, "cause": cause}
+                self._files.observe("replaced", {**place, "reason": reason})
             self.lost.append(name)
             self.reasons[name] = reason
 
@@ -146,8 +158,7 @@ class Failover:
         """Bar a revoked party; one that takes part joins those in `lost`, the name of one about to join is returned."""
         self._files.observe("revoked", {**revocation_facts(entry), "step": step})
         self.revoked.add(entry.party)
-        name = self.links.incarnations.bar(entry.party)
-        if name in self.alive:
+        if (name := self.links.incarnations.bar(entry.party)) in self.alive:
             self.lost.append(name)
             self.reasons[name], name = "its certificate was revoked", None
         return name
@@ -199,7 +210,7 @@ class Failover:
         if found is None or found[0] not in self.alive:
             await self.begin_again(step)
             return
-        self.suspect(*found)
+        self.suspect(*found, "refused")
         await self.recover(None, step)
 
     @task
@@ -257,27 +268,20 @@ class Failover:
 
     async def _exclude(self, gone: str, verdict: Verdict | None, step: int) -> None:
         old = self._standing
-        held = old.held_by(gone)
         self._strike(gone)
-        guard = self._facts.plan.guard
         try:
             new = self.placing.without(old, gone, self.alive)
             # before the party is shut out: until roles change, the owner's own stages may still send to it
-            rollback = self.rollback
-            if guard.keeps_snapshots:
-                first_bad = rollback.last_snapshot(step, convicted=verdict is not None)
-            else:
-                first_bad = rollback.unverified if verdict is None else await rollback.first_bad_step(held, new, gone)
+            first_bad = await self.rollback.way_back(gone, verdict, old, new)
         finally:
             self._shut_out(gone, convicted=verdict is not None)
         if first_bad is not None:
             self._coordinator.forget_audits()
             self.rollback.undo(first_bad, step)
         await self.assign(new, old, step if first_bad is None else first_bad)
-        for stage in held:
+        for stage in old.held_by(gone):
             self.takeovers += 1
-            by = new.holders[stage]
-            self._files.observe("takeover", {"stage": stage, "step": step, "by": by, "from": gone})
+            self._files.observe("takeover", {"stage": stage, "step": step, "by": new.holders[stage], "from": gone})
         self._files.observe("step_redone", {"step": step, "epoch": self.epoch})
 
     def _let_go(self, name: str, step: int) -> None:
@@ -300,8 +304,8 @@ class Failover:
         self.links.shut_out(gone, for_good=convicted or certified_name(gone) in self.revoked)
         self._members.dismiss(gone)
         self._files.gone.append(gone)
-        place = {"stages": self._standing.held_by(gone), "step": self._facts.ledger.step}
-        self._files.observe("evicted" if convicted else "lost", {"party": gone, **place})
+        place = {"party": gone, "stages": self._standing.held_by(gone), "step": self._facts.ledger.step}
+        self._files.observe("evicted" if convicted else "lost", place)
         self._members.replace(gone)
 
     @task
@@ -338,6 +342,7 @@ class Failover:
             old = self.rollback.old_enough(old, step)
         self._facts.sources = {role.stage: role.source for role in assign.roles}
         self._facts.copied |= {(role.stage, name) for role in assign.roles for name in role.newcomers}
+        self._roles.kept_library = self.rollback.kept_library
         self.rollback.note_copies(new, step)
         self.guarantees.note(new, step)
         self._is_short = bool(short := self.placing.shortages(new))
@@ -353,6 +358,7 @@ class Failover:
             await (self.recover(None, step) if self.lost else self.assign(shadowed_by_owner(stood), stood, step))
         elif self._facts.plan.guard.enabled:
             await self._check_ready(new, old, step)
+        self.rollback.restored = self._roles.kept_library = None
 
     def _settled(self, new: Assignment, old: Assignment) -> Assignment:
         return settled(new, old, {*self.alive, OWNER}, self._readiness.confirmed(self._coordinator.ready))
@@ -376,16 +382,15 @@ class Failover:
                 if not is_start and self._facts.plan.guard.enabled and may_lack_a_state(missing, roles):
                     return True
                 for name in missing if is_start else missing[:1]:
-                    self.suspect(name, f"did not take its roles within {self.timeout_s:.0f} s")
+                    self.suspect(name, f"did not take its roles within {self.timeout_s:.0f} s", "late")
         return False
 
     async def _suspect_the_silent(self) -> None:
         """Ask every party for a sign: one that sends or takes a state still answers, and one that hangs does not."""
-        request = Ask(epoch=self.epoch, step=self._facts.ledger.step)
-        standings = await ProgressNeed(tuple(self.alive), request)
+        standings = await ProgressNeed(tuple(self.alive), Ask(epoch=self.epoch, step=self._facts.ledger.step))
         self.links.patience.broken()
         for name in [name for name in self.alive if name not in standings][:1]:
-            self.suspect(name, "silent while roles were given out")
+            self.suspect(name, "silent while roles were given out", "silent")
 
     async def _undo_unwitnessed(self, step: int) -> None:
         """Go back over the last update of stages that one party alone has made, and let two make it again.

@@ -12,7 +12,7 @@ from phalanx.pipeline.proof.step_record import NoteChecks, StepRecords, step_che
 from phalanx.pipeline.protocol.log_memory import LogHeadExchange
 from phalanx.pipeline.protocol.messages import FetchBulk, StateDigest
 from phalanx.pipeline.protocol.requests import PendingRequest, Requests
-from phalanx.pipeline.stage.stage_copy import StageCopy, state_digest
+from phalanx.pipeline.stage.stage_copy import state_digest, trained_shapes
 from phalanx.pipeline.verify.facts import StepFacts
 from phalanx.pipeline.worker.party import Party
 from phalanx.pipeline.worker.roles import Roles
@@ -157,8 +157,7 @@ class Duplicates:
     def _expected(self, stage: int) -> Mapping[str, Tensor]:
         """Names, shapes and types; a stage is built once to know them."""
         if stage not in self._shapes:
-            state = StageCopy.empty(self._facts.plan, stage).optimizer.state()
-            self._shapes[stage] = {name: tensor.detach().to("meta") for name, tensor in state.items()}
+            self._shapes[stage] = trained_shapes(self._facts.plan, stage)
         return self._shapes[stage]
 
 

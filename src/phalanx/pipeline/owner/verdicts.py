@@ -27,10 +27,12 @@ class Verdicts:
 
     Attributes:
         passed: All so far.
+        num_refused: Judgements that did not hold.
     """
 
     def __init__(self, facts: StepFacts, members: Members, files: Files) -> None:
         self.passed: list[Verdict] = []
+        self.num_refused = 0
         self._facts = facts
         self._members = members
         self._files = files
@@ -98,11 +100,21 @@ class Verdicts:
     def _refuse(self, judgement: Judgement, why: str, path: Path | None) -> None:
         verdict = judgement.verdict
         about = verdict.model_dump(mode="json", include={"step", "stage", "party", "offence", "accuser", "reason"})
+        self.num_refused += 1
         kept = None
         if path is not None:
-            directory = path.parent / _REFUSED
-            directory.mkdir(exist_ok=True)
+            # the record names the tensors beside it, so both keep their names: each refusal has a folder
+            directory = _free_folder(path.parent / _REFUSED)
             for each in (path, path.with_suffix(".safetensors")):
                 shutil.move(each, directory / each.name)
-            kept = f"{_DIRECTORY}/{_REFUSED}/{path.name}"
+            kept = f"{_DIRECTORY}/{_REFUSED}/{directory.name}/{path.name}"
         self._files.observe("verdict_refused", {**about, "why": why[:500], "evidence": kept})
+
+
+def _free_folder(parent: Path) -> Path:
+    """Make the next numbered folder, for its owner alone."""
+    parent.mkdir(mode=0o700, exist_ok=True)
+    number = 1 + max((int(each.name) for each in parent.iterdir() if each.name.isdecimal()), default=0)
+    folder = parent / str(number)
+    folder.mkdir(mode=0o700)
+    return folder

@@ -8,12 +8,13 @@ from phalanx.errors import NonFiniteLossError, PeerLostError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.owner.coordinator import Coordinator
 from phalanx.pipeline.owner.failover import Failover
-from phalanx.pipeline.owner.rollback import PastStep
+from phalanx.pipeline.owner.replay import PastStep
 from phalanx.pipeline.owner.step_books import StepBooks, claimed_links
 from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import Apply
 from phalanx.pipeline.protocol.needs import OwnMail, Turn, task
 from phalanx.pipeline.verify.facts import Judgement, StepFacts
+from phalanx.pipeline.verify.wait_tally import LOOKS_PER_STEP, WaitTally
 from phalanx.pipeline.worker.party import Party
 
 
@@ -65,6 +66,8 @@ class Attempts:
 
     def __init__(self, facts: StepFacts, coordinator: Coordinator, failover: Failover) -> None:
         self.patience = failover.links.patience
+        self._tally, self._num_looks = WaitTally(), 0
+        self._deadline = self._next_look = math.inf
         self._facts = facts
         self._coordinator = coordinator
         self._failover = failover
@@ -81,9 +84,9 @@ class Attempts:
             The first judgement; None when the step is decided, or a party is lost.
 
         Raises:
-            PeerLostError: It did not end in time.
+            PeerLostError: It did not end in time, and only the owner's own work is missing.
         """
-        deadline = self.patience.clock.wall() + self._failover.timeout_s
+        self.begin_clock()
         self.patience.begin()
         while not self._coordinator.decided(may_lag=is_finite()) or (
             not is_finite() and self._coordinator.doubt_step()
@@ -91,12 +94,6 @@ class Attempts:
             judgement = await self.go_on()
             if judgement is not None or self._failover.lost:
                 return judgement
-            if self.patience.clock.wall() > deadline:
-                raise PeerLostError(
-                    f"step {self._facts.ledger.step} did not end within {self._failover.timeout_s:.0f} s; still "
-                    f"waiting for {self._coordinator.waiting_for()}; raise pipeline.step_timeout_s or look at the "
-                    "workers' logs"
-                )
         self.patience.end()
         return None
 
@@ -109,7 +106,51 @@ class Attempts:
             judgement = await self._coordinator.advance()
         if judgement is None and not self._failover.lost:
             await self._break_silence()
+        if judgement is None and not self._failover.lost:
+            await self._keep_time()
         return judgement
+
+    def begin_clock(self) -> None:
+        """Give the step, or what is left of it, all the time that a step may take."""
+        self._tally, self._num_looks = WaitTally(), 0
+        self._deadline = self.patience.clock.wall() + self._failover.timeout_s
+        self._plan_look()
+
+    def _plan_look(self) -> None:
+        share = 0.5 + self._coordinator.moment(self._num_looks)
+        self._num_looks += 1
+        self._next_look = self.patience.clock.wall() + share * self._failover.timeout_s / LOOKS_PER_STEP
+
+    async def _keep_time(self) -> None:
+        """Note now and then what a long step waits for; when its time is up, replace the party that owes most.
+
+        Raises:
+            PeerLostError: It was the owner, or without a guard anybody.
+        """
+        now = self.patience.clock.wall()
+        if self._facts.plan.guard.enabled and now > self._next_look:
+            self._tally.add(await self._coordinator.look())
+            self._plan_look()
+        if now <= self._deadline:
+            return
+        waiting_for = self._coordinator.waiting_for()
+        late = f"did not end within {self._failover.timeout_s:.0f} s; still waiting for {waiting_for}"
+        disputed = self._tally.disputed()
+        if disputed:
+            is_fresh = await self._coordinator.lead(disputed)
+            # all that can be handed on is, so that nobody lacks it in what follows
+            debtor = await self._coordinator.find_silent()
+            if debtor is None and is_fresh:
+                self.begin_clock()
+                return
+        else:
+            debtor = self._tally.debtor()
+        if debtor is not None:
+            self._failover.suspect(debtor, f"it owed most to a step that {late}", "late")
+            return
+        raise PeerLostError(
+            f"step {self._facts.ledger.step} {late}; raise pipeline.step_timeout_s or look at the workers' logs"
+        )
 
     async def _break_silence(self) -> None:
         """Look for the reason why nothing has come for longer than is honest, and replace a silent party."""
@@ -120,7 +161,8 @@ class Attempts:
         name = await self._coordinator.find_silent()
         self.patience.broken()
         if name is not None:
-            self._failover.suspect(name, f"silent while the step waited for {self._coordinator.waiting_for()}")
+            waiting_for = self._coordinator.waiting_for()
+            self._failover.suspect(name, f"silent while the step waited for {waiting_for}", "silent")
 
 
 class VerifiedStep:
@@ -148,6 +190,12 @@ class VerifiedStep:
         self.attempts = Attempts(facts, coordinator, failover)
         self.outcome = Outcome(facts, party)
         self.steps_redone = 0
+        self._num_refused = 0
+
+    def _take_refused(self) -> int:
+        """Return how many judgements did not hold since the last applied step."""
+        before, self._num_refused = self._num_refused, self.failover.verdicts.num_refused
+        return self._num_refused - before
 
     @task
     async def train(self, step: int, inputs: StepInputs) -> tuple[int, int]:
@@ -159,6 +207,7 @@ class VerifiedStep:
         Returns:
             Attempts and audits.
         """
+        await self._keep_state(step)
         attempts, audits = await self._attempt(step, inputs)
         if not self.outcome.is_finite(inputs):
             self.facts.observe("step_repeated", {"step": step, "reason": self.outcome.failure(step, inputs)})
@@ -166,6 +215,17 @@ class VerifiedStep:
             more = await self._attempt(step, inputs)
             attempts, audits = attempts + more[0], audits + more[1]
         return attempts, audits
+
+    async def _keep_state(self, step: int) -> None:
+        """Keep the state before a step when it is time; a party that does not bring what it signed is replaced."""
+        rollback = self.failover.rollback
+        while rollback.kept.is_due(step):
+            await self.settle()
+            fault = await rollback.keep_state(step)
+            if fault is None:
+                return
+            self.failover.suspect(*fault, "withheld")
+            await self.recover(None, step)
 
     @task
     async def begin_again(self, step: int) -> None:
@@ -243,7 +303,7 @@ class VerifiedStep:
             guard=GuardReport(
                 attempts=effort[0],
                 num_audits=effort[1],
-                num_alarms=len(verdicts),
+                num_alarms=len(verdicts) + self._take_refused(),
                 verdicts=tuple(verdicts),
                 restarts=attempt.number,
                 skipped=tuple(sorted(attempt.bypassed)),
@@ -273,13 +333,11 @@ class VerifiedStep:
             PeerLostError: That did not end in time.
             NoHolderError: Every holder of a stage is gone.
         """
-        facts, clock = self.facts, self.attempts.patience.clock
-        deadline = clock.wall() + self.failover.timeout_s
+        facts = self.facts
+        self.attempts.begin_clock()
         while facts.plan.guard.enabled and (set(facts.watched) - facts.agreed.keys() or facts.lagging is not None):
             judgement = await self.attempts.go_on()
             if judgement is not None or self.failover.lost:
                 await self.recover(judgement, facts.ledger.step)
-            if clock.wall() > deadline:
-                waiting_for = self.coordinator.waiting_for()
-                raise PeerLostError(f"the last step was not verified in time; waiting for {waiting_for}")
+                self.attempts.begin_clock()
         self.books.noting.records.look()

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from phalanx.errors import OutOfBoundsError, PeerLostError, PeerRefusedError, PhalanxError
 from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.protocol.carried_frames import CarriedFrames
 from phalanx.pipeline.protocol.message import Message, ReceivedMessage
 from phalanx.pipeline.protocol.messages import Activation, Carry, Fault, parse_message
 from phalanx.pipeline.protocol.relay import LinkRelay
@@ -59,9 +60,23 @@ class Mailbox:
         self._local.append(ReceivedMessage(self._name, message, data, sealed))
         return sealed
 
+    @property
+    def carried(self) -> CarriedFrames:
+        """As the owner: what went by its way between workers."""
+        return self._detour.carried
+
+    def leave_link(self, receiver: str) -> None:
+        """Send by way of the owner from now on, what the link has not delivered included.
+
+        Raises:
+            PeerRefusedError: The receiver is unknown or was evicted.
+        """
+        self._endpoint.end_link(receiver, "the owner leads this link")
+
     def renew_allowances(self) -> None:
         """Let every party send as much again: another step, or another attempt at one, begins."""
         self._endpoint.allowances.renew()
+        self.carried.renew()
 
     def refused(self, received: ReceivedMessage) -> None:
         """Count a message that its reader could make nothing of."""

@@ -379,6 +379,13 @@ class Carry(Message):
     header: PassedOnHeader
 
 
+class Detour(Message):
+    """The owner ends a link of the party that gets this: what it has for the receiver goes by way of the owner."""
+
+    kind: ClassVar[str] = "detour"
+    receiver: PartyName
+
+
 class Shutdown(Message):
     """The run is over for this worker."""
 
@@ -394,7 +401,7 @@ _MESSAGES = by_kind(
         Ready,
         *(Activation, Bulk, Commit, GradientHeld, WeightsHeld, Audit, AuditReport, StepAudited),
         *(Fetch, FetchReply, FetchBulk, Relay, Ask, ProgressReport, Apply, UpdateReport, ScreenHit, Release),
-        *(Fault, Carry, Shutdown),
+        *(Fault, Carry, Detour, Shutdown),
     )
 )
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from phalanx.errors import FrameError, PeerRefusedError, PhalanxError, TransportError
 from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.protocol.carried_frames import CarriedFrames
 from phalanx.pipeline.protocol.message import Message
 from phalanx.pipeline.protocol.messages import Carry, parse_message
 from phalanx.pipeline.protocol.signed import Statements, to_signed
@@ -22,6 +23,8 @@ class LinkRelay:
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
+        self.carried = CarriedFrames()
+        """As the owner: what was handed on."""
         self._endpoint = endpoint
 
     def send(self, receiver: str, message: Message, payload: Sequence[memoryview]) -> SignedHeader:
@@ -46,10 +49,16 @@ class LinkRelay:
         """As the owner: pass a frame on to its receiver.
 
         Raises:
-            FrameError: It is not its bringer's own, of another session, or malformed.
+            FrameError: It is not its bringer's own, of another session, altered or malformed.
             SignatureError: Its bringer did not sign it.
         """
-        receiver = self._statements.frame(carry.header, (frame.sender, None)).fields.receiver
+        header = self._statements.frame(carry.header, (frame.sender, None))
+        receiver = header.fields.receiver
+        if header.fields.payload_digest != digest_hex(frame.payload):
+            raise FrameError(f"{frame.sender!r} wants a frame carried that is altered")
+        # the receiver complains of what cannot be read
+        with contextlib.suppress(FrameError):
+            self.carried.note(parse_message(header.fields.kind, header.fields.body), header)
         # a receiver that is gone by now, or has lost its link to the owner too, is being replaced
         with contextlib.suppress(TransportError):
             self._endpoint.send(receiver, carry.kind, carry.model_dump(mode="json"), (frame.payload,))

@@ -229,6 +229,12 @@ def trained_digest(state: StateDigest) -> str:
     return state.weights[-_DIGEST_CHARACTERS:]
 
 
+def trained_shapes(plan: StepPlan, stage: int) -> dict[str, Tensor]:
+    """Return the trained tensors of a stage without values, on the meta device; the stage is built to know them."""
+    state = StageCopy.empty(plan, stage).optimizer.state()
+    return {name: tensor.detach().to("meta") for name, tensor in state.items()}
+
+
 def stage_spec(plan: StepPlan, stage: int) -> StageSpec:
     """The layers of one stage."""
     layers = plan.stages[stage]

@@ -11,7 +11,7 @@ from phalanx.config import canonical_json
 from phalanx.pipeline.config import GuardConfig
 
 # further draws of the same place, beside those of the strata, which count from 0
-_WHOLE_STEP, _OWNER, _THIRD_PARTY, _WHO, _MESSAGES = -1, -2, -3, -4, -5
+_WHOLE_STEP, _OWNER, _THIRD_PARTY, _WHO, _MESSAGES, _MOMENT = -1, -2, -3, -4, -5, -6
 
 
 class AuditDraw:
@@ -101,6 +101,10 @@ class AuditDraw:
         if not among or self._coin(_THIRD_PARTY, step, epoch, stage) >= self._third_party_rate:
             return None
         return among[self._number(step, epoch, stage, _WHO) % len(among)]
+
+    def moment(self, *, step: int, epoch: int, number: int) -> float:
+        """A share from 0 to 1, for a moment of an attempt that no worker may foresee."""
+        return self._coin(_MOMENT, step, epoch, number)
 
     def _coin(self, purpose: int, *where: int) -> float:
         return self._number(*where, purpose) / 2**64

@@ -69,11 +69,13 @@ class Ruling:
         party: The one that is off, or that has withheld what it signed; None where neither is.
         offence: "transfer" convicts nobody: what decides was not brought.
         compared: What shows it.
+        state: That an update leads to, where one was redone.
     """
 
     party: str | None
     offence: Offence
     compared: ComparedTensors = field(default_factory=ComparedTensors)
+    state: StateDigest | None = None
 
 
 @dataclass
@@ -254,8 +256,9 @@ class Referee:
         shown = {f"{TRUTH_PREFIX}{name}": tensor for name, tensor in gradients.items()}
         compared = ComparedTensors(shown, copy.weights_digest(), state)
         copy.apply(copy.step, gradients, clip_coefficient)
-        guilty = weigh_update(copy.digest(), after)
-        return Ruling(guilty[0] if guilty else None, "state", compared)
+        truth = copy.digest()
+        guilty = weigh_update(truth, after)
+        return Ruling(guilty[0] if guilty else None, "state", compared, truth)
 
     async def _undone(self, stage: int, party: str, before: StateDigest) -> StageCopy | None:
         """A stage as it was before its last update, from one party; None when that does not bring the agreed state."""

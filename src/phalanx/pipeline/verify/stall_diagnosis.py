@@ -1,20 +1,21 @@
 """The diagnosis of a stalled step: what was withheld is handed on; a silent party is replaced, not convicted."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+
+from torch import Tensor
 
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.evidence.weight_dispute import is_what_was_signed
+from phalanx.pipeline.protocol.carried_frames import PartyLink
 from phalanx.pipeline.protocol.message import Message
 from phalanx.pipeline.protocol.messages import (
     Ask,
+    Commit,
     Fetch,
     FetchBulk,
     FetchReply,
     PassedOnHeader,
-    Place,
-    Progress,
     ProgressReport,
     Purpose,
     Relay,
@@ -24,28 +25,12 @@ from phalanx.pipeline.protocol.messages import (
 from phalanx.pipeline.protocol.needs import Delivery, MessageNeed, ProgressNeed, TensorsDelivery, TensorsNeed, task
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.stage.stage_copy import StageCopy
+from phalanx.pipeline.verify.disputed_links import DisputedLinks
 from phalanx.pipeline.verify.facts import AuditKey, MessageKey, StepFacts, StepLedger
-from phalanx.planner.schedules import Direction, actions
+from phalanx.pipeline.verify.step_waits import AuditOrder, MissingFacts, StepWaits, audit_mark, next_input
+from phalanx.pipeline.verify.wait_tally import Waits
+from phalanx.planner.schedules import Direction
 from phalanx.security.crypto import digest_hex
-
-_Order = Literal["urgent", "drawn", "whole step"]
-
-
-@dataclass(frozen=True)
-class MissingFacts:
-    """The things that the coordinator still waits for, beside those in the ledgers.
-
-    Attributes:
-        states: Parties that have not reported a state after an update.
-        screened: Messages that their receivers do not use before an audit has cleared them.
-        weights: Stages with a shadow that waits for what it is sent after an update; the state that the holder signed.
-        said: Audits, by step, that are not done only because another auditor has not reported yet.
-    """
-
-    states: Sequence[str]
-    screened: Sequence[ScreenHit]
-    weights: Mapping[int, StateDigest]
-    said: Collection[tuple[int, AuditKey]] = ()
 
 
 @dataclass
@@ -53,16 +38,19 @@ class StallDiagnosis:
     """A diagnosis, when nothing has arrived for long, of the party that is to be replaced, if any.
 
     A message that its sender says it sent and its receiver says it lacks is a broken link or a lie of one
-    of the two, and the owner cannot tell which. So the owner fetches it and hands it on. A sender that has
-    nothing to show, a receiver that still lacks what the owner itself gave it, and a party that has all
-    it needs and does nothing are replaced: silence is a failure and no proof of malice.
+    of the two, and the owner cannot tell which. So the owner fetches all that is missing there, hands it on, and leads
+    the link from then on (`DisputedLinks`). A sender that has nothing to show, a receiver that still lacks what the
+    owner itself gave it, the liar on a link that is led, and a party that has all it needs and does nothing are
+    replaced: silence is a failure and no proof of malice.
 
     Guarantees:
         Every call names a party, or hands on what was not handed on before in this attempt, or finds
-        that only the owner's own work is missing. So a step with silent parties ends.
+        that only the owner's own work is missing. So a step with silent parties ends. One party causes at most one
+        silence on each of its links with workers in a session, and few on those with the owner, before it is named.
     """
 
     facts: StepFacts
+    links: DisputedLinks
     _handed: set[tuple[object, ...]] = field(default_factory=set)
     _attempt: tuple[int, int] = (-1, -1)
 
@@ -70,9 +58,7 @@ class StallDiagnosis:
     async def find(self, missing: MissingFacts) -> str | None:
         """Look for the silent party; None when there is none, or it is not yet clear which."""
         ledger, lagging = self.facts.ledger, self.facts.lagging
-        if self._attempt != (ledger.step, ledger.epoch):
-            self._attempt = (ledger.step, ledger.epoch)
-            self._handed.clear()
+        self._begin_attempt()
         parties = sorted(self.facts.present)
         standings = await ProgressNeed(parties, Ask(epoch=ledger.epoch, step=ledger.step))
         silent = [party for party in parties if party not in standings]
@@ -90,6 +76,20 @@ class StallDiagnosis:
         late = await self._behind(standings) or await self._without_gradient(standings)
         return late or await self._without_audit(ledger, missing.said)
 
+    def _begin_attempt(self) -> None:
+        attempt = (self.facts.ledger.step, self.facts.ledger.epoch)
+        if self._attempt != attempt:
+            self._attempt = attempt
+            self._handed.clear()
+
+    @task
+    async def look(self, missing: MissingFacts) -> Waits:
+        """Say what the step waits for at the moment, without doing anything about it."""
+        self._begin_attempt()
+        parties, ledger = sorted(self.facts.present), self.facts.ledger
+        standings = await ProgressNeed(parties, Ask(epoch=ledger.epoch, step=ledger.step))
+        return StepWaits(self.facts, self.links, self._handed).of(missing, standings)
+
     # --- commitments ------------------------------------------------------------------------------
 
     async def _behind(self, standings: Mapping[str, ProgressReport]) -> str | None:
@@ -100,7 +100,7 @@ class StallDiagnosis:
             progress = standings[party].stages.get(str(stage))
             if progress is None:
                 return None if party == OWNER else party
-            place = self._waits_for(stage, progress)
+            place = next_input(self.facts.plan, stage, progress)
             if place is None:
                 if party != OWNER:
                     return party
@@ -109,36 +109,43 @@ class StallDiagnosis:
             sender = self.facts.holder(source)
             upstream = standings[sender].stages.get(str(source))
             if upstream is not None and place in upstream.sent:
-                return await self._carry(sender, party, (source, place.direction, place.microbatch))
+                key: MessageKey = (source, place.direction, place.microbatch)
+                return await self._hand_on((sender, party), key, standings)
         return None
 
-    def _waits_for(self, stage: int, progress: Progress) -> Place | None:
-        """The input that keeps a stage from its next action; None when it has all it needs."""
-        plan = self.facts.plan
-        last = len(plan.stages) - 1
-        needless: Direction | None = "forward" if stage == 0 else "backward" if stage == last else None
-        for action in actions(plan.schedule, stage, last + 1, plan.microbatches):
-            place = Place(direction=action.direction, microbatch=action.microbatch)
-            if action.direction == needless or (needless is None and place in progress.sent):
-                continue
-            if place not in progress.received:
-                return place
-            if needless is None:
-                return None
-        return None
-
-    async def _carry(self, sender: str, receiver: str, key: MessageKey) -> str | None:
-        """Hand a tensor on; a party that has nothing to show, or still lacks what it was given, is named."""
-        mark = ("tensor", receiver, *key)
-        if mark in self._handed:
+    async def _hand_on(self, link: PartyLink, key: MessageKey, standings: Mapping[str, ProgressReport]) -> str | None:
+        """Hand all on that is missing on a link; the party that withholds, or denies what it was given, is named."""
+        sender, receiver = link
+        if ("tensor", receiver, *key) in self._handed:
             return sender if receiver == OWNER else receiver
-        found = await self._fetch(sender, key, self.facts.ledger)
-        if found is None:
-            # what the owner says to itself has no header, and is never lost
-            return None if sender == OWNER else sender
-        self._handed.add(mark)
-        await self._relay(receiver, key, found[1], found[2])
+        links = self.links
+        if links.are_of_workers(link):
+            liar = links.liar_about_tensor(link, key)
+            if liar is not None:
+                return liar
+            # the answers to this question come after the order was carried out
+            standings = await self._lead(link)
+            silent = [party for party in link if party not in standings]
+            if silent:
+                return silent[0]
+            links.note_received(link, links.received(link, standings))
+        elif OWNER in link and links.has_silenced_too_often(sender if receiver == OWNER else receiver):
+            return sender if receiver == OWNER else receiver
+        for missing in links.missing(link, standings):
+            mark = ("tensor", receiver, *missing)
+            found = None if mark in self._handed else await self._fetch(sender, missing, self.facts.ledger)
+            if found is not None:
+                self._handed.add(mark)
+                await self._relay(receiver, missing, found[1], found[2])
+            elif mark not in self._handed:
+                # what the owner says to itself has no header, and is never lost
+                return None if sender == OWNER else sender
         return None
+
+    async def _lead(self, link: PartyLink) -> Mapping[str, ProgressReport]:
+        ledger = self.facts.ledger
+        await self.links.lead(link)
+        return await ProgressNeed(link, Ask(epoch=ledger.epoch, step=ledger.step))
 
     async def _relay(self, receiver: str, key: MessageKey, evidence: PassedOnHeader, payload: memoryview) -> None:
         source, direction, microbatch = key
@@ -170,13 +177,14 @@ class StallDiagnosis:
             if mark in self._handed or (stage in standings[auditor].gradients and auditor != OWNER):
                 return holder if auditor == OWNER else auditor
             request = FetchBulk(epoch=ledger.epoch, step=ledger.step, stage=stage, purpose="gradient")
-            found = await TensorsNeed(holder, request, StageCopy.empty(facts.plan, stage).module.trainable())
-            if found is None or transfer_digest(found[0]) != ledger.commits[stage].gradient:
-                return holder
-            self._handed.add(mark)
-            self._note(auditor, request)
-            await TensorsDelivery(auditor, request, found[0], ledger.step)
-            return None
+            expected = StageCopy.empty(facts.plan, stage).module.trainable()
+            return await self._hand_transfer_on(
+                (holder, auditor),
+                request,
+                expected,
+                _announced_by(ledger.commits[stage]),
+                mark,
+            )
         return None
 
     def _has_followed(self, stage: int, auditor: str) -> bool:
@@ -195,13 +203,36 @@ class StallDiagnosis:
         whole = facts.plan.guard.keeps_snapshots
         purpose: Purpose = "snapshot" if whole else "update"
         request = FetchBulk(epoch=ledger.epoch, step=ledger.step, stage=stage, purpose=purpose)
-        copy = StageCopy.empty(facts.plan, stage, has_moments=whole)
-        found = await TensorsNeed(holder, request, copy.optimizer.state())
-        if found is None or not is_what_was_signed(found[0], signed):
+        expected = StageCopy.empty(facts.plan, stage, has_moments=whole).optimizer.state()
+        return await self._hand_transfer_on(
+            (holder, shadow), request, expected, lambda found: is_what_was_signed(found, signed), mark
+        )
+
+    async def _hand_transfer_on(
+        self,
+        link: PartyLink,
+        request: FetchBulk,
+        expected: Mapping[str, Tensor],
+        is_right: Callable[[dict[str, Tensor]], bool],
+        mark: tuple[object, ...],
+    ) -> str | None:
+        """Hand on what a shadow lacks of its holder; the one of the two that withholds or denies it is named."""
+        holder, shadow = link
+        if self.links.are_of_workers(link):
+            size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in expected.values())
+            liar = self.links.liar_about_transfer(link, request, size_bytes)
+            if liar is not None:
+                return liar
+        elif self.links.has_silenced_too_often(holder if shadow == OWNER else shadow):
+            return holder if shadow == OWNER else shadow
+        found = await TensorsNeed(holder, request, expected)
+        if found is None or not is_right(found[0]):
             return holder
         self._handed.add(mark)
         self._note(shadow, request)
-        await TensorsDelivery(shadow, request, found[0], ledger.step)
+        await TensorsDelivery(shadow, request, found[0], request.step)
+        if self.links.are_of_workers(link) and not self.links.is_led(link):
+            await self.links.lead(link)
         return None
 
     async def _without_urgent_report(self, hit: ScreenHit) -> str | None:
@@ -219,7 +250,7 @@ class StallDiagnosis:
         """Name a party that owes an audit of this step although it has all that it takes."""
         for audit in (audit for audit in ledger.unreported if (ledger.step, audit) not in said):
             stage, _, auditor = audit
-            order: _Order = "whole step" if (stage, auditor) in ledger.unfinished else "drawn"
+            order: AuditOrder = "whole step" if (stage, auditor) in ledger.unfinished else "drawn"
             silent = await self._audit_inputs(ledger, audit, ("forward", "backward"), order)
             if silent is not None:
                 return silent
@@ -227,7 +258,7 @@ class StallDiagnosis:
         return next(iter(late), None)
 
     async def _audit_inputs(
-        self, ledger: StepLedger, audit: AuditKey, directions: Sequence[Direction], order: _Order
+        self, ledger: StepLedger, audit: AuditKey, directions: Sequence[Direction], order: AuditOrder
     ) -> str | None:
         """Give an auditor what it is to recompute from; one that has it and does not report is named.
 
@@ -236,22 +267,35 @@ class StallDiagnosis:
         """
         facts, (stage, microbatch, auditor) = self.facts, audit
         holder = facts.holder(stage)
-        mark = ("audit", order, auditor, ledger.step, stage, microbatch)
+        mark = audit_mark(ledger, audit, order)
         if mark in self._handed:
             return None if auditor == OWNER else auditor
         self._handed.add(mark)
         if not facts.has_weights(auditor, stage) and not await self._hand_weights(stage, auditor):
             return holder
-        for direction in directions:
-            source = stage + (-1 if direction == "forward" else 1)
-            key: MessageKey = (source, direction, microbatch)
-            sender = facts.holder(source)
+        keys: list[MessageKey] = [(stage + (-1 if way == "forward" else 1), way, microbatch) for way in directions]
+        liars = [self._liar_about_input(key, auditor, ledger) for key in keys]
+        if liars and None not in liars:
+            return next((liar for liar in liars if liar != auditor), auditor)
+        for key in keys:
+            sender = facts.holder(key[0])
             found = await self._fetch(sender, key, ledger) or await self._fetch(holder, key, ledger)
             if found is None:
                 return holder
             self._note(auditor, found[0])
             await Delivery(auditor, found[0], (found[2],))
+            for link in ((sender, auditor), (auditor, sender)):
+                if self.links.are_of_workers(link) and not self.links.is_led(link):
+                    await self.links.lead(link)
         return None
+
+    def _liar_about_input(self, key: MessageKey, auditor: str, ledger: StepLedger) -> str | None:
+        """The one of a sender and an auditor that keeps an input from the audit; None while that is not clear."""
+        link = (self.facts.holder(key[0]), auditor)
+        if not self.links.are_of_workers(link):
+            # what the owner was asked for it has sent, and what a party has itself it need not be sent
+            return auditor if link[0] == auditor else None
+        return self.links.liar_about_answer(link, Fetch.of(ledger.epoch, ledger.step, key))
 
     async def _hand_weights(self, stage: int, auditor: str) -> bool:
         """Give an auditor the agreed weights of a stage that it lacks; False when no party brings them."""
@@ -292,3 +336,7 @@ class StallDiagnosis:
     def _note(self, party: str, message: Message) -> None:
         body = message.model_dump(mode="json", include={"step", "stage", "microbatch", "direction", "source"})
         self.facts.observe("relayed", {"to": party, "what": message.kind, **body})
+
+
+def _announced_by(commit: Commit) -> Callable[[dict[str, Tensor]], bool]:
+    return lambda gradient: transfer_digest(gradient) == commit.gradient

@@ -230,13 +230,17 @@ class StateJudgement:
         if guilty is None:
             facts.agreed[stage] = said[holder]
             return None
+        other = shadow if guilty == holder else holder
+        if said[other] == ruling.state:
+            # the owner has made this update itself, and so stands for the copy that is left
+            facts.agreed[stage] = said[other]
         reason = f"stage {stage}: {guilty} has a state that the signed gradient of step {before.step} does not lead to"
         return facts.judgement(
             ruling.offence,
             guilty,
             stage,
             reason,
-            accuser=shadow if guilty == holder else holder,
+            accuser=other,
             headers=update_headers(facts, stage, said),
             work=work,
             compared=ruling.compared,

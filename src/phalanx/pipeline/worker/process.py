@@ -22,7 +22,7 @@ from phalanx.pipeline.protocol.greetings import Challenge, ChallengeReply, Hello
 from phalanx.pipeline.protocol.log_memory import LogMemory
 from phalanx.pipeline.protocol.mailbox import Mailbox
 from phalanx.pipeline.protocol.message import ReceivedMessage
-from phalanx.pipeline.protocol.messages import Apply, Assign, Fault, FetchBulk, ProgressReport, Shutdown
+from phalanx.pipeline.protocol.messages import Apply, Assign, Detour, Fault, FetchBulk, ProgressReport, Shutdown
 from phalanx.pipeline.stage.battery import run_battery
 from phalanx.pipeline.stage.stage_copy import WrapCopy, unwrapped
 from phalanx.pipeline.tolerance.numeric_class import local_numeric_class, settle_numerics
@@ -116,6 +116,8 @@ class Worker:
         self._endpoint = endpoint
         self._kernels = kernels
         self._wrap_copy: WrapCopy = lambda copy, held: wrap_copy(kernels(copy, held), held)
+        # what another worker sends must fit into the report that proves it wrong
+        endpoint.take_what_can_be_shown(config.owner_name)
         self._mail = Mailbox(endpoint, seals_own=True)
         self._timer = PhaseTimer(cpu_clock=time.thread_time)
         self._party: Party | None = None
@@ -209,6 +211,8 @@ class Worker:
             elif isinstance(item.message, Fault) and item.sender == self._identity.name:
                 # what another party sent could not even be read
                 self._tell_owner(item.message)
+            elif isinstance(item.message, Detour) and item.sender == self._config.owner_name:
+                self._mail.leave_link(item.message.receiver)
             elif isinstance(item.message, Challenge) and item.sender == self._config.owner_name:
                 self._show_kernels(item.message)
             elif self._party is not None:
@@ -296,6 +300,11 @@ class Worker:
             raise self._owner_is_gone(exc) from exc
         if met.run != self._endpoint.run:
             raise PeerLostError(f"the owner at {config.owner} serves another session by now; start this worker anew")
+        if met.calls_us != self._identity.name:
+            raise PeerRefusedError(
+                f"{config.owner}: another process has begun with this worker's certificate, and the run goes on with "
+                "that one; give each worker a certificate of its own"
+            )
         # an owner that goes on without this worker refuses its word, and that ends the link
         epoch = 0 if self._party is None else max(self._party.roles.epoch, 0)
         self._mail.post(config.owner_name, ProgressReport(epoch=epoch, step=0, stages={}, gradients=()))

@@ -144,6 +144,7 @@ def answer_fetch_bulk(context: PartyContext, uploads: StateUploads, sender: str,
         send_bulk(context.post, sender, message, kept.moving(message.step), message.step)
         return
     copy = context.roles.copy_of(message.stage)
+    is_held = message.stage in context.roles.hosted
     audit = context.roles.auditing(message.stage)
     gradient = _gradient(context.roles, message.stage, message.step)
     if message.purpose == "duplicate":
@@ -156,9 +157,9 @@ def answer_fetch_bulk(context: PartyContext, uploads: StateUploads, sender: str,
         tensors = copy.state()
     elif message.purpose == "weights":
         tensors = copy.weights()
-    elif message.purpose == "update" and message.stage in context.roles.hosted:
+    elif message.purpose == "update" and is_held:
         tensors = copy.trained()
-    elif message.purpose == "snapshot" and message.stage in context.roles.hosted:
+    elif message.purpose == "snapshot" and (is_held or not context.plan.guard.one_optimizer):
         tensors = copy.optimizer.state()
     elif message.purpose == "gradient" and gradient is not None:
         tensors = gradient

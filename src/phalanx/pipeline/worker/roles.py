@@ -1,7 +1,8 @@
 """The roles of a party, the stages that it holds and shadows in each epoch; and the context that its parts share."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
@@ -20,8 +21,20 @@ from phalanx.pipeline.worker.stages import HostedStage, ShadowStage
 from phalanx.security.privacy import SEED_BYTES
 from phalanx.telemetry import PhaseTimer
 
-Library = Callable[[int], StageCopy]
-"""Where the owner reads a stage that no party holds yet: a model directory or a checkpoint."""
+
+@dataclass(frozen=True)
+class TrainedState:
+    """The trained tensors of a stage, ``weight/...`` and moments, and the optimizer steps that led to them."""
+
+    tensors: Mapping[str, Tensor]
+    num_steps: int
+
+
+class Library(Protocol):
+    """Where the owner reads a stage that no party holds yet: a model directory or a checkpoint."""
+
+    def __call__(self, stage: int, trained: TrainedState | None = None, /) -> StageCopy:
+        """Build a stage; with another trained state than its own, where one is passed."""
 
 
 class Roles:
@@ -48,6 +61,8 @@ class Roles:
         """Stages that take no update in the present step."""
         self.loading: dict[int, tuple[StageCopy | KeptStage, BulkReceiver, str]] = {}
         self.library: Library | None = None
+        self.kept_library: Library | None = None
+        """The owner's alone, while a run goes back: stages as all parties are to have them, whatever they have now."""
         self.state_files: StateFiles | None = None
         self._plan = plan
         self._post = post
@@ -260,7 +275,8 @@ class Roles:
             self._keep(role)
             return
         has_moments = is_held or not self._plan.guard.verify_only
-        bare = self.library(role.stage) if role.source == self.name and self.library is not None else None
+        library = self.kept_library or self.library
+        bare = library(role.stage) if role.source == self.name and library is not None else None
         if bare is not None and not has_moments:
             bare = bare.without_moments()
         copy = self._wrap_copy(bare or StageCopy.empty(self._plan, role.stage, has_moments=has_moments), is_held)
@@ -287,6 +303,8 @@ class Roles:
         has_copy = role.stage in self.hosted or (role.stage in self.shadows and not self._plan.guard.verify_only)
         if has_copy:
             copy = self.copy_of(role.stage)
+        elif self.kept_library is not None:
+            copy = self.kept_library(role.stage)
         elif before is not None:
             copy = before.copy
         elif self.library is not None:

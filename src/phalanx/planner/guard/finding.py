@@ -93,6 +93,7 @@ class AuditRates:
         gradient_screen: Whether an audited microbatch screens the claimed weight gradient.
         states_agree: Whether holder and shadow both make each update and compare what it leads to.
         reach: How many steps a conviction goes back at least.
+        kept_every: Steps from one state that the owner keeps to the next; 0 where it keeps none.
     """
 
     stages: int
@@ -103,6 +104,7 @@ class AuditRates:
     gradient_screen: bool
     states_agree: bool = True
     reach: int = 0
+    kept_every: int = 0
 
     @property
     def drawn(self) -> int:
@@ -141,12 +143,14 @@ class GuardPrice:
     Attributes:
         extra_compute: Share of the unguarded run's work, of all parties together.
         bytes_per_number: Bytes a step for each number that is trained in other hands.
-        memory_per_number: Bytes for each trained number at each copy of its stage, to go back with.
+        memory_per_number: Bytes of memory for each trained number at each copy of its stage, to go back with.
+        disk_per_number: Bytes on the owner's disk for each trained number and kept state.
     """
 
     extra_compute: float
     bytes_per_number: float
     memory_per_number: float
+    disk_per_number: float
 
 
 def missed(drawn: int, wrong: int, microbatches: int) -> float:
@@ -185,12 +189,17 @@ def price(watch: AuditRates, costs: GuardCosts, untrusted_share: float, upkeep_b
     """
     audited = costs.screened_share if watch.gradient_screen else costs.audited_share
     doubted = costs.doubted_honest if watch.gradient_screen else 0.0
+    # weights and both moments
+    state = 12.0
     redone = audited * watch.drawn / watch.microbatches + watch.step_audit_rate + watch.owner_audit_rate + doubted
     return GuardPrice(
         extra_compute=untrusted_share * redone + costs.fixed_share,
-        # the owner fetches weights and moments of a stage that it redoes
-        bytes_per_number=upkeep_bytes + 12.0 * watch.owner_audit_rate,
-        memory_per_number=24.0 if watch.reach else 0.0,
+        # the owner fetches a stage that it redoes, and those that it keeps
+        bytes_per_number=upkeep_bytes
+        + state * watch.owner_audit_rate
+        + (state / watch.kept_every if watch.kept_every else 0.0),
+        memory_per_number=2 * state if watch.reach and not watch.kept_every else 0.0,
+        disk_per_number=state if watch.kept_every else 0.0,
     )
 
 

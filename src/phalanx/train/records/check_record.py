@@ -101,12 +101,12 @@ _Work = tuple[int, str, frozenset[str] | None]
 
 @dataclass(frozen=True)
 class Doubt:
-    """Steps of one stage that hold the work of a convicted party and were not recomputed in full.
+    """Steps of one stage that hold the work of a distrusted party and were not recomputed in full.
 
     Attributes:
         party: The party that served the stage.
         stage: Which one.
-        convicted_in: Steps of its verdicts.
+        convicted_in: Steps of its verdicts; none where it was replaced for what it did, without one.
         steps: Those in doubt, as ranges.
         last_verified: Last step of that party at that stage that was recomputed in full; None where none was.
     """
@@ -139,9 +139,10 @@ class CheckRecord:
 
     Guarantees:
         A step of a convicted party is in doubt unless all of its work in it was recomputed, update included, by the
-        owner or by a party that was not convicted; or it was undone. What an auditor that was convicted later
-        reported counts as not recomputed. A step between two recomputed ones is in doubt as well: its lie would
-        be in the weights that the later one began with.
+        owner or by a party that was not convicted; or it was undone. So is a step of a party that was replaced for
+        what it did, from before that. What an auditor of either kind reported until then counts as not recomputed.
+        A step between two recomputed ones is in doubt as well: its lie would be in the weights that the later one
+        began with.
 
     Args:
         guard: How far back the run can go.
@@ -153,6 +154,8 @@ class CheckRecord:
         self._work: dict[_Work, Spans] = {}
         self._made: dict[tuple[int, str], Spans] = {}
         self._convicted: dict[str, list[int]] = {}
+        self._replaced: dict[str, int] = {}
+        """In which step a certificate's party was replaced for what it did, for the last time."""
         self._refuted: list[tuple[tuple[int, str], int]] = []
         """Stage and party, and the step of the update that it was convicted for."""
 
@@ -173,6 +176,8 @@ class CheckRecord:
                 # it is about what the update of the step before led to
                 self._refuted.append(((body["stage"], body["party"]), body["step"] - 1))
                 self._refute()
+        elif kind == "distrusted":
+            self._replaced[certified_name(body["party"])] = body["step"]
         elif kind == "replayed":
             self._move((body["stage"], body["party"]), body["from"], body["to"] - 1, frozenset())
         elif kind == "rolled_back":
@@ -213,13 +218,25 @@ class CheckRecord:
         """The steps in doubt, by party and stage."""
         found = []
         for stage, party in sorted({work[:2] for work in self._work}):
-            steps = union(ends for work in self._unverified(stage, party) for ends in self._work[work].ranges)
-            convicted_in = self._convicted.get(certified_name(party))
-            if convicted_in is not None and steps:
-                good = {work for work in self._work if work[:2] == (stage, party)} - self._unverified(stage, party)
-                last = max((end for work in good if (end := self._work[work].last) is not None), default=None)
-                found.append(Doubt(party, stage, tuple(convicted_in), tuple(steps), last))
+            certified = certified_name(party)
+            convicted_in, replaced_in = self._convicted.get(certified, []), self._replaced.get(certified, 0)
+            works = [work for work in self._work if work[:2] == (stage, party)]
+            steps = union(ends for work in works for ends in self._unverified_ranges(work))
+            if not convicted_in:
+                steps = _before(steps, replaced_in)
+            if steps:
+                rest = Spans(union(ends for work in works for ends in self._work[work].ranges), limit=self._limit)
+                for ends in steps:
+                    rest.take_out(*ends)
+                found.append(Doubt(party, stage, tuple(convicted_in), tuple(steps), rest.last))
         return found
+
+    def _unverified_ranges(self, work: _Work) -> list[Range]:
+        """The steps of some work for which no trusted party's word stands."""
+        ranges, words = self._work[work].ranges, [certified_name(name) for name in work[2] or ()]
+        if work[2] is None or any(name in self._convicted for name in words):
+            return ranges
+        return _before(ranges, max((self._replaced.get(name, 0) for name in words), default=0))
 
     def believed(self) -> dict[int, int]:
         """By stage: steps of workers that no party, or only a convicted one, has recomputed in full."""
@@ -263,6 +280,7 @@ class CheckRecord:
             ],
             "made": [[stage, check, spans.to_json()] for (stage, check), spans in self._made.items()],
             "convicted": self._convicted,
+            "replaced": self._replaced,
         }
 
     def load_json(self, saved: Mapping[str, Any]) -> None:
@@ -282,9 +300,16 @@ class CheckRecord:
             for party, steps in saved["convicted"].items():
                 for step in steps:
                     self._convict(party, step)
+            for party, last in saved.get("replaced", {}).items():
+                self._replaced[str(party)] = max(int(last), self._replaced.get(str(party), 0))
             self._refute()
         except (KeyError, TypeError, ValueError, AttributeError) as exc:
             raise CheckpointError(f"checkpoint: its record of checks is malformed ({exc}); use an older one") from exc
+
+
+def _before(ranges: Iterable[Range], step: int) -> list[Range]:
+    """The steps of ranges that come before one."""
+    return [(first, min(last, step - 1)) for first, last in ranges if first < step]
 
 
 def _length(ranges: Iterable[Range]) -> int:
@@ -310,4 +335,5 @@ def adopted_record(saved: Mapping[str, Any], run_id: str) -> dict[str, Any]:
         ],
         "made": saved["made"],
         "convicted": dict(zip(called(saved["convicted"]), saved["convicted"].values(), strict=True)),
+        "replaced": dict(zip(called(saved.get("replaced", {})), saved.get("replaced", {}).values(), strict=True)),
     }

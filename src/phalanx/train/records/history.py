@@ -68,7 +68,8 @@ CONFIG_CHANGED = "config_changed"
 
 UNDOINGS = ("rolled_back", "fell_back", "older_accepted")
 _DECISIONS = (
-    *("verdict", "evicted", "lost", "takeover", "fell_back", "step_restarted", "step_skipped", "batch_skipped"),
+    *("verdict", "verdict_refused", "distrusted", "evicted", "lost", "replaced", "takeover"),
+    *("fell_back", "step_restarted", "step_skipped", "batch_skipped"),
     "drift",
     "guarantees",
 )

@@ -73,6 +73,7 @@ _SAID: dict[str, tuple[Kind, str]] = {
     ),
     "evicted": ("eviction", "{party} is evicted"),
     "revoked": ("eviction", "the certificate of {party} is revoked: {reason}"),
+    "replaced": ("eviction", "step {step}: {party} is given up, not convicted ({cause}): {reason}"),
     "lost": ("eviction", "{party} is gone"),
     "left": ("note", "{party} has handed over and left"),
     "batch_skipped": ("alarm", "step {step}: batch {number} is given up, the next one takes its place: {reason}"),
@@ -105,6 +106,9 @@ _SAID: dict[str, tuple[Kind, str]] = {
     "client_excluded": ("eviction", "step {step}: {client} is shut out: {reason}, {figure} of at most {bound}"),
     "site_left_out": ("alarm", "round {round}: goes on without {site}: {reason}"),
     "site_excluded": ("eviction", "round {round}: {site} is asked no more: {reason}"),
+    "rolled_back": ("takeover", "the run goes back from step {step} to step {to}, and does what is undone again"),
+    "distrusted": ("eviction", "step {step}: {party} is replaced for what it did"),
+    "state_not_kept": ("alarm", "no conviction can take the run back to step {step}: {reason}"),
     "takeover": ("takeover", "stage {stage} is now served by {by}; step {step} is done again"),
 }
 

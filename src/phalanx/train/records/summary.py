@@ -59,6 +59,10 @@ class Figures:
     verdicts: list[dict[str, Any]] = field(default_factory=list)
     evicted: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
+    replaced: list[dict[str, Any]] = field(default_factory=list)
+    """Parties that were there and were given up without a verdict: step, and `silent`, `late` or `refused`."""
+    verdicts_refused: int = 0
+    """Judgements that named a party and that the evidence did not bear out."""
     guarantees: dict[str, str] = field(default_factory=dict)
     """By stage, the weakest one that the run has had."""
     resumed_from: int | None = None
@@ -122,14 +126,8 @@ class Figures:
         """Count what the guard decided."""
         self.checks.observe(kind, body)
         self.drifts.observe(kind, body)
-        if kind == "verdict":
-            self.verdicts.append({key: body[key] for key in ("party", "stage", "step", "offence", "reason")})
-        elif kind in ("evicted", "lost"):
-            (self.evicted if kind == "evicted" else self.lost).append(body["party"])
-        elif kind == "guarantees":
-            for stage, name in body["stages"].items():
-                self.guarantees[stage] = weaker(name, self.guarantees.get(stage, name))
-        elif kind == "takeover":
+        self._observe_parties(kind, body)
+        if kind == "takeover":
             self.takeovers += 1
         elif kind == "rolled_back":
             self.steps_redone += body["step"] - body["to"]
@@ -144,6 +142,19 @@ class Figures:
             self.skipped_batches.add((body["step"], body["number"]))
         elif kind == "fell_back":
             self.steps_lost += body["steps_lost"]
+
+    def _observe_parties(self, kind: str, body: dict[str, Any]) -> None:
+        if kind == "verdict":
+            self.verdicts.append({key: body[key] for key in ("party", "stage", "step", "offence", "reason")})
+        elif kind in ("evicted", "lost"):
+            (self.evicted if kind == "evicted" else self.lost).append(body["party"])
+        elif kind == "replaced":
+            self.replaced.append({key: body[key] for key in ("party", "step", "cause")})
+        elif kind == "verdict_refused":
+            self.verdicts_refused += 1
+        elif kind == "guarantees":
+            for stage, name in body["stages"].items():
+                self.guarantees[stage] = weaker(name, self.guarantees.get(stage, name))
 
     def to_json(self) -> dict[str, Any]:
         """Return what a resumed run must know and the audit log does not tell; an infinity is null."""
@@ -216,6 +227,8 @@ def summarise(run: RunConfig, figures: Figures, totals: RunningTotals, truth: Gr
         "verdicts": figures.verdicts,
         "evicted": figures.evicted,
         "lost": figures.lost,
+        "replaced": figures.replaced,
+        "verdicts_refused": figures.verdicts_refused,
         "takeovers": figures.takeovers,
         "steps_redone": figures.steps_redone,
         "steps_restarted": figures.steps_restarted,

@@ -66,8 +66,8 @@ def trust_figures(
 def say_trust(summary: dict[str, Any]) -> list[str]:
     """Say what a person must know of it at the end of a run, line by line; nothing where all is well."""
     lines = [
-        f"IN DOUBT: {in_words(row['steps'])} of stage {row['stage']} are the work of {row['party']}, who was convicted "
-        f"in step {', '.join(map(str, row['convicted_in']))}. Nobody recomputed them in full; they are in the weights."
+        f"IN DOUBT: {in_words(row['steps'])} of stage {row['stage']} are the work of {row['party']}, who was "
+        f"{_fate(row['convicted_in'])}. Nobody recomputed them in full; they are in the weights."
         for row in summary.get("steps_in_doubt", ())
     ]
     if lines:
@@ -77,13 +77,18 @@ def say_trust(summary: dict[str, Any]) -> list[str]:
             if step is None
             else f"--resume --from-step {step} goes back to before them"
         )
-        lines.append(f"  {back}; with guard.keep_steps a run undoes such steps itself")
+        lines.append(f"  {back}; with guard.keep_states a run undoes such steps itself")
     for row in summary.get("drifts", ()):
         lines.append(
             f"DRIFT: {row['party']} leant to one side at stage {row['stage']} ({row['direction']}), first seen in step "
             f"{row['first_step']}, last in step {row['last_step']}; below the tolerance, so no party is blamed."
         )
     return lines
+
+
+def _fate(convicted_in: Sequence[int]) -> str:
+    steps = ", ".join(map(str, convicted_in))
+    return f"convicted in step {steps}" if steps else "replaced for what it did, without a conviction"
 
 
 def in_words(ranges: Iterable[Sequence[int]]) -> str:

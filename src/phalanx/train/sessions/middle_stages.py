@@ -27,8 +27,8 @@ WORKERS_SEE = (
 
 _TOLD = frozenset(
     {
-        *("party_joined", "not_let_in", "respawned", "lost", "evicted", "revoked", "takeover"),
-        *("alarm", "drift", "doubts_not_followed", "verdict", "verdict_refused"),
+        *("party_joined", "not_let_in", "respawned", "lost", "replaced", "evicted", "revoked", "takeover"),
+        *("alarm", "drift", "doubts_not_followed", "verdict", "verdict_refused", "distrusted"),
         *("guarantees", "guarantee_weaker", "replayed", "rolled_back", "step_repeated"),
     }
 )

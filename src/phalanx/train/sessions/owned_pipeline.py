@@ -185,6 +185,8 @@ class OwnedPipeline:
                 "verdicts": figures.verdicts,
                 "evicted": figures.evicted,
                 "lost": figures.lost,
+                "replaced": figures.replaced,
+                "verdicts_refused": figures.verdicts_refused,
                 "takeovers": figures.takeovers,
                 "guarantees": figures.guarantees,
                 "audit_log_head": {key: log.signed_head[key] for key in ("num_events", "digest")},

@@ -26,6 +26,7 @@ def watch_of(run: RunConfig) -> AuditRates | None:
         gradient_screen=guard.screens_gradients,
         states_agree=not guard.one_optimizer,
         reach=guard.keep_states or guard.keep_steps,
+        kept_every=guard.keep_states,
     )
 
 
@@ -76,8 +77,11 @@ def preset_in_words(guard: GuardConfig) -> str:
 
 def price_note(guard: GuardConfig, cost: GuardPrice) -> str:
     """Say in one sentence what the guard costs."""
+    kept = f"{cost.memory_per_number:.0f} bytes of memory per copy to go back with"
+    if guard.keep_states:
+        every = f"{cost.disk_per_number:.0f} bytes on the owner's disk for each state that it keeps"
+        kept = f"{every}, one every {guard.keep_states} steps,"
     return (
         f"guard preset: {preset_in_words(guard)}; estimated extra CPU {100 * cost.extra_compute:.0f} % of an unguarded "
-        f"run, {cost.bytes_per_number:.1f} bytes a step and {cost.memory_per_number:.0f} bytes of kept states per copy "
-        "for each number that is trained in other hands"
+        f"run, {cost.bytes_per_number:.1f} bytes a step and {kept} for each number that is trained in other hands"
     )

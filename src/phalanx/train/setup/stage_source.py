@@ -8,7 +8,7 @@ from torch.nn import Parameter
 
 from phalanx.checkpoint import Checkpoint
 from phalanx.models import ModelSource, StageModule, StageSpec, build_stage, tie
-from phalanx.pipeline import StageCopy, StateDigest, StepPlan, stage_spec
+from phalanx.pipeline import StageCopy, StateDigest, StepPlan, TrainedState, stage_spec
 
 _WEIGHT = "weight/"
 
@@ -44,8 +44,12 @@ class StageLibrary:
         """How many stages it can build."""
         return len(self._plan.stages)
 
-    def __call__(self, stage: int) -> StageCopy:
+    def __call__(self, stage: int, trained: TrainedState | None = None, /) -> StageCopy:
         """Build one stage with its weights, and its optimizer's state when there is a checkpoint.
+
+        Args:
+            stage: Which one.
+            trained: Takes the place of what the checkpoint has, which is not read then.
 
         Raises:
             ModelError: A tensor is missing or wrong.
@@ -60,7 +64,9 @@ class StageLibrary:
             self._first = copy
         elif spec.is_last and self._first is not None:
             self._first.runner.adopt_head(copy.runner)
-        if self._checkpoint is not None:
+        if trained is not None:
+            copy.optimizer.load_state(trained.tensors, trained.num_steps)
+        elif self._checkpoint is not None:
             copy.optimizer.load_state(self._checkpoint.tensors(stage), self._checkpoint.num_steps(stage))
         return copy
 
@@ -94,9 +100,11 @@ class BackLibrary(StageLibrary):
         super().__init__(source, plan, None)
         self._state, self._num_steps = state, num_steps
 
-    def __call__(self, stage: int) -> StageCopy:
+    def __call__(self, stage: int, trained: TrainedState | None = None, /) -> StageCopy:
         """Build one stage with the part of the state that is its own."""
-        copy = super().__call__(stage)
+        copy = super().__call__(stage, trained)
+        if trained is not None:
+            return copy
         copy.optimizer.load_state({name: self._state[name] for name in copy.optimizer.state()}, self._num_steps)
         return copy
 
@@ -150,9 +158,11 @@ class RoundLibrary(StageLibrary):
     def _module(self, spec: StageSpec) -> StageModule:
         return self._modules[spec.index]
 
-    def __call__(self, stage: int) -> StageCopy:
+    def __call__(self, stage: int, trained: TrainedState | None = None, /) -> StageCopy:
         """Return one stage with the weights of the round."""
-        copy = super().__call__(stage)
+        copy = super().__call__(stage, trained)
+        if trained is not None:
+            return copy
         state = copy.optimizer.state()
         own = {name: self._weights[name.removeprefix(_WEIGHT)] for name in state if name.startswith(_WEIGHT)}
         # moments of an optimizer that was made just now are zero

@@ -1,0 +1,74 @@
+"""The frames that the owner has carried between two workers, so that it knows what each of them sent the other."""
+
+from typing import TypeVar
+
+from phalanx.pipeline.protocol.message import Message
+from phalanx.pipeline.protocol.messages import Activation, Bulk, Fetch, FetchReply
+from phalanx.pipeline.protocol.tensor_stream import PART_BYTES
+from phalanx.planner.schedules import Direction
+from phalanx.transport import SignedHeader
+
+_Kind = TypeVar("_Kind", bound=Message)
+PartyLink = tuple[str, str]
+"""Sender and receiver."""
+
+_Frame = tuple[Message, SignedHeader]
+
+
+class CarriedFrames:
+    """The tensors, transfers, requests and answers that went by way of the owner in this attempt and the one before.
+
+    How many there can be is bounded by what a party may send the owner in one attempt.
+    """
+
+    def __init__(self) -> None:
+        self._present: dict[PartyLink, list[_Frame]] = {}
+        self._past: dict[PartyLink, list[_Frame]] = {}
+
+    def renew(self) -> None:
+        """Begin another attempt; what was carried before the last one is forgotten."""
+        self._past, self._present = self._present, {}
+
+    def note(self, message: Message, header: SignedHeader) -> None:
+        """Note what is handed on, under its sender's header, which was checked."""
+        if isinstance(message, Activation | Bulk | Fetch | FetchReply):
+            self._present.setdefault((header.fields.sender, header.fields.receiver), []).append((message, header))
+
+    def has_tensor(self, link: PartyLink, epoch: int, step: int, key: tuple[int, Direction, int]) -> bool:
+        """Whether a tensor between stages was carried: (source stage, direction, microbatch)."""
+        source, direction, microbatch = key
+        place = (epoch, step, source, direction, microbatch, source + (1 if direction == "forward" else -1))
+        return any(
+            (said.epoch, said.step, said.source, said.direction, said.microbatch, said.target) == place
+            for said, _ in self._of(link, Activation)
+        )
+
+    def has_transfer(self, link: PartyLink, about: Bulk) -> bool:
+        """Whether all parts of a transfer were carried, in order; `about.total` is its size, its offset is not read."""
+        position = 0
+        for part, header in self._of(link, Bulk):
+            if part.offset == 0:
+                position = 0
+            due = min(PART_BYTES, about.total - position)
+            fits = header.fields.payload_size == due and part == about.model_copy(update={"offset": position})
+            position += due if fits and position < about.total else 0
+            if position == about.total:
+                return True
+        return False
+
+    def requests(self, link: PartyLink, request: Fetch) -> bool:
+        """Whether a party asked for a tensor; the permit that it showed is not read."""
+        return any(said.model_copy(update={"permit": None}) == request for said, _ in self._of(link, Fetch))
+
+    def answers(self, link: PartyLink, request: Fetch) -> list[tuple[FetchReply, str]]:
+        """The answers to such a request, with the digests of their payloads."""
+        place = (request.epoch, request.claim, request.place)
+        return [
+            (said, header.fields.payload_digest)
+            for said, header in self._of(link, FetchReply)
+            if (said.epoch, said.claim, said.place) == place
+        ]
+
+    def _of(self, link: PartyLink, kind: type[_Kind]) -> list[tuple[_Kind, SignedHeader]]:
+        frames = (*self._past.get(link, ()), *self._present.get(link, ()))
+        return [(message, header) for message, header in frames if isinstance(message, kind)]
