@@ -4,7 +4,7 @@ An act names its point by what its party sends or gets. It says nothing of a mes
 neighbour (`neighbours.py`): the value itself follows from what is sent at that point.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Path = tuple[str | int, ...]
@@ -133,6 +133,15 @@ class Schedule:
     order: int = 0
     steps: int = 2
 
+    def and_also(self, number: int, act: Act) -> "Schedule":
+        """The same with one act more, of one party."""
+        return replace(self, acts={**self.acts, number: (*self.acts.get(number, ()), act)})
+
+    @property
+    def num_acts(self) -> int:
+        """Acts of all parties."""
+        return sum(len(acts) for acts in self.acts.values())
+
     @property
     def liars(self) -> set[str]:
         """Names of the parties that do more than crash."""
@@ -145,5 +154,5 @@ class Schedule:
     @property
     def victims(self) -> set[str]:
         """Names of honest parties that crash or leave."""
-        crashing = {f"worker-{number}" for number in self.acts}
+        crashing = {f"worker-{number}" for number, acts in self.acts.items() if acts}
         return {*crashing, *(f"worker-{number}" for _, _, number in self.moves)} - self.liars

@@ -223,7 +223,7 @@ def neighbours_of(place: Place) -> list[str]:
     if origin is Literal:
         return [f'="{one}"' if isinstance(one, str) else f"={one}" for one in arguments]
     if origin is tuple:
-        return ["none", "fewer", "repeated", "turned", "contradicted"]
+        return ["none", "fewer", "repeated", "turned", "contradicted", "flood"]
     if origin is dict:
         return ["none", "fewer", "other key", "more"]
     if found is str:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from acts import Lie, Schedule, Send
+from acts import Schedule
 from companies import CERTIFIED, COMPANIES
+from generating import JOINING
 from liar import LyingCompany, Liar
 from neighbours import Seen
 from turns import EndlessError, Turns
@@ -50,6 +51,8 @@ class Outcome:
         fired: Acts that were carried out, of each party.
         points: That each party with acts came by.
         beyond: Parties that have sent a value that nothing can have.
+        coverage: As the company's.
+        trace: Digest of what the owner said, heard and noted: two runs with the same one went alike.
     """
 
     ended: BaseException | None = None
@@ -69,6 +72,8 @@ class Outcome:
     fired: dict[str, set[int]] = field(default_factory=dict)
     points: dict[str, list] = field(default_factory=dict)
     beyond: set[str] = field(default_factory=set)
+    coverage: set = field(default_factory=set)
+    trace: str = ""
 
 
 class Theatre:
@@ -132,6 +137,7 @@ class Theatre:
         outcome.doubts = company.checks.doubts()
         outcome.fired = {name: liar.fired for name, liar in liars.items()}
         outcome.points = {name: liar.points for name, liar in liars.items()}
+        outcome.coverage, outcome.trace = company.coverage, company.trace.hexdigest()
         outcome.beyond = {name for name, liar in liars.items() if any(map(_is_beyond, _sent(liar)))}
         outcome.offline, outcome.evidence_bytes = self._explained(company)
         outcome.unproven = self._unproven(company, run)
@@ -155,7 +161,7 @@ class Theatre:
             found += [f"{name} is honest and ended: {exc!r}" for name, exc in ended.items()]
         for path, (party, conclusion) in outcome.offline.items():
             refused = conclusion.startswith("refused:")
-            if certified_name(party) not in liars and not refused:
+            if certified_name(party) not in liars and conclusion.startswith("holds"):
                 found.append(f"honest and convicted offline: {party} in {path}: {conclusion}")
             if refused and "/refused/" not in path:
                 found.append(f"a verdict does not hold offline: {path}: {conclusion}")
@@ -172,17 +178,13 @@ class Theatre:
         return found
 
     def _faults_of_weights(self, schedule: Schedule, outcome: Outcome) -> list[str]:
-        if outcome.ended is not None:
+        kind = COMPANIES[schedule.company]
+        is_same = outcome.ended is not None or outcome.weights == self.honest_weights(schedule.company, schedule.steps)
+        if is_same or not (kind.is_exact or outcome.evicted):
             return []
-        found = []
-        is_same = outcome.weights == self.honest_weights(schedule.company, schedule.steps)
-        may_doubt = not COMPANIES[schedule.company].leaves_no_doubt
-        if not is_same and not (outcome.doubts and may_doubt):
-            found.append(f"the weights are not those of the honest run; in doubt: {outcome.doubts}")
-        gone = {certified_name(name) for name in (*outcome.evicted, *outcome.lost)}
-        for name in sorted(_lied(schedule, outcome) - gone):
-            found.append(f"{name} lied and is still there")
-        return found
+        if outcome.doubts and not kind.leaves_no_doubt:
+            return []
+        return [f"the weights are not those of the honest run; in doubt: {outcome.doubts}"]
 
     def _explained(self, company) -> tuple[dict[str, tuple[str, str]], int]:
         directory, found, size = company.run_dir / "evidence", {}, 0
@@ -234,6 +236,9 @@ def _sent(liar: Liar) -> list[HeaderFields]:
 
 
 def _is_beyond(fields: HeaderFields) -> bool:
+    if fields.kind in JOINING:
+        # whoever has no role yet is not let in
+        return False
     try:
         parse_message(fields.kind, fields.body)
     except OutOfBoundsError:
@@ -249,19 +254,6 @@ def _faults_of_evidence(outcome: Outcome) -> list[str]:
     found = ["evidence of one refusal has overwritten that of another"] if len({*refusals}) < len(refusals) else []
     gone = {certified_name(name) for name in (*outcome.evicted, *outcome.lost)}
     return found + [f"{name} sent what nothing can have and is still there" for name in sorted(outcome.beyond - gone)]
-
-
-def _lied(schedule: Schedule, outcome: Outcome) -> set[str]:
-    """Parties that have sent something that is not the outcome of their computation, and signed it."""
-    found = set()
-    for number, acts in schedule.acts.items():
-        name = f"worker-{number}"
-        for which in outcome.fired.get(name, ()):
-            act = acts[which]
-            tensor = act.at.kind == "tensor" and isinstance(act.deed, Send) and act.deed.when == "instead"
-            if isinstance(act.deed, Lie) or (tensor and act.deed.payload):
-                found.add(name)
-    return found
 
 
 def _may_end(outcome: Outcome, liars: set[str]) -> bool:
@@ -300,8 +292,9 @@ def _move(company, what, name):
             company.kill(name)
 
 
-_SKIPPED = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType, torch.Tensor)
-_FOREIGN = (torch.nn.Module, torch.dtype, threading.Thread, MemoryCompany, MemoryNetwork, CompanyClock, Turns)
+_ATOMS = frozenset({int, float, bool, type(None), type, torch.Tensor, torch.dtype, torch.nn.Parameter})
+_ATOMS |= {types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType}
+_FOREIGN = (torch.nn.Module, threading.Thread, MemoryCompany, MemoryNetwork, CompanyClock, Turns)
 
 
 def kept_bytes(root: object) -> int:
@@ -309,15 +302,14 @@ def kept_bytes(root: object) -> int:
     seen, waiting, size = set(), [root], 0
     while waiting:
         each = waiting.pop()
-        if id(each) in seen or isinstance(each, (*_SKIPPED, *_FOREIGN)):
+        kind = type(each)
+        if kind in _ATOMS or id(each) in seen:
             continue
         seen.add(id(each))
-        if isinstance(each, (str, bytes, bytearray)):
+        if kind in (str, bytes, bytearray):
             size += len(each)
-        elif isinstance(each, memoryview):
+        elif kind is memoryview:
             size += each.nbytes
-        elif not isinstance(each, (int, float, bool, type(None))):
+        elif not issubclass(kind, _FOREIGN) and kind is not type:
             waiting += gc.get_referents(each)
     return size
-
-
