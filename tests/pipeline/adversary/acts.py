@@ -138,6 +138,16 @@ class Schedule:
         return replace(self, acts={**self.acts, number: (*self.acts.get(number, ()), act)})
 
     @property
+    def looks_back(self) -> bool:
+        """Whether an act shows something of an earlier session."""
+        return any(
+            alter.value == "other session"
+            for acts in self.acts.values()
+            for act in acts
+            for alter in getattr(act.deed, "alters", ())
+        )
+
+    @property
     def num_acts(self) -> int:
         """Acts of all parties."""
         return sum(len(acts) for acts in self.acts.values())

@@ -6,7 +6,7 @@ from dataclasses import replace
 from acts import Act, Alter, At, Crash, Lie, Say, Send, Withhold
 from liar import PAYLOADS, Point
 from neighbours import KINDS, neighbours_of, places
-from protocol_page import LISTENERS, SAYERS
+from protocol_page import IDENTITY, LISTENERS, SAYERS
 
 LIES = ("weights", "forward", "backward", "gradient", "claims")
 JOINING = ("hello", "setup", "challenge", "measured", "not_let_in", "prepared")
@@ -88,6 +88,14 @@ def said_otherwise(at: At, kind: str, parties: tuple[str, ...]) -> Iterator[Act]
     for alter in alters(kind) if SAYERS[kind] == "worker" else [Alter(("epoch",), "ahead"), Alter(("epoch",), "stale")]:
         for to in _receivers(kind, parties):
             yield Act(at, Say(kind, (alter,), to=to))
+
+
+def said_about_others(at: At, kind: str, parties: tuple[str, ...]) -> Iterator[Act]:
+    """Yield it about a neighbouring thing: one field of what tells statements apart, by docs/protocol.md, altered."""
+    for alter in alters(kind):
+        if alter.path[0] in IDENTITY[kind]:
+            for to in _receivers(kind, parties):
+                yield Act(at, Say(kind, (alter,), to=to))
 
 
 def _receivers(kind: str, parties: tuple[str, ...]) -> tuple[str, ...]:

@@ -75,6 +75,12 @@ class Liar:
 
     # --- acts on messages -------------------------------------------------------------------------
 
+    @property
+    def num_sent_bytes(self) -> int:
+        """Bytes of the headers that it has sent."""
+        mine = (header for header, _ in self.seen.headers if certified_name(header.fields.sender) == self.name)
+        return sum(len(header.header_bytes) for header in mine)
+
     def rewrite(self, outgoing: OutgoingMessage) -> list[OutgoingMessage]:
         """Return what leaves instead of one message of the honest party."""
         kind, body = outgoing.message.kind, outgoing.message.model_dump(mode="json")

@@ -23,11 +23,13 @@ from phalanx.pipeline.proof.step_proof import Rules, check_step
 from phalanx.pipeline.proof.step_record import read_leaves
 from phalanx.pipeline.protocol.messages import parse_message
 from phalanx.security.crypto import certified_name, create_authority, issue
-from phalanx.testing import CompanyClock, MemoryCompany, MemoryNetwork
+from phalanx.testing import CompanyClock, CompanySession, MemoryCompany, MemoryNetwork
 from phalanx.transport import HeaderFields
 
 MAX_KEPT_BYTES = 2**20
 """More than an honest owner keeps of words, whatever an insider says."""
+MANY_BYTES = 2**18
+"""That an insider must have said before it is asked what the owner keeps."""
 MAX_EVIDENCE_BYTES = 2**23
 """In the evidence of one run."""
 MAX_FALLS = 5
@@ -46,7 +48,7 @@ class Outcome:
         events: Of the audit log.
         offline: By evidence file: the guilty party, and what it says offline; "refused:" before what does not hold.
         unproven: Steps whose records do not hold, with the reason.
-        kept_bytes: Of texts and bytes that the owner keeps at the end.
+        kept_bytes: Of texts and bytes that the owner keeps at the end; 0 where nobody has said much.
         evidence_bytes: On disk.
         fired: Acts that were carried out, of each party.
         points: That each party with acts came by.
@@ -87,6 +89,7 @@ class Theatre:
         for name in CERTIFIED:
             issue(self._pki, name)
         self._honest: dict[tuple[str, int], str] = {}
+        self._earlier: dict[str, dict[str, list]] = {}
         self._kept: dict[tuple[str, int], int] = {}
 
     def honest_weights(self, company: str, num_steps: int) -> str:
@@ -105,6 +108,20 @@ class Theatre:
             self._kept[company, num_steps] = self.play(Schedule(company, steps=num_steps)).kept_bytes
         return self._kept[company, num_steps]
 
+    def earlier(self, company: str, name: str) -> list:
+        """What a worker saw in an honest session on other batches, with the same certificates."""
+        if company not in self._earlier:
+            kind = COMPANIES[company]
+            run = kind.run(self._pki)
+            other = run.model_copy(update={"train": run.train.model_copy(update={"seed": run.train.seed + 1})})
+            watchers = {each: Liar(each, (), Seen(None, kind.names, kind.stages)) for each in kind.names}
+            for watcher in watchers.values():
+                watcher.goes_on = True
+            with self._open(other, watchers, session=CompanySession("an-earlier-session")) as opened:
+                opened.run(kind.steps)
+            self._earlier[company] = {each: watcher.seen.headers for each, watcher in watchers.items()}
+        return self._earlier[company][name]
+
     def play(self, schedule: Schedule) -> Outcome:
         """Play it to its end, whatever that is."""
         self.num_played += 1
@@ -115,7 +132,8 @@ class Theatre:
         company = None
         for number, acts in schedule.acts.items():
             name = f"worker-{number}"
-            liars[name] = Liar(name, acts, Seen(None, parties, kind.stages))
+            earlier = self.earlier(schedule.company, name) if schedule.looks_back else ()
+            liars[name] = Liar(name, acts, Seen(None, parties, kind.stages, earlier=earlier))
         draw = kind.draw.of(schedule.order.to_bytes(32, "big"), bytes(32), run.guard)
         company = self._open(run, liars, order=schedule.order, draw=draw)
         for name, liar in liars.items():
@@ -123,10 +141,11 @@ class Theatre:
         outcome = Outcome()
         try:
             with company:
-                if schedule.victims:
+                if schedule.victims or not kind.has_successors:
                     company.save()
                 outcome.weights = _train(company, schedule)
-                outcome.kept_bytes = kept_bytes(company.engine)
+                if sum(liar.num_sent_bytes for liar in liars.values()) > MANY_BYTES or not schedule.liars:
+                    outcome.kept_bytes = kept_bytes(company.engine)
         except EndlessError:
             raise
         except Exception as exc:  # noqa: BLE001 - how it ended is what is judged
@@ -168,8 +187,7 @@ class Theatre:
         found += self._faults_of_weights(schedule, outcome)
         found += _faults_of_evidence(outcome)
         found += [f"the record of step {step} does not hold: {why}" for step, why in outcome.unproven.items()]
-        honest_bytes = self.honest_kept_bytes(schedule.company, schedule.steps)
-        if outcome.kept_bytes > honest_bytes + MAX_KEPT_BYTES:
+        if outcome.kept_bytes > MAX_KEPT_BYTES + self.honest_kept_bytes(schedule.company, schedule.steps):
             found.append(f"the owner keeps {outcome.kept_bytes} bytes of words")
         if outcome.evidence_bytes > MAX_EVIDENCE_BYTES:
             found.append(f"{outcome.evidence_bytes} bytes of evidence")
@@ -277,7 +295,8 @@ def _train(company, schedule: Schedule) -> str:
             step += 1
         except NoHolderError:
             falls += 1
-            if not schedule.victims or falls > MAX_FALLS:
+            may_fall = schedule.victims or not COMPANIES[schedule.company].has_successors
+            if not may_fall or falls > MAX_FALLS:
                 raise
             step = company.fall_back()
 

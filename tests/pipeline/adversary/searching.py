@@ -1,21 +1,22 @@
 """The search: all single acts, then pairs of acts that lead to what no run before has led to."""
 
-import itertools
 import random
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from acts import Act, Schedule
 from companies import COMPANIES
-from generating import crashes, lies, said, said_otherwise, sent_otherwise, singles, spread
+from generating import crashes, lies, said, said_about_others, sent_otherwise, singles, spread
 from playing import Outcome, Theatre
 from turns import EndlessError
 
 
 MAX_ACTS = 3
 """Acts of a schedule."""
+CRASHES, FRESH, LYING = 0.3, 0.5, 0.1
+"""Shares of pairs in which an honest party crashes; the insider acts at a point that no honest run has; it lies."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,7 @@ class Search:
         self._names = COMPANIES[setting.company].names
         self._coverage: set = set()
         self._traces: set[str] = set()
+        self._played: set[str] = set()
         numbers = range(1, len(self._names) + 1)
         self._plain = Schedule(setting.company, {n: () for n in numbers}, steps=COMPANIES[setting.company].steps)
         self._honest = self.play(self._plain)
@@ -127,58 +129,66 @@ class Search:
         self.findings[sign] = Finding(sign, fault, schedule, self.num_played)
         self._note(self.findings[sign])
 
+    @property
+    def num_traces(self) -> int:
+        """Runs that did not go like another one."""
+        return len(self._traces)
+
     def all_singles(self) -> list[Act]:
         """Every single act of the insider, spread so that a beginning of them is a cut through all."""
         return spread(singles(self._points[self._setting.insider], self._names))
 
-    def play_singles(self, most: int | None = None, until: float | None = None) -> Iterator[int]:
-        """Play single acts in their order, up to a number or a time; yields the number of each."""
-        for number, act in enumerate(itertools.islice(self.all_singles(), most)):
+    def play_singles(self, most: int, *, first: int = 0, until: float | None = None) -> int:
+        """Play single acts in their order, from a number on, up to a number or a time; returns how many."""
+        acts = self.all_singles()[first : first + most]
+        for number, act in enumerate(acts):
             if until is not None and time.monotonic() > until:
-                return
+                return number
             self.play(self._plain.and_also(self._setting.insider, act))
-            yield number
+        return len(acts)
 
     def play_pairs(self, most: int | None = None, until: float | None = None) -> int:
-        """Play pairs: an act more beside those of a schedule that led to something new."""
-        number = 0
-        while (most is None or number < most) and (until is None or time.monotonic() < until):
-            seed = self._draw_seed()
-            who, act = self._draw_act(seed)
-            if act is None:
+        """Play pairs: an act more beside those of a schedule that led to something new; none twice."""
+        number = misses = 0
+        while (most is None or number < most) and (until is None or time.monotonic() < until) and misses < 1000:
+            schedule = self._draw_pair()
+            if schedule is None or repr(schedule) in self._played:
+                misses += 1
                 continue
-            number += 1
-            self.play(seed.schedule.and_also(who, act))
+            misses, number = 0, number + 1
+            self._played.add(repr(schedule))
+            self.play(schedule)
         return number
 
-    def _draw_seed(self) -> _Seed:
-        """A seed; each as often as any other, whatever is new with it, and the honest run among them."""
-        return self._random.choice(self.seeds)
+    def _draw_pair(self) -> Schedule | None:
+        # the more a schedule has led to, the more is to be found beside it
+        (seed,) = self._random.choices(self.seeds, [len(seed.fresh) ** 2 for seed in self.seeds])
+        chance = self._random.random()
+        if chance < CRASHES:
+            who = self._random.choice(self._setting.others)
+            acts = list(crashes(seed.outcome.points[f"worker-{who}"]))
+        else:
+            who = self._setting.insider
+            acts = self._acts_beside(seed, chance)
+        return seed.schedule.and_also(who, self._random.choice(acts)) if acts else None
 
-    def _draw_act(self, seed: _Seed) -> tuple[int, Act | None]:
-        insider, chance = self._setting.insider, self._random.random()
-        points = seed.outcome.points.get(f"worker-{insider}", [])
-        if chance < 0.3:
-            victim = self._random.choice(self._setting.others)
-            return victim, self._any(crashes(seed.outcome.points[f"worker-{victim}"]))
-        honest = {point.at for point in self._points[insider]}
-        fresh = [point for point in points if point.at not in honest]
-        point = self._random.choice(fresh if fresh and chance < 0.8 else points)
-        if point.at.event == "sends":
-            return insider, self._any(sent_otherwise(point.at, self._names))
-        if chance > 0.9 or self._random.random() < 0.2:
-            return insider, self._any(lies(point.at))
+    def _acts_beside(self, seed: _Seed, chance: float) -> list[Act]:
+        """Acts of the insider at one point of a seed's run; as a rule one that it comes by only there."""
+        points = seed.outcome.points[f"worker-{self._setting.insider}"]
+        usual = {point.at for point in self._points[self._setting.insider]}
+        fresh = [point.at for point in points if point.at not in usual]
+        at = self._random.choice(fresh if fresh and chance < CRASHES + FRESH else [point.at for point in points])
+        if at.event == "sends":
+            return list(sent_otherwise(at, self._names))
+        if chance > 1 - LYING:
+            return list(lies(at))
         kind = self._random.choice(self._kinds(seed))
-        return insider, self._any([*said(point.at, kind, self._names), *said_otherwise(point.at, kind, self._names)])
+        return [*said(at, kind, self._names), *said_about_others(at, kind, self._names)]
 
     def _kinds(self, seed: _Seed) -> list[str]:
         """Kinds that are said in what is new with a seed; where there are none, all that it has."""
         spoken = [statement[1] for statement in seed.fresh if statement[1] != "event"]
         return sorted({*spoken}) or sorted({each[1] for each in seed.outcome.coverage if each[1] != "event"})
-
-    def _any(self, acts) -> Act | None:
-        found = list(acts)
-        return self._random.choice(found) if found else None
 
 
 def sign_of(fault: str, schedule: Schedule) -> str:
