@@ -21,6 +21,7 @@ class At:
         event: Whether the party is about to send the message, or about to read it.
         lasting: Whether all later ones are meant as well.
         stage: That the message is about (`stage`, or `source` of a tensor); None for any.
+        peer: To which it is sent, or from which it comes; None for any.
     """
 
     kind: str
@@ -29,6 +30,7 @@ class At:
     event: Literal["sends", "gets"] = "sends"
     lasting: bool = False
     stage: int | None = None
+    peer: str | None = None
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,9 @@ def sent_otherwise(at: At, parties: tuple[str, ...]) -> Iterator[Act]:
     lasting = replace(at, lasting=True)
     for when in (at, lasting):
         yield Act(when, Withhold())
+        for party in ("owner", *parties) if when.lasting else ():
+            # from one of them alone
+            yield Act(replace(when, nth=0, peer=party), Withhold())
         yield Act(when, Send(when="late"))
         yield Act(when, Send(when="behind"))
         for alter in alters(at.kind):

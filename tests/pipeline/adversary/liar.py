@@ -88,7 +88,7 @@ class Liar:
         plain = OutgoingMessage(outgoing.receiver, Raw(kind, body), outgoing.payload)
         before, instead, behind = [], [plain], self._late
         self._late = []
-        for deed in self._due("sends", kind, body):
+        for deed in self._due("sends", outgoing.receiver, kind, body):
             if isinstance(deed, Withhold):
                 instead = []
             elif isinstance(deed, Send):
@@ -110,23 +110,25 @@ class Liar:
         """Return whether the party gets a message, and what it sends before it reads it."""
         self._note(frame.kind, frame.body)
         is_read, said = True, []
-        for deed in self._due("gets", frame.kind, frame.body):
+        for deed in self._due("gets", frame.sender, frame.kind, frame.body):
             if isinstance(deed, Withhold):
                 is_read = False
             else:
                 said += self._do(deed)
         return is_read, said
 
-    def _due(self, event: str, kind: str, body: dict[str, Any]) -> list[Any]:
+    def _due(self, event: str, peer: str, kind: str, body: dict[str, Any]) -> list[Any]:
         step, stage = body.get("step"), body.get("stage", body.get("source"))
         place = (event, kind, step)
         sort = (body.get("purpose", body.get("direction")), body.get("urgent"), body.get("claim"))
-        self.points.append(Point(At(kind, step, self._passed.get(place, 0), event), (stage, *sort)))
+        self.points.append(Point(At(kind, step, self._passed.get(place, 0), event), (stage, peer, *sort)))
         self._passed[place] = self._passed.get(place, 0) + 1
         due = []
         for number, act in enumerate(self._acts):
             at = act.at
-            if (at.event, at.kind) != (event, kind) or at.step not in (None, step) or at.stage not in (None, stage):
+            wanted = (at.event, at.kind, at.step, at.stage, at.peer)
+            found = (event, kind, step, stage, peer)
+            if any(one not in (None, other) for one, other in zip(wanted, found, strict=True)):
                 continue
             nth, self._counts[number] = self._counts[number], self._counts[number] + 1
             if nth == at.nth or (at.lasting and nth > at.nth):
