@@ -219,6 +219,7 @@ class TurnCompany(MemoryCompany):
     """
 
     _endpoint_class = TurnEndpoint
+    _owners_class = TurnOwnersEndpoint
 
     def __init__(self, run, directory, actors=None, *, order=0, noted=None, draw=None, **kwargs):
         # what is audited is decided by the seed as well
@@ -240,7 +241,7 @@ class TurnCompany(MemoryCompany):
 
     def _owners_endpoint(self):
         wire, limits = self._network.wire(OWNER), self.run_config.pipeline.transport
-        self._owner = TurnOwnersEndpoint(
+        self._owner = self._owners_class(
             self._home.owner, {}, self.session, wire, limits, turns=self.turns, clock=self.clock
         )
         return self._owner

@@ -4,7 +4,7 @@ An act names its point by what its party sends or gets. It says nothing of a mes
 neighbour (`neighbours.py`): the value itself follows from what is sent at that point.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Path = tuple[str | int, ...]
@@ -21,6 +21,7 @@ class At:
         event: Whether the party is about to send the message, or about to read it.
         lasting: Whether all later ones are meant as well.
         stage: That the message is about (`stage`, or `source` of a tensor); None for any.
+        peer: To which it is sent, or from which it comes; None for any.
     """
 
     kind: str
@@ -29,6 +30,7 @@ class At:
     event: Literal["sends", "gets"] = "sends"
     lasting: bool = False
     stage: int | None = None
+    peer: str | None = None
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,25 @@ class Schedule:
     order: int = 0
     steps: int = 2
 
+    def and_also(self, number: int, act: Act) -> "Schedule":
+        """The same with one act more, of one party."""
+        return replace(self, acts={**self.acts, number: (*self.acts.get(number, ()), act)})
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether an act shows something of an earlier session."""
+        return any(
+            alter.value == "other session"
+            for acts in self.acts.values()
+            for act in acts
+            for alter in getattr(act.deed, "alters", ())
+        )
+
+    @property
+    def num_acts(self) -> int:
+        """Acts of all parties."""
+        return sum(len(acts) for acts in self.acts.values())
+
     @property
     def liars(self) -> set[str]:
         """Names of the parties that do more than crash."""
@@ -145,5 +166,5 @@ class Schedule:
     @property
     def victims(self) -> set[str]:
         """Names of honest parties that crash or leave."""
-        crashing = {f"worker-{number}" for number in self.acts}
+        crashing = {f"worker-{number}" for number, acts in self.acts.items() if acts}
         return {*crashing, *(f"worker-{number}" for _, _, number in self.moves)} - self.liars

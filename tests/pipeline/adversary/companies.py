@@ -34,8 +34,9 @@ class Company:
         patience_s: `pipeline.patience_s`.
         step_timeout_s: `pipeline.step_timeout_s`.
         draw: Class of the draws.
-        classes: Numeric class of a worker, by name, where it is not the owner's.
         leaves_no_doubt: Whether what a convicted party did must be undone whenever it was done.
+        is_exact: Whether no lie at all may reach the weights at these rates.
+        steps: Of a schedule.
     """
 
     stages: int
@@ -45,13 +46,19 @@ class Company:
     patience_s: float = 1.0
     step_timeout_s: float = 60.0
     draw: type[AuditDraw] = AuditDraw
-    classes: Mapping[str, str] = field(default_factory=dict)
     leaves_no_doubt: bool = False
+    is_exact: bool = True
+    steps: int = 2
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the workers."""
         return tuple(f"worker-{n}" for n in range(1, self.workers + 1))
+
+    @property
+    def has_successors(self) -> bool:
+        """Whether a shadow can take over; else the run goes on from its last checkpoint."""
+        return not GuardConfig(**self.guard).one_optimizer
 
     def run(self, pki: Path) -> RunConfig:
         """Its run file, with models and batches as small as can be."""
@@ -72,15 +79,19 @@ COMPANIES = {
     "K3": Company(4, 2),
     "K3 two stages": Company(5, 2),
     "K3 lockstep": Company(4, 2, EVERYTHING | {"shadow": "lockstep"}),
-    "K3 default": Company(4, 2, {}),
+    "K3 default": Company(4, 2, {}, is_exact=False),
     "K3 patient": Company(4, 2, microbatches=8, patience_s=30.0, step_timeout_s=300.0),
     # K = 4: the owner and three workers
     "K4": Company(5, 3),
     "K4 two stages": Company(6, 3),
-    "K4 two stages, default": Company(6, 3, {}),
+    "K4 two stages, default": Company(6, 3, {}, is_exact=False),
     "K4 spare": Company(4, 3),
     "K4 spare, lockstep": Company(4, 3, EVERYTHING | {"shadow": "lockstep"}),
     "K3 mixed": Company(4, 2, EVERYTHING | {"owner_audit_rate": 0.0, "classes": "mixed"}),
+    "K3 lag": Company(4, 2, EVERYTHING | {"commit_lag": 1}),
+    "K3 weights": Company(4, 2, EVERYTHING | {"shadow": "update"}),
+    "K3 snapshots": Company(4, 2, EVERYTHING | {"shadow": "snapshot", "snapshot_every": 2}),
+    "K4 third party": Company(5, 3, EVERYTHING | {"owner_audit_rate": 0.0, "third_party_audit_rate": 1.0}),
     "K4 kept": Company(
         4,
         3,
@@ -93,6 +104,8 @@ COMPANIES = {
         },
         draw=LateDraw,
         leaves_no_doubt=True,
+        is_exact=False,
+        steps=10,
     ),
 }
 """By name; a name says how many parties there are."""

@@ -1,5 +1,6 @@
 """An insider at work: carries out the acts of its schedule with real frames, signed with its own key."""
 
+import hashlib
 from collections.abc import Sequence
 from copy import copy as shallow
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from typing import Any
 
 from acts import Act, At, Crash, Lie, Say, Send, Withhold
 from neighbours import Seen, altered, template
-from turns import TurnCompany, TurnEndpoint
+from turns import TurnCompany, TurnEndpoint, TurnOwnersEndpoint
 
 from phalanx.security.crypto import certified_name
 from phalanx.testing import Actor, OutgoingMessage, RewritingEndpoint, TamperedRunner, WorkerCrash
@@ -25,6 +26,8 @@ PAYLOADS = {
 }
 """Other bytes for the same message, which its sender signs."""
 
+_PLACE = ("stage", "source", "target", "direction", "microbatch")
+
 
 @dataclass(frozen=True)
 class Raw:
@@ -35,6 +38,14 @@ class Raw:
 
     def model_dump(self, mode):
         return self.body
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point that a party came by, and the sort of its message: points of one sort differ in the microbatch alone."""
+
+    at: At
+    sort: tuple[Any, ...]
 
 
 class Liar:
@@ -52,7 +63,7 @@ class Liar:
         self.seen = seen
         self.goes_on = any(not isinstance(act.deed, Crash) for act in acts)
         self.fired: set[int] = set()
-        self.points: list[At] = []
+        self.points: list[Point] = []
         self._acts = acts
         self._counts = [0] * len(acts)
         self._passed: dict[tuple[str, str, int | None], int] = {}
@@ -60,8 +71,15 @@ class Liar:
         self._lies: dict[str, range] = {}
         self._now: dict[str, Any] = {"epoch": 0, "step": 0, "microbatch": 0, "direction": "forward"}
         self._now |= {"about": "worker-2" if name == "worker-1" else "worker-1", "states": {}}
+        self._about: dict[str, Any] = {}
 
     # --- acts on messages -------------------------------------------------------------------------
+
+    @property
+    def num_sent_bytes(self) -> int:
+        """Bytes of the headers that it has sent."""
+        mine = (header for header, _ in self.seen.headers if certified_name(header.fields.sender) == self.name)
+        return sum(len(header.header_bytes) for header in mine)
 
     def rewrite(self, outgoing: OutgoingMessage) -> list[OutgoingMessage]:
         """Return what leaves instead of one message of the honest party."""
@@ -70,11 +88,13 @@ class Liar:
         plain = OutgoingMessage(outgoing.receiver, Raw(kind, body), outgoing.payload)
         before, instead, behind = [], [plain], self._late
         self._late = []
-        for deed in self._due("sends", kind, body):
+        for deed in self._due("sends", outgoing.receiver, kind, body):
             if isinstance(deed, Withhold):
                 instead = []
             elif isinstance(deed, Send):
                 sent = self._changed(plain, deed)
+                # what it says of its own accord from now on is about the message that it has changed
+                self._about = {name: body[name] for name in _PLACE if name in body}
                 if deed.when == "instead":
                     instead = [sent]
                 elif deed.when == "late":
@@ -90,22 +110,25 @@ class Liar:
         """Return whether the party gets a message, and what it sends before it reads it."""
         self._note(frame.kind, frame.body)
         is_read, said = True, []
-        for deed in self._due("gets", frame.kind, frame.body):
+        for deed in self._due("gets", frame.sender, frame.kind, frame.body):
             if isinstance(deed, Withhold):
                 is_read = False
             else:
                 said += self._do(deed)
         return is_read, said
 
-    def _due(self, event: str, kind: str, body: dict[str, Any]) -> list[Any]:
+    def _due(self, event: str, peer: str, kind: str, body: dict[str, Any]) -> list[Any]:
         step, stage = body.get("step"), body.get("stage", body.get("source"))
         place = (event, kind, step)
-        self.points.append(At(kind, step, self._passed.get(place, 0), event))
+        sort = (body.get("purpose", body.get("direction")), body.get("urgent"), body.get("claim"))
+        self.points.append(Point(At(kind, step, self._passed.get(place, 0), event), (stage, peer, *sort)))
         self._passed[place] = self._passed.get(place, 0) + 1
         due = []
         for number, act in enumerate(self._acts):
             at = act.at
-            if (at.event, at.kind) != (event, kind) or at.step not in (None, step) or at.stage not in (None, stage):
+            wanted = (at.event, at.kind, at.step, at.stage, at.peer)
+            found = (event, kind, step, stage, peer)
+            if any(one not in (None, other) for one, other in zip(wanted, found, strict=True)):
                 continue
             nth, self._counts[number] = self._counts[number], self._counts[number] + 1
             if nth == at.nth or (at.lasting and nth > at.nth):
@@ -140,7 +163,7 @@ class Liar:
         headers = [header.fields for header, _ in reversed(self.seen.headers)]
         mine = [each.body for each in headers if (each.kind, certified_name(each.sender)) == (deed.kind, self.name)]
         now = {name: value for name, value in self._now.items() if name in ("epoch", "step")}
-        body = template(deed.kind, self._now)
+        body = template(deed.kind, self._now | self._about)
         if mine:
             body = {**mine[0], **{name: value for name, value in now.items() if name in body}}
         body = altered(deed.kind, body, deed.alters, self.seen)
@@ -193,6 +216,10 @@ def _later(body: Any, number: int) -> Any:
     }
 
 
+def _compared(one: Any, other: int) -> int | None:
+    return (one > other) - (one < other) if isinstance(one, int) else None
+
+
 class _LyingAuditor(TamperedRunner):
     """What an auditor recomputes passes through a lie."""
 
@@ -229,18 +256,76 @@ class LyingEndpoint(TurnEndpoint):
         return item
 
 
+class WatchedOwnersEndpoint(TurnOwnersEndpoint):
+    """The owner's end, whose mail tells how far a run has come."""
+
+    company: "LyingCompany | None" = None
+
+    def send(self, receiver, kind, body, payload=()):
+        if self.company is not None:
+            self.company.owner_says(kind, body)
+        return super().send(receiver, kind, body, payload)
+
+    def receive(self, timeout_s):
+        item = super().receive(timeout_s)
+        if self.company is not None and isinstance(item, CheckedFrame):
+            self.company.owner_hears(item)
+        return item
+
+
 class LyingCompany(TurnCompany):
-    """A company in which parties carry out acts."""
+    """A company in which parties carry out acts.
+
+    Attributes:
+        coverage: (state of the owner, statement or event) that were reached.
+        trace: Digest of everything that the owner said, heard and noted, in order, by kind and party.
+    """
 
     _endpoint_class = LyingEndpoint
+    _owners_class = WatchedOwnersEndpoint
 
     def __init__(self, run, directory, liars, **kwargs):
         self._liars = liars
+        self.coverage: set[tuple[Any, ...]] = set()
+        self.trace = hashlib.sha256()
+        self._said: set[str] = set()
+        self._place = (0, 0)
         # a party that comes back is the same one under another name
         lives = {life: liar for name, liar in liars.items() for life in (name, *(f"{name}.{n}" for n in (2, 3, 4)))}
         actors = {name: Actor(wrap_copy=liar.wrap, rewrite=liar.rewrite) for name, liar in lives.items()}
         noted = {name: liar.seen.headers for name, liar in lives.items() if liar.goes_on}
         super().__init__(run, directory, actors, noted=noted, **kwargs)
+
+    def _owners_endpoint(self):
+        owner = super()._owners_endpoint()
+        owner.company = self
+        return owner
+
+    def _is_liar(self, name):
+        liar = self._liars.get(certified_name(name))
+        return liar is not None and liar.goes_on
+
+    def owner_says(self, kind, body):
+        """The owner sends something: another state, as far as others can tell."""
+        if kind in ("assign", "apply"):
+            self._said = set()
+            self._place = (body["epoch"], body["step"] + (kind == "apply"))
+        self._said.add(kind)
+        self.trace.update(f"says {kind}\n".encode())
+
+    def owner_hears(self, frame):
+        """Note a statement in the owner's present state."""
+        epoch, step = (frame.body.get(name) for name in ("epoch", "step"))
+        relative = tuple(_compared(one, other) for one, other in zip((epoch, step), self._place, strict=True))
+        self.coverage.add((frozenset(self._said), frame.kind, self._is_liar(frame.sender), relative))
+        self.trace.update(f"hears {frame.kind} {frame.sender} {relative}\n".encode())
+
+    def _observe(self, kind, body):
+        super()._observe(kind, body)
+        party = str(body.get("party", ""))
+        what = str(body.get("offence", body.get("error", "")))
+        self.coverage.add((frozenset(self._said), "event", kind, what, self._is_liar(party)))
+        self.trace.update(f"notes {kind} {party} {what}\n".encode())
 
     def _endpoint(self, name):
         endpoint = super()._endpoint(name)

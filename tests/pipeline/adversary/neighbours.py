@@ -1,8 +1,9 @@
 """Neighbouring values: what an insider puts in the place of a field's own value, by the type that the schema has."""
 
+import json
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -35,12 +36,14 @@ class Seen:
         headers: Every header that it got or signed, in order, with the payload.
         parties: Names of all parties.
         num_stages: Of the run.
+        earlier: The same of an earlier session with the same certificates.
     """
 
     identity: Identity
     parties: tuple[str, ...]
     num_stages: int
     headers: list[tuple[SignedHeader, bytes]] = field(default_factory=list)
+    earlier: Sequence[tuple[SignedHeader, bytes]] = ()
 
     def bodies(self, kind: str) -> list[dict[str, Any]]:
         """Bodies of one kind, the newest first."""
@@ -103,6 +106,21 @@ def _other_header(old: Any, seen: Seen, kind: str) -> Any:
         and header.header_bytes.decode() != old["header"]
     ]
     return passed_on(others[0]) if others else old
+
+
+def _header_of_other_session(old: Any, seen: Seen, kind: str) -> Any:
+    """The header that says the same about the same thing in another session, about other bytes."""
+    try:
+        mine = SignedHeader(old["header"].encode(), b"").fields
+    except (TypeError, ValueError, KeyError):
+        return old
+    twins = [
+        header
+        for header, _ in seen.earlier
+        if (header.fields.kind, header.fields.sender, header.fields.receiver, header.fields.body)
+        == (mine.kind, mine.sender, mine.receiver, mine.body)
+    ]
+    return passed_on(twins[0]) if twins else old
 
 
 def _own_header(old: Any, seen: Seen, kind: str) -> Any:
@@ -176,6 +194,8 @@ NEIGHBOURS: dict[str, Change] = {
     "not": lambda old, seen, kind: not old,
     "other header": _other_header,
     "own header": _own_header,
+    "other session": _header_of_other_session,
+    "text": lambda old, seen, kind: "\x1b[2J\u202e",
 }
 """Every neighbour by name; "older" and values of a closed set are made where they are needed."""
 
@@ -218,11 +238,11 @@ def neighbours_of(place: Place) -> list[str]:
     if found is type(None):
         return ["absent"]
     if found is messages.PassedOnHeader:
-        return ["other header", "own header", "older"]
+        return ["other header", "own header", "other session", "older", "text"]
     if origin is Literal:
         return [f'="{one}"' if isinstance(one, str) else f"={one}" for one in arguments]
     if origin is tuple:
-        return ["none", "fewer", "repeated", "turned", "contradicted"]
+        return ["none", "fewer", "repeated", "turned", "contradicted", "flood"]
     if origin is dict:
         return ["none", "fewer", "other key", "more"]
     if found is str:
@@ -230,14 +250,12 @@ def neighbours_of(place: Place) -> list[str]:
     if found is float:
         return ["double", "half", "zero"]
     if found is int:
-        return ["stale", "ahead", "far"] if name in ("epoch", "step") else ["stale", "ahead"]
+        return ["stale", "ahead", "far", "text"] if name in ("epoch", "step") else ["stale", "ahead"]
     return ["not"] if found is bool else []
 
 
 def altered(kind: str, body: dict[str, Any], alters: tuple[Alter, ...], seen: Seen) -> dict[str, Any]:
     """A body with neighbouring values; a place that it does not have is left out."""
-    import json
-
     body = deepcopy(body)
     for alter in alters:
         parent = _value_at(body, alter.path[:-1])

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from acts import Lie, Schedule, Send
+from acts import Schedule
 from companies import CERTIFIED, COMPANIES
+from generating import JOINING
 from liar import LyingCompany, Liar
 from neighbours import Seen
 from turns import EndlessError, Turns
@@ -22,11 +23,13 @@ from phalanx.pipeline.proof.step_proof import Rules, check_step
 from phalanx.pipeline.proof.step_record import read_leaves
 from phalanx.pipeline.protocol.messages import parse_message
 from phalanx.security.crypto import certified_name, create_authority, issue
-from phalanx.testing import CompanyClock, MemoryCompany, MemoryNetwork
+from phalanx.testing import CompanyClock, CompanySession, MemoryCompany, MemoryNetwork
 from phalanx.transport import HeaderFields
 
 MAX_KEPT_BYTES = 2**20
 """More than an honest owner keeps of words, whatever an insider says."""
+MANY_BYTES = 2**18
+"""That an insider must have said before it is asked what the owner keeps."""
 MAX_EVIDENCE_BYTES = 2**23
 """In the evidence of one run."""
 MAX_FALLS = 5
@@ -45,11 +48,13 @@ class Outcome:
         events: Of the audit log.
         offline: By evidence file: the guilty party, and what it says offline; "refused:" before what does not hold.
         unproven: Steps whose records do not hold, with the reason.
-        kept_bytes: Of texts and bytes that the owner keeps at the end.
+        kept_bytes: Of texts and bytes that the owner keeps at the end; 0 where nobody has said much.
         evidence_bytes: On disk.
         fired: Acts that were carried out, of each party.
         points: That each party with acts came by.
         beyond: Parties that have sent a value that nothing can have.
+        coverage: As the company's.
+        trace: Digest of what the owner said, heard and noted: two runs with the same one went alike.
     """
 
     ended: BaseException | None = None
@@ -69,6 +74,8 @@ class Outcome:
     fired: dict[str, set[int]] = field(default_factory=dict)
     points: dict[str, list] = field(default_factory=dict)
     beyond: set[str] = field(default_factory=set)
+    coverage: set = field(default_factory=set)
+    trace: str = ""
 
 
 class Theatre:
@@ -82,6 +89,7 @@ class Theatre:
         for name in CERTIFIED:
             issue(self._pki, name)
         self._honest: dict[tuple[str, int], str] = {}
+        self._earlier: dict[str, dict[str, list]] = {}
         self._kept: dict[tuple[str, int], int] = {}
 
     def honest_weights(self, company: str, num_steps: int) -> str:
@@ -100,6 +108,20 @@ class Theatre:
             self._kept[company, num_steps] = self.play(Schedule(company, steps=num_steps)).kept_bytes
         return self._kept[company, num_steps]
 
+    def earlier(self, company: str, name: str) -> list:
+        """What a worker saw in an honest session on other batches, with the same certificates."""
+        if company not in self._earlier:
+            kind = COMPANIES[company]
+            run = kind.run(self._pki)
+            other = run.model_copy(update={"train": run.train.model_copy(update={"seed": run.train.seed + 1})})
+            watchers = {each: Liar(each, (), Seen(None, kind.names, kind.stages)) for each in kind.names}
+            for watcher in watchers.values():
+                watcher.goes_on = True
+            with self._open(other, watchers, session=CompanySession("an-earlier-session")) as opened:
+                opened.run(kind.steps)
+            self._earlier[company] = {each: watcher.seen.headers for each, watcher in watchers.items()}
+        return self._earlier[company][name]
+
     def play(self, schedule: Schedule) -> Outcome:
         """Play it to its end, whatever that is."""
         self.num_played += 1
@@ -110,7 +132,8 @@ class Theatre:
         company = None
         for number, acts in schedule.acts.items():
             name = f"worker-{number}"
-            liars[name] = Liar(name, acts, Seen(None, parties, kind.stages))
+            earlier = self.earlier(schedule.company, name) if schedule.looks_back else ()
+            liars[name] = Liar(name, acts, Seen(None, parties, kind.stages, earlier=earlier))
         draw = kind.draw.of(schedule.order.to_bytes(32, "big"), bytes(32), run.guard)
         company = self._open(run, liars, order=schedule.order, draw=draw)
         for name, liar in liars.items():
@@ -118,10 +141,11 @@ class Theatre:
         outcome = Outcome()
         try:
             with company:
-                if schedule.victims:
+                if schedule.victims or not kind.has_successors:
                     company.save()
                 outcome.weights = _train(company, schedule)
-                outcome.kept_bytes = kept_bytes(company.engine)
+                if sum(liar.num_sent_bytes for liar in liars.values()) > MANY_BYTES or not schedule.liars:
+                    outcome.kept_bytes = kept_bytes(company.engine)
         except EndlessError:
             raise
         except Exception as exc:  # noqa: BLE001 - how it ended is what is judged
@@ -132,6 +156,7 @@ class Theatre:
         outcome.doubts = company.checks.doubts()
         outcome.fired = {name: liar.fired for name, liar in liars.items()}
         outcome.points = {name: liar.points for name, liar in liars.items()}
+        outcome.coverage, outcome.trace = company.coverage, company.trace.hexdigest()
         outcome.beyond = {name for name, liar in liars.items() if any(map(_is_beyond, _sent(liar)))}
         outcome.offline, outcome.evidence_bytes = self._explained(company)
         outcome.unproven = self._unproven(company, run)
@@ -157,15 +182,14 @@ class Theatre:
             found += [f"{name} is honest and ended: {exc!r}" for name, exc in ended.items()]
         for path, (party, conclusion) in outcome.offline.items():
             refused = conclusion.startswith("refused:")
-            if certified_name(party) not in liars and not refused:
+            if certified_name(party) not in liars and conclusion.startswith("holds"):
                 found.append(f"honest and convicted offline: {party} in {path}: {conclusion}")
             if refused and "/refused/" not in path:
                 found.append(f"a verdict does not hold offline: {path}: {conclusion}")
         found += self._faults_of_weights(schedule, outcome)
         found += _faults_of_evidence(outcome)
         found += [f"the record of step {step} does not hold: {why}" for step, why in outcome.unproven.items()]
-        honest_bytes = self.honest_kept_bytes(schedule.company, schedule.steps)
-        if outcome.kept_bytes > honest_bytes + MAX_KEPT_BYTES:
+        if outcome.kept_bytes > MAX_KEPT_BYTES + self.honest_kept_bytes(schedule.company, schedule.steps):
             found.append(f"the owner keeps {outcome.kept_bytes} bytes of words")
         if outcome.evidence_bytes > MAX_EVIDENCE_BYTES:
             found.append(f"{outcome.evidence_bytes} bytes of evidence")
@@ -174,17 +198,13 @@ class Theatre:
         return found
 
     def _faults_of_weights(self, schedule: Schedule, outcome: Outcome) -> list[str]:
-        if outcome.ended is not None:
+        kind = COMPANIES[schedule.company]
+        is_same = outcome.ended is not None or outcome.weights == self.honest_weights(schedule.company, schedule.steps)
+        if is_same or not (kind.is_exact or outcome.evicted):
             return []
-        found = []
-        is_same = outcome.weights == self.honest_weights(schedule.company, schedule.steps)
-        may_doubt = not COMPANIES[schedule.company].leaves_no_doubt
-        if not is_same and not (outcome.doubts and may_doubt):
-            found.append(f"the weights are not those of the honest run; in doubt: {outcome.doubts}")
-        gone = {certified_name(name) for name in (*outcome.evicted, *outcome.lost)}
-        for name in sorted(_lied(schedule, outcome) - gone):
-            found.append(f"{name} lied and is still there")
-        return found
+        if outcome.doubts and not kind.leaves_no_doubt:
+            return []
+        return [f"the weights are not those of the honest run; in doubt: {outcome.doubts}"]
 
     def _explained(self, company) -> tuple[dict[str, tuple[str, str]], int]:
         directory, found, size = company.run_dir / "evidence", {}, 0
@@ -236,6 +256,9 @@ def _sent(liar: Liar) -> list[HeaderFields]:
 
 
 def _is_beyond(fields: HeaderFields) -> bool:
+    if fields.kind in JOINING:
+        # whoever has no role yet is not let in
+        return False
     try:
         parse_message(fields.kind, fields.body)
     except OutOfBoundsError:
@@ -251,19 +274,6 @@ def _faults_of_evidence(outcome: Outcome) -> list[str]:
     found = ["evidence of one refusal has overwritten that of another"] if len({*refusals}) < len(refusals) else []
     gone = {certified_name(name) for name in (*outcome.evicted, *outcome.lost)}
     return found + [f"{name} sent what nothing can have and is still there" for name in sorted(outcome.beyond - gone)]
-
-
-def _lied(schedule: Schedule, outcome: Outcome) -> set[str]:
-    """Parties that have sent something that is not the outcome of their computation, and signed it."""
-    found = set()
-    for number, acts in schedule.acts.items():
-        name = f"worker-{number}"
-        for which in outcome.fired.get(name, ()):
-            act = acts[which]
-            tensor = act.at.kind == "tensor" and isinstance(act.deed, Send) and act.deed.when == "instead"
-            if isinstance(act.deed, Lie) or (tensor and act.deed.payload):
-                found.add(name)
-    return found
 
 
 def _may_end(outcome: Outcome, liars: set[str]) -> bool:
@@ -287,7 +297,8 @@ def _train(company, schedule: Schedule) -> str:
             step += 1
         except NoHolderError:
             falls += 1
-            if not schedule.victims or falls > MAX_FALLS:
+            may_fall = schedule.victims or not COMPANIES[schedule.company].has_successors
+            if not may_fall or falls > MAX_FALLS:
                 raise
             step = company.fall_back()
 
@@ -302,10 +313,11 @@ def _move(company, what, name):
             company.kill(name)
 
 
-_CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType)
+_ATOMS = frozenset({int, float, bool, type(None), type, torch.Tensor, torch.dtype, torch.nn.Parameter})
+_ATOMS |= {types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType}
 # what hangs on an error that was kept is the wire's, and the liar's
-_SKIPPED = (*_CODE, types.TracebackType, types.FrameType, torch.Tensor)
-_FOREIGN = (torch.nn.Module, torch.dtype, threading.Thread, MemoryCompany, MemoryNetwork, CompanyClock, Turns)
+_ATOMS |= {types.TracebackType, types.FrameType}
+_FOREIGN = (torch.nn.Module, threading.Thread, MemoryCompany, MemoryNetwork, CompanyClock, Turns)
 
 
 def kept_bytes(root: object) -> int:
@@ -313,13 +325,14 @@ def kept_bytes(root: object) -> int:
     seen, waiting, size = set(), [root], 0
     while waiting:
         each = waiting.pop()
-        if id(each) in seen or isinstance(each, (*_SKIPPED, *_FOREIGN)):
+        kind = type(each)
+        if kind in _ATOMS or id(each) in seen:
             continue
         seen.add(id(each))
-        if isinstance(each, (str, bytes, bytearray)):
+        if kind in (str, bytes, bytearray):
             size += len(each)
-        elif isinstance(each, memoryview):
+        elif kind is memoryview:
             size += each.nbytes
-        elif not isinstance(each, (int, float, bool, type(None))):
+        elif not issubclass(kind, _FOREIGN) and kind is not type:
             waiting += gc.get_referents(each)
     return size

@@ -117,6 +117,9 @@ FOUND = {
     "7, variant: in the second step, and the answers to the owner are there": Schedule(
         "K3 patient", {2: (Act(At("tensor", 1, **ALWAYS), Withhold()),)}
     ),
+    "7, variant: a holder of two stages gives their shadow no gradient, and the shadow is replaced": Schedule(
+        "K4 two stages, default", {1: (Act(At("bulk", 0, peer="worker-2", **ALWAYS), Withhold()),)}
+    ),
     "8: an heir that lies after a death keeps its lies": Schedule(
         "K4 kept",
         {1: (Act(At("assign", event="gets", nth=1), Lie("gradient", 9)),), 2: (Act(At("commit", 1), Crash()),)},

@@ -1,0 +1,92 @@
+"""An insider that tries everything: each single act in its turn, then pairs of acts that lead to something new."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from acts import Act, Alter, At, Crash, Lie, Schedule, Send
+from companies import COMPANIES
+from generating import MANY, singles, spread
+from liar import Point
+from neighbours import KINDS, neighbours_of, places
+from protocol_page import CONTENT, IDENTITY
+from searching import SETTINGS, Search, describe
+
+QUICK = SETTINGS[:4]
+QUICK_SINGLES, QUICK_PAIRS = 30, 12
+SINGLES_OF_A_SEED = 500
+
+
+@pytest.mark.xfail(strict=False, reason="findings 1 to 8")
+@pytest.mark.parametrize("setting", QUICK, ids=str)
+def test_a_cut_through_all_acts_harms_nobody_honest(theatre, setting):
+    search = Search(theatre, setting)
+
+    search.play_singles(QUICK_SINGLES)
+    search.play_pairs(QUICK_PAIRS)
+
+    assert [describe(finding) for finding in search.findings.values()] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+def test_all_acts_harm_nobody_honest_for_as_long_as_is_asked(theatre):
+    minutes = float(os.environ.get("PHALANX_FUZZ_MINUTES", "5"))
+    seed = int(os.environ.get("PHALANX_FUZZ_SEED", "1"))
+    findings = []
+    for number, setting in enumerate(SETTINGS):
+        began, cpu_s = time.monotonic(), time.process_time()
+        # what one setting does not use is for those after it
+        until = began + 60 * minutes / len(SETTINGS)
+        search = Search(theatre, setting, seed, note=lambda finding: _log(describe(finding)))
+        all_singles = len(search.all_singles())
+        played = search.play_singles(SINGLES_OF_A_SEED, first=SINGLES_OF_A_SEED * (seed - 1), until=until)
+        pairs = search.play_pairs(until=until)
+        findings += [describe(finding) for finding in search.findings.values()]
+        _log(
+            f"seed {seed}, setting {number} {setting}: {played} of {all_singles} singles, {pairs} pairs, "
+            f"{search.num_traces} traces, {time.process_time() - cpu_s:.0f} s of CPU, {len(findings)} findings"
+        )
+    assert findings == []
+
+
+def _log(line):
+    if "PHALANX_FUZZ_LOG" in os.environ:
+        with Path(os.environ["PHALANX_FUZZ_LOG"]).open("a", encoding="utf-8") as log:
+            log.write(f"{time.strftime('%H:%M:%S')} {line}\n")
+
+
+@pytest.mark.parametrize("company", COMPANIES)
+def test_honest_parties_of_each_company_meet_every_bound(theatre, company):
+    schedule = Schedule(company, {1: (), 2: ()}, steps=COMPANIES[company].steps)
+
+    outcome = theatre.play(schedule)
+
+    assert theatre.faults(schedule, outcome) == []
+    assert (outcome.evicted, outcome.lost, outcome.passed_s) == ([], [], 0.0)
+
+
+def test_the_same_schedule_goes_the_same_way_twice(theatre):
+    schedule = Schedule("K4 spare", {1: (Act(At("tensor", 0), Lie("forward")),), 2: (Act(At("commit", 1), Crash()),)})
+
+    first, second = theatre.play(schedule), theatre.play(schedule)
+
+    assert (first.trace, first.weights, first.events) == (second.trace, second.weights, second.events)
+
+
+def test_every_field_of_the_written_model_has_a_neighbour():
+    for kind in KINDS:
+        tried = {place.path[0] for place in places(kind) if neighbours_of(place)}
+        # what is free text, a plan or a device is no part of what is judged
+        assert {*IDENTITY[kind], *CONTENT[kind]} - tried <= {"plan", "log_head", "doubt"}
+
+
+def test_single_acts_are_sent_instead_before_behind_late_twice_to_others_and_not_at_all():
+    acts = list(singles([Point(At("commit", 0), (1, None, None, None))], ("worker-1", "worker-2")))
+
+    assert {act.deed.when for act in acts if isinstance(act.deed, Send)} == {"instead", "before", "behind", "late"}
+    altered = Act(At("commit", 0), Send((Alter(("epoch",), "ahead"),), when="behind"))
+    assert altered in acts
+    assert len(acts) == len(set(acts)) == len(spread(acts))
+    assert MANY > 100
