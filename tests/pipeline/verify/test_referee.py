@@ -271,11 +271,20 @@ def test_of_two_that_can_bring_an_update_one_is_enough_and_none_is_no_lie(world,
             world.bulks[(party, purpose)] = (changed(tensors), num_steps)
 
     spoil(SHADOW)
-    assert (judge_update(world, referee, after).party, judge_update(world, referee, after).offence) == (HOLDER, "state")
+    ruling = judge_update(world, referee, after)
+    assert (ruling.party, ruling.offence) == (HOLDER, "state")
 
     spoil(HOLDER)
     ruling = judge_update(world, referee, after)
     assert (ruling.party, ruling.offence, ruling.compared.tensors) == (SHADOW, "transfer", {})
+
+
+def test_undo_copy_and_gradient_may_come_from_two_parties(world, referee, updated):
+    # each of the two spoils what it alone would be believed with
+    del world.bulks[(SHADOW, "undo")], world.bulks[(HOLDER, "gradient")]
+    wrong = updated.model_copy(update={"weights": "cc" * 32})
+
+    assert judge_update(world, referee, {HOLDER: updated, SHADOW: wrong}).party == SHADOW
 
 
 def test_a_stage_is_taken_from_the_first_that_brings_what_was_agreed_on(world, referee):

@@ -1,4 +1,4 @@
-"""The record of signed statements by itself: one place for each identity, the first word stays, nothing else is there."""
+"""The record of signed statements by itself: one place for each identity, and the first word stays there."""
 
 import pytest
 from hand_made import EPOCH, HOLDER, OWNER, SHADOW, STAGE, STEP, make_world, received
