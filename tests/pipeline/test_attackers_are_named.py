@@ -43,9 +43,9 @@ def check_the_price(company, results):
     assert sum(result.guard.attempts - 1 for result in results) <= replaced
     assert len(company.bodies("step_redone")) == replaced
     assert [result.step for result in results] == list(range(len(results)))
-    assert {(result.guard.steps_redone, result.guard.restarts, result.guard.skipped) for result in results} == {
-        (0, 0, ())
-    }
+    # an update is made again where one of its two parties was lost before it had signed the state after it
+    assert sum(result.guard.steps_redone for result in results) == len(company.bodies("update_unwitnessed"))
+    assert {(result.guard.restarts, result.guard.skipped) for result in results} == {(0, ())}
 
 
 def told(tmp_path):

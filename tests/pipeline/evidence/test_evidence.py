@@ -73,8 +73,8 @@ def other_gradient(outgoing, message):
 
 
 def false_state(message):
-    lie = {"weights": OTHER_DIGEST}
-    return {"states": {name: state.model_copy(update=lie) for name, state in message.states.items()}}
+    lies = {name: {"weights": state.weights[:-64] + OTHER_DIGEST} for name, state in message.states.items()}
+    return {"states": {name: state.model_copy(update=lies[name]) for name, state in message.states.items()}}
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from phalanx.pipeline.evidence.weighing import (
     weigh_update,
 )
 from phalanx.pipeline.protocol.messages import StateDigest
+from phalanx.pipeline.tolerance.distance import token_distance
 from phalanx.security.crypto import digest_hex
 from phalanx.transport.tensors import tensor_buffers
 
@@ -122,7 +123,7 @@ def test_each_party_is_held_to_the_bounds_of_its_own_class():
 def test_a_finding_tells_how_far_off_and_how_far_is_allowed():
     finding = weigh_message(TRUTH, claim(STAGE, -TRUTH, limit=Limit(TAU)), None)
 
-    assert finding.distance == pytest.approx(2.0)
+    assert finding.distance == token_distance(-TRUTH, TRUTH)
     assert finding.allowed == TAU
 
 
