@@ -203,4 +203,3 @@ def sign_of(fault: str, schedule: Schedule) -> str:
 def describe(finding: Finding) -> str:
     """A finding as lines that can be pasted."""
     return f"after {finding.number} schedules: {finding.fault}\n    {finding.schedule!r}"
-

@@ -159,6 +159,8 @@ def test_who_dies_takes_nothing_back(company_of, honest_digest):
     company = company_of(run, {})
 
     company.run(4)
+    # both copies have signed the state after the last update; before that one update would be taken back
+    company.engine.settle()
     company.kill("worker-1")
     company.run(2)
 

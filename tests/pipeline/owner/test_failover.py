@@ -10,6 +10,7 @@ from phalanx.pipeline.membership.admission import Admission
 from phalanx.pipeline.membership.members import Files, Incarnations, Members, OwnerLinks
 from phalanx.pipeline.owner.coordinator import Coordinator
 from phalanx.pipeline.owner.failover import Failover
+from phalanx.pipeline.owner.replay import PastStep
 from phalanx.pipeline.processes.own_memory import ALONE
 from phalanx.pipeline.protocol.carried_frames import CarriedFrames
 from phalanx.pipeline.protocol.messages import Assign, Ready, Shutdown, StateDigest
@@ -63,7 +64,7 @@ class Judge:
     def __init__(self, *, holds=True, doubtful=None):
         self.holds, self.doubtful, self.asked = holds, doubtful, []
 
-    def judge(self, judgement, signed_history, silent=(), *, excludes):
+    def judge(self, judgement, silent=(), *, excludes):
         self.asked.append((judgement.verdict.party, excludes))
         return judgement.verdict if self.holds else None
 
@@ -480,7 +481,9 @@ def test_of_altered_states_after_a_change_of_roles_only_that_of_a_party_that_had
 
 
 def test_states_that_were_not_agreed_on_before_are_weighed_like_those_after_an_update(begun):
+    # both copies of either stage have made the last update themselves, and nothing is agreed on yet
     begun.facts.agreed.clear()
+    begun.facts.updated_by = begun.facts.assignment
     begun.failover.suspect("worker-3", "silent")
 
     begun.do(begun.failover.recover(None, 0))
@@ -494,6 +497,8 @@ def test_states_that_were_not_agreed_on_before_are_weighed_like_those_after_an_u
 def test_a_conviction_takes_an_unaudited_step_back_and_a_loss_does_as_well(model_cache):
     for judged in (True, False):
         run = Run(model_cache, commit_lag=1).begun()
+        run.facts.ledger.agreed |= {stage: KNOWN[stage] for stage in (1, 2)}
+        run.failover.rollback.remember(PastStep(run.facts.ledger, run.facts.assignment, None))
         run.coordinator.open_step(1, 0)
         run.facts.ledger.agreed |= {stage: KNOWN[stage] for stage in (1, 2)}
         if not judged:
@@ -534,13 +539,13 @@ def test_with_snapshots_a_loss_at_a_snapshot_keeps_it_and_a_conviction_does_not(
 def test_falling_back_forgets_what_was_agreed_and_begins_with_the_states_of_the_checkpoint(begun):
     older = {stage: state_of(stage, "c") for stage in range(4)}
     begun.lies = {(name, stage): older[stage] for name in (*WORKERS, OWNER) for stage in range(4)}
-    history, rollback = begun.failover.signed_history, begun.failover.rollback
+    record, rollback = begun.facts.record, begun.failover.rollback
 
     begun.do(begun.failover.fall_back(5, older))
 
     assert begun.facts.agreed == {stage: older[stage] for stage in (1, 2)}
     assert begun.assigned[OWNER].step == 5
-    assert begun.failover.signed_history is not history
+    assert begun.facts.record is not record
     assert begun.failover.rollback is not rollback
 
 

@@ -74,7 +74,9 @@ def test_a_shadow_that_shows_nonsense_as_parts_is_named(make_company, honest_dig
 
 
 @pytest.mark.parametrize("numeric_class", [None, "another build"])
-def test_an_accuser_whose_claim_is_no_tensor_is_named(make_company, honest_digest, numeric_class):
+def test_an_accuser_whose_claim_is_no_tensor_is_replaced_and_the_stage_stays(
+    make_company, honest_digest, numeric_class
+):
     def rewrite(outgoing):
         message = outgoing.message
         if isinstance(message, AuditReport):
@@ -83,11 +85,15 @@ def test_an_accuser_whose_claim_is_no_tensor_is_named(make_company, honest_diges
             return [OutgoingMessage(outgoing.receiver, message, b"short")]
         return [outgoing]
 
-    actor = Actor(rewrite=rewrite, numeric_class=numeric_class)
+    company = make_company(mixed_run(), {2: Actor(rewrite=rewrite, numeric_class=numeric_class)})
 
-    verdict = ends_well(make_company, honest_digest, {2: actor}, "worker-2", mixed_run())
+    company.run(2)
 
-    assert verdict.offence == "accusation"
+    # across classes bytes decide, and it withholds those of its own claim
+    assert (company.verdicts, company.evicted, company.lost) == ([], [], ["worker-2"])
+    assert {body["offence"] for body in company.bodies("verdict_refused")} == {"transfer"}
+    assert "worker-1" in company.engine.holders.values()
+    assert company.weights_digest() == honest_digest(mixed_run(), 2)
 
 
 def test_a_stage_of_another_class_that_answers_with_no_tensor_is_named(make_company, honest_digest):

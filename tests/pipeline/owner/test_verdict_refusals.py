@@ -1,4 +1,4 @@
-"""What follows where a judgement is refused: first nothing, then the accuser is replaced, for its word did not hold."""
+"""What follows where a judgement is refused: first nothing, then the party that it is about is replaced, unblamed."""
 
 import os
 import stat
@@ -10,9 +10,9 @@ from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.membership.admission import Admission
 from phalanx.pipeline.membership.members import Files, Members
 from phalanx.pipeline.owner.verdicts import Verdicts
-from phalanx.pipeline.verify.signed_history import SignedHistory
 
-TWICE = "what it said twice was not borne out by what parties had signed"
+TWICE = "it was found wrong twice, without evidence that others could check"
+WITHHELD = "it did not bring what it had signed"
 
 
 @pytest.fixture
@@ -26,8 +26,8 @@ def verdicts(world, tmp_path):
     return Verdicts(world.facts, members, Files(tmp_path, lambda stage: world.build(), world.facts.observe))
 
 
-def judgement(world, party=HOLDER, accuser=SHADOW, stage=STAGE):
-    return world.facts.judgement("message", party, stage, "made up", accuser=accuser)
+def judgement(world, party=HOLDER, accuser=SHADOW, stage=STAGE, offence="message"):
+    return world.facts.judgement(offence, party, stage, "made up", accuser=accuser)
 
 
 def replaced(verdicts, found, silent=()):
@@ -35,7 +35,7 @@ def replaced(verdicts, found, silent=()):
 
 
 def test_a_judgement_of_the_owner_is_refused_unwritten(world, verdicts, tmp_path):
-    assert verdicts.judge(judgement(world, OWNER), SignedHistory(), excludes=True) is None
+    assert verdicts.judge(judgement(world, OWNER), excludes=True) is None
 
     ((kind, body),) = world.events
     assert (kind, body["party"], body["evidence"]) == ("verdict_refused", OWNER, None)
@@ -43,7 +43,7 @@ def test_a_judgement_of_the_owner_is_refused_unwritten(world, verdicts, tmp_path
 
 
 def test_a_judgement_that_no_signature_bears_out_is_refused_and_kept_apart(world, verdicts, tmp_path):
-    assert verdicts.judge(judgement(world), SignedHistory(), excludes=True) is None
+    assert verdicts.judge(judgement(world), excludes=True) is None
 
     ((kind, body),) = world.events
     assert (kind, body["party"]) == ("verdict_refused", HOLDER)
@@ -56,7 +56,7 @@ def test_a_judgement_that_no_signature_bears_out_is_refused_and_kept_apart(world
 
 def test_each_refused_judgement_keeps_its_evidence_and_is_counted(world, verdicts, tmp_path):
     for _ in range(3):
-        verdicts.judge(judgement(world), SignedHistory(), excludes=True)
+        verdicts.judge(judgement(world), excludes=True)
 
     kept = [tmp_path / body["evidence"] for _, body in world.events]
     assert len({*kept}) == 3
@@ -68,7 +68,7 @@ def test_evidence_can_be_read_by_its_owner_alone(world, verdicts, tmp_path):
     """Attacker: another user of the owner's machine; text can be rebuilt from the tensors of a verdict."""
     umask = os.umask(0)
     try:
-        verdicts.judge(judgement(world), SignedHistory(), excludes=True)
+        verdicts.judge(judgement(world), excludes=True)
     finally:
         os.umask(umask)
 
@@ -79,23 +79,40 @@ def test_evidence_can_be_read_by_its_owner_alone(world, verdicts, tmp_path):
 
 
 def test_a_silent_party_is_replaced_at_once_and_not_blamed(world, verdicts):
-    assert replaced(verdicts, judgement(world), {HOLDER}) == (HOLDER, "it brought no answer")
+    assert replaced(verdicts, judgement(world), {HOLDER}) == (HOLDER, WITHHELD)
 
 
-def test_the_first_time_nobody_is_replaced_and_the_second_time_the_accuser(world, verdicts):
-    assert replaced(verdicts, judgement(world)) is None
-    assert replaced(verdicts, judgement(world)) == (SHADOW, TWICE)
+@pytest.mark.parametrize("party", [HOLDER, SHADOW])
+def test_who_withheld_what_it_had_signed_is_replaced_at_once_and_never_convicted(world, verdicts, tmp_path, party):
+    found = judgement(world, party, OWNER, offence="transfer")
+
+    assert verdicts.judge(found, excludes=True) is None
+    assert replaced(verdicts, found) == (party, WITHHELD)
+    assert (verdicts.passed, list(tmp_path.iterdir())) == ([], [])
 
 
-def test_two_accusers_have_each_spoken_once(world, verdicts):
+@pytest.mark.parametrize("accuser", [SHADOW, OWNER])
+def test_the_first_time_nobody_is_replaced_and_the_second_time_the_party_that_was_found_wrong(world, verdicts, accuser):
+    found = judgement(world, HOLDER, accuser)
+
+    assert [replaced(verdicts, found) for _ in range(2)] == [None, (HOLDER, TWICE)]
+
+
+def test_an_accuser_does_not_pay_for_evidence_that_the_accused_has_spoiled(world, verdicts):
+    found = [replaced(verdicts, judgement(world, HOLDER, SHADOW)) for _ in range(10)]
+
+    assert {each and each[0] for each in found} == {None, HOLDER}
+
+
+def test_two_parties_have_each_been_found_wrong_once(world, verdicts):
     assert replaced(verdicts, judgement(world, HOLDER, SHADOW)) is None
     assert replaced(verdicts, judgement(world, SHADOW, HOLDER)) is None
 
 
-def test_where_the_owner_itself_found_it_the_party_that_it_is_about_is_replaced(world, verdicts):
-    found = judgement(world, HOLDER, OWNER)
+def test_a_worker_that_would_have_the_owner_convicted_is_replaced_the_second_time(world, verdicts):
+    found = judgement(world, OWNER, SHADOW)
 
-    assert [replaced(verdicts, found) for _ in range(2)] == [None, (HOLDER, TWICE)]
+    assert [replaced(verdicts, found) for _ in range(2)] == [None, (SHADOW, TWICE)]
 
 
 @pytest.mark.parametrize(

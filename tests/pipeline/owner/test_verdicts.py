@@ -60,15 +60,17 @@ def test_what_is_not_accepted_between_two_snapshots_takes_the_run_back_to_the_la
     assert company.weights_digest() == honest_digest(tiny_run(guard=guard), 3)
 
 
-def test_who_speaks_falsely_twice_is_replaced_without_blame(make_company, honest_digest):
+def test_who_is_found_wrong_twice_without_evidence_is_replaced_without_blame_and_not_its_accuser(
+    make_company, honest_digest
+):
     company = make_company(tiny_run(guard=FULL))
     company.run(1)
     for _ in range(2):
         find(company, ("equivocation", "worker-1", 1, "worker-2"))
         company.run(1)
 
-    assert (company.verdicts, company.evicted, company.lost) == ([], [], ["worker-2"])
-    assert "worker-1" in company.engine.holders.values()
+    assert (company.verdicts, company.evicted, company.lost) == ([], [], ["worker-1"])
+    assert "worker-2" in company.engine.holders.values()
     assert company.weights_digest() == honest_digest(tiny_run(guard=FULL), 3)
 
 

@@ -32,7 +32,9 @@ def facts(model_cache):
 
 
 def audited(facts, gradient, norm_squared):
-    facts.ledger.step_audits[(1, "worker-2")] = StepAudited(**PLACE, gradient=gradient, norm_squared=norm_squared)
+    facts.ledger.step_audits[(1, "worker-2")] = StepAudited(
+        **PLACE, order=1, gradient=gradient, norm_squared=norm_squared
+    )
     return vouched_for_gradient(facts, STAGE)
 
 

@@ -123,7 +123,7 @@ def test_without_an_input_that_the_stage_never_showed_nothing_is_decided(world):
     judgement = world.judge(judge.weigh(SHADOW, report, known, BOTH))
 
     assert judgement is None
-    assert judge.undecided == {(STAGE, 0)}
+    assert judge.undecided == {report.order}
     assert [kind for kind, _ in world.events] == ["alarm", "dismissed"]
 
 
@@ -152,13 +152,47 @@ def test_across_classes_more_than_rounding_names_the_one_that_is_off(mixed):
 
 
 @pytest.mark.parametrize("brought", [None, memoryview(b""), memoryview(b"12345")], ids=["nothing", "empty", "short"])
-def test_across_classes_a_claim_that_is_not_brought_is_no_excuse(mixed, brought):
+def test_across_classes_an_accuser_that_does_not_bring_its_claim_is_to_be_replaced(mixed, brought):
     report = mixed.report(forward=mixed.truth("forward") * (1 + 1e-6))
     mixed.tensors[(SHADOW, STAGE, "forward", 0, True)] = brought
 
     judgement = weighed(mixed, report)
 
-    assert (judgement.verdict.party, judgement.verdict.offence) == (SHADOW, "accusation")
+    assert (judgement.verdict.party, judgement.verdict.offence) == (SHADOW, "transfer")
+
+
+# what is brought counts under the digest that was signed, whichever of the two sides it suits
+
+
+def test_across_classes_a_liar_that_brings_the_honest_tensor_for_its_lie_is_not_close(mixed):
+    honest = mixed.truth("forward")
+    mixed.lie(-honest)
+    mixed.tensors[(HOLDER, STAGE, "forward", 0, False)] = honest
+
+    judgement = weighed(mixed, mixed.report())
+
+    # the receiver has the bytes that were signed
+    assert (judgement.verdict.party, judgement.verdict.offence) == (HOLDER, "message")
+
+
+def test_across_classes_a_liar_and_its_receiver_that_bring_the_honest_tensor_do_not_pass(mixed):
+    honest = mixed.truth("forward")
+    mixed.lie(-honest)
+    for party in (HOLDER, SHADOW):
+        mixed.tensors[(party, STAGE, "forward", 0, False)] = honest
+
+    judgement = weighed(mixed, mixed.report())
+
+    assert (judgement.verdict.party, judgement.verdict.offence) == (HOLDER, "transfer")
+
+
+def test_across_classes_an_auditor_that_brings_the_stages_tensor_for_its_own_claim_is_not_close(mixed):
+    report = mixed.report(forward=-mixed.truth("forward"))
+    mixed.tensors[(SHADOW, STAGE, "forward", 0, True)] = mixed.truth("forward")
+
+    judgement = weighed(mixed, report)
+
+    assert (judgement.verdict.party, judgement.verdict.offence) == (SHADOW, "transfer")
 
 
 # --- a message that looked odd ---------------------------------------------------------------------------------------

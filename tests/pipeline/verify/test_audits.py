@@ -1,18 +1,22 @@
 """Reports of audits as they wait to be weighed: asked for, once, and each when all that it needs is there."""
 
+import json
+
 import pytest
 import torch
-from hand_made import EPOCH, HOLDER, OWNER, SHADOW, STAGE, STEP, make_world
+from hand_made import EPOCH, HOLDER, OWNER, SHADOW, STAGE, STEP, make_world, received
 
 from phalanx.errors import FrameError
 from phalanx.pipeline.assignment.assignment import Assignment
-from phalanx.pipeline.protocol.messages import ScreenHit
-from phalanx.pipeline.verify.audits import Audits
+from phalanx.pipeline.protocol.messages import Audit, ScreenHit
+from phalanx.pipeline.verify.audits import BOTH, Audits
 from phalanx.pipeline.verify.draw import AuditDraw
 from phalanx.pipeline.verify.facts import StepLedger
 from phalanx.pipeline.verify.referee import Referee
 
 THIRD = "worker-9"
+DRAWN = 70
+"""Number of the order for everything that was drawn."""
 
 
 class Office:
@@ -27,7 +31,8 @@ class Office:
         self.world.whole_step()
         self.ledger = self.facts.ledger
         self.ledger.awaited_audits |= {(STAGE, m, auditor) for m in range(4) for auditor in auditors}
-        self.posted = []
+        self.ledger.orders |= {(STAGE, auditor): DRAWN for auditor in auditors}
+        self.posted, self.audits_asked = [], []
         referee = Referee(self.facts.plan, self.facts.bits_decide)
         referee.epoch = EPOCH
         draw = AuditDraw(b"k" * 32, b"n" * 32, 1.0)
@@ -35,10 +40,25 @@ class Office:
 
     def _post(self, party, message, payload):
         self.posted.append((party, message.kind))
+        if isinstance(message, Audit):
+            self.audits_asked.append(message)
+            # as the owner's links do with what it has signed
+            self.facts.record.add_message(OWNER, message, received(message, OWNER, party).header)
 
     def report(self, microbatch=0, auditor=SHADOW, **changes):
         """An honest report comes, but for what a test changes."""
-        self.audits.add(auditor, self.world.report(microbatch).model_copy(update=changes))
+        self.audits.add(auditor, self.honest_report(microbatch, **changes))
+
+    def honest_report(self, microbatch=0, directions=BOTH, **changes):
+        """What an honest auditor reports, but for what a test changes."""
+        report = self.world.report(microbatch)
+        digests = {direction: report.digests[direction] for direction in directions}
+        return report.model_copy(update={"order": DRAWN, "digests": digests, **changes})
+
+    def ask_urgently(self, hit):
+        """Have an odd message audited; return the number of the order."""
+        self.audits.ask_urgently(hit)
+        return self.audits_asked[-1].order
 
     def weigh(self):
         return self.world.judge(self.audits.weigh())
@@ -59,27 +79,27 @@ def test_an_honest_report_is_taken_into_the_ledger(office):
     assert office.ledger.unreported == [(STAGE, m, SHADOW) for m in (1, 2, 3)]
 
 
-@pytest.mark.parametrize("changes", [{"microbatch": 9}, {"stage": 2}, {"urgent": True}])
+@pytest.mark.parametrize("changes", [{"microbatch": 9}, {"stage": 2}, {"order": DRAWN + 1}, {"order": 0}])
 def test_a_report_that_was_not_asked_for_is_refused(office, changes):
-    report = office.world.report().model_copy(update=changes)
+    report = office.honest_report().model_copy(update=changes)
 
-    with pytest.raises(FrameError, match="not asked for, or again"):
+    with pytest.raises(FrameError, match="not asked for"):
         office.audits.add(SHADOW, report)
 
 
 def test_a_report_of_another_party_than_was_asked_is_refused(office):
-    with pytest.raises(FrameError, match="not asked for, or again"):
+    with pytest.raises(FrameError, match="not asked for"):
         office.report(auditor=THIRD)
 
 
 def test_a_report_counts_once_before_and_after_it_is_weighed(office):
     office.report()
-    with pytest.raises(FrameError, match="or again"):
+    with pytest.raises(FrameError, match="again"):
         office.report()
 
     office.weigh()
 
-    with pytest.raises(FrameError, match="or again"):
+    with pytest.raises(FrameError, match="again"):
         office.report()
 
 
@@ -192,6 +212,7 @@ def test_of_several_reports_those_on_what_the_shadow_vouched_for_come_first(mode
     # every microbatch is a lie, and the shadow has vouched for the one that was drawn for it
     league = Office(model_cache, (THIRD,))
     league.ledger.awaited_audits.add((STAGE, 2, SHADOW))
+    league.ledger.orders[(STAGE, SHADOW)] = DRAWN
     league.world.bulks[(THIRD, "weights")] = league.world.bulks[(SHADOW, "weights")]
     for microbatch in range(4):
         league.world.lie(-league.world.truth("forward", microbatch), "forward", microbatch)
@@ -215,11 +236,10 @@ def hit(direction="forward", microbatch=0, source=STAGE):
 
 
 def test_an_odd_message_that_was_honest_goes_to_its_receiver(office):
-    office.audits.ask_urgently(hit())
+    order = office.ask_urgently(hit())
     assert office.posted == [(SHADOW, "audit")]
-    digests = {"forward": office.world.report().digests["forward"]}
 
-    office.report(urgent=True, digests=digests)
+    office.report(order=order, directions=("forward",))
     assert office.weigh() is None
 
     assert office.posted == [(SHADOW, "audit"), (SHADOW, "release")]
@@ -230,8 +250,7 @@ def test_an_odd_message_that_was_honest_goes_to_its_receiver(office):
 
 def test_an_odd_message_that_is_a_lie_is_not_released(office):
     office.world.lie(-office.world.truth("forward"))
-    office.audits.ask_urgently(hit())
-    office.report(urgent=True, digests={"forward": office.world.report().digests["forward"]})
+    office.report(order=office.ask_urgently(hit()), directions=("forward",))
 
     assert office.weigh().verdict.party == HOLDER
     assert (SHADOW, "release") not in office.posted
@@ -239,24 +258,20 @@ def test_an_odd_message_that_is_a_lie_is_not_released(office):
 
 def test_an_odd_message_that_could_not_be_judged_is_not_released(office):
     office.world.lie(torch.zeros(office.facts.plan.hidden_shape))
-    office.audits.ask_urgently(hit())
-    report = office.world.report()
-    office.audits.add(
-        SHADOW, report.model_copy(update={"urgent": True, "digests": {"forward": report.digests["forward"]}})
-    )
+    report = office.honest_report(directions=("forward",), order=office.ask_urgently(hit()))
     # neither end shows the input, so that nobody has signed for it
     for party in (OWNER, HOLDER):
         office.world.tensors[(party, 0, "forward", 0, False)] = None
+    office.audits.add(SHADOW, report)
 
     assert office.weigh() is None
 
     assert (SHADOW, "release") not in office.posted
-    assert list(office.audits.screened) == [(STAGE, 0)]
+    assert list(office.audits.screened) == [(STAGE, "forward", 0)]
 
 
 def test_an_urgent_report_of_what_was_cleared_meanwhile_changes_nothing(office):
-    office.audits.ask_urgently(hit())
-    office.report(urgent=True, digests={"forward": office.world.report().digests["forward"]})
+    office.report(order=office.ask_urgently(hit()), directions=("forward",))
     office.audits.screened.clear()
 
     assert office.weigh() is None
@@ -264,14 +279,84 @@ def test_an_urgent_report_of_what_was_cleared_meanwhile_changes_nothing(office):
 
 
 def test_an_urgent_report_is_the_auditors_alone_and_of_this_step(office):
-    office.audits.ask_urgently(hit())
+    order = office.ask_urgently(hit())
 
     with pytest.raises(FrameError, match="not asked for"):
-        office.report(auditor=THIRD, urgent=True)
-    report = office.world.report().model_copy(update={"urgent": True})
+        office.report(auditor=THIRD, order=order)
+    report = office.honest_report(order=order)
     office.facts.ledger = StepLedger(STEP + 1, EPOCH)
+    office.audits.reset()
     with pytest.raises(FrameError, match="not asked for"):
         office.audits.add(SHADOW, report)
+
+
+# what a second alarm about the same microbatch must not do to an auditor that answers the first one
+
+
+@pytest.mark.parametrize("first", BOTH)
+@pytest.mark.parametrize("heard", [0, 1], ids=["before the report", "after the report"])
+def test_an_alarm_about_the_other_direction_changes_nothing_about_the_report_on_the_first(office, first, heard):
+    second = "backward" if first == "forward" else "forward"
+    order = office.ask_urgently(hit(first))
+    asked = office.audits_asked[0].directions
+    if heard == 0:
+        office.ask_urgently(hit(second))
+
+    office.report(order=order, directions=asked)
+    if heard == 1:
+        office.ask_urgently(hit(second))
+
+    assert office.weigh() is None
+    assert list(office.audits.screened) == [(STAGE, second, 0)]
+
+
+def test_of_two_alarms_about_one_microbatch_each_is_cleared_by_the_report_on_it(office):
+    forward, backward = office.ask_urgently(hit("forward")), office.ask_urgently(hit("backward"))
+    assert forward != backward
+
+    office.report(order=backward)
+    assert office.weigh() is None
+    assert list(office.audits.screened) == [(STAGE, "forward", 0)]
+
+    office.report(order=forward, directions=("forward",))
+    assert office.weigh() is None
+    assert office.audits.screened == {}
+
+
+@pytest.mark.parametrize(
+    ("direction", "reported"),
+    [("forward", BOTH), ("forward", ()), ("backward", ("forward",)), ("backward", ("backward",))],
+)
+def test_an_urgent_report_is_weighed_against_the_order_that_it_names(office, direction, reported):
+    order = office.ask_urgently(hit(direction))
+    # another order, which asks for exactly what is reported, does not count
+    office.ask_urgently(hit("backward" if direction == "forward" else "forward"))
+
+    office.report(order=order, directions=reported)
+    judgement = office.weigh()
+
+    assert (judgement.verdict.party, judgement.verdict.offence) == (SHADOW, "forgery")
+    assert json.loads(judgement.headers["order"].header)["body"]["order"] == order
+
+
+def test_a_drawn_report_does_not_answer_an_urgent_order_nor_the_other_way_round(office):
+    order = office.ask_urgently(hit())
+
+    office.report()
+    assert office.weigh() is None
+    assert list(office.audits.screened) == [(STAGE, "forward", 0)]
+
+    office.report(order=order, directions=("forward",))
+    assert office.weigh() is None
+    assert list(office.ledger.reports) == [(STAGE, 0, SHADOW)]
+
+
+def test_an_order_of_an_attempt_that_is_over_is_answered_no_more(office):
+    order = office.ask_urgently(hit())
+    office.audits.reset()
+
+    with pytest.raises(FrameError, match="not asked for"):
+        office.report(order=order, directions=("forward",))
 
 
 def test_where_the_auditor_must_fetch_weights_the_odd_message_waits_until_they_are_agreed_on(model_cache):

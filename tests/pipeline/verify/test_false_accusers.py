@@ -54,7 +54,9 @@ def test_an_accuser_who_brings_a_tensor_for_its_false_digest_is_named_too(make_c
     assert company.weights_digest() == honest_digest(tiny_run(), 2)
 
 
-def test_an_accuser_who_brings_other_weights_than_it_signed_is_named(make_company, honest_digest):
+def test_an_accuser_who_brings_other_weights_than_it_signed_is_replaced_and_the_stage_stays(
+    make_company, honest_digest
+):
     def rewrite(outgoing):
         message = outgoing.message
         if isinstance(message, Bulk) and message.purpose == "weights":
@@ -65,8 +67,11 @@ def test_an_accuser_who_brings_other_weights_than_it_signed_is_named(make_compan
 
     company.run(1)
 
-    (verdict,) = company.verdicts
-    assert (verdict.party, verdict.offence) == ("worker-2", "transfer")
+    # what it withholds would convict it, or the stage: nobody is convicted, and it does not serve on
+    assert (company.verdicts, company.evicted, company.lost) == ([], [], ["worker-2"])
+    (refused,) = company.bodies("verdict_refused")
+    assert (refused["party"], refused["offence"]) == ("worker-2", "transfer")
+    assert "worker-1" in company.engine.holders.values()
     assert company.weights_digest() == honest_digest(tiny_run(), 1)
 
 
@@ -93,9 +98,12 @@ def test_an_auditor_cannot_get_a_stage_blamed_by_leaving_out_a_direction(make_co
 
 
 def test_a_false_alarm_of_the_receiver_costs_an_audit_and_nothing_else(make_company, honest_digest):
+    alarmed = set()
+
     def cry_wolf(outgoing, report):
-        if report.urgent:
+        if report.step in alarmed:
             return [outgoing]
+        alarmed.add(report.step)
         # worker-2 received microbatch 0 of stage 1 long before it audits
         hit = ScreenHit(
             epoch=report.epoch,

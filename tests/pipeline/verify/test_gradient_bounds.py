@@ -40,7 +40,7 @@ def commit(world, gradients):
 def audit(world, gradients):
     """Let the auditor have recomputed this gradient."""
     place = {"epoch": EPOCH, "step": STEP, "stage": STAGE, "lane": 0}
-    said = StepAudited(**place, norm_squared=1.0, gradient=transfer_digest(gradients))
+    said = StepAudited(**place, order=1, norm_squared=1.0, gradient=transfer_digest(gradients))
     world.facts.ledger.step_audits[(STAGE, SHADOW)] = said
     world.bulks[(SHADOW, "audited")] = (gradients, STEP)
 
@@ -97,14 +97,19 @@ def test_an_auditor_that_has_said_nothing_is_not_close(world, bounds):
 
 
 def judged(world, bounds):
-    return world.judge(bounds.judge(world.facts.ledger, STAGE, SHADOW))
+    """Return the party that is named, and whether it is for a wrong gradient or for one that it has withheld."""
+    ruling = world.judge(bounds.judge(world.facts.ledger, STAGE, SHADOW))
+    return ruling.party, ruling.offence
+
+
+NOBODY = (None, "gradient")
 
 
 def test_two_that_differ_by_rounding_are_both_acquitted(world, bounds):
     commit(world, scaled(world.gradients, 1 + 2e-6))
     audit(world, scaled(world.gradients, 1 - 2e-6))
 
-    assert judged(world, bounds) is None
+    assert judged(world, bounds) == NOBODY
 
 
 @pytest.mark.parametrize("factor", [2.0, 1.001, float("nan")])
@@ -112,14 +117,14 @@ def test_a_stage_whose_gradient_is_off_is_named(world, bounds, factor):
     commit(world, scaled(world.gradients, factor))
     audit(world, world.gradients)
 
-    assert judged(world, bounds) == HOLDER
+    assert judged(world, bounds) == (HOLDER, "gradient")
 
 
 @pytest.mark.parametrize("factor", [2.0, 1.001, float("nan")])
 def test_an_auditor_whose_gradient_is_off_is_named(world, bounds, factor):
     audit(world, scaled(world.gradients, factor))
 
-    assert judged(world, bounds) == SHADOW
+    assert judged(world, bounds) == (SHADOW, "gradient")
 
 
 def test_one_parameter_that_is_off_is_not_hidden_by_the_others(world, bounds):
@@ -127,41 +132,43 @@ def test_one_parameter_that_is_off_is_not_hidden_by_the_others(world, bounds):
     commit(world, {**world.gradients, name: -world.gradients[name]})
     audit(world, world.gradients)
 
-    assert judged(world, bounds) == HOLDER
+    assert judged(world, bounds) == (HOLDER, "gradient")
 
 
-def test_a_stage_that_does_not_bring_what_it_committed_to_is_named(world, bounds):
+def test_a_stage_that_does_not_bring_what_it_committed_to_is_to_be_replaced(world, bounds):
     audit(world, world.gradients)
     for party in (HOLDER, SHADOW):
         world.bulks[(party, "gradient")] = None
 
-    assert judged(world, bounds) == HOLDER
+    assert judged(world, bounds) == (HOLDER, "transfer")
 
 
-def test_an_auditor_that_does_not_bring_what_it_recomputed_is_named(world, bounds):
+def test_an_auditor_that_does_not_bring_what_it_recomputed_is_to_be_replaced(world, bounds):
     audit(world, world.gradients)
     world.bulks[(SHADOW, "audited")] = None
 
-    assert judged(world, bounds) == SHADOW
+    assert judged(world, bounds) == (SHADOW, "transfer")
 
 
 @pytest.mark.parametrize("brings", [None, "others"], ids=["none", "others"])
-def test_an_auditor_without_the_weights_that_it_signed_is_named_before_anything_is_computed(world, bounds, brings):
+def test_an_auditor_without_the_weights_that_it_signed_is_to_be_replaced_before_anything_is_computed(
+    world, bounds, brings
+):
     weights = {name: tensor + 1 for name, tensor in world.copy.weights().items()}
     world.bulks[(SHADOW, "weights")] = (weights, STEP) if brings else None
     commit(world, scaled(world.gradients, 2.0))
     audit(world, world.gradients)
 
-    assert judged(world, bounds) == SHADOW
+    assert judged(world, bounds) == (SHADOW, "transfer")
     assert [need.request.purpose for need in world.asked] == ["weights"]
 
 
-def test_a_stage_whose_inputs_nobody_brings_is_named(world, bounds):
+def test_a_stage_whose_inputs_nobody_brings_is_to_be_replaced(world, bounds):
     audit(world, world.gradients)
     for party in (OWNER, HOLDER):
         world.tensors[(party, 0, "forward", 3, False)] = None
 
-    assert judged(world, bounds) == HOLDER
+    assert judged(world, bounds) == (HOLDER, "transfer")
 
 
 @pytest.mark.parametrize(("class_of_stage", "guilty"), [("a", HOLDER), ("b", None)])
@@ -173,7 +180,7 @@ def test_rounding_is_a_lie_where_bits_decide(model_cache, class_of_stage, guilty
     commit(world, scaled(world.gradients, 1 + 1e-6))
     audit(world, world.gradients)
 
-    assert judged(world, bounds) == guilty
+    assert judged(world, bounds) == (guilty, "gradient")
 
 
 def test_an_auditor_of_the_owners_class_is_held_to_its_bits(model_cache):
@@ -182,7 +189,7 @@ def test_an_auditor_of_the_owners_class_is_held_to_its_bits(model_cache):
     bounds = GradientBounds(world.facts, Referee(world.plan, world.facts.bits_decide))
     audit(world, scaled(world.gradients, 1 + 1e-6))
 
-    assert judged(world, bounds) == SHADOW
+    assert judged(world, bounds) == (SHADOW, "gradient")
 
 
 # --- how far rounding goes -------------------------------------------------------------------------------------------

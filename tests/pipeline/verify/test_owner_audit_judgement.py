@@ -4,6 +4,7 @@ import pytest
 import torch
 from hand_made import EPOCH, HOLDER, OWNER, SHADOW, STAGE, STEP, make_world
 
+from phalanx.errors import NoHolderError
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.protocol.messages import AuditReport, StepAudited
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
@@ -161,7 +162,9 @@ def test_a_gradient_or_norm_that_the_step_does_not_lead_to_names_the_stage(world
 
 def test_an_auditor_that_claims_to_have_computed_the_made_up_gradient_is_named_too(world, audits):
     commit(world, gradient="bb" * 32)
-    said = StepAudited(**PLACE, gradient="bb" * 32, norm_squared=world.facts.ledger.commits[STAGE].norm_squared)
+    said = StepAudited(
+        **PLACE, order=1, gradient="bb" * 32, norm_squared=world.facts.ledger.commits[STAGE].norm_squared
+    )
     world.facts.ledger.step_audits[(STAGE, SHADOW)] = said
 
     assert named(world.judge(audits.run(STAGE))) == [(HOLDER, "gradient"), (SHADOW, "collusion")]
@@ -266,18 +269,48 @@ def forgotten(audits, facts):
     audits.forget()
 
 
-def in_other_hands(audits, facts):
-    facts.assignment = Assignment(facts.assignment.holders, {STAGE: OWNER, 2: HOLDER})
-
-
-@pytest.mark.parametrize("meanwhile", [stale, forgotten, in_other_hands])
-def test_what_was_redone_of_another_step_or_of_other_parties_names_nobody(world, audits, meanwhile):
+@pytest.mark.parametrize("meanwhile", [stale, forgotten])
+def test_what_was_redone_of_another_step_or_undone_names_nobody(world, audits, meanwhile):
     world.judge(audits.run(STAGE))
     honest = after_the_update(world)
     world.facts.agreed[STAGE] = honest.model_copy(update={"moments": "cc" * 32})
     meanwhile(audits, world.facts)
 
     assert audits.weigh_states() == []
+
+
+HANDED_ON = {
+    "the shadow changes": (
+        Assignment({0: OWNER, 1: HOLDER, 2: SHADOW, 3: OWNER}, {1: OWNER, 2: HOLDER}),
+        [HOLDER, SHADOW],
+    ),
+    "the holder is gone": (Assignment({0: OWNER, 1: SHADOW, 2: SHADOW, 3: OWNER}, {1: OWNER}), [SHADOW]),
+    "the shadow is gone": (Assignment({0: OWNER, 1: HOLDER, 2: HOLDER, 3: OWNER}, {1: OWNER}), [HOLDER]),
+    "a newcomer has it": (
+        Assignment({0: OWNER, 1: "worker-9", 2: SHADOW, 3: OWNER}, {1: OWNER, 2: HOLDER}),
+        [HOLDER, SHADOW],
+    ),
+}
+
+
+@pytest.mark.parametrize(("hands", "guilty"), HANDED_ON.values(), ids=HANDED_ON)
+def test_whoever_made_a_wrong_update_answers_for_it_after_the_stage_was_handed_on(world, audits, hands, guilty):
+    world.judge(audits.run(STAGE))
+    honest = after_the_update(world)
+    world.facts.agreed[STAGE] = honest.model_copy(update={"moments": "cc" * 32})
+    world.facts.assignment = hands
+
+    assert named(audits.weigh_states()) == [(party, "state") for party in guilty]
+
+
+def test_a_wrong_update_of_parties_that_are_all_gone_is_not_built_upon(world, audits):
+    world.judge(audits.run(STAGE))
+    honest = after_the_update(world)
+    world.facts.agreed[STAGE] = honest.model_copy(update={"moments": "cc" * 32})
+    world.facts.assignment = Assignment({0: OWNER, 1: "worker-9", 2: OWNER, 3: OWNER}, {1: OWNER})
+
+    with pytest.raises(NoHolderError, match="resume from the last checkpoint"):
+        audits.weigh_states()
 
 
 def test_a_step_that_is_attempted_again_leaves_nothing_to_compare(world, audits):
@@ -341,12 +374,12 @@ def test_across_classes_a_message_beyond_rounding_names_the_stage(mixed):
     assert named(mixed.judge(audits_of(mixed).run(STAGE))) == [(HOLDER, "message")]
 
 
-def test_across_classes_a_message_that_nobody_brings_is_not_close(mixed):
+def test_across_classes_a_stage_whose_message_nobody_brings_is_to_be_replaced(mixed):
     mixed.lie(mixed.truth("forward") * (1 + 1e-6))
     for party in (HOLDER, SHADOW):
         mixed.tensors[(party, STAGE, "forward", 0, False)] = None
 
-    assert named(mixed.judge(audits_of(mixed).run(STAGE))) == [(HOLDER, "message")]
+    assert named(mixed.judge(audits_of(mixed).run(STAGE))) == [(HOLDER, "transfer")]
 
 
 def claim(world, factor, norm_factor=1.0):

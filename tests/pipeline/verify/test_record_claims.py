@@ -1,10 +1,11 @@
 """What parties say about a step, as it is taken down: only by the one that may say it, once, in this attempt."""
 
+import json
+
 import pytest
 from hand_made import EPOCH, HOLDER, OWNER, SHADOW, STAGE, STEP, make_world, received
 
 from phalanx.errors import FrameError
-from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import (
     AuditReport,
     Commit,
@@ -12,10 +13,12 @@ from phalanx.pipeline.protocol.messages import (
     GradientHeld,
     Ready,
     ScreenHit,
+    SentDigest,
     Shutdown,
     StepAudited,
     UpdateReport,
     WeightsHeld,
+    parse_message,
 )
 from phalanx.pipeline.tolerance.screen import NOT_FINITE
 from phalanx.pipeline.verify.audits import Audits
@@ -97,12 +100,32 @@ def test_a_commitment_to_a_stage_that_there_is_not_is_refused(recorder):
         recorder.take(committed(recorder, stage=40), HOLDER)
 
 
-def test_a_second_commitment_is_refused_and_the_first_one_stays(recorder):
+def test_a_commitment_that_comes_twice_is_refused_and_convicts_nobody(recorder):
     first = committed(recorder)
     recorder.take(first, HOLDER)
 
     with pytest.raises(FrameError, match="twice"):
-        recorder.take(first.model_copy(update={"norm_squared": 9.0}), HOLDER)
+        recorder.take(first, HOLDER)
+    assert (recorder.ledger.commits[STAGE], recorder.recorder.convictions) == (first, [])
+
+
+def equivocation_of(recorder, party):
+    """Return the kinds of the two messages in which a party contradicted itself, as evidence shows them."""
+    (found,) = recorder.recorder.convictions
+    assert (found.verdict.party, found.verdict.offence) == (party, "equivocation")
+    assert found.headers["first"] != found.headers["second"]
+    return [json.loads(found.headers[role].header)["kind"] for role in ("first", "second")]
+
+
+@pytest.mark.parametrize("change", [{"norm_squared": 9.0}, {"gradient": "cd" * 32}, {"sent": ()}])
+def test_a_second_commitment_to_something_else_convicts_and_the_first_one_stays(recorder, change):
+    sent = (SentDigest(direction="forward", microbatch=0, digest="ab" * 32),)
+    first = committed(recorder, sent=sent)
+    recorder.take(first, HOLDER)
+
+    recorder.take(first.model_copy(update=change), HOLDER)
+
+    assert equivocation_of(recorder, HOLDER) == ["commit", "commit"]
     assert recorder.ledger.commits[STAGE] == first
 
 
@@ -110,6 +133,8 @@ def test_a_second_commitment_is_refused_and_the_first_one_stays(recorder):
 def test_a_commitment_of_another_attempt_or_step_is_let_go(recorder, place):
     assert recorder.take(committed(recorder, **place), HOLDER)
     assert recorder.ledger.commits == {}
+    # what the run ignores is not part of any proof either
+    assert len(recorder.facts.record) == 0
 
 
 NOT_AN_INPUT = {
@@ -157,7 +182,7 @@ def test_a_gradient_counts_from_the_shadow_and_once(recorder):
     recorder.take(held, SHADOW)
 
     assert recorder.ledger.held == {STAGE: held}
-    with pytest.raises(FrameError, match="came twice"):
+    with pytest.raises(FrameError, match="twice"):
         recorder.take(held, SHADOW)
 
 
@@ -176,42 +201,108 @@ def test_sent_weights_count_from_the_shadow_alone(recorder):
     assert recorder.updates.said == {STAGE: {SHADOW: recorder.world.state}}
 
 
+def test_a_second_gradient_that_is_another_one_convicts_the_shadow(recorder):
+    held = GradientHeld(**PLACE, **GRADIENT, parts=())
+    recorder.take(held, SHADOW)
+
+    recorder.take(held.model_copy(update={"norm_squared": 2.0}), SHADOW)
+
+    assert equivocation_of(recorder, SHADOW) == ["gradient_held", "gradient_held"]
+    assert recorder.ledger.held == {STAGE: held}
+
+
+ORDER = 5
+
+
+def audited(**changes):
+    return StepAudited(**{**PLACE, **GRADIENT, "order": ORDER, **changes})
+
+
+def ask_for_step_audit(recorder, auditor=SHADOW, ledger=None):
+    ledger = ledger or recorder.ledger
+    ledger.awaited_step_audits.add((STAGE, auditor))
+    ledger.orders[(STAGE, auditor)] = ORDER
+
+
 def test_a_recomputed_step_counts_from_the_one_that_was_asked_and_once(recorder):
-    said = StepAudited(**PLACE, **GRADIENT)
-    with pytest.raises(FrameError, match="not asked, or again"):
-        recorder.take(said, SHADOW)
+    with pytest.raises(FrameError, match="not asked"):
+        recorder.take(audited(), SHADOW)
 
-    recorder.ledger.awaited_step_audits.add((STAGE, SHADOW))
-    recorder.take(said, SHADOW)
+    ask_for_step_audit(recorder)
+    recorder.take(audited(), SHADOW)
 
-    assert recorder.ledger.step_audits == {(STAGE, SHADOW): said}
-    with pytest.raises(FrameError, match="not asked, or again"):
-        recorder.take(said, SHADOW)
+    assert recorder.ledger.step_audits == {(STAGE, SHADOW): audited()}
+    with pytest.raises(FrameError, match="twice"):
+        recorder.take(audited(), SHADOW)
+    assert recorder.recorder.convictions == []
+
+
+def test_a_second_recomputed_gradient_that_is_another_one_convicts_its_author(recorder):
+    ask_for_step_audit(recorder)
+    recorder.take(audited(), SHADOW)
+
+    recorder.take(audited(gradient="cd" * 32), SHADOW)
+
+    assert equivocation_of(recorder, SHADOW) == ["step_audited", "step_audited"]
+    assert recorder.ledger.step_audits == {(STAGE, SHADOW): audited()}
+
+
+@pytest.mark.parametrize("order", [ORDER - 1, ORDER + 1, 0])
+def test_a_recomputed_step_for_another_order_is_refused_and_not_stored(recorder, order):
+    ask_for_step_audit(recorder)
+
+    with pytest.raises(FrameError, match="not asked"):
+        recorder.take(audited(order=order), SHADOW)
+    assert (recorder.ledger.step_audits, len(recorder.facts.record)) == ({}, 0)
 
 
 def test_of_a_step_that_lags_audits_still_count_and_commitments_do_not(model_cache):
     recorder = make_recorder(model_cache, commit_lag=1)
     before, recorder.facts.previous = recorder.ledger, recorder.ledger
-    before.awaited_step_audits.add((STAGE, SHADOW))
+    ask_for_step_audit(recorder)
     commit = committed(recorder)
     recorder.facts.ledger = StepLedger(STEP + 1, EPOCH)
 
-    recorder.take(StepAudited(**PLACE, **GRADIENT), SHADOW)
+    recorder.take(audited(), SHADOW)
     recorder.take(commit, HOLDER)
 
     assert list(before.step_audits) == [(STAGE, SHADOW)]
     assert (before.commits, recorder.facts.ledger.commits) == ({}, {})
+    assert [key.kind for key in recorder.facts.record._statements] == ["step_audited"]
+
+
+def report(order=ORDER, **changes):
+    return AuditReport(**{**PLACE, "microbatch": 0, "inputs": (), "digests": {}, "order": order, **changes})
+
+
+def ask_for_audit(recorder):
+    recorder.ledger.awaited_audits.add((STAGE, 0, SHADOW))
+    recorder.ledger.orders[(STAGE, SHADOW)] = ORDER
 
 
 def test_a_report_that_nobody_asked_for_is_refused(recorder):
-    report = AuditReport(**PLACE, microbatch=0, inputs=(), digests={}, order=1)
+    with pytest.raises(FrameError, match="not asked for"):
+        recorder.take(report(), SHADOW)
 
-    with pytest.raises(FrameError, match="not asked for, or again"):
-        recorder.take(report, SHADOW)
+    ask_for_audit(recorder)
+    with pytest.raises(FrameError, match="not asked for"):
+        recorder.take(report(order=ORDER + 1), SHADOW)
+    assert len(recorder.facts.record) == 0
 
-    recorder.ledger.awaited_audits.add((STAGE, 0, SHADOW))
-    recorder.take(report, SHADOW)
+    recorder.take(report(), SHADOW)
     assert recorder.audits.said == {(STEP, (STAGE, 0, SHADOW))}
+
+
+def test_a_second_report_on_one_order_convicts_where_it_says_something_else(recorder):
+    ask_for_audit(recorder)
+    recorder.take(report(), SHADOW)
+    with pytest.raises(FrameError, match="twice"):
+        recorder.take(report(), SHADOW)
+    assert recorder.recorder.convictions == []
+
+    recorder.take(report(digests={"forward": "11" * 32}), SHADOW)
+
+    assert equivocation_of(recorder, SHADOW) == ["audit_report", "audit_report"]
 
 
 # --- states ----------------------------------------------------------------------------------------------------------
@@ -236,14 +327,14 @@ def test_a_state_of_a_stage_that_its_sender_does_not_have_is_refused(recorder, n
         recorder.take(applied(recorder, {name: recorder.world.state}), HOLDER)
 
 
-@pytest.mark.parametrize("name", ["1" * 4000, "000001", "x", ""])
-def test_a_text_that_is_no_number_of_a_stage_is_refused_unread(recorder, name):
-    odd = UpdateReport.model_construct(
-        epoch=EPOCH, step=STEP, states={name: recorder.world.state}, usage={}, bytes_sent={}
-    )
+@pytest.mark.parametrize("name", ["1" * 4000, "000001", "01", "x", "", "-1", "+1", " 1", "1_0", "\u0661"])
+@pytest.mark.parametrize("kind", [UpdateReport, Ready])
+def test_a_text_that_is_not_the_one_spelling_of_a_stages_number_is_refused_unread(recorder, name, kind):
+    costs = {"step": STEP, "usage": {}, "bytes_sent": {}} if kind is UpdateReport else {}
+    body = {"epoch": EPOCH, "states": {name: recorder.world.state.model_dump()}, **costs}
 
-    with pytest.raises(FrameError, match="does not have"):
-        recorder.recorder.handle(ReceivedMessage(HOLDER, odd, memoryview(b""), None))
+    with pytest.raises(FrameError):
+        parse_message(kind.kind, body)
 
 
 @pytest.mark.parametrize("what", ["another step", "another epoch"])
@@ -255,6 +346,18 @@ def test_a_state_of_another_time_is_let_go(recorder, what):
         recorder.take(applied(recorder, epoch=EPOCH - 1), HOLDER)
 
     assert recorder.updates.said == {}
+    assert len(recorder.facts.record) == 0
+
+
+def test_a_second_state_that_is_another_one_convicts_its_author_and_the_first_one_stays(recorder):
+    recorder.take(applied(recorder), HOLDER)
+    recorder.take(applied(recorder), HOLDER)
+    assert recorder.recorder.convictions == []
+
+    recorder.take(applied(recorder, {"1": recorder.world.state.model_copy(update={"moments": "cc" * 32})}), HOLDER)
+
+    assert equivocation_of(recorder, HOLDER) == ["applied", "applied"]
+    assert recorder.updates.said == {STAGE: {HOLDER: recorder.world.state}}
 
 
 def test_a_shadow_that_follows_has_no_state_of_its_own_to_report(model_cache):
@@ -324,6 +427,29 @@ def test_a_party_that_is_ready_with_what_it_does_not_have_is_refused(recorder):
 def test_readiness_for_other_roles_is_let_go(recorder, epoch):
     assert recorder.take(ready(recorder, 1, epoch=epoch), HOLDER)
     assert recorder.recorder.ready == {}
+    assert len(recorder.facts.record) == 0
+
+
+@pytest.mark.parametrize("steps_ahead", [1, 2, 10**6])
+def test_states_of_steps_to_come_are_not_stored_however_many_they_are(recorder, steps_ahead):
+    state = recorder.world.state.model_copy(update={"step": STEP + steps_ahead})
+
+    recorder.take(Ready(epoch=EPOCH, states={"1": state}), HOLDER)
+
+    assert len(recorder.facts.record) == 0
+
+
+def test_who_gets_ready_twice_is_refused_and_convicted_where_the_two_differ(recorder):
+    recorder.take(ready(recorder, 1), HOLDER)
+    with pytest.raises(FrameError, match="twice"):
+        recorder.take(ready(recorder, 1), HOLDER)
+    assert recorder.recorder.convictions == []
+
+    other = recorder.world.state.model_copy(update={"weights": "cc" * 32})
+    recorder.take(Ready(epoch=EPOCH, states={"1": other}), HOLDER)
+
+    assert equivocation_of(recorder, HOLDER) == ["ready", "ready"]
+    assert recorder.recorder.ready == {HOLDER: ready(recorder, 1)}
 
 
 def test_a_complaint_is_handed_on(recorder):
@@ -347,7 +473,7 @@ def hit(source=STAGE, direction="forward", microbatch=0, reason="its norm is odd
 def test_an_odd_message_is_audited_when_its_receiver_says_so(recorder, direction, receiver):
     recorder.take(hit(direction=direction), receiver)
 
-    assert list(recorder.audits.screened) == [(STAGE, 0)]
+    assert list(recorder.audits.screened) == [(STAGE, direction, 0)]
     ((auditor, audit),) = recorder.posted
     assert (auditor, audit.kind, audit.microbatches, audit.urgent) == (SHADOW, "audit", (0,), True)
     assert [(kind, body["party"]) for kind, body in recorder.world.events] == [("screen_hit", HOLDER)]

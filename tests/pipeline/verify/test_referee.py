@@ -6,6 +6,8 @@ import pytest
 import torch
 from hand_made import ASSIGNMENT, EPOCH, HOLDER, OWNER, SHADOW, STAGE, STEP, make_world
 
+from phalanx.pipeline.evidence.files import MICROBATCH_INPUTS, TRUTH_PREFIX
+from phalanx.pipeline.evidence.weighing import GradientClaim
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.stage.runner import finite_norm_squared
 from phalanx.pipeline.verify.referee import Dispute, Referee
@@ -158,43 +160,72 @@ def commit(world, **changes):
     ledger.commits[STAGE] = ledger.commits[STAGE].model_copy(update=changes)
 
 
-@pytest.mark.parametrize(
-    ("changes", "guilty"),
-    [
-        ({}, SHADOW),
-        ({"gradient": "bb" * 32}, HOLDER),
-        ({"norm_squared": 7.0}, HOLDER),
-        ({"norm_squared": None}, HOLDER),
-    ],
-    ids=["honest", "gradient", "norm", "no norm"],
-)
-def test_a_whole_step_is_redone_and_one_of_the_two_is_off(world, referee, changes, guilty):
-    commit(world, **changes)
+def claim(world, **changes):
+    """What the shadow claims about the weight gradient: the truth, but for what a test changes."""
+    true = {"digest": transfer_digest(world.gradients), "norm_squared": finite_norm_squared(world.gradients)}
+    return GradientClaim(SHADOW, **true | changes)
 
-    assert world.judge(referee.judge_step(world.facts.ledger, STAGE, ASSIGNMENT, SHADOW)) == guilty
+
+def judge_step(world, referee, **other):
+    return world.judge(referee.judge_step(world.facts.ledger, STAGE, ASSIGNMENT, SHADOW, claim(world, **other)))
+
+
+@pytest.mark.parametrize(
+    ("committed", "claimed", "guilty"),
+    [
+        ({}, {}, None),
+        ({}, {"digest": "bb" * 32}, SHADOW),
+        ({}, {"norm_squared": 7.0}, SHADOW),
+        ({"gradient": "bb" * 32}, {}, HOLDER),
+        ({"norm_squared": 7.0}, {}, HOLDER),
+        ({"norm_squared": None}, {}, HOLDER),
+        ({"gradient": "bb" * 32}, {"digest": "bb" * 32}, HOLDER),
+    ],
+    ids=["both honest", "its digest", "its norm", "gradient", "norm", "no norm", "both lie"],
+)
+def test_a_whole_step_is_redone_and_who_is_off_is_named(world, referee, committed, claimed, guilty):
+    commit(world, **committed)
+
+    ruling = judge_step(world, referee, **claimed)
+
+    assert (ruling.party, ruling.offence) == (guilty, "gradient")
     assert referee.spent().steps == 1
 
 
-def test_a_step_is_not_redone_without_weights_or_inputs(world, referee):
-    ledger = world.facts.ledger
+def test_a_step_that_was_redone_is_shown_with_weights_inputs_and_gradient(world, referee):
+    compared = judge_step(world, referee).compared
+
+    assert compared.weights == world.state.weights
+    assert {f"{name}-{m:05d}" for name in MICROBATCH_INPUTS for m in range(4)} <= compared.tensors.keys()
+    shown = {name: tensor for name, tensor in compared.tensors.items() if name.startswith(TRUTH_PREFIX)}
+    assert {name.removeprefix(TRUTH_PREFIX) for name in shown} == world.gradients.keys()
+
+
+def test_a_step_is_not_redone_without_weights_or_inputs_and_no_lie_is_seen_in_that(world, referee):
     for party in (SHADOW, HOLDER):
         world.tensors[(party, 2, "backward", 3, False)] = None
-    assert world.judge(referee.judge_step(ledger, STAGE, ASSIGNMENT, SHADOW)) == HOLDER
+    ruling = judge_step(world, referee)
+    assert (ruling.party, ruling.offence) == (HOLDER, "transfer")
 
     brought_other_weights(world)
-    assert world.judge(referee.judge_step(ledger, STAGE, ASSIGNMENT, SHADOW)) == SHADOW
+    ruling = judge_step(world, referee)
+    assert (ruling.party, ruling.offence) == (SHADOW, "transfer")
+
+
+def judge_norm(world, referee):
+    ruling = world.judge(referee.judge_norm(world.facts.ledger, STAGE, HOLDER, SHADOW))
+    return ruling.party, ruling.offence
 
 
 def test_of_two_norms_of_one_gradient_the_wrong_one_is_named(world, referee):
-    ledger = world.facts.ledger
-    assert world.judge(referee.judge_norm(ledger, STAGE, HOLDER, SHADOW)) == SHADOW
+    assert judge_norm(world, referee) == (SHADOW, "gradient")
 
     commit(world, norm_squared=2 * finite_norm_squared(world.gradients))
-    assert world.judge(referee.judge_norm(ledger, STAGE, HOLDER, SHADOW)) == HOLDER
+    assert judge_norm(world, referee) == (HOLDER, "gradient")
 
     # the shadow says that it has the very gradient, and then brings another one
     world.bulks[(SHADOW, "gradient")] = (changed(world.gradients), STEP)
-    assert world.judge(referee.judge_norm(ledger, STAGE, HOLDER, SHADOW)) == SHADOW
+    assert judge_norm(world, referee) == (SHADOW, "transfer")
 
 
 @pytest.fixture
@@ -204,31 +235,56 @@ def updated(world):
     return copy.digest()
 
 
+def judge_update(world, referee, after, parties=(SHADOW, HOLDER)):
+    gradient = (transfer_digest(world.gradients), 0.5)
+    return world.judge(referee.judge_update(STAGE, parties, world.state, gradient, after))
+
+
 @pytest.mark.parametrize("guilty", [HOLDER, SHADOW, None])
 def test_an_update_is_redone_and_the_other_state_named(world, referee, updated, guilty):
     wrong = updated.model_copy(update={"moments": "cc" * 32})
     after = {party: wrong if party == guilty else updated for party in (HOLDER, SHADOW)}
-    gradient = (transfer_digest(world.gradients), 0.5)
 
-    found = world.judge(referee.judge_update(STAGE, HOLDER, SHADOW, world.state, gradient, after))
+    ruling = judge_update(world, referee, after)
 
-    assert found == guilty
+    assert (ruling.party, ruling.offence) == (guilty, "state")
+    assert ruling.compared.weights == world.state.weights
 
 
-@pytest.mark.parametrize("purpose", ["undo", "weights", "gradient"])
-def test_a_shadow_that_does_not_bring_what_it_signed_for_is_guilty(world, referee, updated, purpose):
+def test_the_states_that_are_compared_are_those_that_were_signed_and_not_who_brings_the_bytes(world, referee, updated):
+    wrong = updated.model_copy(update={"weights": "cc" * 32})
+
+    # a party that is gone has signed it, and its neighbour brings what it was computed from
+    assert judge_update(world, referee, {"worker-9": wrong}).party == "worker-9"
+    assert judge_update(world, referee, {"worker-9": updated}).party is None
+
+
+@pytest.mark.parametrize("purpose", ["undo", "gradient"])
+@pytest.mark.parametrize("brought", ["nothing", "other bytes"])
+def test_of_two_that_can_bring_an_update_one_is_enough_and_none_is_no_lie(world, referee, updated, purpose, brought):
     wrong = updated.model_copy(update={"moments": "cc" * 32})
-    gradient = (transfer_digest(world.gradients), 0.5)
-    tensors, num_steps = world.bulks.pop((SHADOW, purpose))
+    after = {HOLDER: wrong, SHADOW: updated}
 
-    judged = referee.judge_update(STAGE, HOLDER, SHADOW, world.state, gradient, {HOLDER: wrong, SHADOW: updated})
-    assert world.judge(judged) == SHADOW
+    def spoil(party):
+        tensors, num_steps = world.bulks.pop((party, purpose))
+        if brought == "other bytes":
+            world.bulks[(party, purpose)] = (changed(tensors), num_steps)
 
-    # weights are there for their frozen part alone, which this model does not have
-    if purpose != "weights":
-        world.bulks[(SHADOW, purpose)] = (changed(tensors), num_steps)
-        judged = referee.judge_update(STAGE, HOLDER, SHADOW, world.state, gradient, {HOLDER: wrong, SHADOW: updated})
-        assert world.judge(judged) == SHADOW
+    spoil(SHADOW)
+    ruling = judge_update(world, referee, after)
+    assert (ruling.party, ruling.offence) == (HOLDER, "state")
+
+    spoil(HOLDER)
+    ruling = judge_update(world, referee, after)
+    assert (ruling.party, ruling.offence, ruling.compared.tensors) == (SHADOW, "transfer", {})
+
+
+def test_undo_copy_and_gradient_may_come_from_two_parties(world, referee, updated):
+    # each of the two spoils what it alone would be believed with
+    del world.bulks[(SHADOW, "undo")], world.bulks[(HOLDER, "gradient")]
+    wrong = updated.model_copy(update={"weights": "cc" * 32})
+
+    assert judge_update(world, referee, {HOLDER: updated, SHADOW: wrong}).party == SHADOW
 
 
 def test_a_stage_is_taken_from_the_first_that_brings_what_was_agreed_on(world, referee):

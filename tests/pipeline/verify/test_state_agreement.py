@@ -1,11 +1,13 @@
 """States after a change of roles, judged by themselves: every copy is the agreed one, or a party stands in the way."""
 
 import pytest
-from hand_made import EPOCH, HOLDER, OWNER, SHADOW, make_world
+from hand_made import EPOCH, HOLDER, OWNER, SHADOW, STEP, make_world, received
 
 from phalanx.errors import VerificationError
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.protocol.messages import Ready
+from phalanx.pipeline.protocol.signed import STATE, StatementKey
+from phalanx.pipeline.verify.facts import StepLedger
 from phalanx.pipeline.verify.state_agreement import StateAgreement
 
 NEW = "worker-9"
@@ -16,6 +18,7 @@ PRESENT = Assignment({0: OWNER, 1: HOLDER, 2: OWNER}, {1: SHADOW})
 def world(model_cache):
     found = make_world(model_cache)
     found.facts.assignment, found.facts.sources = PRESENT, {1: HOLDER}
+    found.facts.updated_by = PRESENT
     return found
 
 
@@ -172,6 +175,113 @@ def test_states_of_an_update_that_was_interrupted_are_weighed_like_any_others(wo
     world.facts.agreed[1] = world.state
     check(world, {HOLDER: world.state, SHADOW: world.state}, judge=judge)
     assert judge.to_weigh == {}
+
+
+@pytest.fixture
+def interrupted(world):
+    """An update of stage 1 by holder and shadow, before its state was agreed on, in the epoch before."""
+    world.facts.agreed.clear()
+    world.facts.previous = StepLedger(STEP - 1, EPOCH - 1)
+    return world
+
+
+LATER = Assignment({0: OWNER, 1: HOLDER, 2: OWNER}, {1: NEW})
+"""Roles after the shadow was lost; a newcomer copies the stage from its holder."""
+
+
+def sign_update(world, party, state, epoch=EPOCH - 1):
+    """Let a party have signed its state after the update, in an epoch."""
+    key = StatementKey(STATE, party, epoch, world.facts.ledger.step, 1)
+    message = Ready(epoch=epoch, states={"1": state})
+    world.facts.record.add(key, state, received(message, party).header)
+
+
+def hand_on(world, roles=LATER, newcomer=NEW):
+    world.facts.assignment = roles
+    world.facts.copied.add((1, newcomer))
+
+
+def test_a_copy_does_not_vouch_for_its_source(interrupted):
+    hand_on(interrupted)
+    state, judge = interrupted.state, StateAgreement(interrupted.facts)
+
+    assert check(interrupted, {HOLDER: state, NEW: state}, judge=judge) is None
+
+    assert (interrupted.facts.agreed, judge.to_weigh) == ({}, {})
+    assert judge.unwitnessed == {1: {HOLDER: state}}
+
+
+def test_a_state_that_the_lost_shadow_had_signed_alike_is_agreed_on(interrupted):
+    sign_update(interrupted, SHADOW, interrupted.state)
+    hand_on(interrupted)
+    judge = StateAgreement(interrupted.facts)
+
+    assert check(interrupted, {HOLDER: interrupted.state, NEW: interrupted.state}, judge=judge) is None
+
+    assert (interrupted.facts.agreed, judge.unwitnessed) == ({1: interrupted.state}, {})
+
+
+def test_a_lost_shadow_that_had_signed_another_state_still_speaks_against_the_holder(interrupted):
+    sign_update(interrupted, SHADOW, other(interrupted.state))
+    hand_on(interrupted)
+    judge = StateAgreement(interrupted.facts)
+
+    assert check(interrupted, {HOLDER: interrupted.state, NEW: interrupted.state}, judge=judge) is None
+
+    assert interrupted.facts.agreed == {}
+    assert judge.unwitnessed == {1: {HOLDER: interrupted.state, SHADOW: other(interrupted.state)}}
+
+
+@pytest.mark.parametrize("epoch", [EPOCH - 2, EPOCH], ids=["an earlier epoch", "the present one"])
+def test_a_word_of_another_epoch_than_the_updates_does_not_vouch(interrupted, epoch):
+    # that of a state before a rollback is not about this update
+    sign_update(interrupted, SHADOW, interrupted.state, epoch)
+    hand_on(interrupted)
+    judge = StateAgreement(interrupted.facts)
+
+    check(interrupted, {HOLDER: interrupted.state, NEW: interrupted.state}, judge=judge)
+
+    assert (interrupted.facts.agreed, list(judge.unwitnessed)) == ({}, [1])
+
+
+def test_an_heir_that_made_the_update_itself_is_not_vouched_for_by_its_copy(interrupted):
+    # the holder is lost: its shadow serves the stage, and the newcomer copies from it
+    hand_on(interrupted, Assignment({0: OWNER, 1: SHADOW, 2: OWNER}, {1: NEW}))
+    judge = StateAgreement(interrupted.facts)
+
+    check(interrupted, {SHADOW: interrupted.state, NEW: interrupted.state}, judge=judge)
+
+    assert judge.unwitnessed == {1: {SHADOW: interrupted.state}}
+
+
+def test_where_neither_copy_was_there_at_the_update_nothing_is_agreed_on(interrupted):
+    hand_on(interrupted, Assignment({0: OWNER, 1: NEW, 2: OWNER}, {1: OWNER}))
+    interrupted.facts.copied.add((1, OWNER))
+    judge = StateAgreement(interrupted.facts)
+
+    check(interrupted, {NEW: interrupted.state, OWNER: interrupted.state}, judge=judge)
+
+    assert (interrupted.facts.agreed, judge.unwitnessed) == ({}, {1: {}})
+
+
+def test_what_the_owner_itself_made_needs_no_witness(interrupted):
+    interrupted.facts.updated_by = Assignment(PRESENT.holders, {1: OWNER})
+    roles = Assignment({0: OWNER, 1: NEW, 2: OWNER}, {1: OWNER})
+    hand_on(interrupted, roles)
+    judge = StateAgreement(interrupted.facts)
+
+    assert check(interrupted, {NEW: interrupted.state, OWNER: interrupted.state}, judge=judge) is None
+
+    assert (interrupted.facts.agreed, judge.unwitnessed) == ({1: interrupted.state}, {})
+
+
+def test_a_copy_that_is_not_what_was_agreed_among_those_that_made_it_is_replaced(interrupted):
+    sign_update(interrupted, SHADOW, interrupted.state)
+    hand_on(interrupted)
+
+    found = check(interrupted, {HOLDER: interrupted.state, NEW: other(interrupted.state)}, old=LATER)
+
+    assert found.party == NEW
 
 
 def test_a_resting_stage_is_compared_too(world):

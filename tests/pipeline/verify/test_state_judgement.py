@@ -73,6 +73,14 @@ def test_the_update_is_redone_and_the_party_with_another_state_named(world, judg
     verdict = judgement.verdict
     assert (verdict.party, verdict.offence, verdict.accuser) == (guilty, "state", accuser)
     assert judgement.work.steps == 1
+    # the owner has made the update itself, and stands for the copy that is left
+    assert world.facts.agreed == {STAGE: updated}
+
+
+def test_where_both_copies_are_wrong_nothing_is_agreed_on(world, judge, updated):
+    judge.said[STAGE] = {HOLDER: changed(updated), SHADOW: changed(updated, weights="dd" * 64)}
+
+    assert world.judge(judge.weigh_states()).verdict.offence == "state"
     assert world.facts.agreed == {}
 
 
@@ -82,12 +90,29 @@ def test_a_stage_that_repeats_the_state_before_the_step_is_named(world, judge, u
     assert world.judge(judge.weigh_states()).verdict.party == HOLDER
 
 
-def test_a_shadow_whose_undo_copy_is_not_of_the_signed_state_is_named(world, judge, updated):
-    judge.said[STAGE] = {HOLDER: changed(updated), SHADOW: updated}
+@pytest.mark.parametrize("guilty", [HOLDER, SHADOW])
+def test_a_shadow_whose_undo_copy_is_not_of_the_signed_state_is_not_believed_and_hides_nobody(
+    world, judge, updated, guilty
+):
+    judge.said[STAGE] = {HOLDER: updated, SHADOW: updated} | {guilty: changed(updated)}
     tensors, num_steps = world.bulks[(SHADOW, "undo")]
     world.bulks[(SHADOW, "undo")] = ({name: tensor + 1 for name, tensor in tensors.items()}, num_steps)
 
-    assert world.judge(judge.weigh_states()).verdict.party == SHADOW
+    judgement = world.judge(judge.weigh_states())
+
+    assert (judgement.verdict.party, judgement.verdict.offence) == (guilty, "state")
+
+
+def test_where_nobody_brings_what_the_update_was_made_from_a_party_is_replaced_and_none_convicted(
+    world, judge, updated
+):
+    judge.said[STAGE] = {HOLDER: changed(updated), SHADOW: updated}
+    for party in (HOLDER, SHADOW):
+        del world.bulks[(party, "gradient")]
+
+    judgement = world.judge(judge.weigh_states())
+
+    assert (judgement.verdict.party, judgement.verdict.offence) == (SHADOW, "transfer")
 
 
 def test_where_nothing_was_applied_yet_the_copy_of_the_shadow_is_not_the_one_it_was_given(world, judge):
@@ -189,7 +214,7 @@ def audit(world, **changes):
     ledger = world.facts.ledger
     ledger.awaited_step_audits.add((STAGE, SHADOW))
     true = {"gradient": transfer_digest(world.gradients), "norm_squared": finite_norm_squared(world.gradients)}
-    ledger.step_audits[(STAGE, SHADOW)] = StepAudited(**PLACE, **true | changes)
+    ledger.step_audits[(STAGE, SHADOW)] = StepAudited(**PLACE, order=1, **true | changes)
 
 
 def test_a_recomputed_gradient_that_is_the_same_settles_the_audit(world, judge):

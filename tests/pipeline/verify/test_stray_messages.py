@@ -55,7 +55,7 @@ FETCH = {**NOW, "microbatch": 0, "direction": "forward"}
 TO_A_WORKER = {
     "apply": Apply(**NOW, clip_coefficient=0.0),
     "assign": assign_all_to("worker-1"),
-    "audit": Audit(**NOW, stage=1, microbatches=(0,), directions=("forward",), urgent=True),
+    "audit": Audit(**NOW, stage=1, microbatches=(0,), directions=("forward",), order=1, urgent=True),
     "release": Release(**FETCH, source=1),
     "fetch weights": FetchBulk(**NOW, stage=2, purpose="weights"),
     "fetch a duplicate": FetchBulk(**NOW, stage=2, purpose="duplicate"),

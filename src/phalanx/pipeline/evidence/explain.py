@@ -295,7 +295,12 @@ def _altered_copy(checked: CheckedEvidence) -> _Explained:
     states = [said_state(checked, role) for role in ("agreed", "ready")]
     for role in ("agreed", "ready"):
         _by_guilty(checked, checked.headers[role].fields.sender if role in checked.headers else "", "agreed, ready")
-    if None in states or states[0] == states[1] or len({state.step for state in states if state is not None}) != 1:
+    agreed, ready = states
+    if agreed is None or ready is None or (agreed.weights, agreed.moments) == (ready.weights, ready.moments):
+        raise checked.refuse(f"{party} signed no two states of stage {stage}")
+    if ready.step == agreed.step + 1:
+        return _believed(f"that stage {stage} took no update in step {agreed.step}")
+    if ready.step != agreed.step:
         raise checked.refuse(f"{party} signed no two states of stage {stage} after the same steps")
     what = "signed another state of a copy that it kept than it had signed before"
     return _proved(checked, what, "that no step was undone between the two")

@@ -337,7 +337,7 @@ class Failover:
             frozen=tuple(sorted(attempt.frozen)),
             log_head=self._members.witnesses.head(),
         )
-        if old is not None and not self._facts.plan.guard.verify_only:
+        if old is not None and self.rollback.restored is None and not self._facts.plan.guard.verify_only:
             # who gets a stage's state anew has no copy that could stand where this change is interrupted
             old = self.rollback.old_enough(old, step)
         self._facts.sources = {role.stage: role.source for role in assign.roles}

@@ -90,8 +90,10 @@ class Verdicts:
         verdict = judgement.verdict
         if verdict.party != OWNER and (verdict.party in silent or verdict.offence == "transfer"):
             return verdict.party, "it did not bring what it had signed"
-        party = verdict.accuser if verdict.party == OWNER else verdict.party
-        if party in (None, OWNER):
+        roles = self._facts.assignment
+        doubtful = (verdict.party, verdict.accuser, roles.holders.get(verdict.stage), roles.shadows.get(verdict.stage))
+        party = next((name for name in doubtful if name not in (None, OWNER)), None)
+        if party is None:
             return None
         self._refused[party] += 1
         reason = "it was found wrong twice, without evidence that others could check"

@@ -156,6 +156,8 @@ class StageCopy:
             StaleReplicaError: The copy is not at that step.
         """
         self._expect_step(step)
+        if self.plan.guard.undoes_last_step:
+            self.optimizer.snapshot()
         self.optimizer.skip()
 
     def rewind(self, step: int) -> None:

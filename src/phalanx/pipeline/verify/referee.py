@@ -234,19 +234,17 @@ class Referee:
 
         Args:
             stage: The stage with two copies that differ.
-            parties: Those that have an undo copy and the gradient; the first that brings both is enough.
+            parties: Those that have an undo copy or the gradient; one that brings each is enough.
             before: The state that both had signed before the step.
             gradient: The digest that the stage committed to, and the clip coefficient of the step.
             after: What each party with a copy says now.
         """
-        for party in parties:
-            copy = await self._undone(stage, party, before)
-            found = None if copy is None else await self._gradient(party, copy, before.step, gradient[0])
-            if copy is None or found is None:
-                continue
-            self._count(steps=1)
-            return self.redo_update(copy, found, gradient[1], after)
-        return Ruling(parties[0], "transfer")
+        copy = await self._undone(stage, parties, before)
+        found = None if copy is None else await self._gradient(parties, copy, before.step, gradient[0])
+        if copy is None or found is None:
+            return Ruling(parties[0], "transfer")
+        self._count(steps=1)
+        return self.redo_update(copy, found, gradient[1], after)
 
     def redo_update(
         self, copy: StageCopy, gradients: dict[str, Tensor], clip_coefficient: float, after: Mapping[str, StateDigest]
@@ -260,23 +258,26 @@ class Referee:
         guilty = weigh_update(truth, after)
         return Ruling(guilty[0] if guilty else None, "state", compared, truth)
 
-    async def _undone(self, stage: int, party: str, before: StateDigest) -> StageCopy | None:
-        """A stage as it was before its last update, from one party; None when that does not bring the agreed state."""
-        copy = StageCopy.empty(self._plan, stage)
-        request = FetchBulk(epoch=self.epoch, step=before.step, stage=stage, purpose="undo")
-        undo = await TensorsNeed(party, request, copy.optimizer.state())
-        weights = await TensorsNeed(party, self._now(request, "weights"), copy.weights())
-        if undo is None or weights is None:
-            return None
-        frozen = {name: tensor for name, tensor in weights[0].items() if name.startswith("frozen/")}
-        copy.load({**frozen, **undo[0]}, before.step)
-        return copy if copy.digest() == before else None
+    async def _undone(self, stage: int, parties: Sequence[str], before: StateDigest) -> StageCopy | None:
+        """A stage as it was before its last update, from the first party that brings the agreed state of it."""
+        for party in parties:
+            copy = StageCopy.empty(self._plan, stage)
+            request = FetchBulk(epoch=self.epoch, step=before.step, stage=stage, purpose="undo")
+            undo = await TensorsNeed(party, request, copy.optimizer.state())
+            weights = await TensorsNeed(party, self._now(request, "weights"), copy.weights())
+            if undo is None or weights is None:
+                continue
+            frozen = {name: tensor for name, tensor in weights[0].items() if name.startswith("frozen/")}
+            copy.load({**frozen, **undo[0]}, before.step)
+            if copy.digest() == before:
+                return copy
+        return None
 
     @task
     async def judge_norm(self, ledger: StepLedger, stage: int, holder: str, shadow: str) -> Ruling:
         """Compute the norm of a gradient that both agree on; the party with the wrong norm is guilty."""
         commit = ledger.commits[stage]
-        found = await self._gradient(shadow, StageCopy.empty(self._plan, stage), ledger.step, commit.gradient)
+        found = await self._gradient((shadow,), StageCopy.empty(self._plan, stage), ledger.step, commit.gradient)
         if found is None:
             return Ruling(shadow, "transfer")
         alike = self._bits_decide(holder)
@@ -284,11 +285,16 @@ class Referee:
         is_right = same_norm(finite_norm_squared(found), commit.norm_squared, alike=alike)
         return Ruling(shadow if is_right else holder, "gradient", compared)
 
-    async def _gradient(self, party: str, copy: StageCopy, step: int, digest: str) -> dict[str, Tensor] | None:
-        """A stage's weight gradient from one party; None unless it is the one that was committed to."""
+    async def _gradient(
+        self, parties: Sequence[str], copy: StageCopy, step: int, digest: str
+    ) -> dict[str, Tensor] | None:
+        """A stage's weight gradient from the first party that brings the one that was committed to."""
         request = FetchBulk(epoch=self.epoch, step=step, stage=copy.spec.index, purpose="gradient")
-        found = await TensorsNeed(party, request, copy.module.trainable())
-        return found[0] if found is not None and transfer_digest(found[0]) == digest else None
+        for party in parties:
+            found = await TensorsNeed(party, request, copy.module.trainable())
+            if found is not None and transfer_digest(found[0]) == digest:
+                return found[0]
+        return None
 
     @task
     async def judge_step(

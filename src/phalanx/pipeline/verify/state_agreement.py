@@ -63,7 +63,7 @@ class StateAgreement:
         ]
         for holder, stage, shadow in covered:
             states = {name: ready[name].states.get(str(stage)) for name in (holder, shadow)}
-            expected = facts.agreed.get(stage) if known is None else known.get(stage)
+            expected = (facts.agreed.get(stage) or self._frozen(stage)) if known is None else known.get(stage)
             follows = facts.plan.guard.verify_only
             if known is None and expected is None and facts.plan.guard.one_optimizer:
                 if not follows or _is(states[shadow], states[holder], follows):
@@ -89,9 +89,17 @@ class StateAgreement:
             return self._blame(stage, wrong[0], old, reason)
         return None
 
+    def _frozen(self, stage: int) -> StateDigest | None:
+        """Return the state after a step in which a stage took no update: nobody needs to witness that."""
+        facts, before = self._facts, self._facts.before.get(stage)
+        if facts.previous is None or before is None or stage not in facts.previous.frozen:
+            return None
+        return before.model_copy(update={"step": before.step + 1})
+
     def _both(self, name: str, stage: int) -> Mapping[str, Signed]:
-        """Return the agreed state as a party signed it, and what it signed instead now."""
-        facts, agreed = self._facts, self._facts.agreed.get(stage)
+        """Return the state that is expected of a party as it signed it, and what it signed instead now."""
+        facts = self._facts
+        agreed = facts.agreed.get(stage) or facts.before.get(stage)
         ready = facts.record.get(StatementKey(STATE, name, facts.ledger.epoch, facts.ledger.step, stage))
         return {
             "agreed": None if agreed is None else facts.record.signed_state(name, stage, agreed),
