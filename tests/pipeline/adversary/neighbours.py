@@ -101,7 +101,8 @@ def _other_header(old: Any, seen: Seen, kind: str) -> Any:
     others = [
         header
         for header, _ in reversed(seen.headers)
-        if header.fields.kind == mine.kind and header.fields.sender == mine.sender
+        if header.fields.kind == mine.kind
+        and header.fields.sender == mine.sender
         and header.header_bytes.decode() != old["header"]
     ]
     return passed_on(others[0]) if others else old
@@ -179,9 +180,7 @@ NEIGHBOURS: dict[str, Change] = {
     "altered": _altered_text,
     "absent": lambda old, seen, kind: None,
     "none": lambda old, seen, kind: {} if isinstance(old, dict) else [],
-    "fewer": lambda old, seen, kind: (
-        {key: old[key] for key in sorted(old)[1:]} if isinstance(old, dict) else old[1:]
-    ),
+    "fewer": lambda old, seen, kind: {key: old[key] for key in sorted(old)[1:]} if isinstance(old, dict) else old[1:],
     "repeated": lambda old, seen, kind: old * 2 if isinstance(old, list) else old,
     "turned": lambda old, seen, kind: old[::-1] if isinstance(old, list) else old,
     "contradicted": _contradicted,
