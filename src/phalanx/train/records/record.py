@@ -103,6 +103,7 @@ _SAID: dict[str, tuple[Kind, str]] = {
         "the enclave takes nothing of {client}, whose evidence its policy in the run file does not accept: {reason}",
     ),
     "client_excluded": ("eviction", "step {step}: {client} is shut out: {reason}, {figure} of at most {bound}"),
+    "round_lost": ("alarm", "round {round}: is lost and moved nothing: {reason}"),
     "site_left_out": ("alarm", "round {round}: goes on without {site}: {reason}"),
     "site_excluded": ("eviction", "round {round}: {site} is asked no more: {reason}"),
     "takeover": ("takeover", "stage {stage} is now served by {by}; step {step} is done again"),
