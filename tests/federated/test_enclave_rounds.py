@@ -15,8 +15,8 @@ from phalanx.federated.carriers.messages import SEALED_PHASES
 from phalanx.federated.config import FederatedConfig
 from phalanx.federated.enclave.aggregator import AggregatorState, EnclaveAggregator
 from phalanx.federated.enclave.channel import SEAL, AggregatorAppraisal, bound_terms
-from phalanx.federated.sealing import SealedPlace, seal, unseal
 from phalanx.federated.enclave.process import run_aggregator
+from phalanx.federated.sealing import SealedPlace, seal, unseal
 from phalanx.security.crypto import NotRollbackProofCounter
 from phalanx.security.tee import SimAttester
 from phalanx.split.hardware.measure import measure_code

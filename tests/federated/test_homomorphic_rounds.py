@@ -104,7 +104,9 @@ def test_a_site_may_leave_in_every_phase_and_a_keeper_may_not(tmp_path, phase, n
     scene.carrier.deadly = {name: phase}
 
     if name == "site-0":
-        with pytest.raises(FailedRoundError, match=r"site-0: (gave no key|checked nothing|opened nothing); a sum is opened by all"):
+        with pytest.raises(
+            FailedRoundError, match=r"site-0: (gave no key|checked nothing|opened nothing); a sum is opened by all"
+        ):
             scene.owner.round(1, 1.0)
         scene.carrier.deadly = {}
         scene.begin_site("site-0")

@@ -3,7 +3,8 @@
 import pytest
 import torch
 from rounds_scene import Scene
-from site_adversary import LENGTH, AdversaryScene, Schedule, _derived_parts
+from site_acts import LENGTH, derived_parts
+from site_adversary import AdversaryScene, Schedule
 
 from phalanx.federated.carriers import messages as m
 from phalanx.federated.rounds import keepers
@@ -22,7 +23,7 @@ def without_seals(monkeypatch) -> None:
 def with_accomplice(home, what: str) -> AdversaryScene:
     """A scene in which the owner hands its accomplice all other sites' parts before it asks for its own."""
     scene = AdversaryScene(home, "homomorphic")
-    act = lambda view: _derived_parts(view, "site-4", what)  # noqa: E731 - the act of the schedule
+    act = lambda view: derived_parts(view, "site-4", what)  # noqa: E731 - the act of the schedule
     scene.adversary.schedule = Schedule("homomorphic", "site-4", ENCRYPT, what, act)
     return scene
 

@@ -10,8 +10,8 @@ from phalanx.federated.admission import UpdateAdmission
 from phalanx.federated.rounds import keepers
 from phalanx.federated.rounds.journal import LostRounds
 
-QUICK = {"plain": 150, "rule": 150, "masked": 600, "homomorphic": 1300, "enclave": 250}
-"""One schedule of so many is in the quick share."""
+QUICK = {"plain": 10, "rule": 10, "masked": 5, "homomorphic": 1, "enclave": 5}
+"""Schedules of the quick share."""
 
 
 @pytest.fixture(autouse=True)
@@ -19,10 +19,11 @@ def _without_waiting_for_the_disk(monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
-def chosen(mode: str, home, of: int = 1) -> list[Schedule]:
+def chosen(mode: str, home) -> list[Schedule]:
+    """All schedules of a mode, in an order of their own that tells nothing of what they do."""
     if mode == "homomorphic":
         pytest.importorskip("tenseal", reason="needs the extra `he`")
-    return [one for one in schedules(mode, home / "samples") if zlib.crc32(str(one).encode()) % of == 0]
+    return sorted(schedules(mode, home / "samples"), key=lambda one: zlib.crc32(str(one).encode()))
 
 
 def broken(found: list[Schedule], home) -> dict[str, str]:
@@ -33,7 +34,7 @@ def broken(found: list[Schedule], home) -> dict[str, str]:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_share_of_all_single_acts_breaks_nothing(tmp_path, mode):
-    assert broken(chosen(mode, tmp_path, QUICK[mode]), tmp_path) == {}
+    assert broken(chosen(mode, tmp_path)[: QUICK[mode]], tmp_path) == {}
 
 
 @pytest.mark.slow
