@@ -8,12 +8,12 @@ from safetensors.torch import load
 
 from phalanx.errors import DataError, FrameError, ModelError
 from phalanx.pipeline import settle_numerics
-from phalanx.rollouts.config import BATCH_ROWS, RolloutWorkerConfig
+from phalanx.rollouts.config import BATCH_ROWS, AttentionKernel, RolloutWorkerConfig
 from phalanx.rollouts.generate import generate_rollouts
 from phalanx.rollouts.messages import TO_WORKER, PolicyOffer, PolicyPart, RolloutRefusal, RolloutsEnd
 from phalanx.rollouts.policy import PolicyModel, RolloutPolicy
 from phalanx.rollouts.request import RolloutRequest
-from phalanx.rollouts.rollout import RolloutAnswer, pack_answer
+from phalanx.rollouts.rollout import RolloutAnswer, WritingClass, pack_answer
 from phalanx.transport import CheckedFrame, Endpoint, OwnerLink, join_owner, parse_body
 
 Answer = tuple[RolloutAnswer, bytes]
@@ -28,8 +28,8 @@ class RolloutWriter:
         batch_rows: About so many texts at a time.
     """
 
-    def __init__(self, attention: str = "sdpa", device: str = "cpu", batch_rows: int = BATCH_ROWS) -> None:
-        self._attention, self._device, self._batch_rows = attention, device, batch_rows
+    def __init__(self, attention: AttentionKernel = "sdpa", device: str = "cpu", batch_rows: int = BATCH_ROWS) -> None:
+        self._class, self._device = WritingClass(attention=attention, batch_rows=batch_rows), device
         self._model: PolicyModel | None = None
         self._policy = ""
 
@@ -40,7 +40,7 @@ class RolloutWriter:
             ModelError: No model can be built of them.
         """
         if self._model is None:
-            self._model = PolicyModel.build(policy, self._attention, self._device)
+            self._model = PolicyModel.build(policy, self._class.attention, self._device)
         else:
             self._model.take(policy)
         self._policy = policy.digest
@@ -54,7 +54,8 @@ class RolloutWriter:
         """
         if self._model is None or self._policy != request.policy:
             raise DataError(f"policy {request.policy[:16]} was not sent; {self._policy[:16] or 'none'} is here")
-        return [pack_answer(request, generate_rollouts(self._model, request, self._batch_rows))]
+        texts = generate_rollouts(self._model, request, self._class.batch_rows)
+        return [pack_answer(request, texts, self._class)]
 
 
 class RolloutService:
@@ -70,6 +71,7 @@ class RolloutService:
         self._endpoint, self._owner, self._writer = endpoint, owner, writer
         self._offer: PolicyOffer | None = None
         self._file = bytearray()
+        self._order = -1
 
     def run(self, link: OwnerLink) -> None:
         """Serve until told to end.
@@ -111,6 +113,10 @@ class RolloutService:
             self._offer, self._file = None, bytearray()
 
     def _answer(self, request: RolloutRequest) -> None:
+        if request.order <= self._order:
+            # two answers to one request, which may differ in their last bits, would convict this worker
+            raise FrameError(f"request {request.order} came after request {self._order}")
+        self._order = request.order
         try:
             answers = self._writer.write(request)
         except (DataError, ModelError) as exc:

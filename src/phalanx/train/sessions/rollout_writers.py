@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from phalanx.pipeline import OWNER
 from phalanx.rollouts import (
+    RolloutDismissal,
     RolloutVerdict,
     RolloutWorkerConfig,
     local_rollout_workers,
@@ -49,9 +50,18 @@ def open_writers(context: SessionContext, others: Mapping[str, Sequence[str]] | 
         rules = {"workers": list(names), "rate": settings.check.rate, "authority": owner.authority_pem.decode("ascii")}
         context.log.append("rollout_writers", rules)
 
-        def note(verdict: RolloutVerdict) -> None:
-            context.log.append("rollout_verdict", verdict.model_dump(mode="json"))
-            context.say(f"{verdict.party} lied about a text and is shut out: {verdict.reason}")
+        def note(decision: RolloutVerdict | RolloutDismissal) -> None:
+            is_lie = isinstance(decision, RolloutVerdict)
+            context.log.append("rollout_verdict" if is_lie else "rollout_dismissal", decision.model_dump(mode="json"))
+            what = "lied about a text and is shut out" if is_lie else "is left out, and convicted of nothing"
+            context.say(f"{decision.party} {what}: {decision.reason}")
 
         company.told = note
-        yield company.generate
+        try:
+            yield company.generate
+        finally:
+            context.figures.rollouts = {
+                "convicted": {one.party: one.offence for one in company.verdicts},
+                "left_out": {one.party: one.cause for one in company.dismissals},
+                "unanswered": dict(company.unanswered),
+            }
