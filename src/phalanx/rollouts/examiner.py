@@ -156,7 +156,8 @@ class RolloutExaminer:
                 dismissal = judge_reward(bundle.party, request, one, self._reward)
             if dismissal is not None:
                 return Examination(dismissal=dismissal)
-        return Examination(texts)
+        # a reward that no rule checks is no more than a worker's word
+        return Examination(texts if self._reward else tuple(replace(one, reward=None) for one in texts))
 
     @staticmethod
     def _of(judgement: Judgement, suspicion: str) -> Examination:

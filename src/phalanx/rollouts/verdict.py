@@ -45,7 +45,7 @@ class RolloutTolerance(StrictModel):
     logprob: float = Field(default=1e-3, ge=0.0, le=100.0)
     sketch: float = Field(default=1e-3, ge=0.0, le=10.0)
     border_rate: float = Field(default=1e-4, ge=0.0, le=1.0)
-    router: float = Field(default=1e-5, ge=0.0, le=1.0)
+    router: float = Field(default=2e-5, ge=0.0, le=1.0)
 
 
 class RolloutDismissal(StrictModel):
