@@ -1,4 +1,4 @@
-"""An answer counts for the request that it names; who costs more than it brings is left out, and convicted of nothing."""
+"""An answer counts for the request that it names; a writer that costs more than it brings is left out, unconvicted."""
 
 from collections import Counter
 

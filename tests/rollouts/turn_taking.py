@@ -204,7 +204,5 @@ class _RewrittenEnd:
     def __init__(self, table: TurnTaking, name: str) -> None:
         self._table, self.name = table, name
 
-    def send(
-        self, _receiver: str, kind: str, body: dict[str, Any], payload: Sequence[bytes | memoryview] = ()
-    ) -> None:
+    def send(self, _receiver: str, kind: str, body: dict[str, Any], payload: Sequence[bytes | memoryview] = ()) -> None:
         self._table.speak(self.name, Said(kind, body, b"".join(bytes(part) for part in payload)))

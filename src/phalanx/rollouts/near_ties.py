@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from phalanx.rollouts.judgement import first_fault
-from phalanx.rollouts.policy import PolicyModel, ReadTexts
-from phalanx.rollouts.prefill import RereadRollout, compare_text, is_read_in_one_pass, read_at_once, read_with_cache
+from phalanx.rollouts.policy import PolicyModel
+from phalanx.rollouts.prefill import RereadRollout, compare_text, read_texts
 from phalanx.rollouts.request import RolloutRequest
 from phalanx.rollouts.rollout import Rollout
 
@@ -139,6 +139,5 @@ def _read(
     model: PolicyModel, request: RolloutRequest, one: Rollout, choices: frozenset[Choice]
 ) -> tuple[RereadRollout, dict[Choice, float]]:
     with RouterWatch(model, request.tolerance.router, choices) as watch:
-        read: ReadTexts
-        (read,) = read_at_once(model, [one]) if is_read_in_one_pass(model, one) else read_with_cache(model, [one])
+        (read,) = read_texts(model, [one])
     return compare_text(request, one, read, request.tolerance.margin), watch.ties

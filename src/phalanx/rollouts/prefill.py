@@ -1,6 +1,6 @@
 """Sampled texts read again: what a checker knows of them before anything is judged."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,16 +56,15 @@ def reread_rollouts(
     reread: dict[int, RereadRollout] = {}
     groups: dict[tuple[int, bool], list[int]] = {}
     for n, one in enumerate(rollouts):
-        groups.setdefault((len(one.prompt_ids), is_read_in_one_pass(model, one)), []).append(n)
-    for (_, in_one_pass), numbers in groups.items():
+        groups.setdefault((len(one.prompt_ids), _is_read_in_one_pass(model, one)), []).append(n)
+    for numbers in groups.values():
         numbers.sort(key=lambda n: len(rollouts[n].ids))
         while numbers:
             longest = len(rollouts[numbers[-1]].ids)
             rows = max(1, MOST_NUMBERS // (longest * model.vocab_size))
             batch, numbers[:] = numbers[-rows:], numbers[:-rows]
             texts = [rollouts[n] for n in batch]
-            read = read_at_once(model, texts) if in_one_pass else read_with_cache(model, texts)
-            for n, found in zip(batch, read, strict=True):
+            for n, found in zip(batch, read_texts(model, texts), strict=True):
                 reread[n] = compare_text(request, rollouts[n], found, tolerance)
     return tuple(reread[n] for n in range(len(rollouts)))
 
@@ -94,25 +93,28 @@ def rewrite_rollouts(
     return _stepped(model, [prompt.ids for prompt in batch], texts, {texts.index(chosen)})[0]
 
 
-def is_read_in_one_pass(model: PolicyModel, one: Rollout) -> bool:
+def _is_read_in_one_pass(model: PolicyModel, one: Rollout) -> bool:
     """Whether one pass over a text computes what its writer's cache did, up to rounding."""
     prompt = len(one.prompt_ids)
     return model.reads_alike(prompt, prompt + len(one.ids) - 1)
 
 
-def read_at_once(model: PolicyModel, texts: Sequence[Rollout]) -> Iterator[ReadTexts]:
-    """Read texts to prompts of one length in one pass; yields what precedes each token of each."""
+def read_texts(model: PolicyModel, texts: Sequence[Rollout]) -> list[ReadTexts]:
+    """Read texts to prompts of one length again, all in one pass or all with a cache.
+
+    Returns:
+        What precedes each token of each text, ``[tokens, ...]``.
+    """
+    if not all(_is_read_in_one_pass(model, one) for one in texts):
+        return _stepped(model, [one.prompt_ids for one in texts], texts, set(range(len(texts))))
     longest = max(len(one.ids) for one in texts)
     # what follows the last token is not looked at; in a causal model, padding behind a text changes nothing in it
     rows = [[*one.prompt_ids, *one.ids[:-1], *[0] * (longest - len(one.ids))] for one in texts]
     read = model.read(torch.tensor(rows), longest)
-    for one, logits, states in zip(texts, read.logits, read.states, strict=True):
-        yield ReadTexts(logits[: len(one.ids)], states[: len(one.ids)])
-
-
-def read_with_cache(model: PolicyModel, texts: Sequence[Rollout]) -> list[ReadTexts]:
-    """As `read_at_once`, token by token."""
-    return _stepped(model, [one.prompt_ids for one in texts], texts, set(range(len(texts))))
+    return [
+        ReadTexts(logits[: len(one.ids)], states[: len(one.ids)])
+        for one, logits, states in zip(texts, read.logits, read.states, strict=True)
+    ]
 
 
 def _stepped(
