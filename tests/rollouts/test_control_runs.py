@@ -112,17 +112,6 @@ def test_an_honest_text_of_every_family_is_read_as_it_was_written(name):
         assert [judge_rollout("w", request, *pair) for pair in zip(texts, reread, strict=True)] == [None] * len(texts)
 
 
-@pytest.mark.parametrize("temperature", [0.01, 0.0001])
-def test_a_cold_draw_accuses_no_honest_worker(temperature, tmp_path):
-    policy = policy_of(ARCHITECTURES["llama"] | {"vocab_size": 61, "hidden_size": 128, "max_position_embeddings": 64})
-    request = request_to(policy, (5, 9, 7), temperature=temperature)
-
-    with Writers(tmp_path, {"writer-0": RolloutWriter("eager")}, ALL) as owner:
-        owner.generate(policy, PolicyModel.build(policy), request)
-
-    assert owner.verdicts == []
-
-
 class Company:
     """An honest company of three, and what it wrote."""
 

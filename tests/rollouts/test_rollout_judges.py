@@ -64,6 +64,16 @@ def test_a_draw_is_held_to_what_the_log_probabilities_say_of_the_noise(noise, ma
     assert (None if verdict is None else verdict.offence) == ("draw" if is_lie else None)
 
 
+@pytest.mark.parametrize(("gap", "is_lie"), [(0.09, False), (0.11, True)])
+def test_a_cold_draw_makes_more_of_the_same_distance_between_logits(gap, is_lie, honest, request_of_step):
+    sampler = request_of_step.sampler.model_copy(update={"temperature": 0.01})
+    cold = request_of_step.model_copy(update={"sampler": sampler})
+
+    verdict = judge_rollout("writer-1", cold, honest[0], reread(logprob_gaps=gap))
+
+    assert (None if verdict is None else verdict.offence) == ("logprob" if is_lie else None)
+
+
 def aged(now, older, honest, request):
     return judge_age("writer-1", request, honest, reread(24, noise=now), reread(24, noise=older))
 

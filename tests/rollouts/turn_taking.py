@@ -12,7 +12,7 @@ from typing import Any
 
 from phalanx.config import canonical_json
 from phalanx.rollouts import CheckedShare, Rollout, RolloutCheck, RolloutPolicy, RolloutRequest, RolloutWriter
-from phalanx.rollouts import company as company_module
+from phalanx.rollouts import company, examiner
 from phalanx.rollouts.company import RolloutCompany
 from phalanx.rollouts.evidence import EvidenceDesk
 from phalanx.rollouts.worker import RolloutService
@@ -22,6 +22,7 @@ from phalanx.transport.link import SendingChain
 
 SESSION = "run-1"
 LIMITS = TransportConfig()
+_TIMED = (company, examiner)
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Clock:
         return self.now
 
     def thread_time(self) -> float:
-        return time.thread_time()
+        return 0.0
 
 
 class TurnEnd:
@@ -177,11 +178,13 @@ class TurnTaking:
     @contextlib.contextmanager
     def own_clock(self) -> Iterator[None]:
         """Have the engine's waits measured by the clock that stands still."""
-        company_module.time = self.clock
+        for module in _TIMED:
+            module.time = self.clock
         try:
             yield
         finally:
-            company_module.time = time
+            for module in _TIMED:
+                module.time = time
 
     def speak(self, name: str, said: Said) -> None:
         """Have a writer send what its rewriting makes of a frame."""
