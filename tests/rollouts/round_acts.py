@@ -97,7 +97,7 @@ class Drill:
         return table
 
     def check_parties(self, table: TurnTaking, act: "Act") -> None:
-        """No honest certificate is convicted or left out, and whoever is convicted is convicted offline too."""
+        """No honest certificate is convicted or left out, and a convicted one is convicted offline too."""
         owner = table.owner
         accused = {one.party for one in owner.verdicts} - ({LIAR} if act.is_lie else set())
         assert not accused, f"convicted {accused}: {owner.verdicts[0].reason}"
@@ -205,21 +205,22 @@ class Act:
 def acts_of(drill: Drill) -> Iterator[Act]:
     """Every act, in a fixed order; the honest frame at every moment comes first."""
     for moment, step in itertools.product(MOMENTS, range(STEPS)):
-        for field, value, said in frames_of(drill, step):
-            yield Act(field, value, said, moment, step)
+        yield Act("", "own", drill.frames[step, LIAR], moment, step)
     for step in range(STEPS):
         yield Act("", "silence", Said("", {}), "late by 9", step)
+    for moment, step in itertools.product(MOMENTS, range(STEPS)):
+        for field, value, said in frames_of(drill, step):
+            yield Act(field, value, said, moment, step)
 
 
 def frames_of(drill: Drill, step: int) -> Iterator[tuple[str, str, Said]]:
-    """The honest frame of a step, and each with one neighbouring value."""
+    """The honest frame of a step with one neighbouring value."""
     honest = drill.frames[step, LIAR]
     neighbours = {
         "other's": drill.frames[step, "writer-1"],
         "stale": drill.frames[(step - 1) % STEPS, LIAR],
         "ahead": drill.frames[(step + 1) % STEPS, LIAR],
     }
-    yield "", "own", honest
     yield from _whole(honest, neighbours)
     for field, value, body in _bodies(honest.body, {name: said.body for name, said in neighbours.items()}):
         yield field, value, replace(honest, body=body)

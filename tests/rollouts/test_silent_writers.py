@@ -6,17 +6,19 @@ import pytest
 from rollout_scene import END, after_a_step
 from turn_taking import Pki, Said, TurnTaking
 
-from phalanx.errors import DataError
+from phalanx.errors import DataError, FrameError
 from phalanx.rollouts import (
     PolicyModel,
     Prompt,
     RolloutCheck,
     RolloutRequest,
+    RolloutTolerance,
     RolloutWriter,
     SamplerConfig,
     company,
     generate_rollouts,
 )
+from phalanx.transport import CheckedFrame
 
 ALL = RolloutCheck(rate=1.0)
 
@@ -121,6 +123,25 @@ def test_a_worker_that_refuses_every_request_is_left_out_too(steps, pki, tmp_pat
     assert [one.cause for one in table.owner.dismissals] == ["unanswered"]
     assert "the last: no time" in table.owner.dismissals[0].reason
     assert table.clock.now < 1.0
+
+
+def test_a_worker_answers_no_request_that_would_convict_an_honest_one(steps, pki, tmp_path):
+    narrow = RolloutCheck(rate=1.0, tolerance=RolloutTolerance(margin=0.0, logprob=0.0))
+    table = table_of(tmp_path, pki, narrow, w0=lambda _step, said: [said])
+    play(table, steps[:3])
+
+    assert (table.owner.verdicts, table.owner.active) == ([], ())
+    assert "margin, logprob would be judged more narrowly" in table.owner.dismissals[0].reason
+
+
+def test_a_worker_is_asked_once_for_an_answer(steps, pki, tmp_path):
+    table = table_of(tmp_path, pki)
+    play(table, steps[:1])
+    asked = next(header for name, header in table.sent if (name, header.fields.kind) == ("writer-0", "rollout_request"))
+    again = CheckedFrame("owner", "rollout_request", asked.fields.body, memoryview(b""), asked)
+
+    with pytest.raises(FrameError, match="request 0 came after request 0"):
+        table.services["writer-0"].take(again)
 
 
 def test_an_honest_worker_that_was_silent_once_stays(steps, pki, tmp_path):

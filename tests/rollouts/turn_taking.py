@@ -1,5 +1,5 @@
 """An owner and its writers take turns in one thread: the real engine on both sides, real signatures, and a clock that
-moves only while nobody has anything to do. A run is a function of its schedule, and a timeout costs no time.
+moves only while no party has anything to do. A run is a function of its schedule, and a timeout costs no time.
 """
 
 import contextlib
@@ -11,8 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.config import canonical_json
-from phalanx.rollouts import CheckedShare, Rollout, RolloutCheck, RolloutPolicy, RolloutRequest, RolloutWriter
-from phalanx.rollouts import company, examiner
+from phalanx.rollouts import (
+    CheckedShare,
+    Rollout,
+    RolloutCheck,
+    RolloutPolicy,
+    RolloutRequest,
+    RolloutWriter,
+    company,
+    examiner,
+)
 from phalanx.rollouts.company import RolloutCompany
 from phalanx.rollouts.evidence import EvidenceDesk
 from phalanx.rollouts.worker import RolloutService
@@ -43,7 +51,7 @@ def honest(_step: int, said: Said) -> Sequence[Said]:
 
 
 class Clock:
-    """Stands still until somebody waits."""
+    """A clock that stands still until a party waits."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -137,6 +145,7 @@ class TurnTaking:
         sent: Every frame that the owner sent, by receiver, with its header.
         answered: Every frame of a writer that reached the owner.
         step: That is under way.
+        services: Of the writers.
         held: Frames of writers that come when a later step begins: step, sender and frame.
     """
 
@@ -156,9 +165,7 @@ class TurnTaking:
         self._rewrites = rewrites
         self._end = OwnerEnd(pki.identities["owner"], self._to_writer, self.clock)
         self._ends = {name: TurnEnd(pki.identities[name], self._to_owner) for name in writers}
-        self._services = {
-            name: RolloutService(_RewrittenEnd(self, name), "owner", one) for name, one in writers.items()
-        }
+        self.services = {name: RolloutService(_RewrittenEnd(self, name), "owner", one) for name, one in writers.items()}
         share = CheckedShare(b"k" * 32, check.rate)
         self.owner = RolloutCompany(self._end, tuple(writers), check, share, pki.desk(home), reward)
 
@@ -193,7 +200,7 @@ class TurnTaking:
 
     def _to_writer(self, name: str, item: CheckedFrame) -> None:
         self.sent.append((name, item.header))
-        self._services[name].take(item)
+        self.services[name].take(item)
 
     def _to_owner(self, _owner: str, item: CheckedFrame) -> None:
         if item.sender not in self._end.refused:

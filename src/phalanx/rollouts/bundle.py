@@ -83,7 +83,7 @@ class RolloutBundle:
         return {role: header for role, header in roles.items() if header is not None}
 
 
-class Judgement(NamedTuple):
+class RolloutJudgement(NamedTuple):
     """The outcome of `judge_bundle`.
 
     Attributes:
@@ -123,7 +123,9 @@ class ControlModels:
         return model
 
 
-def judge_bundle(bundle: RolloutBundle, session: str, peer: Callable[[str], Peer], models: ControlModels) -> Judgement:
+def judge_bundle(
+    bundle: RolloutBundle, session: str, peer: Callable[[str], Peer], models: ControlModels
+) -> RolloutJudgement:
     """Judge a worker by records that it signed.
 
     Args:
@@ -145,13 +147,13 @@ def judge_bundle(bundle: RolloutBundle, session: str, peer: Callable[[str], Peer
     records = _Records(bundle, Statements(session, peer))
     request, party = records.request, bundle.party
     if bundle.second_answer is not None:
-        return Judgement(judge_second_answer(party, request, records.answer_digests))
+        return RolloutJudgement(judge_second_answer(party, request, records.answer_digests))
     answer, payload = records.answer, records.payload
     texts, formal = read_answer(party, request, answer, payload, records.vocab_size)
     if formal is not None or bundle.place is None:
-        return Judgement(formal)
+        return RolloutJudgement(formal)
     if bundle.policy is None:
-        return Judgement(doubt="the weights of the policy are not here")
+        return RolloutJudgement(doubt="the weights of the policy are not here")
     number = request.places.index(bundle.place) if bundle.place in request.places else None
     if number is None:
         raise EvidenceError(f"prompt {bundle.place[0]}, sample {bundle.place[1]} was not asked for")
@@ -169,26 +171,28 @@ def judge_bundle(bundle: RolloutBundle, session: str, peer: Callable[[str], Peer
     older = records.older_policy
     # an older policy may fit better by a router's choice alone
     if older is None or model.is_routed:
-        return Judgement(reread=now)
+        return RolloutJudgement(reread=now)
     before = control_run(models.build(older, answer.written_in.attention))
     verdict = judge_age(party, request, texts[number], now, before)
-    return Judgement(verdict, reread=None if verdict else now)
+    return RolloutJudgement(verdict, reread=None if verdict else now)
 
 
-def _by_other_experts(model: PolicyModel, request: RolloutRequest, text: Rollout, verdict: RolloutVerdict) -> Judgement:
-    """Look whether a text that is off is what an honest writer wrote whose routers rounded otherwise."""
+def _by_other_experts(
+    model: PolicyModel, request: RolloutRequest, text: Rollout, verdict: RolloutVerdict
+) -> RolloutJudgement:
+    """Look whether a text that is off is what an honest writer wrote with routers that rounded otherwise."""
     if not model.is_routed:
-        return Judgement(verdict)
+        return RolloutJudgement(verdict)
     if not model.routers:
-        return Judgement(doubt=f"{verdict.reason}; the routers of this family are not known here")
+        return RolloutJudgement(doubt=f"{verdict.reason}; the routers of this family are not known here")
     search = search_near_ties(model, request, text)
     match search.outcome:
         case "fits":
-            return Judgement(reread=search.reread)
+            return RolloutJudgement(reread=search.reread)
         case "excluded":
-            return Judgement(verdict)
+            return RolloutJudgement(verdict)
         case "open":
-            return Judgement(doubt=f"{verdict.reason}; routers have more near ties than can be tried")
+            return RolloutJudgement(doubt=f"{verdict.reason}; routers have more near ties than can be tried")
 
 
 def digest_of_answer(header: SignedHeader) -> str:

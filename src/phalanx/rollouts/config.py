@@ -52,9 +52,11 @@ class RolloutWorkerConfig(JoiningWorkerConfig):
         threads: Of tensor kernels.
         attention: Kernel of attention.
         batch_rows: About so many texts at a time.
+        tolerance: A request that is to be judged by a narrower one is refused: it could convict an honest worker.
     """
 
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     threads: int = Field(default=1, ge=1, le=1024)
     attention: AttentionKernel = "sdpa"
     batch_rows: int = Field(default=BATCH_ROWS, ge=1, le=2**16)
+    tolerance: RolloutTolerance = RolloutTolerance()

@@ -190,6 +190,7 @@ def explain_rollout_evidence(path: Path, pins: Pins) -> Mapping[str, Any]:
         "step": verdict.step,
         "prompt": verdict.prompt,
         "sample": verdict.sample,
+        "tolerance, as both have signed": _tolerance(bundle),
         "file": f"SHA-256 {file_digest(path)}",
         "tensors": f"SHA-256 {record.tensors.sha256}",
         "authority": f"{'as given' if pins.authority else 'not compared'}, fingerprint {fingerprint}",
@@ -198,6 +199,11 @@ def explain_rollout_evidence(path: Path, pins: Pins) -> Mapping[str, Any]:
         "rests on the owner's word": "nothing" if missing is None else f"what the weights say: {missing}",
         "conclusion": UNPROVED if missing else f"holds: {verdict.party} signed what these weights do not write",
     }
+
+
+def _tolerance(bundle: RolloutBundle) -> Mapping[str, float]:
+    tolerance: Mapping[str, float] = bundle.request.fields.body["tolerance"]
+    return tolerance
 
 
 def _core(verdict: RolloutVerdict | None) -> tuple[object, ...] | None:

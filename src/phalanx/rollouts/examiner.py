@@ -1,4 +1,4 @@
-"""What an owner makes of one answer: it reads a drawn share again, and asks the one judge before it accuses anybody."""
+"""The examiner of one answer reads a drawn share again, and asks the one judge before it accuses a worker."""
 
 import contextlib
 import time
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from phalanx.errors import EvidenceError, FrameError
 from phalanx.pipeline.evidence.checked import Pins, certified_peers, known_peer
-from phalanx.rollouts.bundle import AnsweredRequest, ControlModels, Judgement, RolloutBundle, judge_bundle
+from phalanx.rollouts.bundle import AnsweredRequest, ControlModels, RolloutBundle, RolloutJudgement, judge_bundle
 from phalanx.rollouts.config import RolloutCheck
 from phalanx.rollouts.evidence import EvidenceDesk, write_rollout_evidence
 from phalanx.rollouts.judgement import BorderBook, RewardRule, judge_age, judge_reward, judge_rollout, read_answer
@@ -49,7 +49,7 @@ class Examination(NamedTuple):
         texts: Where all is in order.
         verdict: Convicts its worker; its evidence is written.
         dismissal: Has its worker left out.
-        doubt: Why the texts cannot be used, though nobody is convicted.
+        doubt: Why the texts cannot be used, though their worker is not convicted.
     """
 
     texts: tuple[Rollout, ...] = ()
@@ -114,16 +114,16 @@ class RolloutExaminer:
         ]
         return self._reread(bundle, request, texts, model, older[-1] if older else None)
 
-    def judge(self, bundle: RolloutBundle) -> Judgement:
+    def judge(self, bundle: RolloutBundle) -> RolloutJudgement:
         """Have the one judge decide; where it convicts, the records are written down as evidence."""
         try:
             with self._timed():
                 judgement = judge_bundle(bundle, self._desk.session, self._peer, self._controls or ControlModels())
         except EvidenceError as exc:
-            return Judgement(doubt=str(exc))
+            return RolloutJudgement(doubt=str(exc))
         if judgement.verdict is None:
             return judgement
-        return Judgement(write_rollout_evidence(self._desk, bundle, judgement.verdict))
+        return RolloutJudgement(write_rollout_evidence(self._desk, bundle, judgement.verdict))
 
     def _reread(
         self,
@@ -148,7 +148,7 @@ class RolloutExaminer:
                 before = self._policies.before
                 if suspicion is not None and older is not None and before is not None:
                     accused = replace(accused, older=older, older_policy=before.policy)
-            judgement = Judgement(reread=now) if suspicion is None else self.judge(accused)
+            judgement = RolloutJudgement(reread=now) if suspicion is None else self.judge(accused)
             if judgement.reread is None:
                 return self._of(judgement, "" if suspicion is None else suspicion.reason)
             dismissal = self._borders.add(bundle.party, request, judgement.reread)
@@ -160,7 +160,7 @@ class RolloutExaminer:
         return Examination(texts if self._reward else tuple(replace(one, reward=None) for one in texts))
 
     @staticmethod
-    def _of(judgement: Judgement, suspicion: str) -> Examination:
+    def _of(judgement: RolloutJudgement, suspicion: str) -> Examination:
         if judgement.verdict is not None:
             return Examination(verdict=judgement.verdict)
         return Examination(doubt=judgement.doubt or suspicion)

@@ -1,6 +1,6 @@
 """Routers that choose between nearly equal experts: which other choices an honest writer may have made by rounding.
 
-A text is off where a writer's rounding gave an expert that the checker's did not. So before anybody is accused, the
+A text is off where a writer's rounding gave an expert that the checker's did not. So before a worker is accused, the
 text is read with the other choice of every near tie before the fault, and of those that then come up, until the claims
 fit or no choice is left.
 """
@@ -108,7 +108,7 @@ class TieSearch:
     reread: RereadRollout | None = None
 
 
-def search_near_ties(model: PolicyModel, request: RolloutRequest, one: Rollout) -> TieSearch:
+def search_near_ties(model: PolicyModel, request: RolloutRequest, text: Rollout) -> TieSearch:
     """Look for choices of experts, each within rounding, by which the claims of a text are true.
 
     Guarantees:
@@ -122,22 +122,22 @@ def search_near_ties(model: PolicyModel, request: RolloutRequest, one: Rollout) 
         if not queue:
             return TieSearch("excluded")
         _, distance, _, choices = heapq.heappop(queue)
-        reread, ties = _read(model, request, one, choices)
+        reread, ties = _read(model, request, text, choices)
         fault = first_fault(request, reread)
         if fault is None:
             return TieSearch("fits", reread)
         for tie, gap in ties.items():
             more = choices | {tie}
             # what comes behind the fault cannot be its cause
-            if tie[1] < len(one.prompt_ids) + fault and more not in seen:
+            if tie[1] < len(text.prompt_ids) + fault and more not in seen:
                 seen.add(more)
                 heapq.heappush(queue, (-fault, distance + gap, next(numbers), more))
     return TieSearch("open") if queue else TieSearch("excluded")
 
 
 def _read(
-    model: PolicyModel, request: RolloutRequest, one: Rollout, choices: frozenset[Choice]
+    model: PolicyModel, request: RolloutRequest, text: Rollout, choices: frozenset[Choice]
 ) -> tuple[RereadRollout, dict[Choice, float]]:
     with RouterWatch(model, request.tolerance.router, choices) as watch:
-        (read,) = read_texts(model, [one])
-    return compare_text(request, one, read, request.tolerance.margin), watch.ties
+        (read,) = read_texts(model, [text])
+    return compare_text(request, text, read, request.tolerance.margin), watch.ties

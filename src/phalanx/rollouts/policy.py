@@ -47,7 +47,7 @@ class RolloutPolicy:
 
 
 def policy_digest(config: Mapping[str, Any], weights: str) -> str:
-    """Name a policy by its config and the digest of its weights; whoever has both needs no weights to check a config.
+    """Name a policy by its config and the digest of its weights; a config is checked without the weights themselves.
 
     Raises:
         ValueError: The config is no JSON data.

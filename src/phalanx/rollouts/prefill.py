@@ -89,8 +89,9 @@ def rewrite_rollouts(
     (batch,) = [
         prompts for prompts in batches_of(request, batch_rows) if chosen.prompt in {one.number for one in prompts}
     ]
-    texts = [by_place[prompt.number, sample] for prompt in batch for sample in range(request.samples)]
-    return _stepped(model, [prompt.ids for prompt in batch], texts, {texts.index(chosen)})[0]
+    places = [(prompt.number, sample) for prompt in batch for sample in range(request.samples)]
+    row = places.index((chosen.prompt, chosen.sample))
+    return _stepped(model, [prompt.ids for prompt in batch], [by_place[place] for place in places], {row})[0]
 
 
 def _is_read_in_one_pass(model: PolicyModel, one: Rollout) -> bool:

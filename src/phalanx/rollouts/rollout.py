@@ -67,7 +67,7 @@ class RolloutLine(StrictModel):
 
 
 class WritingClass(StrictModel):
-    """How a worker computed its texts; a control run computes in the same way before anybody is accused.
+    """How a worker computed its texts; a control run computes in the same way before it is accused.
 
     Attributes:
         attention: Kernel of attention.

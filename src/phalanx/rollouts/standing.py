@@ -1,4 +1,4 @@
-"""What each worker has been asked for, sent and left unanswered: who costs more than it brings is left out."""
+"""What each worker has been asked for, sent and left unanswered; one that costs more than it brings is left out."""
 
 from collections import Counter
 from collections.abc import Mapping

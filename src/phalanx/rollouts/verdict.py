@@ -47,6 +47,10 @@ class RolloutTolerance(StrictModel):
     border_rate: float = Field(default=1e-4, ge=0.0, le=1.0)
     router: float = Field(default=2e-5, ge=0.0, le=1.0)
 
+    def narrower_parts(self, other: "RolloutTolerance") -> tuple[str, ...]:
+        """Return the names of what is smaller here than in another tolerance."""
+        return tuple(name for name in type(self).model_fields if getattr(self, name) < getattr(other, name))
+
 
 class RolloutDismissal(StrictModel):
     """One worker is left out from now on, and convicted of nothing.

@@ -14,6 +14,7 @@ from phalanx.rollouts.messages import TO_WORKER, PolicyOffer, PolicyPart, Rollou
 from phalanx.rollouts.policy import PolicyModel, RolloutPolicy
 from phalanx.rollouts.request import RolloutRequest
 from phalanx.rollouts.rollout import RolloutAnswer, WritingClass, pack_answer
+from phalanx.rollouts.verdict import RolloutTolerance
 from phalanx.transport import CheckedFrame, Endpoint, OwnerLink, join_owner, parse_body
 
 Answer = tuple[RolloutAnswer, bytes]
@@ -26,9 +27,17 @@ class RolloutWriter:
         attention: Kernel of attention.
         device: Of torch.
         batch_rows: About so many texts at a time.
+        tolerance: The narrowest by which answers may be judged; None for the default.
     """
 
-    def __init__(self, attention: AttentionKernel = "sdpa", device: str = "cpu", batch_rows: int = BATCH_ROWS) -> None:
+    def __init__(
+        self,
+        attention: AttentionKernel = "sdpa",
+        device: str = "cpu",
+        batch_rows: int = BATCH_ROWS,
+        tolerance: RolloutTolerance | None = None,
+    ) -> None:
+        self._tolerance = tolerance or RolloutTolerance()
         self._class, self._device = WritingClass(attention=attention, batch_rows=batch_rows), device
         self._model: PolicyModel | None = None
         self._policy = ""
@@ -49,11 +58,17 @@ class RolloutWriter:
         """Answer a request, with one answer.
 
         Raises:
-            DataError: A prompt does not fit, or the weights of the request are not those that were taken.
+            DataError: A prompt does not fit, the weights of the request are not those that were taken, or its tolerance
+                is narrower than this worker allows.
             ModelError: The weights give a logit that is no finite number.
         """
         if self._model is None or self._policy != request.policy:
             raise DataError(f"policy {request.policy[:16]} was not sent; {self._policy[:16] or 'none'} is here")
+        narrower = request.tolerance.narrower_parts(self._tolerance)
+        if narrower:
+            raise DataError(
+                f"tolerance: {', '.join(narrower)} would be judged more narrowly than this worker's file allows"
+            )
         texts = generate_rollouts(self._model, request, self._class.batch_rows)
         return [pack_answer(request, texts, self._class)]
 
@@ -151,6 +166,6 @@ def run_rollout_worker(config: RolloutWorkerConfig, writer: RolloutWriter | None
     """
     settle_numerics(config.threads)
     with join_owner(config) as link:
-        made = writer or RolloutWriter(config.attention, config.device, config.batch_rows)
+        made = writer or RolloutWriter(config.attention, config.device, config.batch_rows, config.tolerance)
         RolloutService(link.endpoint, config.owner_name, made).run(link)
         link.endpoint.flush(config.transport.timeout_s)

@@ -85,7 +85,7 @@ class Figures:
     split: dict[str, Any] | None = None
     """Tier, evidence, release and cost of a split run; None of any other."""
     rollouts: dict[str, Any] | None = None
-    """Workers of rollouts in this session: who was convicted or left out, and requests without an answer in time."""
+    """Workers of rollouts in this session: the convicted, those left out, and requests without an answer in time."""
     tracking: list[dict[str, Any]] = field(default_factory=list)
     """Of each metrics sink of this session: what it took, what was dropped, and why it ended early."""
     checks: CheckRecord = field(default_factory=CheckRecord)

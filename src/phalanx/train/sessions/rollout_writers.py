@@ -42,7 +42,12 @@ def open_writers(context: SessionContext, others: Mapping[str, Sequence[str]] | 
         if not (pki / name).exists():
             issue(pki, name)
     template = RolloutWorkerConfig(
-        identity="", owner="", owner_name=OWNER, threads=settings.threads, attention=run.model.attention
+        identity="",
+        owner="",
+        owner_name=OWNER,
+        threads=settings.threads,
+        attention=run.model.attention,
+        tolerance=settings.check.tolerance,
     )
     processes = local_rollout_workers(home, pki, template, others)
     evidence, owner = context.home.path / _EVIDENCE, load_identity(pki / OWNER)
