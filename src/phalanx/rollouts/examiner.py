@@ -140,11 +140,11 @@ class RolloutExaminer:
         self.costs.checked_tokens += sum(len(one.ids) for one in drawn)
         # more tokens say more of their policy
         longest = max(drawn, key=lambda one: len(one.ids), default=None)
-        for one, now in zip(drawn, reread, strict=True):
-            accused = replace(bundle, place=(one.prompt, one.sample))
-            suspicion = judge_rollout(bundle.party, request, one, now)
-            if suspicion is None and one is longest:
-                suspicion = self._aged(bundle.party, request, one, now)
+        for text, now in zip(drawn, reread, strict=True):
+            accused = replace(bundle, place=(text.prompt, text.sample))
+            suspicion = judge_rollout(bundle.party, request, text, now)
+            if suspicion is None and text is longest:
+                suspicion = self._aged(bundle.party, request, text, now)
                 before = self._policies.before
                 if suspicion is not None and older is not None and before is not None:
                     accused = replace(accused, older=older, older_policy=before.policy)
@@ -153,7 +153,7 @@ class RolloutExaminer:
                 return self._of(judgement, "" if suspicion is None else suspicion.reason)
             dismissal = self._borders.add(bundle.party, request, judgement.reread)
             if dismissal is None and self._reward is not None:
-                dismissal = judge_reward(bundle.party, request, one, self._reward)
+                dismissal = judge_reward(bundle.party, request, text, self._reward)
             if dismissal is not None:
                 return Examination(dismissal=dismissal)
         # a reward that no rule checks is no more than a worker's word
@@ -168,13 +168,13 @@ class RolloutExaminer:
     def _is_before(self, sent: SentRequest) -> bool:
         return self._policies.before is not None and sent.request.policy == self._policies.before.digest
 
-    def _aged(self, name: str, request: RolloutRequest, one: Rollout, now: RereadRollout) -> RolloutVerdict | None:
+    def _aged(self, name: str, request: RolloutRequest, text: Rollout, now: RereadRollout) -> RolloutVerdict | None:
         """Compare one text of an answer with the policy of the step before."""
         if self._policies.before is None:
             return None
         with self._timed():
-            (older,) = reread_rollouts(self._policies.before.model, request, [one], request.tolerance.margin)
-        return judge_age(name, request, one, now, older)
+            (older,) = reread_rollouts(self._policies.before.model, request, [text], request.tolerance.margin)
+        return judge_age(name, request, text, now, older)
 
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:
