@@ -534,7 +534,7 @@ MUTANTS = (
         "has_same_frozen = True",
         PIPELINE
         + "worker/test_handed_snapshots.py::"
-        + "test_a_shadow_that_lies_about_the_snapshot_that_it_was_sent_is_named",
+        + "test_a_shadow_that_lies_about_the_snapshot_that_it_was_sent_is_named_or_replaced",
     ),
     Mutant(
         "L3 a snapshot is everybody's before the next update",

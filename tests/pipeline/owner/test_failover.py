@@ -3,6 +3,7 @@
 import pytest
 from hand_made import EPOCH, IDENTITIES, OWNER, make_world, received, run_task, standing
 
+from phalanx.engine import StepInputs
 from phalanx.errors import ConfigError, NoHolderError, PeerLostError, PeerRefusedError, VerificationError
 from phalanx.pipeline.assignment.assignment import roles_of
 from phalanx.pipeline.assignment.rebalance import Balance
@@ -21,6 +22,8 @@ from phalanx.security.crypto import Identity, Revocation
 from phalanx.transport import LinkFault
 
 WORKERS = ("worker-1", "worker-2", "worker-3")
+NO_ROWS = StepInputs(ids=(), labels=(), num_targets=0)
+"""A batch without a row."""
 for _name in (*WORKERS, "worker-4"):
     IDENTITIES.setdefault(_name, Identity.without_certificate(_name))
 
@@ -480,15 +483,33 @@ def test_of_altered_states_after_a_change_of_roles_only_that_of_a_party_that_had
     assert begun.failover.alive == [name for name in ("worker-1", "worker-2") if name != party]
 
 
-def test_states_that_were_not_agreed_on_before_are_weighed_like_those_after_an_update(begun):
-    # both copies of either stage have made the last update themselves, and nothing is agreed on yet
-    begun.facts.agreed.clear()
-    begun.facts.updated_by = begun.facts.assignment
-    begun.failover.suspect("worker-3", "silent")
+@pytest.fixture
+def after_an_update(begun):
+    """Step 0 was applied, and the states after it are not agreed on yet."""
+    begun.facts.ledger.agreed |= {stage: KNOWN[stage] for stage in (1, 2)}
+    begun.failover.rollback.remember(PastStep(begun.facts.ledger, begun.facts.assignment, NO_ROWS))
+    begun.coordinator.open_step(1, 0)
+    return begun
 
-    begun.do(begun.failover.recover(None, 0))
 
-    assert begun.coordinator._updates.said.keys() == {1, 2}
+def test_states_that_were_not_agreed_on_before_are_weighed_like_those_after_an_update(after_an_update):
+    after_an_update.do(after_an_update.failover.begin_again(1))
+
+    assert after_an_update.coordinator._updates.said.keys() == {1, 2}
+    assert after_an_update.bodies("update_unwitnessed") == []
+
+
+def test_an_update_that_one_party_alone_has_made_is_undone_where_the_other_one_is_lost(after_an_update):
+    run = after_an_update
+    stages = [stage for stage in (1, 2) if "worker-3" in (run.facts.holder(stage), run.facts.shadow(stage))]
+    run.failover.suspect("worker-3", "silent")
+
+    run.do(run.failover.recover(None, 1))
+
+    assert run.bodies("update_unwitnessed") == [{"step": 0, "stages": stages}]
+    assert [(body["to"], body["step"]) for body in run.bodies("rolled_back")] == [(0, 1)]
+    assert run.assigned[OWNER].step == 0
+    assert run.facts.agreed == {stage: KNOWN[stage] for stage in (1, 2)}
 
 
 # --- how far back ----------------------------------------------------------------------------------------------------
@@ -498,7 +519,7 @@ def test_a_conviction_takes_an_unaudited_step_back_and_a_loss_does_as_well(model
     for judged in (True, False):
         run = Run(model_cache, commit_lag=1).begun()
         run.facts.ledger.agreed |= {stage: KNOWN[stage] for stage in (1, 2)}
-        run.failover.rollback.remember(PastStep(run.facts.ledger, run.facts.assignment, None))
+        run.failover.rollback.remember(PastStep(run.facts.ledger, run.facts.assignment, NO_ROWS))
         run.coordinator.open_step(1, 0)
         run.facts.ledger.agreed |= {stage: KNOWN[stage] for stage in (1, 2)}
         if not judged:

@@ -305,7 +305,7 @@ def test_a_doubt_is_for_the_auditor_of_the_step_alone(make_company, honest_diges
 
 @pytest.mark.parametrize("doubt", ["", "guilty", 3, {"direction": 1}, "direction" * 1000])
 def test_a_doubt_is_one_of_four_words(doubt):
-    good = {"epoch": 0, "step": 0, "stage": 1, "microbatch": 0, "inputs": (), "digests": {}, "urgent": False}
+    good = {"epoch": 0, "step": 0, "stage": 1, "microbatch": 0, "inputs": (), "digests": {}, "order": 1}
     assert AuditReport.model_validate({**good, "doubt": "size"}).doubt == "size"
     with pytest.raises(ValueError, match="doubt"):
         AuditReport.model_validate({**good, "doubt": doubt})

@@ -4,10 +4,10 @@ import pytest
 from hand_made import EPOCH, HOLDER, OWNER, SHADOW, STAGE, STEP, make_world
 
 from phalanx.pipeline.protocol.messages import WeightsHeld
-from phalanx.pipeline.stage.stage_copy import state_digest
+from phalanx.pipeline.stage.stage_copy import frozen_part, state_digest
 from phalanx.pipeline.verify.facts import StepLedger
 from phalanx.pipeline.verify.referee import Referee
-from phalanx.pipeline.verify.sent_state import SentState, frozen_part
+from phalanx.pipeline.verify.sent_state import SentState
 
 NEXT = STEP + 1
 
@@ -93,18 +93,20 @@ def test_a_shadow_that_has_other_tensors_than_it_was_sent_is_named(handed):
     assert (judgement.verdict.party, judgement.verdict.accuser) == (SHADOW, HOLDER)
 
 
-def test_a_shadow_that_signs_a_digest_and_shows_other_tensors_is_named(handed):
+def test_a_shadow_that_signs_a_digest_and_shows_other_tensors_is_to_be_replaced(handed):
     handed.send(other(handed.tensors))
     handed.taken = handed.taken.model_copy(update={"weights": frozen_part(handed.taken) + "ab" * 32})
 
-    assert handed.weighed().verdict.party == SHADOW
+    verdict = handed.weighed().verdict
+    assert (verdict.party, verdict.offence) == (SHADOW, "transfer")
 
 
-def test_a_shadow_that_brings_nothing_is_named(handed):
+def test_a_shadow_that_brings_nothing_is_to_be_replaced(handed):
     handed.send(other(handed.tensors))
     handed.world.bulks.clear()
 
-    assert handed.weighed().verdict.party == SHADOW
+    verdict = handed.weighed().verdict
+    assert (verdict.party, verdict.offence) == (SHADOW, "transfer")
 
 
 @pytest.mark.parametrize("how", ["nothing", "no parts"])

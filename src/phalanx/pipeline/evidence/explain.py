@@ -22,10 +22,11 @@ from phalanx.pipeline.evidence.recompute import (
 from phalanx.pipeline.evidence.weighing import GradientClaim, weigh_gradient, weigh_update
 from phalanx.pipeline.evidence.weight_dispute import explain_sent_weights, part_name
 from phalanx.pipeline.plan import BOUNDARY_DTYPE
-from phalanx.pipeline.protocol.messages import Activation, Apply, Commit, GradientHeld, StepAudited
+from phalanx.pipeline.protocol.messages import Activation, Apply, Commit, GradientHeld, StateDigest, StepAudited
 from phalanx.pipeline.protocol.signed import Statement, statements_in
 from phalanx.pipeline.protocol.tensor_stream import announces_a_boundary, sent_gradient, transfer_digest
 from phalanx.pipeline.stage.runner import finite_norm_squared
+from phalanx.pipeline.stage.stage_copy import frozen_part
 from phalanx.pipeline.tolerance.distance import gradient_distance
 
 _Explained = dict[str, Any]
@@ -315,6 +316,8 @@ def _wrong_update(checked: CheckedEvidence) -> _Explained:
     if party not in signed:
         raise checked.refuse(f"accuses {party}, who signed no state of stage {stage} in it")
     before_roles = [role for role in ("before_holder", "before_shadow") if role in checked.headers]
+    if _has_moved_frozen(checked, before_roles, signed[party]):
+        return _proved(checked, "signed other frozen weights than those that it had signed before the step", None)
     if not before_roles or "apply" not in checked.headers or "commit" not in checked.headers:
         return _unproved(checked)
     before = said_state(checked, before_roles[0])
@@ -337,6 +340,13 @@ def _wrong_update(checked: CheckedEvidence) -> _Explained:
     if party not in {checked.headers[role].fields.sender for role in before_roles}:
         believed.append("that it had the state before")
     return _proved(checked, what, "; ".join(believed))
+
+
+def _has_moved_frozen(checked: CheckedEvidence, before_roles: Sequence[str], after: StateDigest) -> bool:
+    """Whether the accused party signed two frozen parts of one stage: no update touches those."""
+    party = checked.record.verdict.party
+    own = [said_state(checked, role) for role in before_roles if checked.headers[role].fields.sender == party]
+    return any(before is not None and frozen_part(before) != frozen_part(after) for before in own)
 
 
 def _unproved(checked: CheckedEvidence) -> _Explained:

@@ -342,6 +342,7 @@ class Failover:
             old = self.rollback.old_enough(old, step)
         self._facts.sources = {role.stage: role.source for role in assign.roles}
         self._facts.copied |= {(role.stage, name) for role in assign.roles for name in role.newcomers}
+        self._agree_on_own(new, step)
         self._roles.kept_library = self.rollback.kept_library
         self.rollback.note_copies(new, step)
         self.guarantees.note(new, step)
@@ -359,6 +360,16 @@ class Failover:
         elif self._facts.plan.guard.enabled:
             await self._check_ready(new, old, step)
         self.rollback.restored = self._roles.kept_library = None
+
+    def _agree_on_own(self, new: Assignment, step: int) -> None:
+        """Agree on the state of stages that the owner alone has trained and hands on: nobody else has signed it."""
+        facts = self._facts
+        for stage, shadow in new.shadows.items():
+            is_own = facts.updated_by.holders.get(stage) == facts.sources.get(stage) == OWNER
+            if not is_own or stage in facts.agreed or (stage, OWNER) in facts.copied:
+                continue
+            if OWNER not in (new.holders[stage], shadow) and (copy := self._roles.copy_of(stage)).step == step:
+                facts.agreed[stage] = copy.digest()
 
     def _settled(self, new: Assignment, old: Assignment) -> Assignment:
         return settled(new, old, {*self.alive, OWNER}, self._readiness.confirmed(self._coordinator.ready))

@@ -231,6 +231,11 @@ def trained_digest(state: StateDigest) -> str:
     return state.weights[-_DIGEST_CHARACTERS:]
 
 
+def frozen_part(state: StateDigest) -> str:
+    """The part of a state's digest that frozen weights decide."""
+    return state.weights.removesuffix(trained_digest(state))
+
+
 def trained_shapes(plan: StepPlan, stage: int) -> dict[str, Tensor]:
     """Return the trained tensors of a stage without values, on the meta device; the stage is built to know them."""
     state = StageCopy.empty(plan, stage).optimizer.state()

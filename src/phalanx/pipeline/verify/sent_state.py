@@ -8,7 +8,7 @@ from phalanx.pipeline.protocol.messages import Bulk, Purpose, StateDigest, Weigh
 from phalanx.pipeline.protocol.needs import task
 from phalanx.pipeline.protocol.signed import Statement, to_signed
 from phalanx.pipeline.protocol.tensor_stream import parts, whole_transfer
-from phalanx.pipeline.stage.stage_copy import trained_digest
+from phalanx.pipeline.stage.stage_copy import frozen_part
 from phalanx.pipeline.verify.facts import Judgement, StepFacts, present
 from phalanx.pipeline.verify.referee import Referee
 from phalanx.security.crypto import digest_hex
@@ -57,9 +57,16 @@ class SentState:
         digests = [] if shown is None else [digest_hex(*part) for _, _, part in parts(shown)]
         is_as_sent = digests == [part.digest for part in sent]
         has_same_frozen = frozen_part(taken) == frozen_part(signed)
-        if shown is None or not sent or not is_as_sent or not has_same_frozen:
+        if shown is None:
+            reason = f"stage {stage}: {shadow} did not bring the weights that it signed to have been sent"
+            return facts.judgement("transfer", shadow, stage, reason, accuser=holder)
+        if not sent or not is_as_sent or not has_same_frozen:
             reason = f"stage {stage}: {shadow} has other weights than those that it was sent"
-            return facts.judgement("state", shadow, stage, reason, accuser=holder)
+            headers = {
+                "state_holder": facts.record.signed_state(holder, stage, signed),
+                "state_shadow": facts.record.signed_state(shadow, stage, taken),
+            }
+            return facts.judgement("state", shadow, stage, reason, accuser=holder, headers=headers)
         reason = f"stage {stage}: {holder} {sent_other_than_signed(snapshot=snapshot)} whose digest it signed"
         named = {part_name(number): to_signed(part.header) for number, part in enumerate(sent)}
         named |= present({"state_holder": facts.record.signed_state(holder, stage, signed)})
@@ -74,7 +81,11 @@ class SentState:
             return None
         holder = facts.holder(stage)
         reason = f"stage {stage}: {holder} signed other frozen weights than those that it began with"
-        return facts.judgement("state", holder, stage, reason, accuser=facts.shadow(stage))
+        headers = {
+            "before_holder": facts.record.signed_state(holder, stage, before),
+            "state_holder": facts.record.signed_state(holder, stage, signed),
+        }
+        return facts.judgement("state", holder, stage, reason, accuser=facts.shadow(stage), headers=headers)
 
     async def _shown_tensors(self, stage: int, shadow: str, taken: StateDigest) -> dict[str, Tensor] | None:
         """Fetch a shadow's tensors of a stage; None when they are not what it said."""
@@ -92,8 +103,3 @@ class SentState:
         purpose: Purpose = "snapshot" if self._facts.plan.guard.keeps_snapshots else "update"
         about = Bulk(epoch=shown.epoch, step=shown.step, stage=stage, purpose=purpose, offset=0, total=0)
         return whole_transfer(self._facts.statements, shown.parts, about, (holder, shadow)) or []
-
-
-def frozen_part(state: StateDigest) -> str:
-    """The part of a state's digest that frozen weights decide."""
-    return state.weights.removesuffix(trained_digest(state))
