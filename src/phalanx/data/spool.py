@@ -3,13 +3,13 @@
 import hashlib
 import itertools
 import struct
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
 from phalanx.data.manifest import SourceCounts
+from phalanx.data.normal_form import to_nfc
 from phalanx.data.sources import Document, Source
 from phalanx.errors import DataError
 
@@ -156,7 +156,7 @@ def cleaned(document: Document) -> bytes:
     """
     text = document.text.replace("\r\n", "\n").replace("\r", "\n").strip()
     try:
-        return unicodedata.normalize("NFC", text).encode()
+        return to_nfc(text).encode()
     except UnicodeEncodeError as exc:
         raise DataError(
             f"{document.name}: character {exc.start} is a lone surrogate, which is not text; repair the document"

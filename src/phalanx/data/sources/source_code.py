@@ -117,19 +117,19 @@ class CodeFiles(RecordFiles):
         return fields
 
 
-def _licences_of(config: CodeConfig) -> frozenset[str]:
-    """Files of the tree that are named as licences are."""
-    named = (file.name for file in list_files(config.path, ("",), links=False))
-    return frozenset(name for name in named if _LICENCE.fullmatch(PurePosixPath(name).name))
+def _licences_of(config: CodeConfig) -> dict[PurePosixPath, str]:
+    """The first file of each folder of the tree that is named as licences are."""
+    named = (PurePosixPath(file.name) for file in list_files(config.path, ("",), links=False))
+    first: dict[PurePosixPath, str] = {}
+    for path in named:
+        if _LICENCE.fullmatch(path.name):
+            first.setdefault(path.parent, str(path))
+    return first
 
 
-def _nearest(folder: PurePosixPath, licences: frozenset[str]) -> str | None:
+def _nearest(folder: PurePosixPath, licences: Mapping[PurePosixPath, str]) -> str | None:
     """The licence of a folder, or of the nearest one above it."""
-    for above in (folder, *folder.parents):
-        found = sorted(name for name in licences if PurePosixPath(name).parent == above)
-        if found:
-            return found[0]
-    return None
+    return next((licences[above] for above in (folder, *folder.parents) if above in licences), None)
 
 
 def _why_generated(content: bytes) -> str:
