@@ -1,6 +1,6 @@
 """Texts of models, documents and peers on a terminal: none of them reaches it as an order.
 
-The attacker trained a model that somebody tries, wrote a document of a corpus, or sent what a command quotes; it wants
+The attacker trained a model that is tried, wrote a document of a corpus, or sent what a command quotes; it wants
 the clipboard (OSC 52), the window's title (OSC 0), the cursor (CSI), or lines that turn their direction.
 """
 
