@@ -14,8 +14,9 @@ from phalanx.federated.carriers import messages as m
 from phalanx.federated.carriers.messages import SEALED_PHASES
 from phalanx.federated.config import FederatedConfig
 from phalanx.federated.enclave.aggregator import AggregatorState, EnclaveAggregator
-from phalanx.federated.enclave.channel import AggregatorAppraisal, SealedPlace, bound_terms, seal, unseal
+from phalanx.federated.enclave.channel import SEAL, AggregatorAppraisal, bound_terms
 from phalanx.federated.enclave.process import run_aggregator
+from phalanx.federated.sealing import SealedPlace, seal, unseal
 from phalanx.security.crypto import NotRollbackProofCounter
 from phalanx.security.tee import SimAttester
 from phalanx.split.hardware.measure import measure_code
@@ -54,6 +55,9 @@ def scene_of(home, trainers=None, **more) -> EnclaveScene:
     return EnclaveScene(home, trainers or parabolas(*FIVE), **{**KEYS, **more})
 
 
+RULE = {"aggregator": "trimmed_mean", "byzantine": 1, "min_cohort": 5}
+
+
 def mean_of(*numbers: int) -> torch.Tensor:
     return torch.tensor([FIVE[number] for number in numbers]).mean(0)
 
@@ -76,7 +80,7 @@ def test_one_word_of_the_run_file_changes_and_the_weights_have_the_bits_of_the_p
 def test_a_rule_looks_at_single_updates_that_the_owner_does_not_see(tmp_path):
     lied = [*parabolas(*FIVE[:4]), Parabola(torch.full((2,), -9.0))]
     undefended = scene_of(tmp_path / "mean", lied, max_norm=100.0)
-    defended = scene_of(tmp_path / "median", lied, max_norm=100.0, aggregator="median", byzantine=1)
+    defended = scene_of(tmp_path / "median", lied, max_norm=100.0, aggregator="trimmed_mean", byzantine=1, min_cohort=5)
 
     undefended.owner.round(1, 1.0)
     defended.owner.round(1, 1.0)
@@ -280,7 +284,7 @@ def test_a_state_that_is_put_back_missing_or_altered_is_refused(tmp_path):
 def test_a_seal_is_for_one_key_and_place():
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-    private, place = X25519PrivateKey.generate(), SealedPlace(bytes(32), 1, "a" * 64, "site-0")
+    private, place = X25519PrivateKey.generate(), SealedPlace(SEAL, bytes(32), 1, "a" * 64, "site-0")
     sealed = seal(place, private.public_key().public_bytes_raw(), b"update")
 
     assert unseal(place, private, sealed) == b"update"
@@ -336,12 +340,17 @@ def test_an_aggregator_in_a_sandboxed_process_gives_the_same_weights(tmp_path):
         ({"enclave": {"tier": "tpm"}}, "policy names"),
         ({"min_cohort": 2}, "hides none of them"),
         ({"algorithm": {"kind": "scaffold"}}, "scaffold"),
+        ({"aggregator": "krum", "min_cohort": 5}, "numbers that 1 of them sent"),
+        ({"aggregator": "median", "byzantine": 1, "min_cohort": 5}, "numbers that 1 of them sent"),
+        ({"aggregator": "median", "byzantine": 1, "min_cohort": 4}, "numbers that 2 of them sent"),
+        ({"aggregator": "trimmed_mean", "byzantine": 1, "min_cohort": 3}, "numbers that 1 of them sent"),
+        ({"aggregator": "krum", "before": ["bucketing"], "min_cohort": 5}, "numbers that 1 of them sent"),
     ],
 )
 def test_what_an_aggregator_does_not_go_with_is_refused_by_name(changed, words):
     written = {**KEYS, "sites": ["a", "b", "c", "d", "e"]}
 
-    assert FederatedConfig.model_validate_json(json.dumps({**written, "aggregator": "median", "byzantine": 1}))
+    assert FederatedConfig.model_validate_json(json.dumps({**written, **RULE}))
     with pytest.raises(ValidationError, match=words):
         FederatedConfig.model_validate_json(json.dumps(written | changed))
 

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from pydantic import ValidationError
 from rounds_scene import IDENTITIES, Scene, parabolas
 
@@ -12,7 +13,7 @@ from phalanx.errors import AggregationError, FailedRoundError
 from phalanx.federated.carriers import messages as m
 from phalanx.federated.carriers.messages import KEPT_PHASES
 from phalanx.federated.config import FederatedConfig
-from phalanx.federated.rounds.keepers import KeptSumSite, packed, unpacked
+from phalanx.federated.rounds.keepers import KeptSumSite, SiteNames, packed, unpacked
 from phalanx.federated.rounds.released import ReleasedSums
 from phalanx.security.homomorphic import MODULUS, share_out
 
@@ -103,14 +104,16 @@ def test_a_site_may_leave_in_every_phase_and_a_keeper_may_not(tmp_path, phase, n
     scene.carrier.deadly = {name: phase}
 
     if name == "site-0":
-        with pytest.raises(FailedRoundError, match=r"site-0: (gave no key|opened nothing); a sum is opened by all"):
+        with pytest.raises(
+            FailedRoundError, match=r"site-0: (gave no key|checked nothing|opened nothing); a sum is opened by all"
+        ):
             scene.owner.round(1, 1.0)
         scene.carrier.deadly = {}
         scene.begin_site("site-0")
     scene.owner.round(1, 1.0)
 
     # a site that is not there to encrypt is in no sum; a keeper that comes again opens the one that it was asked for
-    left = phase == "encrypt" or (name == "site-4" and phase == "train")
+    left = name == "site-4" and phase in ("encrypt", "train")
     summed = [number for number in range(5) if not left or f"site-{number}" != name]
     torch.testing.assert_close(scene.w, mean_of(*summed), atol=1e-6, rtol=1e-6)
 
@@ -183,10 +186,13 @@ def test_parts_of_another_round_or_of_another_site_are_no_parts(tmp_path):
 
 
 def opening(scene: Scene, keeper: str, choose) -> bytes:
-    """Have the owner ask a keeper to open what it likes of the round's parts; return what it gets."""
-    order, payload = scene.sent["open"][keeper]
+    """Have the owner ask a keeper to check and open what it likes of the round's parts; return what it gets."""
+    order, payload = scene.sent["check"][keeper]
     parts = {name: items for name, items in zip(sorted(scene.trainers), unpacked(payload, 5), strict=True)}
-    reply, data = scene.carrier.sites[keeper](order, packed(choose(parts)))
+    reply, fit = scene.carrier.sites[keeper](order, packed(choose(parts)))
+    if not isinstance(reply, m.SumReply):
+        return b""
+    reply, data = scene.carrier.sites[keeper](order.model_copy(update={"phase": "open"}), bytes(fit))
     return bytes(data) if isinstance(reply, m.SumReply) else b""
 
 
@@ -230,12 +236,13 @@ def test_with_keepers_that_keep_no_book_the_owner_reads_one_update_by_the_differ
 def test_a_keepers_book_outlives_its_process_and_a_new_key_opens_no_old_part(tmp_path):
     scene = listening(scene_of(tmp_path))
     scene.owner.round(1, 1.0)
-    order, payload = scene.sent["open"]["site-0"]
+    order, payload = scene.sent["check"]["site-0"]
     scene.begin_site("site-0")
 
-    reply, _ = scene.carrier.sites["site-0"](order, payload)
+    _, fit = scene.carrier.sites["site-0"](order, payload)
+    reply, _ = scene.carrier.sites["site-0"](*scene.sent["open"]["site-0"])
 
-    assert reply == m.SiteFault(ticket=order.ticket, reason="refused")
+    assert SiteNames.read(fit) == () and reply.reason == "refused"
     book = ReleasedSums(tmp_path / "site-0")
     with pytest.raises(AggregationError):
         book.enter(order.model, 1, ("site-0", "site-1", "site-2"))
@@ -277,7 +284,7 @@ def test_a_key_that_no_keeper_has_signed_is_refused_by_sites_and_owner(tmp_path)
     first, second = unpacked(keys, 2)
     site = scene.carrier.sites["site-4"]
     stranger = KeptSumSite(IDENTITIES["site-4"], scene.terms, 2, tmp_path / "site-4")
-    own = stranger._advert(stranger_key())
+    own = stranger._advert(stranger_key(), X25519PrivateKey.generate())
 
     for forged in ([first, first], [second, first], [first], [(second[0], first[1]), second], unpacked(own, 1) * 2):
         reply, _ = site(order, packed(forged))

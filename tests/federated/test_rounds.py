@@ -1,5 +1,6 @@
 """A round moves the model once, by updates of its own sites, though sites are late, gone, killed or lie."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ from pydantic import ValidationError
 from rounds_scene import IDENTITIES, Parabola, Scene, parabolas
 
 from phalanx.errors import FailedRoundError
+from phalanx.federated.admission import UpdateHeader, sign_update
 from phalanx.federated.carriers import messages as m
 from phalanx.federated.carriers.messages import SUM_PHASES
 from phalanx.federated.rounds.fleet import SiteAnswer
@@ -74,8 +76,86 @@ def test_a_site_that_answers_in_anothers_name_counts_as_neither(tmp_path):
 
     record = scene.owner.round(1, 1.0)
 
-    # whichever came second is a second update of site 1
-    assert len(record.shares) == 2 and set(record.left_out.values()) <= {"foreign_site", "second_update", "replayed"}
+    assert sorted(record.shares) == ["site-0", "site-1"] and record.left_out == {"site-2": "other_bringer"}
+
+
+@pytest.mark.parametrize("lead", ["the update", "its values"])
+def test_a_site_whose_update_another_one_hands_in_first_counts_in_every_round_and_stays(tmp_path, lead):
+    scene = Scene(tmp_path, parabolas(*FIVE))
+    # whoever carries frames for the attacker has the victim's reply before the owner has
+    victim, attacker = scene.carrier.sites["site-3"], scene.carrier.sites["site-1"].__self__
+
+    def hands_in(order, payload):
+        reply, values = victim(order, payload)
+        if order.kind != "train" or lead == "the update":
+            return reply, values
+        body = json.loads(reply.header)["body"] | {"site": "site-1"}
+        header = sign_update(UpdateHeader(**body), attacker._identity).decode("ascii")
+        return reply.model_copy(update={"header": header}), values
+
+    scene.carrier.sites["site-1"] = hands_in
+    records = []
+    for number in (1, 2, 3):
+        scene.owner._cohort = lambda number, held: ("site-1", "site-3", "site-0", "site-2", "site-4")
+        records.append(scene.owner.round(number, 0.5))
+
+    assert all("site-3" in one.shares for one in records) and scene.owner.excluded == {}
+    assert [one.left_out for one in records] == [{"site-1": "other_bringer"} if lead == "the update" else {}] * 3
+
+
+def test_honest_sites_with_other_data_are_far_in_every_round_and_none_is_shut_out(tmp_path):
+    near = [Parabola(torch.tensor([1.0, 1.0 + number / 100])) for number in range(4)]
+    far = [Parabola(torch.tensor([9.0, -5.0])), Parabola(torch.tensor([-7.0, 8.0])), Parabola(torch.tensor([8.0, 9.0]))]
+    scene = Scene(tmp_path, [*near, *far], aggregator="median", byzantine=1)
+
+    records = [scene.owner.round(number, 0.5) for number in range(1, 7)]
+
+    assert scene.owner.excluded == {} and all(len(one.shares) == 7 for one in records)
+    assert {site: one["far_rounds"] for site, one in records[-1].row().items()} == {
+        f"site-{number}": 6 if number > 3 else 0 for number in range(7)
+    }
+
+
+def test_a_site_that_was_shut_out_after_its_update_came_keeps_no_owner_from_going_on(tmp_path):
+    scene = Scene(tmp_path, parabolas(*FIVE))
+    scene.owner.round(1, 0.5)
+    weights = scene.w.clone()
+    scene.owner.round(2, 0.5)
+    scene.owner._exclude("site-4", "broke a sum")
+
+    scene.begin_owner(weights)
+    scene.owner.recall(1)
+    record = scene.owner.round(2, 0.5)
+
+    assert sorted(record.shares) == ["site-0", "site-1", "site-2", "site-3"]
+
+
+def test_refusals_that_show_a_lie_are_kept_with_their_evidence_over_sessions(tmp_path):
+    scene = Scene(tmp_path, [*parabolas(*FIVE[:4]), Parabola(torch.full((2,), 50.0))], max_norm=10.0)
+
+    def lie():
+        site = scene.carrier.sites["site-4"].__self__
+        site._terms = replace(site._terms, config=site._terms.config.model_copy(update={"max_norm": 1e9}))
+
+    lie()
+    scene.owner.round(1, 0.5)
+    (line,) = [one for one in scene.journal._lines() if "refused" in one]
+    scene.begin_owner(scene.w)
+    scene.owner.recall(1)
+    lie()
+    scene.owner.round(2, 0.5)
+
+    assert (line["refused"], line["reason"]) == ("site-4", "over_norm") and '"site":"site-4"' in line["header"]
+    assert scene.owner.excluded == {"site-4": "refused again: over_norm"}
+
+
+def test_training_that_ends_in_no_numbers_is_a_fault_and_no_lie(tmp_path):
+    scene = Scene(tmp_path, parabolas(*FIVE))
+    scene.trainers["site-4"].target = torch.full((2,), float("inf"))
+
+    for number in (1, 2, 3):
+        assert scene.owner.round(number, 0.5).left_out == {"site-4": "not_finite"}
+    assert scene.owner.excluded == {}
 
 
 def test_a_rule_stands_a_site_that_the_mean_does_not(tmp_path):

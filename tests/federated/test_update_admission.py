@@ -6,7 +6,7 @@ from safetensors.torch import save
 
 from phalanx.errors import UpdateRefusedError
 from phalanx.federated.admission import DueUpdates, UpdateAdmission, UpdateHeader, sign_update
-from phalanx.federated.reputation import ReputationConfig, SiteReputations, distances_to
+from phalanx.federated.reputation import SiteRecords, distances_to
 from phalanx.security.crypto import Identity, digest_hex
 
 SITES = {name: Identity.without_certificate(name) for name in ("north", "south", "west")}
@@ -39,7 +39,7 @@ def update(given=None, signer="north", values=None, **changes) -> tuple[bytes, b
 def test_an_honest_update_is_admitted_with_its_norm():
     given = tensors()
 
-    found = admission().admit(*update(given), DUE)
+    found = admission().admit("north", *update(given), DUE)
 
     assert (found.site, found.samples) == ("north", 5)
     assert all(torch.equal(found.tensors[name], given[name]) for name in SHAPES)
@@ -71,10 +71,10 @@ def test_each_lie_is_refused_by_name_and_the_honest_update_may_still_come(reason
     door = admission()
 
     with pytest.raises(UpdateRefusedError) as refused:
-        door.admit(*LIES[reason](), DUE)
+        door.admit("east" if reason == "foreign_site" else "north", *LIES[reason](), DUE)
 
     assert refused.value.reason == reason
-    assert door.admit(*update(), DUE).site == "north"
+    assert door.admit("north", *update(), DUE).site == "north"
 
 
 @pytest.mark.parametrize(
@@ -92,8 +92,8 @@ def test_each_lie_is_refused_by_name_and_the_honest_update_may_still_come(reason
     ],
 )
 def test_malformed_updates_are_refused(change):
-    with pytest.raises(UpdateRefusedError, match=r"malformed|other_shape"):
-        admission().admit(*change(*update()), DUE)
+    with pytest.raises(UpdateRefusedError, match=r"malformed|other_shape|other_values|over_samples"):
+        admission().admit("north", *change(*update()), DUE)
 
 
 def test_every_byte_of_a_header_counts():
@@ -101,23 +101,24 @@ def test_every_byte_of_a_header_counts():
 
     for place in range(len(header)):
         with pytest.raises(UpdateRefusedError):
-            door.admit(header[:place] + bytes([header[place] ^ 1]) + header[place + 1 :], values, DUE)
+            door.admit("north", header[:place] + bytes([header[place] ^ 1]) + header[place + 1 :], values, DUE)
 
 
 def test_a_second_update_a_copy_and_a_replay_are_refused():
     door = admission()
-    door.admit(*update(), DUE)
+    door.admit("north", *update(), DUE)
 
     with pytest.raises(UpdateRefusedError, match="second_update"):
-        door.admit(*update(tensors(1)), DUE)
-    with pytest.raises(UpdateRefusedError, match="replayed"):
-        door.admit(*update(site="south", signer="south"), DUE)
+        door.admit("north", *update(tensors(1)), DUE)
+    with pytest.raises(UpdateRefusedError, match="other_bringer: south: handed in an update of north"):
+        door.admit("south", *update(tensors(3)), DUE)
     later = DueUpdates("1" * 64, 4, "2" * 64, SHAPES, torch.float32, 2.0, 100)
     with pytest.raises(UpdateRefusedError, match="other_round"):
-        door.admit(*update(), later)
-    with pytest.raises(UpdateRefusedError, match="replayed"):
-        door.admit(*update(round=4), later)
-    assert door.admit(*update(tensors(2), round=4), later).site == "north"
+        door.admit("north", *update(), later)
+    for name in ("north", "south"):
+        with pytest.raises(UpdateRefusedError, match="replayed"):
+            door.admit(name, *update(round=4, site=name, signer=name), later)
+    assert door.admit("north", *update(tensors(2), round=4), later).site == "north"
 
 
 def test_a_site_that_is_shut_out_stays_out():
@@ -125,31 +126,51 @@ def test_a_site_that_is_shut_out_stays_out():
     door.exclude("north", "far in rounds 1 to 3")
 
     with pytest.raises(UpdateRefusedError, match="excluded: north: far in rounds 1 to 3"):
-        door.admit(*update(), DUE)
+        door.admit("north", *update(), DUE)
     assert door.excluded == {"north": "far in rounds 1 to 3"}
 
 
-def test_a_site_that_is_far_round_after_round_loses_its_reputation_and_one_far_round_does_not():
-    reputations, headers = SiteReputations(ReputationConfig()), dict.fromkeys(SITES, b"\1")
+def test_rounds_in_a_row_in_which_a_site_is_far_are_counted_for_people():
+    records = SiteRecords()
     near, far = {"north": 1.0, "south": 1.1, "west": 0.9}, {"north": 1.0, "south": 1.1, "west": 5.0}
 
-    out = [
-        reputations.note_distances(number, one, headers) for number, one in enumerate([far, far, near, far, far, far])
-    ]
+    counts = []
+    for distances in (far, far, near, far):
+        records.note_distances(distances)
+        counts.append(dict(records.far_rounds))
 
-    assert out == [[], [], [], [], [], ["west"]]
-    assert [line["round"] for line in reputations.records["west"].evidence] == [0, 1, 3, 4, 5]
-    assert reputations.records["west"].evidence[0]["header"] == "01"
+    assert [one["west"] for one in counts] == [1, 2, 0, 1]
+    assert all(one["north"] == one["south"] == 0 for one in counts)
 
 
-def test_two_signed_updates_that_are_refused_shut_a_site_out():
-    reputations = SiteReputations(ReputationConfig())
+def test_two_refusals_that_show_a_lie_shut_a_site_out():
+    records = SiteRecords()
 
-    assert [reputations.note_refusal(number, "west", "not_finite", b"\2") for number in (1, 2, 3)] == [
-        False,
-        True,
-        False,
-    ]
+    assert [records.note_refusal("west") for _ in range(3)] == [False, True, False]
+
+
+@pytest.mark.parametrize("lead", ["the update", "its values"])
+def test_what_another_site_hands_in_first_leaves_the_sites_own_update_admitted(lead):
+    door, (header, values) = admission(), update()
+
+    if lead == "the update":
+        with pytest.raises(UpdateRefusedError, match="other_bringer"):
+            door.admit("south", header, values, DUE)
+    else:
+        # who of two sites copied in one round cannot be shown, so that both count
+        assert door.admit("south", *update(site="south", signer="south"), DUE).site == "south"
+
+    assert door.admit("north", header, values, DUE).site == "north"
+
+
+def test_a_copy_that_came_while_the_sites_own_update_was_on_its_way_makes_no_replay_of_it():
+    door = admission()
+    later = DueUpdates("1" * 64, 4, "2" * 64, SHAPES, torch.float32, 2.0, 100)
+
+    door.admit("south", *update(site="south", signer="south", round=4), later)
+
+    # with "fedbuff" an update of round 3 may come in round 5
+    assert door.admit("north", *update(), DUE).site == "north"
 
 
 def test_distances_are_to_the_result():

@@ -92,14 +92,18 @@ def test_a_liar_is_named_and_nothing_of_it_is_trained_on(kind, careful, policy, 
             first_step(owner, policy, request)
         found = owner.generate(later, model, request)
 
-    (verdict,) = owner.verdicts
     assert tokens(found) == tokens(alone)
     assert {one.reward for one in found} == {None}
     assert owner.active == ("writer-0",)
+    if kind == "invented_reward":
+        # the rule is the owner's, so nobody else could check a conviction
+        (dismissal,) = owner.dismissals
+        assert (owner.verdicts, dismissal.party, dismissal.cause) == ([], "writer-1", "reward")
+        return
+    (verdict,) = owner.verdicts
     assert (verdict.party, verdict.step, verdict.offence) == ("writer-1", 1, line.careful if careful else line.careless)
     facts = explain_any_evidence(tmp_path / verdict.evidence, company.pki / "authority.pem", "run-1")
-    proved = "not proved by this file alone" if kind == "invented_reward" else "holds: writer-1 signed"
-    assert facts["conclusion"].startswith(proved)
+    assert facts["conclusion"].startswith("holds: writer-1 signed")
 
 
 @pytest.mark.parametrize("lr", [1e-5, 1e-6, 0.0])
@@ -123,8 +127,8 @@ def test_a_policy_that_is_older_by_a_step_within_every_tolerance_is_named_and_an
     (verdict,) = owner.verdicts
     assert (verdict.party, verdict.offence) == ("writer-1", "stale")
     facts = explain_any_evidence(tmp_path / verdict.evidence, company.pki / "authority.pem", "run-1")
-    assert facts["conclusion"] == "not proved by this file alone"
-    assert "the policy before" in facts["rests on the owner's word"]
+    assert facts["conclusion"].startswith("holds: writer-1 signed")
+    assert facts["rests on the owner's word"] == "nothing"
 
 
 @pytest.mark.parametrize("kind", [KINDS[0], *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])])
@@ -200,9 +204,6 @@ class Altered(RolloutWriter):
 @pytest.mark.parametrize(
     ("alter", "offence", "words"),
     [
-        (lambda a, p: (a.model_copy(update={"step": 0}), p), "request", "answered step 0"),
-        (lambda a, p: (a.model_copy(update={"policy": "0" * 64}), p), "request", "policy 0000000000000000"),
-        (lambda a, p: (a.model_copy(update={"request": "0" * 64}), p), "request", "request 0000000000000000"),
         (lambda a, p: (a, p[:-4]), "form", "its lines need"),
         (lambda a, p: (a.model_copy(update={"lines": a.lines[1:]}), p), "form", "its lines need"),
         (
@@ -211,9 +212,9 @@ class Altered(RolloutWriter):
             "sent 24 texts, expected 24 in order",
         ),
     ],
-    ids=["step", "policy", "request", "cut payload", "fewer lines", "other order"],
+    ids=["cut payload", "fewer lines", "other order"],
 )
-def test_an_answer_to_something_else_is_found_without_any_draw(alter, offence, words, scene, tmp_path):
+def test_an_answer_that_no_honest_worker_sends_is_found_without_any_draw(alter, offence, words, scene, tmp_path):
     policy, model, request, alone = scene
 
     with (company := Writers(tmp_path, {"writer-0": RolloutWriter(), "writer-1": Altered(alter)}, NONE)) as owner:
@@ -250,12 +251,15 @@ def altered(path, change, target):
     ("change", "words"),
     [
         (lambda r: r["verdict"].update(party="owner"), "from owner to writer-0, expected from any party to owner"),
-        (lambda r: r["verdict"].update(offence="sketch"), "accuses writer-0 of sketch; a reader finds draw"),
-        (lambda r: r["verdict"].update(step=2), "its verdict is not about its request"),
-        (lambda r: r["tolerance"].update(margin=50.0), "a reader finds nothing wrong"),
+        (
+            lambda r: r["verdict"].update(offence="sketch"),
+            "writer-0 of sketch; a reader finds writer-0 guilty of draw",
+        ),
+        (lambda r: r["verdict"].update(step=2), "accuses writer-0 of draw; a reader finds"),
+        (lambda r: r["verdict"].update(request="0" * 64), "accuses writer-0 of draw; a reader finds"),
         (lambda r: r["tensors"].update(sha256="0" * 64), "altered or swapped"),
         (lambda r: r["headers"].pop("request"), "has no signed header for 'request'"),
-        (lambda r: r["headers"].pop("answer"), "its verdict is not about its request and an answer"),
+        (lambda r: r["headers"].pop("answer"), "has no signed header for 'answer'"),
         (lambda r: r["headers"]["answer"].update(signature="00" * 64), "a header does not hold"),
         (lambda r: r.update(config=r["config"].replace('"use_cache":true', '"use_cache":false')), "the request names"),
         (lambda r: r.update(surplus=1), "is no evidence of this version"),

@@ -12,13 +12,10 @@ from phalanx.rollouts import (
     BorderBook,
     CheckedShare,
     RereadRollout,
-    RolloutTolerance,
     judge_age,
     judge_rollout,
 )
 from phalanx.rollouts.judgement import judge_reward, too_many_borders
-
-TOLERANCE = RolloutTolerance()
 
 
 def reread(tokens=10, noise=0.0, **changed):
@@ -37,8 +34,11 @@ def reread(tokens=10, noise=0.0, **changed):
 @pytest.mark.parametrize(("value", "is_lie"), [(1e-3, False), (1.0001e-3, True), (math.inf, True), (math.nan, True)])
 def test_the_tolerance_is_the_border(name, offence, value, is_lie, honest, request_of_step):
     found = reread(noise=2e-4, **{name: value})
+    if name == "logprob_gaps":
+        # at a temperature of 0.8 a distance between logits counts for more
+        found.logprob_gaps[1] = value / 0.8
 
-    verdict = judge_rollout("writer-1", request_of_step, honest[0], found, TOLERANCE)
+    verdict = judge_rollout("writer-1", request_of_step, honest[0], found)
 
     assert (None if verdict is None else verdict.offence) == (offence if is_lie else None)
 
@@ -59,9 +59,19 @@ def test_the_tolerance_is_the_border(name, offence, value, is_lie, honest, reque
 def test_a_draw_is_held_to_what_the_log_probabilities_say_of_the_noise(noise, margin, is_lie, honest, request_of_step):
     assert request_of_step.sampler.temperature == 0.8
 
-    verdict = judge_rollout("writer-1", request_of_step, honest[0], reread(noise=noise, margins=margin), TOLERANCE)
+    verdict = judge_rollout("writer-1", request_of_step, honest[0], reread(noise=noise, margins=margin))
 
     assert (None if verdict is None else verdict.offence) == ("draw" if is_lie else None)
+
+
+@pytest.mark.parametrize(("gap", "is_lie"), [(0.09, False), (0.11, True)])
+def test_a_cold_draw_makes_more_of_the_same_distance_between_logits(gap, is_lie, honest, request_of_step):
+    sampler = request_of_step.sampler.model_copy(update={"temperature": 0.01})
+    cold = request_of_step.model_copy(update={"sampler": sampler})
+
+    verdict = judge_rollout("writer-1", cold, honest[0], reread(logprob_gaps=gap))
+
+    assert (None if verdict is None else verdict.offence) == ("logprob" if is_lie else None)
 
 
 def aged(now, older, honest, request):
@@ -100,7 +110,7 @@ def test_long_texts_need_the_older_policy_to_be_twice_as_near(honest, request_of
 
 
 def test_a_verdict_says_where_and_how_much(honest, request_of_step):
-    verdict = judge_rollout("writer-1", request_of_step, honest[0], reread(margins=0.25), TOLERANCE)
+    verdict = judge_rollout("writer-1", request_of_step, honest[0], reread(margins=0.25))
 
     assert verdict.reason == (
         "prompt 0, sample 0: a token lost its draw: first at token 1, 1 of 10, worst 2.5e-01, allowed 1.0e-04"
@@ -115,7 +125,7 @@ def test_one_draw_at_a_border_is_luck_and_many_are_not(request_of_step):
 
     # 16 tokens of 16,000, where rounding gives 1.6
     assert found[0] is None
-    assert found[-1].offence == "borders"
+    assert found[-1].cause == "borders"
 
 
 def test_how_many_draws_rounding_decides_is_what_the_log_probabilities_say(request_of_step):
@@ -127,7 +137,7 @@ def test_how_many_draws_rounding_decides_is_what_the_log_probabilities_say(reque
     # rounding gives 0.24 of 6,000 in the one, 0.024 in the other
     assert of_noise == [None] * 6
     assert of_a_liar[:3] == [None] * 3
-    assert of_a_liar[-1].offence == "borders"
+    assert of_a_liar[-1].cause == "borders"
 
 
 def test_workers_have_accounts_of_their_own(request_of_step):
@@ -185,4 +195,4 @@ def test_nothing_is_drawn_at_rate_zero():
 def test_a_reward_is_what_the_rule_gives_or_a_lie(said, is_lie, honest, request_of_step):
     verdict = judge_reward("writer-1", request_of_step, replace(honest[0], reward=said), lambda _: 3.0)
 
-    assert (None if verdict is None else verdict.offence) == ("reward" if is_lie else None)
+    assert (None if verdict is None else verdict.cause) == ("reward" if is_lie else None)

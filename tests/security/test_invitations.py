@@ -1,5 +1,6 @@
 """Joining by a token: over real TLS on this machine, with attackers that hold some of what it takes."""
 
+import contextlib
 import socket
 import ssl
 import stat
@@ -226,18 +227,18 @@ def test_with_the_check_of_the_authority_off_the_same_impostor_is_told_the_secre
     assert any(token.secret.encode() in line for line in impostor.heard)
 
 
-def test_after_five_wrong_tokens_a_caller_waits_a_minute(owner, tmp_path):
+def test_wrong_tokens_of_a_neighbour_at_the_same_address_keep_nobody_out(owner, tmp_path):
     token = owner.invite()
-    wrong = changed(token, secret="0" * 64)
-    for _ in range(5):
+    wrong = [changed(token, secret="0" * 64), changed(token, name="bob"), changed(token, name="mallory")]
+    for number in range(9):
         with pytest.raises(PeerRefusedError, match="is not valid here"):
-            enrol(wrong, tmp_path / "mallory")
+            enrol(wrong[number % 3], tmp_path / wrong[number % 3].name)
 
-    with pytest.raises(PeerRefusedError, match="too many tries in vain"):
-        enrol(token, tmp_path / "alice")
-    owner.seconds = 61.0
+    enrol(token, tmp_path / "alice2")
 
-    enrol(token, tmp_path / "alice")
+    assert load_identity(tmp_path / "alice2").name == "alice"
+    # a terminal cannot be filled with one refusal
+    assert len([line for line in owner.said if "is refused" in line]) == 1
 
 
 def talk(owner, raw):
@@ -294,14 +295,75 @@ def test_older_tls_is_not_spoken(owner):
         context.wrap_socket(plain)
 
 
-def test_idle_connections_of_one_address_take_no_third_place(owner):
-    idle = [socket.create_connection(("127.0.0.1", owner.server.port), timeout=30) for _ in range(2)]
+def idle_connection(owner, number, spread):
+    source = (f"127.0.{1 + number // 250}.{1 + number % 250}" if spread else "127.0.0.1", 0)
+    return socket.create_connection(("127.0.0.1", owner.server.port), timeout=30, source_address=source)
 
-    with socket.create_connection(("127.0.0.1", owner.server.port), timeout=30) as third:
-        assert third.recv(1) == b""
+
+@pytest.mark.parametrize("spread", [False, True], ids=["one address", "many addresses"])
+@pytest.mark.parametrize("words", [b"", b"\x16\x03\x01"], ids=["silent", "in the middle of a handshake"])
+def test_idle_connections_keep_no_caller_out(owner, tmp_path, spread, words):
+    idle = [idle_connection(owner, number, spread) for number in range(200)]
+    for connection in idle:
+        with contextlib.suppress(OSError):
+            connection.sendall(words)
+
+    enrol(owner.invite(), tmp_path / "alice")
+
+    assert load_identity(tmp_path / "alice").name == "alice"
+    for connection in idle:
+        connection.close()
+
+
+def test_callers_that_are_silent_after_their_handshake_keep_nobody_out_either(owner, tmp_path):
+    idle = []
+    for number in range(70):
+        plain = idle_connection(owner, number, spread=True)
+        idle.append(client_context(None).wrap_socket(plain))
+
+    enrol(owner.invite(), tmp_path / "alice")
 
     for connection in idle:
         connection.close()
+
+
+def test_who_connects_again_and_again_while_a_caller_speaks_keeps_it_not_out(owner, tmp_path):
+    ended, held = threading.Event(), []
+
+    def flood():
+        while not ended.is_set():
+            with contextlib.suppress(OSError):
+                held.append(socket.create_connection(("127.0.0.1", owner.server.port), 30, ("127.0.0.9", 0)))
+            if len(held) > 300:
+                held.pop(0).close()
+
+    flooder = threading.Thread(target=flood)
+    flooder.start()
+    try:
+        enrol(owner.invite(), tmp_path / "alice")
+    finally:
+        ended.set()
+        flooder.join()
+        for connection in held:
+            connection.close()
+
+    assert load_identity(tmp_path / "alice").name == "alice"
+
+
+def is_cut(connection):
+    with connection:
+        try:
+            return connection.recv(1) == b""
+        except ConnectionResetError:
+            return True
+
+
+def test_an_endpoint_closes_at_once_where_callers_are_idle(owner):
+    idle = [idle_connection(owner, number, spread=True) for number in range(5)]
+
+    owner.server.close()
+
+    assert all(is_cut(connection) for connection in idle)
 
 
 def test_a_clock_that_is_wrong_is_named_and_the_token_stays_good(owner, tmp_path, monkeypatch):

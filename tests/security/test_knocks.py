@@ -118,14 +118,17 @@ def test_without_the_secret_of_an_invitation_the_owner_knocks_nowhere(owner, tmp
     assert not knocked.is_set()
 
 
-def test_knocks_in_vain_are_counted_as_wrong_tokens_are(owner, tmp_path, closed_port):
-    token = token_of(owner)
+def test_knocks_in_vain_are_counted_for_the_name_of_the_token_alone(owner, tmp_path, closed_port):
+    token, bob = token_of(owner), owner[0].invite("bob", f"127.0.0.1:{owner[1].port}", timedelta(days=1))
     for _ in range(5):
         with pytest.raises(PeerRefusedError, match="cannot be reached"):
             enrol(token, tmp_path / "alice", JoinOffer(closed_port))
 
     with pytest.raises(PeerRefusedError, match="too many tries in vain; wait a minute"):
         enrol(token, tmp_path / "alice", JoinOffer(closed_port))
+    # a neighbour behind the same router
+    with OpenDoor("127.0.0.1", 0, bob.secret) as door:
+        enrol(bob, tmp_path / "bob", JoinOffer(door.port))
 
 
 @pytest.mark.parametrize("claim", [-1, 10**9, 1.5, "12\x1b[2J", None, True])
@@ -145,6 +148,17 @@ def test_junk_at_the_door_keeps_nobody_out(owner, tmp_path):
             with socket.create_connection(("127.0.0.1", door.port)) as caller:
                 caller.sendall(junk)
         enrol(token, tmp_path / "alice", JoinOffer(door.port))
+
+    assert (tmp_path / "alice" / "certificate.pem").exists()
+
+
+def test_idle_connections_at_the_door_keep_the_owner_not_out(owner, tmp_path):
+    token = token_of(owner)
+    with OpenDoor("127.0.0.1", 0, token.secret) as door:
+        idle = [socket.create_connection(("127.0.0.1", door.port)) for _ in range(100)]
+        enrol(token, tmp_path / "alice", JoinOffer(door.port))
+    for connection in idle:
+        connection.close()
 
     assert (tmp_path / "alice" / "certificate.pem").exists()
 

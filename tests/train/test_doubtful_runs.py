@@ -92,7 +92,7 @@ def test_what_was_accepted_before_a_resume_is_in_doubt_after_a_conviction_that_f
 
 
 @pytest.mark.slow
-def test_where_enough_steps_are_kept_nothing_is_left_in_doubt(make_run, quietly, audit_whole, tmp_path):
+def test_where_enough_updates_are_kept_nothing_is_left_in_doubt(make_run, quietly, audit_whole, tmp_path):
     audit_whole((1, 4))
 
     summary = quietly(make_run(*POISONER, "guard.keep_steps=6"), tmp_path / "run")
@@ -101,6 +101,22 @@ def test_where_enough_steps_are_kept_nothing_is_left_in_doubt(make_run, quietly,
     assert (summary["in_doubt"], summary["steps_in_doubt"]) == (False, [])
     honest = quietly(make_run("pipeline.stages=4", *NO_COIN), tmp_path / "honest")
     assert summary["final_weights_digest"] == honest["final_weights_digest"]
+
+
+@pytest.mark.parametrize(
+    "preset", ["light", *(pytest.param(name, marks=pytest.mark.slow) for name in ("standard", "strict"))]
+)
+def test_with_every_preset_nothing_is_left_in_doubt(make_run, quietly, audit_whole, tmp_path, preset):
+    audit_whole((1, 0), (1, 4))
+
+    summary = quietly(make_run(f"guard.preset='{preset}'", *POISONER), tmp_path / "run")
+
+    assert (summary["evicted"], summary["steps_redone"]) == (["worker-1"], 4)
+    assert (summary["in_doubt"], summary["steps_in_doubt"]) == (False, [])
+    assert "the run goes back from step 4 to step 0" in summary["shown"]
+    honest = quietly(make_run("pipeline.stages=4", *NO_COIN), tmp_path / "honest")
+    assert summary["final_weights_digest"] == honest["final_weights_digest"]
+    assert command_line(["audit", "verify", str(tmp_path / "run")]) == 0
 
 
 @pytest.mark.slow

@@ -59,6 +59,7 @@ def test_a_run_with_writers_that_all_lie_has_the_bits_of_one_without_them(tmp_pa
 
     assert lied_to["final_weights_digest"] == alone["final_weights_digest"]
     assert {(one["party"], one["offence"]) for one in verdicts} == {("writer-0", "draw"), ("writer-1", "draw")}
+    assert lied_to["rollouts"]["convicted"] == {"writer-0": "draw", "writer-1": "draw"}
     for one in verdicts:
         facts = explain_any_evidence(tmp_path / "lied_to" / one["evidence"], None, None)
         assert facts["conclusion"].startswith(f"holds: {one['party']}")
@@ -66,6 +67,7 @@ def test_a_run_with_writers_that_all_lie_has_the_bits_of_one_without_them(tmp_pa
 
 @pytest.mark.slow
 def test_a_run_with_honest_writers_blames_none(tmp_path):
-    _, verdicts = trained(tmp_path / "run", "rollouts.workers=1", "rollouts.check.rate=1.0")
+    summary, verdicts = trained(tmp_path / "run", "rollouts.workers=1", "rollouts.check.rate=1.0")
 
     assert verdicts == []
+    assert summary["rollouts"] == {"convicted": {}, "left_out": {}, "unanswered": {}}

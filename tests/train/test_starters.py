@@ -211,7 +211,7 @@ def test_an_answer_that_does_not_fit_is_refused(way, answers, message):
 
 
 def test_paths_that_hold_nothing_are_refused(tmp_path):
-    with pytest.raises(DataError, match="not found, or empty"):
+    with pytest.raises(DataError, match="nowhere: not found; give the path"):
         run_file("scratch", Answers((tmp_path / "nowhere",)))
     with pytest.raises(DataError, match=r"nowhere/config\.json: cannot be read"):
         run_file("finetune", Answers((), tmp_path / "nowhere"))

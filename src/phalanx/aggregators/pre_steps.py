@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from phalanx.aggregators.rule import squared_distances
+from phalanx.errors import ConfigError
 
 PreStep = Callable[[Tensor, int, torch.Generator], tuple[Tensor, int]]
 """Takes updates, how many may be Byzantine, and a source of chance; returns other updates and how many of those may be
@@ -15,9 +16,14 @@ Byzantine."""
 def nearest_neighbour_mixing(updates: Tensor, byzantine: int, chance: torch.Generator) -> tuple[Tensor, int]:
     """Replace each update by the mean of the n - f that are nearest to it, itself among them.
 
+    Raises:
+        ConfigError: As many may be Byzantine as there are.
+
     Source: Allouah et al. 2023 (NNM).
     """
     kept = len(updates) - byzantine
+    if kept < 1:
+        raise ConfigError(f"byzantine = {byzantine} of {len(updates)} clients: nnm has nobody to mix; ask more clients")
     nearest = squared_distances(updates).sort(dim=1, stable=True).indices[:, :kept]
     shares = torch.zeros(len(updates), len(updates), dtype=updates.dtype, device=updates.device)
     return shares.scatter_(1, nearest, 1 / kept) @ updates, byzantine

@@ -12,6 +12,9 @@ from phalanx.errors import AuditLogError
 if TYPE_CHECKING:
     from phalanx.train.records.proof import RunProof
 
+_NOT_PROVED = 7
+"""Exit code of evidence that proves and refutes nothing by itself."""
+
 audit_app = typer.Typer(no_args_is_help=True, help="Check an audit log, or explain the evidence of one verdict.")
 
 
@@ -90,9 +93,14 @@ def explain(
         str | None, typer.Option(metavar="NAME", help="The session's name, as the audit log has it.")
     ] = None,
 ) -> Answer:
-    """Check the evidence of one verdict, offline, and name the guilty party and its lie."""
+    """Check the evidence of one verdict, offline, and name the guilty party and its lie.
+
+    Ends with 0 where the file proves the verdict, with 5 where it refutes it, and with 7 where this file alone does
+    neither: the rest is the owner's word.
+    """
+    from phalanx.pipeline.evidence.explain import UNPROVED
     from phalanx.rollouts.evidence import explain_any_evidence
 
-    found = explain_any_evidence(evidence_file, authority, session)
-    say_figures(found)
-    return Answer(found)
+    facts = explain_any_evidence(evidence_file, authority, session)
+    say_figures(facts)
+    return Answer(facts, exit_code=_NOT_PROVED if facts["conclusion"] == UNPROVED else 0)

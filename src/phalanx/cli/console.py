@@ -25,24 +25,31 @@ def say_error(message: str) -> None:
     typer.echo(_plain(message), err=True)
 
 
+def say_line(text: str) -> None:
+    """Print a line that may quote a peer, a file or a model; nothing in it can steer the terminal."""
+    typer.echo(_plain(text))
+
+
 def say_figures(figures: Mapping[str, Any]) -> None:
     """Print names and values in two columns on stdout; a figure that was not measured is a dash."""
     if for_programs():
         return
     width = max((len(name) for name in figures), default=0)
     for name, value in figures.items():
-        typer.echo(f"{name:<{width}}  {_as_text(value)}")
+        # a value of several lines must not look like further figures
+        lines = _as_text(value).replace("\n", f"\n{'':<{width}}  ")
+        typer.echo(f"{_plain(name):<{width}}  {lines}")
 
 
 def say_rows(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print flat objects as one table on stdout; columns in the order of their first appearance."""
     if for_programs():
         return
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    table = Table(*columns)
+    table = Table(*(Column(Text(_plain(name))) for name in columns))
     for row in rows:
         table.add_row(*(Text(_as_text(row.get(name))) for name in columns))
     say_page(table)

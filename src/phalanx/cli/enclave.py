@@ -52,6 +52,7 @@ def appraise(
 @enclave_app.command(epilog="Example: phalanx enclave measure evidence.json > reference.toml")
 def measure(evidence: Annotated[Path, _EVIDENCE]) -> Answer:
     """Print the measurements in evidence as a policy's section, WITHOUT judging the evidence."""
+    from phalanx.cli.console import say_line
     from phalanx.security.tee import inspect_evidence
 
     found = _load(evidence)
@@ -59,7 +60,7 @@ def measure(evidence: Annotated[Path, _EVIDENCE]) -> Answer:
     typer.echo("# read and not appraised: compare each value with one that you computed yourself")
     typer.echo(f"[{found.kind.replace('-', '_')}.measurements]")
     for name, value in measured.items():
-        typer.echo(f'"{name}" = ["{value}"]')
+        say_line(f'"{name}" = ["{value}"]')
     return Answer({"kind": found.kind, "appraised": False, "measurements": measured})
 
 

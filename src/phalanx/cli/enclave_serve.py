@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.answers.answer import Answer
+from phalanx.cli.console import say_line
 
 SERVE_EXAMPLES = (
     "Example: phalanx enclave serve run.toml --identity enclave --dir enclave-state\n\n"
@@ -30,7 +31,7 @@ def serve(
     from phalanx.train.parties.enclave_process import EnclaveStart, read_enclave_run, serve_enclave
 
     start = EnclaveStart(identity, directory, bind, port)
-    serve_enclave(read_enclave_run(run_file, start), start, typer.echo)
+    serve_enclave(read_enclave_run(run_file, start), start, say_line)
     return Answer({"status": "complete"})
 
 

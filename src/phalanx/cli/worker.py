@@ -67,9 +67,11 @@ def serve_once(config: "WorkerConfig", file: Path) -> "WorkerOutcome | None":
 
 def _say(console: "Console", line: str) -> None:
     """Print a line above the live table, which knows nothing of what is written past its own console."""
+    from phalanx.config import escape_controls
+
     # whoever has closed the terminal may still want the worker
     with contextlib.suppress(OSError):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(escape_controls(line), markup=False, highlight=False, soft_wrap=True)
 
 
 def _serve_together(config: "WorkerConfig", file: Path, story: "Narration") -> "WorkerOutcome | None":

@@ -18,7 +18,7 @@ from phalanx.config.own_code import (
     users_traceback,
 )
 from phalanx.config.strict import StrictModel, any_kind, check_name, one_of
-from phalanx.config.text import is_plain, printable
+from phalanx.config.text import escape_controls, is_plain, printable
 
 __all__ = [
     "KEPT_CODE",
@@ -33,6 +33,7 @@ __all__ = [
     "config_of",
     "digest",
     "dump_toml",
+    "escape_controls",
     "is_own",
     "is_plain",
     "lacks",

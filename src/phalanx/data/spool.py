@@ -3,19 +3,21 @@
 import hashlib
 import itertools
 import struct
-import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from phalanx.config import printable
 from phalanx.data.manifest import SourceCounts
+from phalanx.data.normal_form import to_nfc
 from phalanx.data.sources import Document, Source
 from phalanx.errors import DataError
 
 Progress = Callable[[str, int], None]
 _PREFIX = struct.Struct("<IIQ")
 _REPORT_EVERY = 200
+_NAMED_FILES, _NAME_CHARACTERS = 5, 60
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,8 @@ class Intake:
         with spool.train.path.open("wb") as train, spool.validation.path.open("wb") as validation:
             for number, (kind, source) in enumerate(sources):
                 counts = _Counts()
+                if passed_over := getattr(source, "passed_over", ()):
+                    report(f"passed over ({_named(passed_over)})", len(passed_over))
                 for document in self._wanted(source, seen):
                     content = cleaned(document)
                     digest = hashlib.sha256(content).digest()
@@ -124,6 +128,11 @@ class Intake:
     def _is_held_out(self, digest: bytes) -> bool:
         draw = hashlib.sha256(f"split {self.seed} ".encode() + digest).digest()
         return int.from_bytes(draw[:8], "big") < self.validation_share * 2**64
+
+
+def _named(files: Sequence[str]) -> str:
+    named = ", ".join(printable(name, _NAME_CHARACTERS) for name in files[:_NAMED_FILES])
+    return named if len(files) <= _NAMED_FILES else f"{named}, ..."
 
 
 @dataclass
@@ -156,7 +165,7 @@ def cleaned(document: Document) -> bytes:
     """
     text = document.text.replace("\r\n", "\n").replace("\r", "\n").strip()
     try:
-        return unicodedata.normalize("NFC", text).encode()
+        return to_nfc(text).encode()
     except UnicodeEncodeError as exc:
         raise DataError(
             f"{document.name}: character {exc.start} is a lone surrogate, which is not text; repair the document"

@@ -31,6 +31,7 @@ class UpdateRefusal(StrEnum):
 
     MALFORMED = "malformed"
     FOREIGN_SITE = "foreign_site"
+    OTHER_BRINGER = "other_bringer"
     NOT_SIGNED = "not_signed"
     EXCLUDED = "excluded"
     OTHER_RUN = "other_run"
@@ -38,11 +39,26 @@ class UpdateRefusal(StrEnum):
     OTHER_MODEL = "other_model"
     SECOND_UPDATE = "second_update"
     REPLAYED = "replayed"
+    OTHER_VALUES = "other_values"
     OTHER_SHAPE = "other_shape"
     OTHER_DTYPE = "other_dtype"
     NOT_FINITE = "not_finite"
     EMPTY = "empty"
     OVER_NORM = "over_norm"
+    OVER_SAMPLES = "over_samples"
+
+
+PROVEN = frozenset(UpdateRefusal) - {
+    UpdateRefusal.MALFORMED,
+    UpdateRefusal.FOREIGN_SITE,
+    UpdateRefusal.OTHER_BRINGER,
+    UpdateRefusal.NOT_SIGNED,
+    UpdateRefusal.EXCLUDED,
+    UpdateRefusal.REPLAYED,
+    UpdateRefusal.EMPTY,
+}
+"""Refusals that show a lie of the site that brought the update: it has signed the header, and no honest site signs or
+sends such an update. Equal or empty values show none, for training may end there."""
 
 
 class UpdateHeader(StrictModel):
@@ -134,16 +150,18 @@ class UpdateAdmission:
         roster: The sites of the run by name, certified by its authority: one that makes up sites has no keys for them.
 
     Guarantees:
-        What is admitted is signed by a site of the roster for this run, round and model, is the site's only update of
-        the round, is finite, has the names, shapes, dtype and norm that are due, and no site ever sent the same values
-        before, another one or itself. A refused update changes nothing.
+        What is admitted is signed by the site of the roster that brought it, for this run, round and model, is the
+        site's only update of the round from these weights, is finite, has the names, shapes, dtype and norm that are
+        due, and its values came in no earlier round, of any site. A refused update changes nothing: nothing that
+        another party brings, and no copy of an update's values, has a site's own update refused.
+        Does not find a copy of values of the same round: who of two sites copied cannot be shown.
     """
 
     def __init__(self, roster: Mapping[str, Peer]) -> None:
         self._roster = dict(roster)
         self._excluded: dict[str, str] = {}
-        self._seen: set[str] = set()
-        self._came: set[tuple[int, str]] = set()
+        self._first_rounds: dict[str, int] = {}
+        self._entered: set[tuple[int, str, str]] = set()
 
     def exclude(self, site: str, reason: str) -> None:
         """Let a site in no more."""
@@ -156,32 +174,41 @@ class UpdateAdmission:
             UpdateRefusedError: A header is not signed by a site of the roster.
         """
         for header in headers:
-            said = self._signed(header)
-            self._seen.add(said.values)
-            self._came.add((said.round, said.site))
+            self._enter(self._signed(header))
 
     @property
     def excluded(self) -> dict[str, str]:
         """The sites that are let in no more, with the reasons."""
         return dict(self._excluded)
 
-    def admit(self, header: bytes, values: bytes, due: DueUpdates) -> AdmittedUpdate:
+    def admit(self, bringer: str, header: bytes, values: bytes, due: DueUpdates) -> AdmittedUpdate:
         """Check an update, and count it as its site's update of the round.
 
+        Args:
+            bringer: The site that handed it in, as its carrier proves.
+            header: Signed.
+            values: The tensors, as safetensors.
+            due: What it must be.
+
         Raises:
-            UpdateRefusedError: It is not what is due.
+            UpdateRefusedError: It is not what is due, or another site's.
         """
-        said = self._signed(header)
-        self._check_place(said, due)
-        if len(values) > due.size_bytes + _HEADER_OF_TENSORS or digest_hex(values) != said.values:
-            raise UpdateRefusedError(UpdateRefusal.MALFORMED, f"{said.site}: sent other values than it signed for")
-        if said.values in self._seen:
-            raise UpdateRefusedError(UpdateRefusal.REPLAYED, f"{said.site}: these very values were sent before")
-        tensors = _tensors(said.site, values, due)
-        norm = _norm(said.site, tensors, due)
-        self._seen.add(said.values)
-        self._came.add((said.round, said.site))
-        return AdmittedUpdate(said.site, said.samples, tensors, norm, header)
+        body = self._signed(header)
+        if body.site != bringer:
+            raise UpdateRefusedError(UpdateRefusal.OTHER_BRINGER, f"{bringer}: handed in an update of {body.site}")
+        self._check_place(body, due)
+        if len(values) > due.size_bytes + _HEADER_OF_TENSORS or digest_hex(values) != body.values:
+            raise UpdateRefusedError(UpdateRefusal.OTHER_VALUES, f"{body.site}: sent other values than it signed for")
+        if self._first_rounds.get(body.values, body.round) < body.round:
+            raise UpdateRefusedError(UpdateRefusal.REPLAYED, f"{body.site}: these very values came in an earlier round")
+        tensors = _tensors(body.site, values, due)
+        norm = _norm(body.site, tensors, due)
+        self._enter(body)
+        return AdmittedUpdate(body.site, body.samples, tensors, norm, header)
+
+    def _enter(self, body: UpdateHeader) -> None:
+        self._first_rounds[body.values] = min(body.round, self._first_rounds.get(body.values, body.round))
+        self._entered.add((body.round, body.model, body.site))
 
     def _signed(self, header: bytes) -> UpdateHeader:
         try:
@@ -201,23 +228,23 @@ class UpdateAdmission:
             raise UpdateRefusedError(UpdateRefusal.NOT_SIGNED, f"{body.site}: the signature does not match") from exc
         return body
 
-    def _check_place(self, said: UpdateHeader, due: DueUpdates) -> None:
-        if said.site in self._excluded:
-            raise UpdateRefusedError(UpdateRefusal.EXCLUDED, f"{said.site}: {self._excluded[said.site]}")
+    def _check_place(self, body: UpdateHeader, due: DueUpdates) -> None:
+        if body.site in self._excluded:
+            raise UpdateRefusedError(UpdateRefusal.EXCLUDED, f"{body.site}: {self._excluded[body.site]}")
         for field, reason in (
             ("run", UpdateRefusal.OTHER_RUN),
             ("round", UpdateRefusal.OTHER_ROUND),
             ("model", UpdateRefusal.OTHER_MODEL),
         ):
-            if (found := getattr(said, field)) != (expected := getattr(due, field)):
+            if (found := getattr(body, field)) != (expected := getattr(due, field)):
                 raise UpdateRefusedError(
-                    reason, f"{said.site}: {field} is {str(found)[:16]}, expected {str(expected)[:16]}"
+                    reason, f"{body.site}: {field} is {str(found)[:16]}, expected {str(expected)[:16]}"
                 )
-        if (said.round, said.site) in self._came:
-            raise UpdateRefusedError(UpdateRefusal.SECOND_UPDATE, f"{said.site}: sent one in round {said.round}")
-        if said.samples > due.max_samples:
+        if (body.round, body.model, body.site) in self._entered:
+            raise UpdateRefusedError(UpdateRefusal.SECOND_UPDATE, f"{body.site}: sent one in round {body.round}")
+        if body.samples > due.max_samples:
             raise UpdateRefusedError(
-                UpdateRefusal.MALFORMED, f"{said.site}: {said.samples} samples, at most {due.max_samples}"
+                UpdateRefusal.OVER_SAMPLES, f"{body.site}: {body.samples} samples, at most {due.max_samples}"
             )
 
 
@@ -225,7 +252,7 @@ def _tensors(site: str, values: bytes, due: DueUpdates) -> dict[str, Tensor]:
     try:
         tensors = load(values)
     except (SafetensorError, ValueError, RuntimeError, KeyError) as exc:
-        raise UpdateRefusedError(UpdateRefusal.MALFORMED, f"{site}: its values are no safetensors") from exc
+        raise UpdateRefusedError(UpdateRefusal.OTHER_VALUES, f"{site}: its values are no safetensors") from exc
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if shapes != dict(due.shapes):
         odd = sorted(set(shapes.items()) ^ set(due.shapes.items()))[0]

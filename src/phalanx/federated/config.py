@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from phalanx.config import StrictModel
+from phalanx.federated.mixing import least_mixed
 from phalanx.transport import TransportConfig
 
 OWNER = "owner"
@@ -274,6 +275,18 @@ class FederatedConfig(StrictModel):
             raise ValueError(
                 f"min_cohort = {self.min_cohort}: a sum of {summed} sites hides none of them with fewer than "
                 f"{LEAST_SUMMED}, and may end with {most}; choose from {LEAST_SUMMED} to {most}, or have more sites"
+            )
+        if self.sums == "enclave":
+            self._check_mixed()
+
+    def _check_mixed(self) -> None:
+        mixed = least_mixed(self.aggregator, self.byzantine, self.before, self.min_cohort)
+        if mixed < LEAST_SUMMED:
+            raise ValueError(
+                f'aggregator = "{self.aggregator}" beside sums = "enclave": of {self.min_cohort} sites, of which '
+                f"{self.byzantine} may lie, it may return numbers that {mixed} of them sent, and the owner has those; "
+                f'expected {LEAST_SUMMED} at least: raise min_cohort, put before = ["nnm"], or take "multi_krum" or '
+                '"trimmed_mean"'
             )
 
     def _check_privacy(self) -> None:

@@ -1,82 +1,42 @@
-"""The reputation of sites over rounds, and their exclusion with evidence.
+"""What is held against a site over rounds: signed updates that were refused, and rounds in which its update was far.
 
-One far update proves nothing: data of sites differ. A site with updates that stay far from what the robust rule makes
-of all, round after round, loses its reputation; refusals at the door weigh more, since a signature shows them.
+Only what a signature shows shuts a site out. Distances never do: data of sites differ, so a far site may be an honest
+one, and a liar could choose which honest site looks far. A robust rule stands liars in each round without a verdict.
 """
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from phalanx.config import StrictModel
+MAX_REFUSALS = 2
+"""Refused updates that show a lie of their site, after which it is shut out."""
+FAR = 2.0
+"""An update is far when its distance to the result is so many times the median distance."""
 
 
-class ReputationConfig(StrictModel):
-    """When a site is shut out.
-
-    Attributes:
-        far: An update is far when its distance to the result is so many times the middle distance.
-        patience: Far updates in a row after which a site is shut out.
-        refusals: Refused updates, signed by the site, after which it is shut out.
-    """
-
-    far: float = 2.0
-    patience: int = 3
-    refusals: int = 2
-
-
-@dataclass
-class SiteRecord:
-    """What is held against one site, with the evidence.
+class SiteRecords:
+    """The records of all sites of a run.
 
     Attributes:
-        far_in_a_row: Rounds.
-        refusals: Signed updates that were refused.
-        evidence: One line for each: round, reason or distance, and the signed header in hex.
+        far_rounds: Rounds in a row in which a site's update was far, for people to look at.
     """
 
-    far_in_a_row: int = 0
-    refusals: int = 0
-    evidence: list[dict[str, object]] = field(default_factory=list)
+    def __init__(self) -> None:
+        self._refusals: Counter[str] = Counter()
+        self.far_rounds: Counter[str] = Counter()
 
-
-class SiteReputations:
-    """The records of all sites of a run."""
-
-    def __init__(self, config: ReputationConfig) -> None:
-        self._config = config
-        self.records: dict[str, SiteRecord] = {}
-
-    def note_distances(self, number: int, distances: Mapping[str, float], headers: Mapping[str, bytes]) -> list[str]:
-        """Take the distances of a round's updates to its result; return the sites that are to be shut out.
-
-        Args:
-            number: Of the round.
-            distances: Of `distances_to`, by site.
-            headers: The signed headers, by site.
-        """
-        middle = float(torch.tensor(sorted(distances.values())).median()) if distances else 0.0
-        out = []
+    def note_distances(self, distances: Mapping[str, float]) -> None:
+        """Take the distances of a round's updates to its result, of `distances_to`."""
+        median = float(torch.tensor(sorted(distances.values())).median()) if distances else 0.0
         for site, distance in distances.items():
-            record = self.records.setdefault(site, SiteRecord())
-            if distance <= self._config.far * middle:
-                record.far_in_a_row = 0
-                continue
-            record.far_in_a_row += 1
-            line = {"round": number, "distance": distance, "middle": middle, "header": headers[site].hex()}
-            record.evidence.append(line)
-            if record.far_in_a_row == self._config.patience:
-                out.append(site)
-        return out
+            self.far_rounds[site] = self.far_rounds[site] + 1 if distance > FAR * median else 0
 
-    def note_refusal(self, number: int, site: str, reason: str, header: bytes) -> bool:
-        """Take a refused update that the site has signed; tell whether the site is to be shut out."""
-        record = self.records.setdefault(site, SiteRecord())
-        record.refusals += 1
-        record.evidence.append({"round": number, "reason": reason, "header": header.hex()})
-        return record.refusals == self._config.refusals
+    def note_refusal(self, site: str) -> bool:
+        """Take a refusal that shows a lie of the site; tell whether the site is to be shut out."""
+        self._refusals[site] += 1
+        return self._refusals[site] == MAX_REFUSALS
 
 
 def distances_to(result: Tensor, updates: Mapping[str, Tensor]) -> dict[str, float]:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from phalanx.late_names import late_names
 from phalanx.rollouts.config import RolloutCheck, RolloutsConfig, RolloutWorkerConfig
 from phalanx.rollouts.request import Prompt, RolloutRequest, SamplerConfig
-from phalanx.rollouts.verdict import RolloutTolerance, RolloutVerdict
+from phalanx.rollouts.verdict import RolloutDismissal, RolloutTolerance, RolloutVerdict
 
 if TYPE_CHECKING:
     from phalanx.rollouts.generate import generate_rollouts
@@ -26,6 +26,7 @@ __all__ = [
     "RereadRollout",
     "Rollout",
     "RolloutCheck",
+    "RolloutDismissal",
     "RolloutPolicy",
     "RolloutRequest",
     "RolloutTolerance",

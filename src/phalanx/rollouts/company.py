@@ -2,91 +2,31 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 
 from safetensors.torch import save
 
 from phalanx.config import canonical_json
 from phalanx.errors import FrameError, PeerLostError, PeerRefusedError, TransportError
+from phalanx.rollouts.bundle import RolloutBundle, SignedAnswer, digest_of_answer
 from phalanx.rollouts.config import RolloutCheck
-from phalanx.rollouts.evidence import EvidenceDesk, RolloutCase, SignedAnswer, digest_of_answer, write_rollout_evidence
+from phalanx.rollouts.evidence import EvidenceDesk
+from phalanx.rollouts.examiner import RolloutExaminer
 from phalanx.rollouts.generate import check_room, generate_rollouts
-from phalanx.rollouts.judgement import (
-    BorderBook,
-    RewardRule,
-    judge_age,
-    judge_reward,
-    judge_rollout,
-    judge_second_answer,
-    read_answer,
-)
+from phalanx.rollouts.judgement import RewardRule
 from phalanx.rollouts.messages import TO_OWNER, PolicyOffer, PolicyPart, RolloutRefusal, RolloutsEnd
 from phalanx.rollouts.policy import PolicyModel, RolloutPolicy
-from phalanx.rollouts.prefill import RereadRollout, reread_rollouts
 from phalanx.rollouts.request import Prompt, RolloutRequest
 from phalanx.rollouts.rollout import Rollout, RolloutAnswer
 from phalanx.rollouts.share import CheckedShare
-from phalanx.rollouts.verdict import RolloutVerdict
-from phalanx.transport import CheckedFrame, Endpoint, LinkFault, SignedHeader, parse_body
+from phalanx.rollouts.standing import SentRequest, WriterAccounts
+from phalanx.rollouts.verdict import DismissalCause, RolloutDismissal, RolloutVerdict
+from phalanx.transport import CheckedFrame, Endpoint, LinkFault, parse_body
 
 _PART_BYTES = 2**22
 _LOOK_EVERY_S = 0.5
-_MOST_KEPT = 256
-"""Requests of which a second answer is still looked at."""
-
-
-@dataclass
-class RolloutCosts:
-    """What a company has done so far.
-
-    Attributes:
-        texts: That were handed out for training.
-        tokens: In them.
-        checked_texts: That were read again.
-        checked_tokens: In them.
-        check_s: CPU seconds of this process's thread for it.
-    """
-
-    texts: int = 0
-    tokens: int = 0
-    checked_texts: int = 0
-    checked_tokens: int = 0
-    check_s: float = 0.0
-
-
-@dataclass
-class KeptPolicies:
-    """The last two policies, as models to read with: a worker may still be using the one before.
-
-    Attributes:
-        now: The policy that was kept last, and its digest.
-        before: The one before that; None until there were two.
-    """
-
-    now: tuple[str, PolicyModel] | None = None
-    before: tuple[str, PolicyModel] | None = None
-
-    def keep(self, policy: RolloutPolicy, device: str) -> None:
-        """Keep a copy of these weights beside those before."""
-        if self.now is not None and self.now[0] == policy.digest:
-            return
-        if self.before is None:
-            model = PolicyModel.build(policy, device=device)
-        else:
-            model = self.before[1]
-            model.take(policy)
-        self.now, self.before = (policy.digest, model), self.now
-
-
-@dataclass
-class _Sent:
-    """A request to one worker, and what was signed about it."""
-
-    request: RolloutRequest
-    header: SignedHeader
-    answers: list[SignedAnswer] = field(default_factory=list)
-    texts: tuple[Rollout, ...] = ()
+_MAX_KEPT = 64
+"""Requests of each worker of which a late or a second answer is still looked at."""
 
 
 class RolloutCompany:
@@ -102,8 +42,13 @@ class RolloutCompany:
 
     Attributes:
         verdicts: In the order in which workers were convicted.
+        dismissals: In the order in which workers were left out and not convicted.
         costs: Of the checks.
-        told: Is told each verdict, with its evidence written.
+        told: Is told each verdict, with its evidence written, and each dismissal.
+
+    Guarantees:
+        A worker is convicted where `judge_bundle` convicts it by the records that are written as evidence, and nowhere
+        else.
     """
 
     def __init__(
@@ -115,22 +60,29 @@ class RolloutCompany:
         desk: EvidenceDesk,
         reward: RewardRule | None = None,
     ) -> None:
-        self._endpoint, self._check, self._share, self._desk, self._reward = endpoint, check, share, desk, reward
+        self._endpoint, self._check = endpoint, check
+        self._examiner = RolloutExaminer(desk, check, share, reward)
         self._active = list(workers)
-        self._borders = BorderBook(check.tolerance.border_rate)
-        self._kept = KeptPolicies()
+        self._accounts = WriterAccounts(check.max_unanswered)
         self._has: dict[str, str] = {}
-        # the requests of the step at hand, and the latest ones of all steps, by worker and digest
-        self._sent: dict[tuple[str, str], _Sent] = {}
-        self._latest: dict[tuple[str, str], _Sent] = {}
+        self._order = 0
+        # by worker and digest: the latest ones of all steps; and those of the step at hand
+        self._requests: dict[str, dict[str, SentRequest]] = {name: {} for name in workers}
+        self._step: list[SentRequest] = []
         self.verdicts: list[RolloutVerdict] = []
-        self.costs = RolloutCosts()
-        self.told: Callable[[RolloutVerdict], None] = lambda verdict: None
+        self.dismissals: list[RolloutDismissal] = []
+        self.costs = self._examiner.costs
+        self.told: Callable[[RolloutVerdict | RolloutDismissal], None] = lambda decision: None
 
     @property
     def active(self) -> tuple[str, ...]:
-        """Workers that are neither convicted nor gone."""
+        """Workers that are neither convicted nor left out."""
         return tuple(self._active)
+
+    @property
+    def unanswered(self) -> Mapping[str, int]:
+        """Requests without a usable answer in time, by worker."""
+        return self._accounts.unanswered
 
     def generate(self, policy: RolloutPolicy, model: PolicyModel, request: RolloutRequest) -> tuple[Rollout, ...]:
         """Have every text of a request written.
@@ -152,9 +104,10 @@ class RolloutCompany:
             FrameError: The prompts of one worker are too long for one request.
         """
         check_room(model, request)
-        if self._check.rate > 0.0:
-            self._kept.keep(policy, model.device)
-        self._sent.clear()
+        self._examiner.keep(policy, model.device)
+        for sent in self._step:
+            sent.close()
+        self._step = []
         passed_over: set[str] = set()
         missing = request.prompts
         while missing:
@@ -162,9 +115,9 @@ class RolloutCompany:
             if not workers:
                 break
             asked = self._ask(policy, request, missing, workers)
-            for name, sent in asked.items():
-                self._settle(name, sent, policy, model)
-            passed_over |= {name for name, sent in asked.items() if not sent.texts}
+            for sent in asked:
+                self._settle(sent, policy, model)
+            passed_over |= {sent.worker for sent in asked if not sent.texts}
             done = {one.prompt for one in self._texts()}
             missing = tuple(one for one in request.prompts if one.number not in done)
         texts = self._texts()
@@ -176,7 +129,10 @@ class RolloutCompany:
         return tuple(by_place[place] for place in request.places)
 
     def close(self) -> None:
-        """Tell the workers that no further request comes."""
+        """Look at what has come since, and tell the workers that no further request comes."""
+        while (item := self._endpoint.receive(0.0)) is not None:
+            if isinstance(item, CheckedFrame):
+                self._take(item)
         for name in self._active:
             # a worker that is gone need not be told
             with contextlib.suppress(TransportError):
@@ -184,131 +140,132 @@ class RolloutCompany:
 
     def _texts(self) -> tuple[Rollout, ...]:
         """What workers wrote in this step, but for those that were convicted."""
-        return tuple(one for sent in self._sent.values() for one in sent.texts)
+        return tuple(one for sent in self._step for one in sent.texts)
 
     def _ask(
         self, policy: RolloutPolicy, request: RolloutRequest, prompts: Sequence[Prompt], workers: Sequence[str]
-    ) -> dict[str, _Sent]:
-        """Share prompts out, and wait for answers; a worker without one has no texts."""
-        asked: dict[str, _Sent] = {}
+    ) -> list[SentRequest]:
+        """Share prompts out, and wait for answers."""
+        asked: list[SentRequest] = []
         for n, name in enumerate(workers):
-            part = request.model_copy(update={"prompts": tuple(prompts[n :: len(workers)])})
+            changes = {"prompts": tuple(prompts[n :: len(workers)]), "order": self._order}
+            part = request.model_copy(update={**changes, "tolerance": self._check.tolerance})
             if not part.prompts:
                 continue
             try:
                 self._send_policy(name, policy)
                 header = self._endpoint.send(name, part.kind, part.model_dump(mode="json"))
-            except (PeerLostError, PeerRefusedError):
-                self._drop(name)
+            except (PeerLostError, PeerRefusedError) as exc:
+                self._dismiss(name, part.step, "lost", str(exc))
                 continue
-            asked[name] = self._sent[name, part.digest] = _Sent(part, header)
-            self._latest[name, part.digest] = asked[name]
-        while len(self._latest) > _MOST_KEPT:
-            self._latest.pop(next(iter(self._latest)))
-        waiting, deadline = set(asked), time.monotonic() + self._check.answer_timeout_s
-        while waiting and time.monotonic() < deadline:
-            item = self._endpoint.receive(_LOOK_EVERY_S)
-            if isinstance(item, LinkFault):
-                self._drop(item.peer)
-            elif item is not None and self._take(item):
-                waiting.discard(item.sender)
-            waiting &= set(self._active)
+            self._order += 1
+            self._accounts.count_request(name)
+            sent = SentRequest(name, part, header)
+            asked.append(sent)
+            self._step.append(sent)
+            kept = self._requests[name]
+            kept[part.digest] = sent
+            while len(kept) > _MAX_KEPT:
+                kept.pop(next(iter(kept)))
+        self._await(asked, request.step)
         return asked
 
-    def _take(self, item: CheckedFrame) -> bool:
-        """Keep one frame of a worker; whether it has now said all about the request that is under way."""
+    def _await(self, asked: Sequence[SentRequest], step: int) -> None:
+        """Take what comes until every worker has answered its request, is left out, or the time is over."""
+        deadline = time.monotonic() + self._check.answer_timeout_s
+        while any(not sent.is_settled and sent.worker in self._active for sent in asked):
+            left_s = max(0.0, deadline - time.monotonic())
+            item = self._endpoint.receive(min(_LOOK_EVERY_S, left_s))
+            if isinstance(item, LinkFault):
+                self._dismiss(item.peer, step, "lost", str(item.error))
+            elif item is not None:
+                self._take(item)
+            elif not left_s:
+                return
+
+    def _take(self, item: CheckedFrame) -> None:
+        """Keep one frame of a worker under the request that it names; what names none of this worker's is ignored."""
         name = item.sender
+        if name not in self._active:
+            return
+        step = max((sent.request.step for sent in self._step), default=0)
+        excess = self._accounts.count_frame(name)
+        if excess is not None:
+            self._dismiss(name, step, "frames", excess)
+            return
         try:
             body = parse_body(TO_OWNER, item.kind, item.body)
-        except FrameError:
+        except FrameError as exc:
             # of another release, or worse: nothing of it can be used
-            self._drop(name)
-            return True
-        if isinstance(body, RolloutRefusal):
-            return (name, body.request) in self._sent
-        if not isinstance(body, RolloutAnswer):
-            return False
-        under_way = [key for key in self._sent if key[0] == name]
-        key = (name, body.request)
-        if key not in self._latest and under_way:
-            # what it was asked for last is what it has to answer for
-            key = under_way[-1]
-        sent = self._latest.get(key)
-        if sent is None:
-            return False
-        # one that differs from the first says all that more could
-        if len(sent.answers) < 2 and not self._repeats(sent, item.header):
-            sent.answers.append(SignedAnswer(item.header, bytes(item.payload)))
-        if key not in self._sent:
-            self._convict(name, sent, self._contradiction(name, sent), RolloutPolicy({}, {}))
-        return key in self._sent
-
-    @staticmethod
-    def _repeats(sent: _Sent, header: SignedHeader) -> bool:
-        return bool(sent.answers) and digest_of_answer(sent.answers[0].header) == digest_of_answer(header)
-
-    def _settle(self, name: str, sent: _Sent, policy: RolloutPolicy, model: PolicyModel) -> None:
-        """Judge what a worker signed; it has no texts where it is convicted or has not answered."""
-        if sent.answers and name in self._active:
-            self._convict(name, sent, self._judged(name, sent, model), policy)
-
-    def _convict(self, name: str, sent: _Sent, verdict: RolloutVerdict | None, policy: RolloutPolicy) -> None:
-        if verdict is None:
+            self._dismiss(name, step, "frames", f"sent a malformed frame: {exc}")
             return
-        case = RolloutCase(verdict, sent.header, sent.answers, self._check.tolerance, policy)
-        written = write_rollout_evidence(self._desk, case)
-        self.verdicts.append(written)
-        self._drop(name)
-        for (worker, _), other in self._sent.items():
-            if worker == name:
-                other.texts = ()
-        self.told(written)
+        if isinstance(body, RolloutRefusal):
+            sent = self._requests[name].get(body.request)
+            if sent is not None:
+                sent.refusal = body.reason
+        elif isinstance(body, RolloutAnswer):
+            sent = self._requests[name].get(body.request)
+            if sent is not None:
+                self._take_answer(sent, item)
 
-    def _contradiction(self, name: str, sent: _Sent) -> RolloutVerdict | None:
-        return judge_second_answer(name, sent.request, [digest_of_answer(one.header) for one in sent.answers])
-
-    def _judged(self, name: str, sent: _Sent, model: PolicyModel) -> RolloutVerdict | None:
-        request, first = sent.request, sent.answers[0]
-        twice = self._contradiction(name, sent)
-        if twice is not None:
-            return twice
-        answer = parse_body(TO_OWNER, first.header.fields.kind, first.header.fields.body)
-        if not isinstance(answer, RolloutAnswer):
-            raise FrameError(f"{name}: its answer is a {answer.kind!r} message")
-        sent.texts, formal = read_answer(name, request, answer, first.payload, model.vocab_size)
-        return formal or self._checked(name, sent, model)
-
-    def _checked(self, name: str, sent: _Sent, model: PolicyModel) -> RolloutVerdict | None:
-        """Read a drawn share again."""
-        begin = time.thread_time()
-        drawn = [sent.texts[n] for n in self._share.of(name, sent.answers[0].header.digest, len(sent.texts))]
-        tolerance, request = self._check.tolerance, sent.request
-        reread = reread_rollouts(model, request, drawn, tolerance.margin)
-        self.costs.check_s += time.thread_time() - begin
-        self.costs.checked_texts += len(drawn)
-        self.costs.checked_tokens += sum(len(one.ids) for one in drawn)
-        # more tokens say more of their policy
-        longest = max(drawn, key=lambda one: len(one.ids), default=None)
-        for one, found in zip(drawn, reread, strict=True):
-            verdict = (
-                judge_rollout(name, request, one, found, tolerance)
-                or (self._aged(name, request, one, found) if one is longest else None)
-                or self._borders.add(name, request, found)
-            )
-            if verdict is None and self._reward is not None:
-                verdict = judge_reward(name, request, one, self._reward)
+    def _take_answer(self, sent: SentRequest, item: CheckedFrame) -> None:
+        if sent.answer is None:
+            sent.answer = SignedAnswer(item.header, bytes(item.payload) if sent.is_open else b"")
+        elif digest_of_answer(sent.answer.header) != digest_of_answer(item.header):
+            bundle = RolloutBundle(sent.worker, sent.header, sent.answer, second_answer=item.header)
+            verdict = self._examiner.judge(bundle).verdict
             if verdict is not None:
-                return verdict
-        return None
+                self._convict(verdict)
 
-    def _aged(self, name: str, request: RolloutRequest, one: Rollout, now: RereadRollout) -> RolloutVerdict | None:
-        """Compare one text of an answer with the policy of the step before."""
-        if self._kept.before is None:
-            return None
-        begin = time.thread_time()
-        (older,) = reread_rollouts(self._kept.before[1], request, [one], self._check.tolerance.margin)
-        self.costs.check_s += time.thread_time() - begin
-        return judge_age(name, request, one, now, older)
+    def _settle(self, sent: SentRequest, policy: RolloutPolicy, model: PolicyModel) -> None:
+        """Judge what a worker signed; it has no texts where it is convicted, in doubt, or has not answered."""
+        sent.is_open = False
+        name = sent.worker
+        if name not in self._active:
+            return
+        if sent.answer is None:
+            self._count_unanswered(sent, sent.refusal or "it was silent")
+            return
+        texts, verdict, dismissal, doubt = self._examiner.examine(
+            sent, policy, model, tuple(self._requests[name].values())
+        )
+        if verdict is not None:
+            self._convict(verdict)
+        elif dismissal is not None:
+            self._dismiss(name, dismissal.step, dismissal.cause, dismissal.reason)
+        elif doubt is not None:
+            self._count_unanswered(sent, doubt)
+        else:
+            sent.texts = texts
+            self._accounts.count_answer(name)
+
+    def _count_unanswered(self, sent: SentRequest, reason: str) -> None:
+        excess = self._accounts.count_unanswered(sent.worker, reason)
+        if excess is not None:
+            self._dismiss(sent.worker, sent.request.step, "undecided" if sent.answer else "unanswered", excess)
+
+    def _convict(self, verdict: RolloutVerdict) -> None:
+        self.verdicts.append(verdict)
+        self._drop(verdict.party)
+        self.told(verdict)
+
+    def _dismiss(self, name: str, step: int, cause: DismissalCause, reason: str) -> None:
+        """Leave a worker out, without a conviction."""
+        if name not in self._active:
+            return
+        dismissal = RolloutDismissal(party=name, step=step, cause=cause, reason=reason)
+        self.dismissals.append(dismissal)
+        self._drop(name)
+        self.told(dismissal)
+
+    def _drop(self, name: str) -> None:
+        """Take nothing more from a worker, and use nothing of what it wrote in this step."""
+        self._active.remove(name)
+        self._endpoint.refuse(name)
+        self._requests[name].clear()
+        for sent in self._step:
+            if sent.worker == name:
+                sent.texts = ()
 
     def _send_policy(self, name: str, policy: RolloutPolicy) -> None:
         if self._has.get(name) == policy.digest:
@@ -321,8 +278,3 @@ class RolloutCompany:
             part = PolicyPart(policy=policy.digest, offset=offset)
             self._endpoint.send(name, part.kind, part.model_dump(mode="json"), [file[offset : offset + _PART_BYTES]])
         self._has[name] = policy.digest
-
-    def _drop(self, name: str) -> None:
-        if name in self._active:
-            self._active.remove(name)
-            self._endpoint.refuse(name)

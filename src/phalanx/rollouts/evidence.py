@@ -2,10 +2,10 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import torch
 from pydantic import Field, ValidationError
@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from phalanx.config import StrictModel, canonical_json
-from phalanx.errors import EvidenceError, FrameError, ModelError, SignatureError
+from phalanx.errors import EvidenceError, FrameError, ModelError
 from phalanx.pipeline.evidence.checked import Pins, certified_peers, known_peer
 from phalanx.pipeline.evidence.explain import UNPROVED, explain_evidence
 from phalanx.pipeline.evidence.files import (
@@ -25,55 +25,16 @@ from phalanx.pipeline.evidence.files import (
     read_bounded,
 )
 from phalanx.pipeline.protocol.messages import PassedOnHeader
-from phalanx.pipeline.protocol.signed import Statements, to_signed
-from phalanx.rollouts.judgement import (
-    judge_rollout,
-    judge_second_answer,
-    read_answer,
-)
-from phalanx.rollouts.messages import TO_OWNER, TO_WORKER
-from phalanx.rollouts.policy import PolicyModel, RolloutPolicy
-from phalanx.rollouts.prefill import reread_rollouts
-from phalanx.rollouts.request import RolloutRequest
-from phalanx.rollouts.rollout import Rollout, RolloutAnswer
-from phalanx.rollouts.verdict import RolloutTolerance, RolloutVerdict
-from phalanx.security.crypto import digest_hex
-from phalanx.transport import SignedHeader, parse_body
+from phalanx.pipeline.protocol.signed import to_signed
+from phalanx.rollouts.bundle import AnsweredRequest, ControlModels, RolloutBundle, SignedAnswer, judge_bundle
+from phalanx.rollouts.policy import RolloutPolicy
+from phalanx.rollouts.verdict import RolloutVerdict
+from phalanx.transport import SignedHeader
 
-FORMAT: Final = "rollouts/1"
-_WEIGHT = "policy/"
-_NEED_NO_WEIGHTS = ("equivocation", "form", "request")
-_OWNER_ONLY = {
-    "reward": "what the text earns: the owner's reward rule is not in this file",
-    "stale": "what the policy before says: its weights are not in this file",
-    "borders": "how often it did so: the count over all its answers is the owner's",
-}
-
-
-class SignedAnswer(NamedTuple):
-    """An answer as its worker signed it."""
-
-    header: SignedHeader
-    payload: bytes
-
-
-@dataclass(frozen=True)
-class RolloutCase:
-    """All that is known about one verdict on rollouts.
-
-    Attributes:
-        verdict: The guilty worker and its offence.
-        request: The owner's signed header.
-        answers: What the worker signed in return; the first and the last one are kept.
-        tolerance: That the verdict was found with.
-        policy: The weights of the request.
-    """
-
-    verdict: RolloutVerdict
-    request: SignedHeader
-    answers: Sequence[SignedAnswer]
-    tolerance: RolloutTolerance
-    policy: RolloutPolicy
+FORMAT: Final = "rollouts/2"
+_PAYLOAD = "answer"
+_POLICY, _OLDER = "policy/", "older/"
+_NEED_NO_WEIGHTS = ("equivocation", "form")
 
 
 @dataclass(frozen=True)
@@ -94,63 +55,80 @@ class EvidenceDesk:
 
 
 class RolloutEvidence(StrictModel):
-    """The contents of ``NAME.json``."""
+    """The contents of ``NAME.json``.
 
-    format: Literal["rollouts/1"]
+    Attributes:
+        headers: By role, as `RolloutBundle.headers`.
+        config: The hub's config.json of the policy.
+        weights: Digest of the policy's weights.
+        older_config: The hub's config.json of an older policy.
+        weights_left_out: Why the weights are not in the tensor file; None when they are.
+    """
+
+    format: Literal["rollouts/2"]
     session: str = Field(min_length=1, max_length=128)
     verdict: RolloutVerdict
     headers: dict[str, PassedOnHeader]
-    """``request``, ``answer`` and, where a worker contradicts itself, ``second_answer``."""
     authority: str
     certificates: dict[str, str]
-    tolerance: RolloutTolerance
     config: str
-    """The hub's config.json of the policy."""
+    weights: str = Field(max_length=64)
+    older_config: str | None
     weights_left_out: str | None
-    """Why the weights are not in the tensor file; None when they are."""
     tensors: TensorFile
 
 
 def write_rollout_evidence(
-    desk: EvidenceDesk, case: RolloutCase, max_weight_bytes: int = MAX_WEIGHT_BYTES
+    desk: EvidenceDesk,
+    bundle: RolloutBundle,
+    verdict: RolloutVerdict,
+    max_weight_bytes: int = MAX_WEIGHT_BYTES,
 ) -> RolloutVerdict:
-    """Write one verdict as ``NAME.json`` with payloads and weights beside it; an older file is never overwritten.
+    """Write a bundle and its verdict as ``NAME.json`` with payload and weights beside it.
+
+    An older file is never overwritten.
+
+    Args:
+        desk: Where to.
+        bundle: The records.
+        verdict: What `judge_bundle` makes of them.
+        max_weight_bytes: Larger weights are left out.
 
     Returns:
         The verdict, which now names the file and its digest.
     """
     desk.directory.mkdir(parents=True, exist_ok=True)
-    verdict, shown = case.verdict, {"answer": case.answers[0]}
-    if verdict.offence == "equivocation":
-        shown["second_answer"] = case.answers[-1]
-    headers = {"request": case.request, **{role: one.header for role, one in shown.items()}}
-    tensors = {
-        role: torch.frombuffer(bytearray(one.payload), dtype=torch.uint8) for role, one in shown.items() if one.payload
-    }
-    size_bytes, left_out = sum(one.nbytes for one in case.policy.tensors.values()), None
+    tensors = {}
+    if bundle.answer.payload:
+        tensors[_PAYLOAD] = torch.frombuffer(bytearray(bundle.answer.payload), dtype=torch.uint8)
+    weights = _prefixed(_POLICY, bundle.policy) | _prefixed(_OLDER, bundle.older_policy)
+    size_bytes, left_out = sum(one.nbytes for one in weights.values()), None
     if verdict.offence in _NEED_NO_WEIGHTS:
         left_out = "the verdict needs none"
     elif size_bytes > max_weight_bytes:
         left_out = f"{size_bytes} bytes of weights, more than the {max_weight_bytes} that evidence may hold"
     else:
         # cloned, because parts of one tensor may share memory, which safetensors refuses
-        tensors |= {f"{_WEIGHT}{name}": one.detach().cpu().clone() for name, one in case.policy.tensors.items()}
+        tensors |= {name: one.detach().cpu().clone() for name, one in weights.items()}
     blob, name = save(tensors), _free_name(desk.directory, verdict)
-    (desk.directory / f"{name}.safetensors").write_bytes(blob)
+    _write_private(desk.directory / f"{name}.safetensors", blob)
+    headers, policy, older = bundle.headers, bundle.policy, bundle.older_policy
+    parties = {one for header in headers.values() for one in (header.fields.sender, header.fields.receiver)}
     record = RolloutEvidence(
         format=FORMAT,
         session=desk.session,
         verdict=verdict,
         headers={role: to_signed(header) for role, header in headers.items()},
         authority=desk.authority,
-        certificates={one: pem for one, pem in desk.certificates.items() if one in _parties(headers.values())},
-        tolerance=case.tolerance,
-        config=canonical_json(dict(case.policy.config)).decode(),
+        certificates={one: pem for one, pem in desk.certificates.items() if one in parties},
+        config=canonical_json(dict(bundle.config if policy is None else policy.config)).decode(),
+        weights=bundle.weights if policy is None else policy.weights,
+        older_config=None if older is None else canonical_json(dict(older.config)).decode(),
         weights_left_out=left_out,
         tensors=TensorFile(file=f"{name}.safetensors", sha256=hashlib.sha256(blob).hexdigest()),
     )
     path, spare = desk.directory / f"{name}.json", desk.directory / f"{name}.json.tmp"
-    spare.write_text(json.dumps(record.model_dump(mode="json"), indent=1, sort_keys=True), encoding="utf-8")
+    _write_private(spare, json.dumps(record.model_dump(mode="json"), indent=1, sort_keys=True).encode())
     spare.replace(path)
     return verdict.model_copy(
         update={"evidence": f"{desk.directory.name}/{path.name}", "evidence_sha256": file_digest(path)}
@@ -164,34 +142,19 @@ def explain_any_evidence(path: Path, authority: Path | None, session: str | None
         EvidenceError: As `explain_rollout_evidence` and `explain_evidence`.
     """
     try:
-        found = json.loads(read_bounded(path, MAX_RECORD_BYTES))
+        record = json.loads(read_bounded(path, MAX_RECORD_BYTES))
         pem = None if authority is None else authority.read_bytes()
     except (ValueError, RecursionError):
-        found = None
+        record = None
     except OSError as exc:
         raise EvidenceError(f"{authority}: cannot be read ({exc.strerror})") from exc
-    if isinstance(found, dict) and found.get("format") == FORMAT:
+    if isinstance(record, dict) and str(record.get("format")).startswith("rollouts/"):
         return explain_rollout_evidence(path, Pins(pem, session))
     return explain_evidence(path, authority, session)
 
 
-@dataclass(frozen=True)
-class _Opened:
-    """Evidence with signatures and digests that hold."""
-
-    where: str
-    record: RolloutEvidence
-    request: RolloutRequest
-    answers: Sequence[tuple[RolloutAnswer, bytes, str]]
-    policy: RolloutPolicy | None
-    fingerprint: str
-
-    def refuse(self, reason: str) -> EvidenceError:
-        return EvidenceError(f"{self.where}: {reason}")
-
-
 def explain_rollout_evidence(path: Path, pins: Pins) -> Mapping[str, Any]:
-    """Check the evidence of one verdict on rollouts with nothing but its two files.
+    """Judge the records of one verdict on rollouts again, with nothing but its two files.
 
     Args:
         path: ``NAME.json``; ``NAME.safetensors`` lies beside it.
@@ -204,64 +167,59 @@ def explain_rollout_evidence(path: Path, pins: Pins) -> Mapping[str, Any]:
         EvidenceError: Something does not hold: the worker that it accuses is not to be convicted.
 
     Guarantees:
-        Where the weights are in the file, every token that the verdict speaks of is drawn again here.
+        It is the owner's judge: the same function of the same records, which computes the text again as its writer did.
     """
-    opened = _open(path, pins)
-    verdict = opened.record.verdict
-    found, believed = _judged_again(opened)
-    if believed is None and (found is None or found.offence != verdict.offence):
-        was = "finds nothing wrong" if found is None else f"finds {found.offence}: {found.reason}"
-        raise opened.refuse(f"accuses {verdict.party} of {verdict.offence}; a reader {was}")
+    record, tensors = _read_files(path)
+    fingerprint, peers = certified_peers(path, record, pins)
+    verdict = record.verdict
+    try:
+        bundle = _bundle_of(record, tensors)
+        judgement = judge_bundle(bundle, record.session, known_peer(peers), ControlModels())
+    except (EvidenceError, ModelError, FrameError) as exc:
+        raise EvidenceError(f"{path}: {exc}") from exc
+    missing = record.weights_left_out if judgement.doubt and bundle.policy is None else None
+    if missing is None and _core(judgement.verdict) != _core(verdict):
+        raise EvidenceError(
+            f"{path}: accuses {verdict.party} of {verdict.offence}; a reader {_finding(judgement.verdict)}"
+            f"{f' ({judgement.doubt})' if judgement.doubt else ''}"
+        )
+    again = judgement.verdict
     return {
         "verdict": f"{verdict.party} is guilty: {verdict.offence}",
         "reason": verdict.reason,
         "step": verdict.step,
         "prompt": verdict.prompt,
         "sample": verdict.sample,
-        "tolerance": opened.record.tolerance.model_dump(),
+        "tolerance, as both have signed": _tolerance(bundle),
         "file": f"SHA-256 {file_digest(path)}",
-        "tensors": f"SHA-256 {opened.record.tensors.sha256}",
-        "authority": f"{'as given' if pins.authority else 'not compared'}, fingerprint {opened.fingerprint}",
-        "session": f"{opened.record.session}, {'as given' if pins.session else 'not compared'}",
-        "judged again": "not" if found is None else found.reason,
-        "rests on the owner's word": believed or "nothing but the tolerance",
-        "conclusion": UNPROVED if believed else f"holds: {verdict.party} signed what these weights do not write",
+        "tensors": f"SHA-256 {record.tensors.sha256}",
+        "authority": f"{'as given' if pins.authority else 'not compared'}, fingerprint {fingerprint}",
+        "session": f"{record.session}, {'as given' if pins.session else 'not compared'}",
+        "judged again": "not" if again is None else again.reason,
+        "rests on the owner's word": "nothing" if missing is None else f"what the weights say: {missing}",
+        "conclusion": UNPROVED if missing else f"holds: {verdict.party} signed what these weights do not write",
     }
 
 
-def _judged_again(opened: _Opened) -> tuple[RolloutVerdict | None, str | None]:
-    """The verdict of this reader, and what it has to believe instead."""
-    verdict, request = opened.record.verdict, opened.request
-    answer, payload, _ = opened.answers[0]
-    if verdict.offence == "equivocation":
-        answered = [digest for one, _, digest in opened.answers if one.request == request.digest]
-        return judge_second_answer(verdict.party, request, answered), None
-    vocab_size = json.loads(opened.record.config).get("vocab_size", 0)
-    rollouts, formal = read_answer(verdict.party, request, answer, payload, vocab_size)
-    if formal is not None or verdict.offence in _NEED_NO_WEIGHTS:
-        return formal, None
-    if verdict.offence in _OWNER_ONLY:
-        return None, _OWNER_ONLY[verdict.offence]
-    if opened.policy is None:
-        return None, f"what the weights say: {opened.record.weights_left_out}"
-    return _reread(opened, opened.policy, rollouts), None
+def _tolerance(bundle: RolloutBundle) -> Mapping[str, float]:
+    tolerance: Mapping[str, float] = bundle.request.fields.body["tolerance"]
+    return tolerance
 
 
-def _reread(opened: _Opened, policy: RolloutPolicy, rollouts: Sequence[Rollout]) -> RolloutVerdict | None:
-    verdict, request = opened.record.verdict, opened.request
-    chosen = [one for one in rollouts if (one.prompt, one.sample) == (verdict.prompt, verdict.sample)]
-    tolerance = opened.record.tolerance
-    try:
-        reread = reread_rollouts(PolicyModel.build(policy), request, chosen, tolerance.margin)
-    except ModelError as exc:
-        raise opened.refuse(str(exc)) from exc
-    judged = (
-        judge_rollout(verdict.party, request, one, found, tolerance) for one, found in zip(chosen, reread, strict=True)
-    )
-    return next((one for one in judged if one is not None), None)
+def _core(verdict: RolloutVerdict | None) -> tuple[object, ...] | None:
+    """What two readers of the same records must agree on; measured distances depend on the machine."""
+    if verdict is None:
+        return None
+    return verdict.party, verdict.step, verdict.request, verdict.offence, verdict.prompt, verdict.sample
 
 
-def _open(path: Path, pins: Pins) -> _Opened:
+def _finding(verdict: RolloutVerdict | None) -> str:
+    if verdict is None:
+        return "finds nothing wrong"
+    return f"finds {verdict.party} guilty of {verdict.offence} in step {verdict.step}: {verdict.reason}"
+
+
+def _read_files(path: Path) -> tuple[RolloutEvidence, Mapping[str, torch.Tensor]]:
     content = read_bounded(path, MAX_RECORD_BYTES)
     try:
         record = RolloutEvidence.model_validate_json(content)
@@ -273,65 +231,68 @@ def _open(path: Path, pins: Pins) -> _Opened:
     if hashlib.sha256(blob).hexdigest() != record.tensors.sha256:
         raise EvidenceError(f"{path}: its tensors were altered or swapped")
     try:
-        tensors = load(blob)
+        return record, load(blob)
     except (SafetensorError, ValueError, KeyError) as exc:
         raise EvidenceError(f"{path}: its tensors are no safetensors file ({exc})") from exc
-    fingerprint, peers = certified_peers(path, record, pins)
-    statements, party = Statements(record.session, known_peer(peers)), record.verdict.party
+
+
+def _bundle_of(record: RolloutEvidence, tensors: Mapping[str, torch.Tensor]) -> RolloutBundle:
+    """Read the bundle of a record; whether it holds is for the judge."""
+    verdict, config = record.verdict, _config(record.config)
+    payload = tensors[_PAYLOAD].numpy().tobytes() if _PAYLOAD in tensors else b""
     try:
-        asked = statements.frame(record.headers["request"], (None, party))
-        owner = asked.fields.sender
-        request = parse_body(TO_WORKER, asked.fields.kind, asked.fields.body)
-        if not isinstance(request, RolloutRequest):
-            raise EvidenceError(f"{path}: its request is a {asked.fields.kind!r} message")
-        answers = [
-            _answer(path, statements.frame(record.headers[role], (party, owner)), tensors, role)
-            for role in ("answer", "second_answer")
-            if role in record.headers
-        ]
+        headers = {
+            role: SignedHeader(one.header.encode(), bytes.fromhex(one.signature))
+            for role, one in record.headers.items()
+        }
+        request, answer = headers["request"], SignedAnswer(headers["answer"], payload)
     except KeyError as exc:
-        raise EvidenceError(f"{path}: has no signed header for {exc}") from exc
-    except (FrameError, SignatureError) as exc:
-        raise EvidenceError(f"{path}: a header does not hold: {exc}") from exc
-    if not answers or record.verdict.request != request.digest or record.verdict.step != request.step:
-        raise EvidenceError(f"{path}: its verdict is not about its request and an answer to it")
-    policy = None if record.weights_left_out else _policy(path, record, request, tensors)
-    return _Opened(str(path), record, request, answers, policy, fingerprint)
+        raise EvidenceError(f"has no signed header for {exc}") from exc
+    except ValueError as exc:
+        raise EvidenceError(f"a header is malformed: {exc}") from exc
+    older = None
+    if "older_request" in headers and "older_answer" in headers:
+        older = AnsweredRequest(headers["older_request"], headers["older_answer"])
+    has_weights = record.weights_left_out is None
+    older_policy = None
+    if has_weights and record.older_config is not None:
+        older_policy = RolloutPolicy(_config(record.older_config), _of(_OLDER, tensors))
+    return RolloutBundle(
+        party=verdict.party,
+        request=request,
+        answer=answer,
+        policy=RolloutPolicy(config, _of(_POLICY, tensors)) if has_weights else None,
+        config=config,
+        weights=record.weights,
+        second_answer=headers.get("second_answer"),
+        place=None if verdict.prompt is None or verdict.sample is None else (verdict.prompt, verdict.sample),
+        older=older,
+        older_policy=older_policy,
+    )
 
 
-def _answer(
-    path: Path, header: SignedHeader, tensors: Mapping[str, torch.Tensor], role: str
-) -> tuple[RolloutAnswer, bytes, str]:
-    answer = parse_body(TO_OWNER, header.fields.kind, header.fields.body)
-    if not isinstance(answer, RolloutAnswer):
-        raise EvidenceError(f"{path}: header {role!r} is a {header.fields.kind!r} message")
-    payload = tensors[role].numpy().tobytes() if role in tensors else b""
-    if digest_hex(payload) != header.fields.payload_digest:
-        raise EvidenceError(f"{path}: the texts are not those that {header.fields.sender} signed")
-    return answer, payload, digest_of_answer(header)
-
-
-def digest_of_answer(header: SignedHeader) -> str:
-    """Digest of what an answer says and carries; the place on its link is left out."""
-    return digest_hex(canonical_json([header.fields.body, header.fields.payload_digest]))
-
-
-def _policy(
-    path: Path, record: RolloutEvidence, request: RolloutRequest, tensors: Mapping[str, torch.Tensor]
-) -> RolloutPolicy:
-    weights = {name.removeprefix(_WEIGHT): one for name, one in tensors.items() if name.startswith(_WEIGHT)}
+def _config(text: str) -> dict[str, Any]:
     try:
-        policy = RolloutPolicy(json.loads(record.config), weights)
-        found = policy.digest
-    except (ValueError, ModelError) as exc:
-        raise EvidenceError(f"{path}: its weights are malformed ({exc})") from exc
-    if found != request.policy:
-        raise EvidenceError(f"{path}: its weights are {found[:16]}, the request names {request.policy[:16]}")
-    return policy
+        config = json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise EvidenceError(f"the policy's config is malformed ({exc})") from exc
+    if not isinstance(config, dict):
+        raise EvidenceError("the policy's config is no object")
+    return config
 
 
-def _parties(headers: Any) -> set[str]:
-    return {name for one in headers for name in (one.fields.sender, one.fields.receiver)}
+def _of(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)}
+
+
+def _prefixed(prefix: str, policy: RolloutPolicy | None) -> dict[str, torch.Tensor]:
+    return {} if policy is None else {f"{prefix}{name}": one for name, one in policy.tensors.items()}
+
+
+def _write_private(path: Path, content: bytes) -> None:
+    # prompts and texts are in it
+    path.touch(mode=0o600)
+    path.write_bytes(content)
 
 
 def _free_name(directory: Path, verdict: RolloutVerdict) -> str:

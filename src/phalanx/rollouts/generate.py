@@ -1,7 +1,7 @@
 """Texts by the seeded draw, with a KV cache; prompts of one length share a batch, so that nothing is padded."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -49,7 +49,7 @@ def generate_rollouts(model: PolicyModel, request: RolloutRequest, batch_rows: i
     check_room(model, request)
     found = {
         (one.prompt, one.sample): one
-        for batch in _batches(request, batch_rows)
+        for batch in batches_of(request, batch_rows)
         for one in _write(model, request, batch)
     }
     return tuple(found[place] for place in request.places)
@@ -71,15 +71,45 @@ def check_room(model: PolicyModel, request: RolloutRequest) -> None:
             raise DataError(f"prompt {prompt.number}: has a token beyond the vocabulary of {model.vocab_size}")
 
 
-def _batches(request: RolloutRequest, batch_rows: int) -> Iterator[Sequence[Prompt]]:
-    """Prompts of one length, in the order of the request."""
+def batches_of(request: RolloutRequest, batch_rows: int) -> Iterator[Sequence[Prompt]]:
+    """Prompts of one length, in the order of the request, as a writer puts them together."""
     by_length: dict[int, list[Prompt]] = defaultdict(list)
     for prompt in request.prompts:
         by_length[len(prompt.ids)].append(prompt)
-    most = max(1, batch_rows // request.samples)
+    max_prompts = max(1, batch_rows // request.samples)
     for prompts in by_length.values():
-        for start in range(0, len(prompts), most):
-            yield prompts[start : start + most]
+        for start in range(0, len(prompts), max_prompts):
+            yield prompts[start : start + max_prompts]
+
+
+ChooseTokens = Callable[[Sequence[int], ReadTexts], tuple[Tensor, Sequence[int]]]
+"""Gets the numbers of the rows that are read and what follows them; returns the next token of each of these rows, int64
+``[rows]``, and the places among them of those that go on."""
+
+
+def step_through(model: PolicyModel, prompts: Tensor, samples: int, choose: ChooseTokens) -> None:
+    """Read rows token by token with a cache, until none goes on: the one way in which texts come about.
+
+    Args:
+        model: Reads.
+        prompts: int64 ``[prompts, tokens]``.
+        samples: Rows of each prompt, one behind the other.
+        choose: Chooses the next tokens.
+    """
+    read, cache = model.begin(prompts)
+    if samples > 1:
+        cache.batch_repeat_interleave(samples)
+        read = ReadTexts(read.logits.repeat_interleave(samples, dim=0), read.states.repeat_interleave(samples, dim=0))
+    rows = list(range(len(prompts) * samples))
+    while True:
+        tokens, going_on = choose(rows, read)
+        if not going_on:
+            return
+        if len(going_on) < len(rows):
+            places = torch.tensor(going_on)
+            cache.batch_select_indices(places.to(read.logits.device))
+            rows, tokens = [rows[n] for n in going_on], tokens[places]
+        read = model.extend(tokens, cache)
 
 
 def _write(model: PolicyModel, request: RolloutRequest, prompts: Sequence[Prompt]) -> list[Rollout]:
@@ -88,28 +118,18 @@ def _write(model: PolicyModel, request: RolloutRequest, prompts: Sequence[Prompt
         for prompt in prompts
         for sample in range(request.samples)
     ]
-    read, cache = model.begin(torch.tensor([prompt.ids for prompt in prompts]))
-    if request.samples > 1:
-        cache.batch_repeat_interleave(request.samples)
-        read = ReadTexts(
-            read.logits.repeat_interleave(request.samples, dim=0), read.states.repeat_interleave(request.samples, dim=0)
-        )
-    rows = texts
-    for position in range(request.sampler.max_new_tokens):
-        tokens = _draw(request, rows, read, position)
-        left = [n for n, text in enumerate(rows) if not text.is_over]
-        if not left or position + 1 == request.sampler.max_new_tokens:
-            break
-        if len(left) < len(rows):
-            kept = torch.tensor(left)
-            cache.batch_select_indices(kept.to(read.logits.device))
-            rows, tokens = [rows[n] for n in left], tokens[kept]
-        read = model.extend(tokens, cache)
-    return [_finished(text) for text in texts]
+
+    def choose(rows: Sequence[int], read: ReadTexts) -> tuple[Tensor, Sequence[int]]:
+        tokens = _draw(request, [texts[row] for row in rows], read)
+        return tokens, [n for n, row in enumerate(rows) if not texts[row].is_over]
+
+    step_through(model, torch.tensor([prompt.ids for prompt in prompts]), request.samples, choose)
+    return [_finished(request, text) for text in texts]
 
 
-def _draw(request: RolloutRequest, rows: Sequence[_Text], read: ReadTexts, position: int) -> Tensor:
+def _draw(request: RolloutRequest, rows: Sequence[_Text], read: ReadTexts) -> Tensor:
     """Draw the next token of every row, and commit to it; int64 ``[rows]``."""
+    position = len(rows[0].ids)
     keys = torch.tensor([text.place.key(position) for text in rows])
     tokens, logprobs = draw_tokens(read.logits[:, 0].cpu(), keys, request.sampler)
     if position % request.sampler.sketch_every == 0:
@@ -118,17 +138,17 @@ def _draw(request: RolloutRequest, rows: Sequence[_Text], read: ReadTexts, posit
     for text, token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
         text.ids.append(token)
         text.logprobs.append(logprob)
-        text.is_over = token in request.ends
+        text.is_over = token in request.ends or len(text.ids) == request.sampler.max_new_tokens
     return tokens
 
 
-def _finished(text: _Text) -> Rollout:
+def _finished(request: RolloutRequest, text: _Text) -> Rollout:
     return Rollout(
         prompt=text.prompt.number,
         sample=text.sample,
         prompt_ids=text.prompt.ids,
         ids=tuple(text.ids),
-        finish="stop" if text.is_over else "length",
+        finish="stop" if text.ids[-1] in request.ends else "length",
         logprobs=np.asarray(text.logprobs, np.float32),
         sketches=np.asarray(text.sketches, np.float32).reshape(-1, SKETCH_NUMBERS),
     )

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +11,7 @@ from phalanx.errors import FrameError
 from phalanx.rollouts.prefill import RereadRollout
 from phalanx.rollouts.request import RolloutRequest
 from phalanx.rollouts.rollout import Rollout, RolloutAnswer, misfit, unpack_answer
-from phalanx.rollouts.verdict import RolloutOffence, RolloutTolerance, RolloutVerdict
+from phalanx.rollouts.verdict import RolloutDismissal, RolloutOffence, RolloutVerdict
 
 RewardRule = Callable[[Rollout], float]
 """What a text earns, by its tokens alone."""
@@ -39,23 +40,18 @@ OLDER_EVIDENCE = 40.0
 def read_answer(
     worker: str, request: RolloutRequest, answer: RolloutAnswer, payload: bytes, vocab_size: int
 ) -> tuple[tuple[Rollout, ...], RolloutVerdict | None]:
-    """Read an answer, and judge what needs no weights.
+    """Read an answer to this request, and judge what needs no weights.
 
     Args:
         worker: The party that signed the answer.
-        request: As it was sent to this worker.
+        request: The one that the answer names.
         answer: Its words.
         payload: Its numbers.
         vocab_size: Of the model.
 
     Returns:
-        The texts, where they can be read, and a verdict where the answer is to something else than was asked or has
-        texts that no honest worker sends.
+        The texts, where they can be read, and a verdict where some are texts that no honest worker sends.
     """
-    if (answer.step, answer.policy, answer.request) != (request.step, request.policy, request.digest):
-        said = f"step {answer.step}, policy {answer.policy[:16]}, request {answer.request[:16]}"
-        asked = f"step {request.step}, policy {request.policy[:16]}, request {request.digest[:16]}"
-        return (), _verdict(worker, request, "request", f"answered {said}; asked for {asked}")
     try:
         texts = unpack_answer(request, answer, payload)
     except FrameError as exc:
@@ -77,46 +73,70 @@ def judge_texts(
     return None
 
 
-def judge_rollout(
-    worker: str, request: RolloutRequest, one: Rollout, reread: RereadRollout, tolerance: RolloutTolerance
-) -> RolloutVerdict | None:
-    """Judge one text by what the right weights say of it.
+def judge_rollout(worker: str, request: RolloutRequest, one: Rollout, reread: RereadRollout) -> RolloutVerdict | None:
+    """Judge one text by what the right weights say of it, with the tolerance of the request.
 
     Guarantees:
         Nothing that is no number passes. What passes was drawn by the rule, token by token, but where two tokens were
         nearly equal; `BorderBook` bounds these. Where log-probabilities are the checker's to the last bits, so are
         logits, and draws are held to a tenth of the tolerance.
     """
-    looks: tuple[tuple[RolloutOffence, NDArray[np.float64], float, str], ...] = (
-        ("sketch", reread.sketch_gaps, tolerance.sketch, "its hidden states are of other weights or another prompt"),
-        ("logprob", reread.logprob_gaps, tolerance.logprob, "its log-probabilities are not those of the weights"),
-        ("draw", reread.margins, _allowed_margin(request, reread, tolerance), "a token lost its draw"),
-    )
-    for offence, values, allowed, what in looks:
-        # never "larger than": that would let pass what is no number
-        beyond = ~(values <= allowed)
+    for look in _looks(request, reread):
+        beyond = look.beyond
         if beyond.any():
-            at = int(np.argmax(beyond))
-            worst = float(np.max(values)) if np.isfinite(values).all() else math.inf
-            position = at * request.sampler.sketch_every if offence == "sketch" else at
+            worst = float(np.max(look.values)) if np.isfinite(look.values).all() else math.inf
             return _verdict(
                 worker,
                 request,
-                offence,
-                f"{_place(one)}: {what}: first at token {position}, {int(beyond.sum())} of {len(values)}, "
-                f"worst {worst:.1e}, allowed {allowed:.1e}",
+                look.offence,
+                f"{_place(one)}: {look.what}: first at token {int(np.argmax(beyond)) * look.every}, "
+                f"{int(beyond.sum())} of {len(look.values)}, worst {worst:.1e}, allowed {look.allowed:.1e}",
                 one,
                 measured=worst if math.isfinite(worst) else None,
-                allowed=allowed,
+                allowed=look.allowed,
                 checked=len(one.ids),
             )
     return None
 
 
-def _allowed_margin(request: RolloutRequest, reread: RereadRollout, tolerance: RolloutTolerance) -> float:
+def first_fault(request: RolloutRequest, reread: RereadRollout) -> int | None:
+    """Return the first token of a text at which a claim is beyond the tolerance of the request; None where none is."""
+    faults = (int(np.argmax(look.beyond)) * look.every for look in _looks(request, reread) if look.beyond.any())
+    return min(faults, default=None)
+
+
+class _Look(NamedTuple):
+    """One kind of claim: distances of every so many tokens, and what is allowed of each."""
+
+    offence: RolloutOffence
+    values: NDArray[np.float64]
+    allowed: float
+    every: int
+    what: str
+
+    @property
+    def beyond(self) -> NDArray[np.bool_]:
+        # never "larger than": that would let pass what is no number
+        return ~(self.values <= self.allowed)
+
+
+def _looks(request: RolloutRequest, reread: RereadRollout) -> tuple[_Look, ...]:
+    tolerance, every = request.tolerance, request.sampler.sketch_every
+    # a cold draw makes more of every distance between logits
+    logprob = tolerance.logprob / min(1.0, request.sampler.divisor)
+    margin, wrong = _allowed_margin(request, reread), "its log-probabilities are not those of the weights"
+    foreign = "its hidden states are of other weights or another prompt"
+    return (
+        _Look("sketch", reread.sketch_gaps, tolerance.sketch, every, foreign),
+        _Look("logprob", reread.logprob_gaps, logprob, 1, wrong),
+        _Look("draw", reread.margins, margin, 1, "a token lost its draw"),
+    )
+
+
+def _allowed_margin(request: RolloutRequest, reread: RereadRollout) -> float:
     """By how many logits a token of this text may have lost: what its own log-probabilities say of the noise."""
-    noise = MARGIN_OF_NOISE * float(reread.logprob_gaps.max()) * request.sampler.divisor
-    return min(tolerance.margin, max(SURE_SHARE * tolerance.margin, noise))
+    noise, margin = float(reread.logprob_gaps.max()) * request.sampler.divisor, request.tolerance.margin
+    return min(margin, max(SURE_SHARE * margin, MARGIN_OF_NOISE * noise))
 
 
 def judge_age(
@@ -160,21 +180,19 @@ def _root_mean_square(values: NDArray[np.float64]) -> float:
     return float(np.sqrt(np.mean(np.square(values))))
 
 
-def judge_reward(worker: str, request: RolloutRequest, one: Rollout, rule: RewardRule) -> RolloutVerdict | None:
-    """Judge a reward that a worker reports; one that it leaves to the owner is none."""
+def judge_reward(worker: str, request: RolloutRequest, one: Rollout, rule: RewardRule) -> RolloutDismissal | None:
+    """Judge a reward that a worker reports, by a rule that the owner alone has."""
     if one.reward is None:
         return None
     earned = rule(one)
-    gap = abs(one.reward - earned)
-    if gap <= REWARD_SLACK * max(1.0, abs(earned)):
+    if abs(one.reward - earned) <= REWARD_SLACK * max(1.0, abs(earned)):
         return None
-    measured = gap if math.isfinite(gap) else None
     reason = f"{_place(one)} earns {earned:g}, its worker says {one.reward:g}"
-    return _verdict(worker, request, "reward", reason, one, measured=measured, allowed=REWARD_SLACK)
+    return RolloutDismissal(party=worker, step=request.step, cause="reward", reason=reason)
 
 
 def judge_second_answer(worker: str, request: RolloutRequest, digests: Sequence[str]) -> RolloutVerdict | None:
-    """Judge all answers that a worker signed to one request, by the digests of their words and numbers, in order."""
+    """Judge all answers that name one request and that one certificate signed, by `digest_of_answer`, in order."""
     if digests[-1] == digests[0]:
         return None
     return _verdict(worker, request, "equivocation", "signed two different answers to one request")
@@ -196,8 +214,11 @@ class BorderBook:
         self._expected: dict[str, float] = {}
         self._differing: dict[str, int] = {}
 
-    def add(self, worker: str, request: RolloutRequest, reread: RereadRollout) -> RolloutVerdict | None:
-        """Enter one text that was within the tolerance; a verdict where its worker has too many by now."""
+    def add(self, worker: str, request: RolloutRequest, reread: RereadRollout) -> RolloutDismissal | None:
+        """Enter one text that was within the tolerance; a dismissal where its worker has too many by now.
+
+        It is no conviction: what was counted is spread over all answers of the worker, more than evidence can hold.
+        """
         tokens = self._tokens[worker] = self._tokens.get(worker, 0) + len(reread.differs)
         noise = max(_root_mean_square(reread.logprob_gaps), LEAST_NOISE)
         here = len(reread.differs) * min(self._rate, BORDERS_OF_NOISE * noise)
@@ -205,16 +226,11 @@ class BorderBook:
         differing = self._differing[worker] = self._differing.get(worker, 0) + int(reread.differs.sum())
         if not too_many_borders(differing, tokens, expected / tokens):
             return None
-        return _verdict(
-            worker,
-            request,
-            "borders",
+        reason = (
             f"took the second-best of two nearly equal tokens {differing} times in {tokens} tokens, "
-            f"rounding does {expected:.1g} times",
-            measured=differing / tokens,
-            allowed=expected / tokens,
-            checked=tokens,
+            f"rounding does {expected:.1g} times"
         )
+        return RolloutDismissal(party=worker, step=request.step, cause="borders", reason=reason)
 
 
 def too_many_borders(differing: int, tokens: int, rate: float) -> bool:

@@ -6,13 +6,14 @@ from functools import cached_property
 from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Cache
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 from phalanx.config import canonical_json
 from phalanx.errors import ModelError
 from phalanx.models import parse_hub_config, weights_digest
-from phalanx.models.families import TRANSFORMERS_REFUSALS, hub_config_dict
+from phalanx.models.families import TRANSFORMERS_REFUSALS, family_of, hub_config_dict
 from phalanx.models.quiet import quiet_transformers
 from phalanx.security.crypto import digest_hex
 
@@ -37,7 +38,21 @@ class RolloutPolicy:
     @cached_property
     def digest(self) -> str:
         """Names config and every bit of every weight: what a request asks for and an answer is given under."""
-        return digest_hex(canonical_json([dict(self.config), weights_digest(self.tensors.items())]))
+        return policy_digest(self.config, self.weights)
+
+    @cached_property
+    def weights(self) -> str:
+        """Digest of the weights alone."""
+        return weights_digest(self.tensors.items())
+
+
+def policy_digest(config: Mapping[str, Any], weights: str) -> str:
+    """Name a policy by its config and the digest of its weights; a config is checked without the weights themselves.
+
+    Raises:
+        ValueError: The config is no JSON data.
+    """
+    return digest_hex(canonical_json([dict(config), weights]))
 
 
 @dataclass(frozen=True)
@@ -84,8 +99,9 @@ class PolicyModel:
             raise ModelError(f"policy: found weights of {len(dtypes)} types of numbers, expected one")
         with torch.random.fork_rng(devices=[]), quiet_transformers():
             try:
+                kernel = family_of(config.model_type, "policy").attention(attention)
                 model = AutoModelForCausalLM.from_config(
-                    config, dtype=dtypes.pop(), attn_implementation=attention, trust_remote_code=False
+                    config, dtype=dtypes.pop(), attn_implementation=kernel, trust_remote_code=False
                 )
             except TRANSFORMERS_REFUSALS as exc:
                 raise ModelError(f"policy: {config.model_type} cannot be built: {exc}") from exc
@@ -108,13 +124,49 @@ class PolicyModel:
         """Tokens that a prompt and its continuation may have together."""
         return int(getattr(self._model.config, "max_position_embeddings", 0) or 1 << 20)
 
+    @property
+    def parameters(self) -> Mapping[str, Tensor]:
+        """Its weights by the hub's names; shared, not copied."""
+        return {name: one.detach() for name, one in self._model.named_parameters()}
+
+    @cached_property
+    def routers(self) -> tuple[nn.Module, ...]:
+        """The modules that choose experts, in the order in which they are run."""
+        return tuple(module for module in self._model.modules() if isinstance(module, Qwen3MoeTopKRouter))
+
+    @cached_property
+    def is_routed(self) -> bool:
+        """Whether tokens ask experts: another rounding may choose others."""
+        return family_of(self._model.config.model_type, "policy").facts.routed
+
+    def reads_alike(self, prompt: int, tokens: int) -> bool:
+        """Whether one pass over a text computes what a cache does, up to rounding.
+
+        With longrope it does not where a text grows beyond the length at which rotations change: a cache keeps the keys
+        of earlier tokens as they were. Rotations of ``dynamic`` change beyond the model's window, which no text leaves.
+
+        Args:
+            prompt: Tokens of the prompt.
+            tokens: Of the prompt and what follows it, as far as they are read.
+        """
+        return all(tokens <= limit or prompt > limit for limit in self._rotation_limits)
+
+    @cached_property
+    def _rotation_limits(self) -> frozenset[int]:
+        rotations = getattr(self._model.config, "rope_parameters", None) or {}
+        # of each kind of layer, or of all of them
+        kinds = [one for one in (rotations, *rotations.values()) if isinstance(one, dict)]
+        return frozenset(
+            int(one["original_max_position_embeddings"]) for one in kinds if one.get("rope_type") == "longrope"
+        )
+
     def take(self, policy: RolloutPolicy) -> None:
         """Copy other weights of the same model in.
 
         Raises:
             ModelError: Names or shapes differ.
         """
-        own = dict(self._model.named_parameters())
+        own = self.parameters
         if own.keys() != policy.tensors.keys():
             odd = sorted(own.keys() ^ policy.tensors.keys())
             raise ModelError(f"policy: {len(odd)} weights are missing or unknown, such as {odd[0]!r}")
@@ -158,3 +210,47 @@ class PolicyModel:
                 self._model.train()
             self._states.clear()
         return ReadTexts(found.logits[:, -positions:], states[:, -positions:]), found.past_key_values
+
+
+@dataclass(frozen=True)
+class KeptPolicy:
+    """A policy as a model to read with.
+
+    Attributes:
+        digest: Of the policy.
+        config: Keys of the hub's config.json.
+        model: Has the weights.
+    """
+
+    digest: str
+    config: Mapping[str, object]
+    model: PolicyModel
+
+    @property
+    def policy(self) -> RolloutPolicy:
+        """The policy as data; the tensors are shared, not copied."""
+        return RolloutPolicy(self.config, self.model.parameters)
+
+
+@dataclass
+class KeptPolicies:
+    """The last two policies: a worker may still be using the one before.
+
+    Attributes:
+        now: The policy that was kept last.
+        before: The one before that; None until there were two.
+    """
+
+    now: KeptPolicy | None = None
+    before: KeptPolicy | None = None
+
+    def keep(self, policy: RolloutPolicy, device: str) -> None:
+        """Keep a copy of these weights beside those before."""
+        if self.now is not None and self.now.digest == policy.digest:
+            return
+        if self.before is None:
+            model = PolicyModel.build(policy, device=device)
+        else:
+            model = self.before.model
+            model.take(policy)
+        self.now, self.before = KeptPolicy(policy.digest, dict(policy.config), model), self.now

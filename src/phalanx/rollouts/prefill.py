@@ -1,4 +1,4 @@
-"""Sampled texts read again in one pass: what a checker knows of them before anything is judged."""
+"""Sampled texts read again: what a checker knows of them before anything is judged."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,9 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from phalanx.rollouts.draw import DrawPlace, check_draws
-from phalanx.rollouts.policy import PolicyModel
+from phalanx.rollouts.generate import batches_of, step_through
+from phalanx.rollouts.policy import PolicyModel, ReadTexts
 from phalanx.rollouts.request import RolloutRequest
 from phalanx.rollouts.rollout import Rollout
 from phalanx.rollouts.sketch import sketch_distances, sketch_states
@@ -37,7 +39,7 @@ class RereadRollout:
 def reread_rollouts(
     model: PolicyModel, request: RolloutRequest, rollouts: Sequence[Rollout], tolerance: float
 ) -> tuple[RereadRollout, ...]:
-    """Read texts again, prompts and all, each in one pass without a cache.
+    """Read texts again, prompts and all: in one pass, or with a cache where one pass computes something else.
 
     Args:
         model: Has the weights that the request names.
@@ -51,42 +53,106 @@ def reread_rollouts(
     Raises:
         ModelError: A logit of these weights is no finite number: a fault on this side.
     """
-    found: dict[int, RereadRollout] = {}
-    by_length: dict[int, list[int]] = {}
+    reread: dict[int, RereadRollout] = {}
+    groups: dict[tuple[int, bool], list[int]] = {}
     for n, one in enumerate(rollouts):
-        by_length.setdefault(len(one.prompt_ids), []).append(n)
-    for numbers in by_length.values():
+        groups.setdefault((len(one.prompt_ids), _is_read_in_one_pass(model, one)), []).append(n)
+    for numbers in groups.values():
         numbers.sort(key=lambda n: len(rollouts[n].ids))
         while numbers:
             longest = len(rollouts[numbers[-1]].ids)
             rows = max(1, MOST_NUMBERS // (longest * model.vocab_size))
             batch, numbers[:] = numbers[-rows:], numbers[:-rows]
-            found |= zip(batch, _reread(model, request, [rollouts[n] for n in batch], tolerance), strict=True)
-    return tuple(found[n] for n in range(len(rollouts)))
+            texts = [rollouts[n] for n in batch]
+            for n, found in zip(batch, read_texts(model, texts), strict=True):
+                reread[n] = compare_text(request, rollouts[n], found, tolerance)
+    return tuple(reread[n] for n in range(len(rollouts)))
 
 
-def _reread(
-    model: PolicyModel, request: RolloutRequest, rollouts: Sequence[Rollout], tolerance: float
-) -> list[RereadRollout]:
-    longest = max(len(one.ids) for one in rollouts)
+def rewrite_rollouts(
+    model: PolicyModel, request: RolloutRequest, rollouts: Sequence[Rollout], number: int, batch_rows: int
+) -> ReadTexts:
+    """Compute one text of an answer again as an honest writer does: in its batch, token by token, with a cache.
+
+    Args:
+        model: Has the weights that the request names.
+        request: What was asked for.
+        rollouts: All texts of the answer, in the order of `RolloutRequest.places`.
+        number: Of the text among them.
+        batch_rows: The writer's.
+
+    Returns:
+        What precedes each token of that text, ``[tokens, ...]``.
+    """
+    by_place = {(one.prompt, one.sample): one for one in rollouts}
+    chosen = rollouts[number]
+    (batch,) = [
+        prompts for prompts in batches_of(request, batch_rows) if chosen.prompt in {one.number for one in prompts}
+    ]
+    places = [(prompt.number, sample) for prompt in batch for sample in range(request.samples)]
+    row = places.index((chosen.prompt, chosen.sample))
+    return _stepped(model, [prompt.ids for prompt in batch], [by_place[place] for place in places], {row})[0]
+
+
+def _is_read_in_one_pass(model: PolicyModel, one: Rollout) -> bool:
+    """Whether one pass over a text computes what its writer's cache did, up to rounding."""
+    prompt = len(one.prompt_ids)
+    return model.reads_alike(prompt, prompt + len(one.ids) - 1)
+
+
+def read_texts(model: PolicyModel, texts: Sequence[Rollout]) -> list[ReadTexts]:
+    """Read texts to prompts of one length again, all in one pass or all with a cache.
+
+    Returns:
+        What precedes each token of each text, ``[tokens, ...]``.
+    """
+    if not all(_is_read_in_one_pass(model, one) for one in texts):
+        return _stepped(model, [one.prompt_ids for one in texts], texts, set(range(len(texts))))
+    longest = max(len(one.ids) for one in texts)
     # what follows the last token is not looked at; in a causal model, padding behind a text changes nothing in it
-    texts = [[*one.prompt_ids, *one.ids[:-1], *[0] * (longest - len(one.ids))] for one in rollouts]
-    read = model.read(torch.tensor(texts), longest)
+    rows = [[*one.prompt_ids, *one.ids[:-1], *[0] * (longest - len(one.ids))] for one in texts]
+    read = model.read(torch.tensor(rows), longest)
     return [
-        _compare(request, one, logits[: len(one.ids)].cpu(), sketch_states(states[: len(one.ids)]), tolerance)
-        for one, logits, states in zip(rollouts, read.logits, read.states, strict=True)
+        ReadTexts(logits[: len(one.ids)], states[: len(one.ids)])
+        for one, logits, states in zip(texts, read.logits, read.states, strict=True)
     ]
 
 
-def _compare(
-    request: RolloutRequest, one: Rollout, logits: torch.Tensor, sketches: NDArray[np.float32], tolerance: float
-) -> RereadRollout:
+def _stepped(
+    model: PolicyModel, prompts: Sequence[Sequence[int]], texts: Sequence[Rollout], wanted: set[int]
+) -> list[ReadTexts]:
+    """Read texts token by token, those of one prompt one behind the other; what precedes each token of some of them."""
+    logits: dict[int, list[Tensor]] = {row: [] for row in sorted(wanted)}
+    states: dict[int, list[Tensor]] = {row: [] for row in sorted(wanted)}
+    position = 0
+
+    def choose(rows: Sequence[int], read: ReadTexts) -> tuple[Tensor, Sequence[int]]:
+        nonlocal position
+        for n, row in enumerate(rows):
+            if row in wanted:
+                logits[row].append(read.logits[n, 0])
+                states[row].append(read.states[n, 0])
+        tokens = torch.tensor([texts[row].ids[position] for row in rows])
+        position += 1
+        return tokens, [n for n, row in enumerate(rows) if position < len(texts[row].ids)]
+
+    step_through(model, torch.tensor([list(ids) for ids in prompts]), len(texts) // len(prompts), choose)
+    return [ReadTexts(torch.stack(logits[row]), torch.stack(states[row])) for row in logits]
+
+
+def compare_text(request: RolloutRequest, one: Rollout, read: ReadTexts, tolerance: float) -> RereadRollout:
+    """Compare the claims of a text with what was read, ``[tokens, ...]``.
+
+    Raises:
+        ModelError: A logit is no finite number.
+    """
     place = DrawPlace(request.seed, request.step, one.prompt, one.sample)
     keys = torch.tensor([place.key(position) for position in range(len(one.ids))])
-    draws = check_draws(logits, keys, torch.tensor(one.ids), request.sampler, tolerance)
+    draws = check_draws(read.logits.cpu(), keys, torch.tensor(one.ids), request.sampler, tolerance)
+    sketches = sketch_states(read.states)[:: request.sampler.sketch_every]
     return RereadRollout(
         margins=draws.margins.numpy(),
         differs=draws.differs.numpy(),
         logprob_gaps=np.abs(one.logprobs.astype(np.float64) - draws.logprobs.numpy()),
-        sketch_gaps=sketch_distances(one.sketches, sketches[:: request.sampler.sketch_every]),
+        sketch_gaps=sketch_distances(one.sketches, sketches),
     )

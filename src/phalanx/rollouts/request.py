@@ -6,6 +6,7 @@ from pydantic import Field
 
 from phalanx.config import StrictModel, canonical_json
 from phalanx.pipeline.protocol.message import Digest, Step
+from phalanx.rollouts.verdict import RolloutTolerance
 from phalanx.security.crypto import digest_hex
 from phalanx.transport import Body
 
@@ -66,6 +67,8 @@ class RolloutRequest(Body):
         prompts: In rising order of their numbers.
         samples: Texts for each prompt, numbered from 0.
         ends: Tokens that end a text.
+        order: Number of the request among all that its owner sends in a session, so that no two have one digest.
+        tolerance: By which answers are judged; a worker that answers has agreed to it.
     """
 
     kind: ClassVar[str] = "rollout_request"
@@ -77,11 +80,13 @@ class RolloutRequest(Body):
     prompts: tuple[Prompt, ...] = Field(min_length=1, max_length=MOST_PROMPTS)
     samples: int = Field(ge=1, le=MOST_SAMPLES)
     ends: tuple[TokenId, ...] = Field(default=(), max_length=64)
+    order: int = Field(default=0, ge=0, lt=2**63)
+    tolerance: RolloutTolerance = RolloutTolerance()
 
     # nothing is cached: a copy with other prompts would keep it
     @property
     def digest(self) -> str:
-        """BLAKE3 over the canonical JSON: binds an answer to step, weights, rule, seed and prompts at once."""
+        """BLAKE3 over the canonical JSON: names this one request and all that it says."""
         return digest_hex(canonical_json(self.model_dump(mode="json")))
 
     @property

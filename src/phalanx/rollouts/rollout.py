@@ -10,7 +10,8 @@ from pydantic import Field
 
 from phalanx.config import StrictModel
 from phalanx.errors import FrameError
-from phalanx.pipeline.protocol.message import Digest, Step
+from phalanx.pipeline.protocol.message import Digest
+from phalanx.rollouts.config import BATCH_ROWS, AttentionKernel
 from phalanx.rollouts.request import MOST_TOKENS, PromptNumber, RolloutRequest, SampleNumber
 from phalanx.transport import Body
 
@@ -65,28 +66,49 @@ class RolloutLine(StrictModel):
     reward: Reward | None = None
 
 
+class WritingClass(StrictModel):
+    """How a worker computed its texts; a control run computes in the same way before it is accused.
+
+    Attributes:
+        attention: Kernel of attention.
+        batch_rows: About so many texts at a time.
+    """
+
+    attention: AttentionKernel = "sdpa"
+    batch_rows: int = Field(default=BATCH_ROWS, ge=1, le=2**16)
+
+
 class RolloutAnswer(Body):
     """All texts of one request; the payload has their tokens, log-probabilities and sketches.
 
     The header that carries it is signed and names the payload's digest: from then on its worker is bound to every
     token and number, before any draw of what is checked.
+
+    Attributes:
+        request: Digest of the request that this answers; it is judged as an answer to that one and to no other.
+        written_in: How the texts were computed.
+        lines: In the order of `RolloutRequest.places`.
     """
 
     kind: ClassVar[str] = "rollout_answer"
 
-    step: Step
-    policy: Digest
     request: Digest
+    written_in: WritingClass = WritingClass()
     lines: tuple[RolloutLine, ...] = Field(max_length=MOST_ROLLOUTS)
 
 
-def pack_answer(request: RolloutRequest, rollouts: Sequence[Rollout]) -> tuple[RolloutAnswer, bytes]:
+_DEFAULT_CLASS = WritingClass()
+
+
+def pack_answer(
+    request: RolloutRequest, rollouts: Sequence[Rollout], written_in: WritingClass = _DEFAULT_CLASS
+) -> tuple[RolloutAnswer, bytes]:
     """Write texts as the body and the payload of an answer."""
     lines = tuple(
         RolloutLine(prompt=one.prompt, sample=one.sample, tokens=len(one.ids), finish=one.finish, reward=one.reward)
         for one in rollouts
     )
-    answer = RolloutAnswer(step=request.step, policy=request.policy, request=request.digest, lines=lines)
+    answer = RolloutAnswer(request=request.digest, written_in=written_in, lines=lines)
     parts = [
         b"".join(np.asarray(one.ids, "<i4").tobytes() for one in rollouts),
         b"".join(one.logprobs.astype("<f4").tobytes() for one in rollouts),

@@ -1,4 +1,4 @@
-"""What is allowed between honest parties, and the verdict on a party that went beyond it."""
+"""What is allowed between honest parties, the verdict on a worker that went beyond it, and dismissals without one."""
 
 from typing import Literal
 
@@ -7,18 +7,26 @@ from pydantic import Field
 from phalanx.config import StrictModel
 from phalanx.pipeline.protocol.message import Digest, PartyName, Step
 
-RolloutOffence = Literal["form", "request", "sketch", "logprob", "draw", "stale", "borders", "reward", "equivocation"]
-"""What a worker can be convicted of:
+RolloutOffence = Literal["form", "sketch", "logprob", "draw", "stale", "equivocation"]
+"""What a worker can be convicted of, all of it by records that it signed:
 
 - form: a text that no honest worker sends, whatever the weights: cut short, going on after its end
-- request: an answer to something else than was asked, such as another step or policy
 - sketch: hidden states of other weights, or of another prompt
 - logprob: log-probabilities that these weights do not give
 - draw: a token that lost its draw: other weights, temperature or rule, a text of another place, the best of several
-- stale: log-probabilities that fit the policy of the step before, and not the one of the request
-- borders: the second-best token too often where two are nearly equal
-- reward: a reward that the text does not earn
-- equivocation: two answers to one request
+- stale: log-probabilities that fit an older policy that it wrote by, and not the one of the request
+- equivocation: two different answers to one request
+"""
+
+DismissalCause = Literal["borders", "reward", "undecided", "unanswered", "frames", "lost"]
+"""Why a worker is left out without a conviction:
+
+- borders: the second-best token too often where two are nearly equal, counted over all its answers
+- reward: a reward that the text does not earn by the owner's rule
+- undecided: texts that are off, and may be off because a router chose other experts by rounding
+- unanswered: more requests without an answer in time than `RolloutCheck.max_unanswered` allows
+- frames: malformed frames, or far more frames than requests
+- lost: its link failed
 """
 
 
@@ -27,15 +35,37 @@ class RolloutTolerance(StrictModel):
 
     Attributes:
         margin: Of the logits that decide a draw.
-        logprob: Of a log-probability.
+        logprob: Of a log-probability, in logits: at a temperature below 1 it is divided by that temperature.
         sketch: Relative distance of a sketch.
         border_rate: The largest share of honest tokens for which another token wins at the checker.
+        router: Of the logits by which a router chooses experts: nearer ones may be chosen in either order.
     """
 
     margin: float = Field(default=1e-3, ge=0.0, le=100.0)
     logprob: float = Field(default=1e-3, ge=0.0, le=100.0)
     sketch: float = Field(default=1e-3, ge=0.0, le=10.0)
     border_rate: float = Field(default=1e-4, ge=0.0, le=1.0)
+    router: float = Field(default=2e-5, ge=0.0, le=1.0)
+
+    def narrower_parts(self, other: "RolloutTolerance") -> tuple[str, ...]:
+        """Return the names of what is smaller here than in another tolerance."""
+        return tuple(name for name in type(self).model_fields if getattr(self, name) < getattr(other, name))
+
+
+class RolloutDismissal(StrictModel):
+    """One worker is left out from now on, and convicted of nothing.
+
+    Attributes:
+        party: The worker.
+        step: Of the request at which the owner decided.
+        cause: Why.
+        reason: For people.
+    """
+
+    party: PartyName
+    step: Step
+    cause: DismissalCause
+    reason: str
 
 
 class RolloutVerdict(StrictModel):

@@ -8,12 +8,13 @@ from safetensors.torch import load
 
 from phalanx.errors import DataError, FrameError, ModelError
 from phalanx.pipeline import settle_numerics
-from phalanx.rollouts.config import BATCH_ROWS, RolloutWorkerConfig
+from phalanx.rollouts.config import BATCH_ROWS, AttentionKernel, RolloutWorkerConfig
 from phalanx.rollouts.generate import generate_rollouts
 from phalanx.rollouts.messages import TO_WORKER, PolicyOffer, PolicyPart, RolloutRefusal, RolloutsEnd
 from phalanx.rollouts.policy import PolicyModel, RolloutPolicy
 from phalanx.rollouts.request import RolloutRequest
-from phalanx.rollouts.rollout import RolloutAnswer, pack_answer
+from phalanx.rollouts.rollout import RolloutAnswer, WritingClass, pack_answer
+from phalanx.rollouts.verdict import RolloutTolerance
 from phalanx.transport import CheckedFrame, Endpoint, OwnerLink, join_owner, parse_body
 
 Answer = tuple[RolloutAnswer, bytes]
@@ -26,10 +27,18 @@ class RolloutWriter:
         attention: Kernel of attention.
         device: Of torch.
         batch_rows: About so many texts at a time.
+        tolerance: The narrowest by which answers may be judged; None for the default.
     """
 
-    def __init__(self, attention: str = "sdpa", device: str = "cpu", batch_rows: int = BATCH_ROWS) -> None:
-        self._attention, self._device, self._batch_rows = attention, device, batch_rows
+    def __init__(
+        self,
+        attention: AttentionKernel = "sdpa",
+        device: str = "cpu",
+        batch_rows: int = BATCH_ROWS,
+        tolerance: RolloutTolerance | None = None,
+    ) -> None:
+        self._tolerance = tolerance or RolloutTolerance()
+        self._class, self._device = WritingClass(attention=attention, batch_rows=batch_rows), device
         self._model: PolicyModel | None = None
         self._policy = ""
 
@@ -40,7 +49,7 @@ class RolloutWriter:
             ModelError: No model can be built of them.
         """
         if self._model is None:
-            self._model = PolicyModel.build(policy, self._attention, self._device)
+            self._model = PolicyModel.build(policy, self._class.attention, self._device)
         else:
             self._model.take(policy)
         self._policy = policy.digest
@@ -49,12 +58,19 @@ class RolloutWriter:
         """Answer a request, with one answer.
 
         Raises:
-            DataError: A prompt does not fit, or the weights of the request are not those that were taken.
+            DataError: A prompt does not fit, the weights of the request are not those that were taken, or its tolerance
+                is narrower than this worker allows.
             ModelError: The weights give a logit that is no finite number.
         """
         if self._model is None or self._policy != request.policy:
             raise DataError(f"policy {request.policy[:16]} was not sent; {self._policy[:16] or 'none'} is here")
-        return [pack_answer(request, generate_rollouts(self._model, request, self._batch_rows))]
+        narrower = request.tolerance.narrower_parts(self._tolerance)
+        if narrower:
+            raise DataError(
+                f"tolerance: {', '.join(narrower)} would be judged more narrowly than this worker's file allows"
+            )
+        texts = generate_rollouts(self._model, request, self._class.batch_rows)
+        return [pack_answer(request, texts, self._class)]
 
 
 class RolloutService:
@@ -70,6 +86,7 @@ class RolloutService:
         self._endpoint, self._owner, self._writer = endpoint, owner, writer
         self._offer: PolicyOffer | None = None
         self._file = bytearray()
+        self._order = -1
 
     def run(self, link: OwnerLink) -> None:
         """Serve until told to end.
@@ -111,6 +128,10 @@ class RolloutService:
             self._offer, self._file = None, bytearray()
 
     def _answer(self, request: RolloutRequest) -> None:
+        if request.order <= self._order:
+            # two answers to one request, which may differ in their last bits, would convict this worker
+            raise FrameError(f"request {request.order} came after request {self._order}")
+        self._order = request.order
         try:
             answers = self._writer.write(request)
         except (DataError, ModelError) as exc:
@@ -145,6 +166,6 @@ def run_rollout_worker(config: RolloutWorkerConfig, writer: RolloutWriter | None
     """
     settle_numerics(config.threads)
     with join_owner(config) as link:
-        made = writer or RolloutWriter(config.attention, config.device, config.batch_rows)
+        made = writer or RolloutWriter(config.attention, config.device, config.batch_rows, config.tolerance)
         RolloutService(link.endpoint, config.owner_name, made).run(link)
         link.endpoint.flush(config.transport.timeout_s)

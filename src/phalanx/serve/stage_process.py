@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from phalanx.child import die_with_parent
+from phalanx.config import escape_controls
 from phalanx.errors import PhalanxError
 from phalanx.models import ModelSource, StageModule, StageSpec, build_stage, partition
 from phalanx.models.stage import PREFIX
@@ -106,7 +107,7 @@ def main(directory: str, index: str, num_stages: str) -> int:
         while (message := receive(sys.stdin.buffer)) is not None:
             send(pipe, {HIDDEN: stage.extend(message[HIDDEN], begins=bool(message[BEGINS]))})
     except (PhalanxError, RuntimeError, ValueError) as exc:
-        sys.stderr.write(f"{exc}\n")
+        sys.stderr.write(f"{escape_controls(str(exc))}\n")
         return 1
     return 0
 

@@ -7,7 +7,7 @@ import socket
 import sys
 from pathlib import Path
 
-from phalanx.config import load_config
+from phalanx.config import escape_controls, load_config
 from phalanx.errors import PhalanxError
 from phalanx.split.processes.local_enclave import EnclaveConfig
 from phalanx.split.roles.serving import serve
@@ -19,7 +19,7 @@ def main(path: str, number: str, *workers: str) -> int:
         named = {name: _socket(its) for name, _, its in (one.partition("=") for one in workers)}
         serve(load_config(Path(path), EnclaveConfig), _socket(number), named)
     except PhalanxError as exc:
-        sys.stderr.write(f"enclave: {exc}\n")
+        sys.stderr.write(f"enclave: {escape_controls(str(exc))}\n")
         return exc.exit_code
     return 0
 

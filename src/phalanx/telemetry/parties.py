@@ -174,7 +174,7 @@ def parties_table(rows: Sequence[PartyRow], now: float | None = None) -> Table:
     """Return the rows as a table for a terminal; no text in it is read as markup or can steer the terminal."""
     table = Table("party", "state", "since", "steps", "audited", "from it", "to it", "heard", box=None, pad_edge=False)
     for cells in _cells(rows, now):
-        table.add_row(*map(Text, cells))
+        table.add_row(*(Text(printable(cell)) for cell in cells))
     return table
 
 

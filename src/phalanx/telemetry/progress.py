@@ -152,7 +152,7 @@ class ProgressDisplay:
         elif step % self._every == 0 or step in (self._start + 1, self._total):
             self._console.print(Text(f"step {step}/{self._total}  {reading}  {left}"), soft_wrap=True)
             for line in parties_lines(self._parties.news()) if self._parties is not None else ():
-                self._console.print(Text(f"  {line}"), soft_wrap=True)
+                self._console.print(Text(f"  {printable(line)}"), soft_wrap=True)
 
     def message(self, text: str, kind: Kind = "info") -> None:
         """Print one message above the bar, in the colour of its kind.

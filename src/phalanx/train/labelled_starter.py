@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from phalanx.data.sources.files import read_text
+from phalanx.data.sources.files import SourceFile, read_text
+from phalanx.data.sources.listing import list_files
 from phalanx.data.tasks import Columns, read_examples
 from phalanx.data.tasks.own import guess_columns
 from phalanx.errors import DataError
@@ -69,8 +70,9 @@ def _pair_of(place: Path) -> tuple[Path, Path] | None:
     """The two files of a folder; None where it is a file, or has none of these names."""
     if not place.is_dir():
         return None
+    files = list_files(place, ("",))
     found = {
-        name: sorted(path for path in place.iterdir() if path.name.removesuffix(".gz") in _names(name))
+        name: [Path(file.path) for file in files if file.name.removesuffix(".gz") in _names(name)]
         for name in ("train", "test")
     }
     return (found["train"][0], found["test"][0]) if all(found.values()) else None
@@ -84,14 +86,19 @@ def _as_file(place: Path, spare: Path) -> Path:
     """Return the one file of a client; of a folder of classes, one that is made of it."""
     if place.is_file():
         return place
-    texts = sorted(place.glob("*/*.txt"))
+    files = [file for file in list_files(place, (".txt",)) if _is_of_class(file)]
+    texts = [(file.name.partition("/")[0], Path(file.path)) for file in files]
     if not texts:
         raise DataError(
             f"{place}: no labelled texts found; expected a file that ends in {', '.join(_ENDINGS)}, a folder with "
             "train and test of these, or a folder with a folder of .txt files for each class"
         )
-    rows = [{"text": read_text(path), "label": path.parent.name} for path in texts]
+    rows = [{"text": read_text(path), "label": label} for label, path in texts]
     return _write(spare / f"{place.resolve().name}.jsonl", rows)
+
+
+def _is_of_class(file: SourceFile) -> bool:
+    return file.name.count("/") == 1 and file.name.endswith(".txt")
 
 
 def _divided(path: Path, columns: Columns, spare: Path) -> tuple[Path, Path]:

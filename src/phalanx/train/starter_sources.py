@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.data.shards import DATASET_FILE, open_dataset
+from phalanx.data.sources.listing import list_files
 from phalanx.data.sources.source_code import LANGUAGES
 from phalanx.data.sources.turns import turns_of
 from phalanx.errors import DataError
@@ -48,9 +49,9 @@ def source_line(path: Path) -> tuple[str, int]:
     Raises:
         DataError: There is no text that a source can read.
     """
-    files = [path] if path.is_file() else sorted(item for item in path.rglob("*") if item.is_file())
+    files = [Path(file.path) for file in list_files(path, ("",))]
     if not files:
-        raise DataError(f"{path}: not found, or empty; give a file or a directory of text")
+        raise DataError(f"{path}: is empty; give a file or a directory of text")
     sizes = {
         kind: sum(file.stat().st_size for file in files if _is_of(file, suffixes))
         for kind, suffixes in _SUFFIXES.items()

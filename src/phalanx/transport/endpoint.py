@@ -19,14 +19,7 @@ from phalanx.errors import (
 )
 from phalanx.security.crypto import Identity, Peer, certified_name, digest_hex, incarnation_of
 from phalanx.transport.config import TransportConfig
-from phalanx.transport.frame import (
-    MAX_SHOWN_HEADER_BYTES,
-    Receipt,
-    SignedHeader,
-    check_payload,
-    parse_frame,
-    sign_receipt,
-)
+from phalanx.transport.frame import Receipt, SignedHeader, check_payload, parse_frame, sign_receipt
 from phalanx.transport.inbox import Allowances, CheckedFrame, Inbox, LinkFault
 from phalanx.transport.link import (
     Meter,
@@ -88,7 +81,6 @@ class Endpoint(Closeable):
         self._last_refusal: dict[str, TransportError | VerificationError] = {}
         self._sent: Counter[str] = Counter()
         self._received: Counter[str] = Counter()
-        self._long_headers_from: str | None = None
         self._meter = Meter()
         self._inbox = Inbox(limits.max_queued_bytes)
         self._own_chain = SendingChain(identity, run, identity.name, limits)
@@ -236,16 +228,8 @@ class Endpoint(Closeable):
         """
         return self._outbox(receiver).put_aside(kind, body, self._hashed(payload))
 
-    def take_what_can_be_shown(self, judge: str) -> None:
-        """From now on refuse frames with a header too long to be shown to a judge, except the judge's own."""
-        self._long_headers_from = judge
-
     def end_link(self, receiver: str, reason: str) -> None:
-        """Let the link to a party fail: what is queued can be had from `take_undelivered`, and a `LinkFault` arrives.
-
-        Raises:
-            PeerRefusedError: The receiver is unknown or evicted.
-        """
+        """Let the link to a party fail: a `LinkFault` arrives, and `take_undelivered` hands out what is queued."""
         self._outbox(receiver).fail(PeerLostError(f"{receiver}: {reason}"))
 
     def take_undelivered(self, receiver: str) -> Sequence[tuple[SignedHeader, memoryview]]:
@@ -353,12 +337,7 @@ class Endpoint(Closeable):
             self._cut_off(name, excess)
             raise PeerRefusedError(f"{tls_peer}: sent {excess}")
         frame = parse_frame(raw, self._limits)
-        size_bytes = len(frame.header.header_bytes)
-        if self._long_headers_from not in (None, name) and size_bytes > MAX_SHOWN_HEADER_BYTES:
-            raise FrameError(
-                f"{tls_peer}: a header of {size_bytes} bytes cannot be shown to {self._long_headers_from}; "
-                f"at most {MAX_SHOWN_HEADER_BYTES} are taken"
-            )
+        self.allowances.check_header(name, len(frame.header.header_bytes))
         fields = frame.header.fields
         if (fields.sender, fields.receiver, fields.run) != (name, self.name, self._run):
             raise PeerRefusedError(f"{tls_peer}: sent a frame of another sender or life, for another receiver or run")

@@ -6,8 +6,8 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Any
 
-from phalanx.errors import PeerLostError, PeerRefusedError, TransportError, VerificationError
-from phalanx.transport.frame import SignedHeader
+from phalanx.errors import FrameError, PeerLostError, PeerRefusedError, TransportError, VerificationError
+from phalanx.transport.frame import MAX_SHOWN_HEADER_BYTES, SignedHeader
 
 # what a queued frame costs beside its bytes, so that very small ones cannot be had for nothing
 _OVERHEAD_BYTES = 1024
@@ -176,6 +176,7 @@ class Allowances:
 
     Attributes:
         each: What every peer may send; None, and everything passes.
+        judge: The party that must be able to see each header; None, and headers may be as long as a frame's can.
 
     Guarantees:
         A peer that has once sent more stays cut off.
@@ -183,6 +184,7 @@ class Allowances:
 
     def __init__(self) -> None:
         self.each: Allowance | None = None
+        self.judge: str | None = None
         self._messages: Counter[str] = Counter()
         self._bytes: Counter[str] = Counter()
         self._refusals: Counter[str] = Counter()
@@ -208,6 +210,18 @@ class Allowances:
         with self._lock:
             self._granted_messages[peer] += messages
             self._granted_bytes[peer] += size_bytes
+
+    def check_header(self, peer: str, size_bytes: int) -> None:
+        """Refuse a header that is too long to be shown to the judge, unless it is the judge's own.
+
+        Raises:
+            FrameError: It is.
+        """
+        if self.judge not in (None, peer) and size_bytes > MAX_SHOWN_HEADER_BYTES:
+            raise FrameError(
+                f"{peer}: a header of {size_bytes} bytes cannot be shown to {self.judge}; "
+                f"at most {MAX_SHOWN_HEADER_BYTES} are taken"
+            )
 
     def spend(self, peer: str, size_bytes: int) -> str | None:
         """Count one frame.

@@ -198,6 +198,9 @@ def test_a_tree_of_code_is_read_by_language_with_its_licences(tmp_path):
 
     found = {record.name: record for record in records(CodeConfig(path=tmp_path))}
 
+    told = {name: found.pop(name).reason for name in ("LICENSE", "lib/COPYING.txt", "link.py", "notes.xyz")}
+    assert told.pop("link.py").startswith("is a link out of the folder of this source")
+    assert set(told.values()) == {"is of no kind that this source reads"}
     assert sorted(found) == ["Makefile", "a.py", "c.go", "d.js", "e.rs", "f.rb", "lib/deep/b.C"]
     assert found["a.py"].fields == {
         "language": "python",

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from source_records import mutants, raw_total, read_mutants, reasons, records, texts
 
 from phalanx.data.sources import BrokenRecord, CsvConfig, DialogueConfig, ParquetConfig, open_source, parquet_decoder
+from phalanx.data.sources.reader_process import end_idle_readers
 from phalanx.errors import DataError
 
 pa = pytest.importorskip("pyarrow")
@@ -132,12 +133,12 @@ def decoded_by(monkeypatch):
     """Puts another process in the place of the one that decodes."""
 
     def choose(module):
-        parquet_decoder._end_idle()
+        end_idle_readers()
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
         monkeypatch.setattr(parquet_decoder, "_MODULE", module)
 
     yield choose
-    parquet_decoder._end_idle()
+    end_idle_readers()
 
 
 def test_a_row_group_that_needs_more_memory_than_there_is_is_broken_and_the_next_one_is_read(tmp_path, decoded_by):

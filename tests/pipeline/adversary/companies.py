@@ -56,6 +56,11 @@ class Company:
         return tuple(f"worker-{n}" for n in range(1, self.workers + 1))
 
     @property
+    def tolerates(self) -> bool:
+        """Whether parties of several numeric classes are let in, which are compared within a tolerance."""
+        return self.guard.get("classes") == "mixed"
+
+    @property
     def has_successors(self) -> bool:
         """Whether a shadow can take over; else the run goes on from its last checkpoint."""
         return not GuardConfig(**self.guard).one_optimizer

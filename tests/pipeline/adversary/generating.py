@@ -126,7 +126,10 @@ def spread(acts: Iterable[Act]) -> list[Act]:
     """
     families: dict[object, list[Act]] = {}
     for act in acts:
-        families.setdefault((_rank(act), act.at.event, act.at.kind, act.at.lasting, act.deed), []).append(act)
+        at, rank = act.at, _rank(act)
+        # what alters no field is little, and is done at every point of the first step
+        nth = at.nth if rank == 0 and not at.lasting else None
+        families.setdefault((rank, at.event, at.kind, at.lasting, at.peer, nth, act.deed), []).append(act)
     rounds = [families[key] for key in sorted(families, key=lambda key: key[0])]
     order: list[Act] = []
     while rounds:

@@ -42,10 +42,22 @@ class Raw:
 
 @dataclass(frozen=True)
 class Point:
-    """A point that a party came by, and the sort of its message: points of one sort differ in the microbatch alone."""
+    """A point that a party came by.
+
+    Attributes:
+        at: What an act names it by.
+        sort: Of its message: points of one sort differ in the microbatch alone.
+        said: Kinds that the party had sent in this attempt before.
+    """
 
     at: At
     sort: tuple[Any, ...]
+    said: frozenset[str] = frozenset()
+
+    @property
+    def context(self) -> tuple[Any, ...]:
+        """What tells it from the points of another run."""
+        return (self.at.event, self.at.kind, self.at.step, self.sort, self.said)
 
 
 class Liar:
@@ -55,6 +67,7 @@ class Liar:
         seen: What it knows.
         fired: Numbers of the acts that were carried out.
         goes_on: Whether it takes errors of its own for nothing, as only an insider does.
+        has_lied: Whether it has sent a tensor that is not what it computed.
         points: Every point that it came by, in order: what can be acted on in another run.
     """
 
@@ -63,9 +76,11 @@ class Liar:
         self.seen = seen
         self.goes_on = any(not isinstance(act.deed, Crash) for act in acts)
         self.fired: set[int] = set()
+        self.has_lied = False
         self.points: list[Point] = []
         self._acts = acts
         self._counts = [0] * len(acts)
+        self._said_kinds: set[str] = set()
         self._passed: dict[tuple[str, str, int | None], int] = {}
         self._late: list[OutgoingMessage] = []
         self._lies: dict[str, range] = {}
@@ -121,7 +136,13 @@ class Liar:
         step, stage = body.get("step"), body.get("stage", body.get("source"))
         place = (event, kind, step)
         sort = (body.get("purpose", body.get("direction")), body.get("urgent"), body.get("claim"))
-        self.points.append(Point(At(kind, step, self._passed.get(place, 0), event), (stage, peer, *sort)))
+        self.points.append(
+            Point(At(kind, step, self._passed.get(place, 0), event), (stage, peer, *sort), frozenset(self._said_kinds))
+        )
+        if event == "sends":
+            self._said_kinds.add(kind)
+        elif kind in ("assign", "apply"):
+            self._said_kinds.clear()
         self._passed[place] = self._passed.get(place, 0) + 1
         due = []
         for number, act in enumerate(self._acts):
@@ -194,7 +215,10 @@ class Liar:
         return step in self._lies.get(what, ())
 
     def _tamper(self, direction, step, microbatch, tensor):
-        return -tensor if self.lies_about(direction, step) else tensor
+        if not self.lies_about(direction, step):
+            return tensor
+        self.has_lied = True
+        return -tensor
 
     def _twist(self, gradients):
         if not self.lies_about("gradient", self._now["step"]):

@@ -12,7 +12,7 @@ import torch
 from acts import Schedule
 from companies import CERTIFIED, COMPANIES
 from generating import JOINING
-from liar import LyingCompany, Liar
+from liar import Liar, LyingCompany
 from neighbours import Seen
 from turns import EndlessError, Turns
 
@@ -53,6 +53,7 @@ class Outcome:
         fired: Acts that were carried out, of each party.
         points: That each party with acts came by.
         beyond: Parties that have sent a value that nothing can have.
+        lied: Parties that have sent a tensor that is not what they computed.
         coverage: As the company's.
         trace: Digest of what the owner said, heard and noted: two runs with the same one went alike.
     """
@@ -74,6 +75,7 @@ class Outcome:
     fired: dict[str, set[int]] = field(default_factory=dict)
     points: dict[str, list] = field(default_factory=dict)
     beyond: set[str] = field(default_factory=set)
+    lied: set[str] = field(default_factory=set)
     coverage: set = field(default_factory=set)
     trace: str = ""
 
@@ -157,6 +159,7 @@ class Theatre:
         outcome.fired = {name: liar.fired for name, liar in liars.items()}
         outcome.points = {name: liar.points for name, liar in liars.items()}
         outcome.coverage, outcome.trace = company.coverage, company.trace.hexdigest()
+        outcome.lied = {name for name, liar in liars.items() if liar.has_lied}
         outcome.beyond = {name for name, liar in liars.items() if any(map(_is_beyond, _sent(liar)))}
         outcome.offline, outcome.evidence_bytes = self._explained(company)
         outcome.unproven = self._unproven(company, run)
@@ -199,6 +202,10 @@ class Theatre:
 
     def _faults_of_weights(self, schedule: Schedule, outcome: Outcome) -> list[str]:
         kind = COMPANIES[schedule.company]
+        if kind.tolerates:
+            # a change below the tolerance is none; a lie of these is far beyond it
+            gone = {certified_name(name) for name in (*outcome.evicted, *outcome.lost)}
+            return [f"{name} lied and is still there" for name in sorted(outcome.lied - gone)]
         is_same = outcome.ended is not None or outcome.weights == self.honest_weights(schedule.company, schedule.steps)
         if is_same or not (kind.is_exact or outcome.evicted):
             return []

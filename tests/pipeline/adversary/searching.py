@@ -1,17 +1,29 @@
 """The search: all single acts, then pairs of acts that lead to what no run before has led to."""
 
+import itertools
 import random
 import re
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 
-from acts import Act, Schedule
+from acts import Act, At, Crash, Schedule, Send, Withhold
 from companies import COMPANIES
-from generating import crashes, lies, said, said_about_others, sent_otherwise, singles, spread
+from generating import (
+    JOINING,
+    crashes,
+    distinct,
+    lies,
+    said,
+    said_about_others,
+    sent_otherwise,
+    singles,
+    spread,
+)
+from liar import Point
 from playing import Outcome, Theatre
+from protocol_page import IDENTITY
 from turns import EndlessError
-
 
 MAX_ACTS = 3
 """Acts of a schedule."""
@@ -147,6 +159,83 @@ class Search:
             self.play(self._plain.and_also(self._setting.insider, act))
         return len(acts)
 
+    def lies_with_crashes(self) -> list[Schedule]:
+        """Each lie of the insider with the end of each other party at each point where that one says something."""
+        lying = self._lies()
+        found = []
+        for victim in self._setting.others:
+            ends = [act for act in crashes(self._points[victim]) if act.at.event == "sends" or act.at.kind == "apply"]
+            found += [(victim, end, lie) for end in ends for lie in lying]
+        self._random.shuffle(found)
+        return [self._plain.and_also(self._setting.insider, lie).and_also(victim, end) for victim, end, lie in found]
+
+    def lies_with_words(self) -> list[Schedule]:
+        """Each lie with each thing that the insider does to all of its messages of a kind.
+
+        They are withheld, have other bytes, or there is one beside each that has another identity. Each lie is played
+        once before that, for the messages that it leads to.
+        """
+        found, insider = [], self._setting.insider
+        for lie in self._lies():
+            lying = self._plain.and_also(insider, lie)
+            outcome = self.play(lying)
+            points = [] if outcome is None else outcome.points[f"worker-{insider}"]
+            found += [lying.and_also(insider, act) for act in self._lasting(points)]
+        self._random.shuffle(found)
+        return found
+
+    def _lasting(self, points: list[Point]) -> list[Act]:
+        lasting: dict[object, Act] = {}
+        for act in singles(points, self._names):
+            deed = act.deed
+            beside = isinstance(deed, Send) and deed.when == "behind" and self._is_about_others(act)
+            other_bytes = isinstance(deed, Send) and deed.payload
+            if act.at.lasting and (beside or other_bytes or isinstance(deed, Withhold)):
+                lasting.setdefault((act.at.kind, act.at.peer, deed), replace(act, at=replace(act.at, step=None)))
+        return list(lasting.values())
+
+    def _lies(self) -> list[Act]:
+        """Every lie in computations, from the first step on, and once the first step is decided."""
+        firsts = [At("assign", event="gets"), At("apply", 0, event="gets")]
+        return [act for at in firsts for act in lies(at) if act.deed.steps > 1 or act.deed.what == "weights"]
+
+    @staticmethod
+    def _is_about_others(act: Act) -> bool:
+        return all(alter.path[0] in IDENTITY[act.at.kind] for alter in act.deed.alters)
+
+    def answers(self) -> list[Schedule]:
+        """Where a schedule has let somebody say what nobody says in an honest run: the same said by the insider.
+
+        Of all schedules with the same new words the first one; the insider speaks at each point that it comes by only
+        there, about that thing and about each neighbouring one.
+        """
+        usual = {statement[1] for statement in self._honest.coverage}
+        groups: dict[frozenset[str], _Seed] = {}
+        for seed in self.seeds:
+            new = frozenset(each[1] for each in seed.outcome.coverage if each[1] not in {*usual, "event"})
+            if new and not is_crashing(seed.schedule):
+                groups.setdefault(new, seed)
+        found = [list(self._answers_of(seed, kinds)) for kinds, seed in groups.items()]
+        return [each for row in itertools.zip_longest(*found) for each in row if each is not None]
+
+    def _answers_of(self, seed: _Seed, kinds: frozenset[str]) -> Iterator[Schedule]:
+        insider = self._setting.insider
+        usual = {point.context for point in self._points[insider]}
+        fresh = [point for point in seed.outcome.points[f"worker-{insider}"] if point.context not in usual]
+        for point in distinct(fresh):
+            if point.at.event == "gets" and point.at.kind not in JOINING:
+                for kind in sorted(kinds):
+                    for act in (*said(point.at, kind, self._names), *said_about_others(point.at, kind, self._names)):
+                        yield seed.schedule.and_also(insider, act)
+
+    def play_all(self, schedules: list[Schedule], *, until: float | None = None) -> int:
+        """Play schedules in their order until a time; returns how many."""
+        for number, schedule in enumerate(schedules):
+            if until is not None and time.monotonic() > until:
+                return number
+            self.play(schedule)
+        return len(schedules)
+
     def play_pairs(self, most: int | None = None, until: float | None = None) -> int:
         """Play pairs: an act more beside those of a schedule that led to something new; none twice."""
         number = misses = 0
@@ -175,8 +264,8 @@ class Search:
     def _acts_beside(self, seed: _Seed, chance: float) -> list[Act]:
         """Acts of the insider at one point of a seed's run; as a rule one that it comes by only there."""
         points = seed.outcome.points[f"worker-{self._setting.insider}"]
-        usual = {point.at for point in self._points[self._setting.insider]}
-        fresh = [point.at for point in points if point.at not in usual]
+        usual = {point.context for point in self._points[self._setting.insider]}
+        fresh = [point.at for point in points if point.context not in usual]
         at = self._random.choice(fresh if fresh and chance < CRASHES + FRESH else [point.at for point in points])
         if at.event == "sends":
             return list(sent_otherwise(at, self._names))
@@ -189,6 +278,11 @@ class Search:
         """Kinds that are said in what is new with a seed; where there are none, all that it has."""
         spoken = [statement[1] for statement in seed.fresh if statement[1] != "event"]
         return sorted({*spoken}) or sorted({each[1] for each in seed.outcome.coverage if each[1] != "event"})
+
+
+def is_crashing(schedule: Schedule) -> bool:
+    """Whether a party's process ends."""
+    return any(isinstance(act.deed, Crash) for acts in schedule.acts.values() for act in acts)
 
 
 def sign_of(fault: str, schedule: Schedule) -> str:

@@ -14,16 +14,20 @@ from protocol_page import CONTENT, IDENTITY
 from searching import SETTINGS, Search, describe
 
 QUICK = SETTINGS[:4]
-QUICK_SINGLES, QUICK_PAIRS = 30, 12
+QUICK_SINGLES, QUICK_PAIRS = 20, 6
 SINGLES_OF_A_SEED = 500
+SINGLES, PRODUCTS = 0.4, 0.7
+"""Shares of the time of a company after which single acts, and pairs of a list, are over."""
 
 
 @pytest.mark.xfail(strict=False, reason="findings 1 to 8")
-@pytest.mark.parametrize("setting", QUICK, ids=str)
+@pytest.mark.parametrize("setting", QUICK, ids=lambda setting: setting.company)
 def test_a_cut_through_all_acts_harms_nobody_honest(theatre, setting):
     search = Search(theatre, setting)
 
     search.play_singles(QUICK_SINGLES)
+    search.play_all(search.lies_with_crashes()[:QUICK_PAIRS])
+    search.play_all(search.lies_with_words()[:QUICK_PAIRS])
     search.play_pairs(QUICK_PAIRS)
 
     assert [describe(finding) for finding in search.findings.values()] == []
@@ -31,22 +35,26 @@ def test_a_cut_through_all_acts_harms_nobody_honest(theatre, setting):
 
 @pytest.mark.slow
 @pytest.mark.timeout(0)
+@pytest.mark.xfail(strict=False, reason="findings 1 to 8")
 def test_all_acts_harm_nobody_honest_for_as_long_as_is_asked(theatre):
     minutes = float(os.environ.get("PHALANX_FUZZ_MINUTES", "5"))
     seed = int(os.environ.get("PHALANX_FUZZ_SEED", "1"))
     findings = []
     for number, setting in enumerate(SETTINGS):
-        began, cpu_s = time.monotonic(), time.process_time()
-        # what one setting does not use is for those after it
-        until = began + 60 * minutes / len(SETTINGS)
+        began, cpu_s, share_s = time.monotonic(), time.process_time(), 60 * minutes / len(SETTINGS)
         search = Search(theatre, setting, seed, note=lambda finding: _log(describe(finding)))
-        all_singles = len(search.all_singles())
-        played = search.play_singles(SINGLES_OF_A_SEED, first=SINGLES_OF_A_SEED * (seed - 1), until=until)
-        pairs = search.play_pairs(until=until)
+        num_singles = len(search.all_singles())
+        first, until = SINGLES_OF_A_SEED * (seed - 1), began + SINGLES * share_s
+        singles_played = search.play_singles(SINGLES_OF_A_SEED, first=first, until=until)
+        for pairs in (search.answers(), search.lies_with_crashes(), search.lies_with_words()):
+            until += (PRODUCTS - SINGLES) * share_s / 3
+            search.play_all(pairs, until=until)
+        search.play_pairs(until=began + share_s)
         findings += [describe(finding) for finding in search.findings.values()]
         _log(
-            f"seed {seed}, setting {number} {setting}: {played} of {all_singles} singles, {pairs} pairs, "
-            f"{search.num_traces} traces, {time.process_time() - cpu_s:.0f} s of CPU, {len(findings)} findings"
+            f"seed {seed}, setting {number} {setting}: {singles_played} of {num_singles} singles, "
+            f"{search.num_played} schedules, {search.num_traces} traces, {time.process_time() - cpu_s:.0f} s of CPU, "
+            f"{len(findings)} findings"
         )
     assert findings == []
 

@@ -1,4 +1,4 @@
-"""docs/protocol.md says what the schemas say: a kind, a field or an offence that one of the two lacks turns this red."""
+"""docs/protocol.md says what the schemas say: a kind, a field or an offence that one of them lacks turns this red."""
 
 import typing
 

@@ -1,4 +1,4 @@
-"""After a conviction the run goes back to before the first step of that certificate that no trusted party has recomputed.
+"""A conviction takes the run back to before the first step of that certificate that no trusted party recomputed.
 
 The attacker is one worker with a valid certificate: it makes up weight gradients, which no audit meets at once, and
 arranges that parties die, leave or come back between its lies and its conviction.

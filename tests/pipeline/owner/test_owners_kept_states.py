@@ -1,4 +1,4 @@
-"""The states on the owner's disk: which of them stay, which party is believed about them, and what becomes of the files."""
+"""The states on the owner's disk: which of them stay, what is believed about them, and what becomes of the files."""
 
 import gc
 import os

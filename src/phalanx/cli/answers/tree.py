@@ -12,7 +12,8 @@ from phalanx.cli.answers.answer import OPTION, Answer
 EXIT_CODES = (
     "Exit codes: 0 success, 1 a bug in Phalanx, 2 the command line or a run file is wrong, "
     "3 something on disk is wrong, 4 a peer or a link is wrong, "
-    "5 a claim, log or proof does not hold, 6 training cannot go on, 130 interrupted."
+    "5 a claim, log or proof does not hold, 6 training cannot go on, "
+    "7 neither proved nor refuted, 130 interrupted."
 )
 _TAG = re.compile(r"(?=\[[a-zA-Z#/@])")
 """Before what rich takes for the beginning of a tag."""

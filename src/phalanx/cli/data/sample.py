@@ -69,7 +69,7 @@ def _rows(run_file: Path, count: int, seed: int, *, mask: bool) -> Answer:
 def _say(pieces: "list[RowPiece]", *, mask: bool) -> None:
     """Print a row, its documents apart; what is learned in marks, and in colour on a terminal."""
     from phalanx.cli.answers.answer import for_programs
-    from phalanx.config import printable
+    from phalanx.config import escape_controls
 
     if for_programs():
         return
@@ -78,7 +78,7 @@ def _say(pieces: "list[RowPiece]", *, mask: bool) -> None:
         if piece.document != document:
             typer.echo("\n" + "-" * 8)
             document = piece.document
-        text = "\n".join(printable(line) for line in piece.text.split("\n"))
+        text = escape_controls(piece.text)
         marked = mask and piece.learned
         typer.echo(typer.style(f"{_BEGINS}{text}{_ENDS}", fg="green", bold=True) if marked else text, nl=False)
     typer.echo("\n")

@@ -36,6 +36,7 @@ def generate(
     """Have a trained model go on with a text, talk, or complete a file of prompts; a run's checkpoint is verified."""
     from pydantic import ValidationError
 
+    from phalanx.config import escape_controls
     from phalanx.errors import ConfigError
     from phalanx.serve import SamplingRule, open_text_model
 
@@ -64,7 +65,7 @@ def generate(
         return chat_by_lines(model, sampling)
     text = sys.stdin.read() if prompt is None else prompt
     if not for_programs():
-        typer.echo(text, nl=False)
+        typer.echo(escape_controls(text), nl=False)
     found = say(model, model.prompt(text), sampling)
     return Answer({"prompt": text, **found.model_dump()})
 

@@ -12,11 +12,13 @@ if TYPE_CHECKING:
 
 
 def say(model: "TextModel", ids: list[int], sampling: "SamplingRule") -> "Completion":
-    """Print what follows a prompt while it is written; for programs, print nothing."""
+    """Print what follows a prompt while it is written, without what steers a terminal; for programs, print nothing."""
+    from phalanx.config import escape_controls
+
     with model.stream(ids, sampling) as stream:
         for piece in stream:
             if not for_programs():
-                typer.echo(piece, nl=False)
+                typer.echo(escape_controls(piece), nl=False)
                 sys.stdout.flush()
     if not for_programs():
         typer.echo()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from phalanx.cli.answers.answer import Answer, say_object
+from phalanx.cli.console import say_line
 from phalanx.cli.parties.join_split import ENCLAVE
 from phalanx.cli.parties.pki_request import complete
 
@@ -42,7 +43,7 @@ def invite(
     directory, bind, terms = invited_to(target, name or [], port, _of_workers)
     complete(directory)
     invitations = Invitations(directory)
-    with EnrolmentServer(directory, invitations, terms, typer.echo) as server:
+    with EnrolmentServer(directory, invitations, terms, say_line) as server:
         if wait:
             server.listen(bind, terms.port if port is None else port)
         reached = f"{host or socket.gethostname()}:{server.port or port or terms.port}"

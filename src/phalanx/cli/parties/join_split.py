@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from phalanx.cli.answers.answer import Answer
+from phalanx.cli.console import say_line
 from phalanx.cli.files import write_text
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def join_split(token: "JoinToken", home: Path, words: ClientWords, *, serve: boo
         if serve:
             from phalanx.train.parties.client_process import run_client
 
-            run_client(config, run, name, typer.echo)
+            run_client(config, run, name, say_line)
         status = "complete" if serve else "not served"
     return Answer({"name": token.name, "directory": home, "run_file": run_file, "status": status})
 
@@ -94,5 +95,5 @@ def _serve_enclave(run_file: Path, home: Path) -> str:
     from phalanx.train.parties.enclave_process import EnclaveStart, read_enclave_run, serve_enclave
 
     start = EnclaveStart(home, home / "state")
-    serve_enclave(read_enclave_run(run_file, start), start, typer.echo)
+    serve_enclave(read_enclave_run(run_file, start), start, say_line)
     return "complete"

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
+from phalanx.cli.console import say_line
+
 if TYPE_CHECKING:
     from phalanx.pipeline import WorkerOutcome
     from phalanx.security.invite import JoinAnswer, JoinToken
@@ -65,7 +67,7 @@ def serve_worker(file: Path) -> "WorkerOutcome | None":
     # while it serves, the worker itself takes the first signal as the wish to hand over
     signal.signal(signal.SIGTERM, _leave)
     try:
-        return keep_serving(lambda: serve_once(config, file), typer.echo, time.sleep)
+        return keep_serving(lambda: serve_once(config, file), say_line, time.sleep)
     except KeyboardInterrupt:
         typer.echo("left while no run was under way")
         return None

@@ -27,8 +27,10 @@ def peers(
         raise ConfigError("--reason says why a party is revoked; add --revoke NAME")
     view = look_at_peers(target)
     if revoke is not None:
+        from phalanx.cli.console import say_line
+
         for line in _revoke(view.pki, revoke, reason):
-            typer.echo(line)
+            say_line(line)
         view = look_at_peers(target)
     if revoke is None:
         _print(view)
@@ -36,11 +38,11 @@ def peers(
 
 
 def _print(view: "PeersView") -> None:
-    from phalanx.cli.console import say_page
+    from phalanx.cli.console import say_line, say_page
     from phalanx.config import printable
     from phalanx.telemetry.parties import parties_table
 
-    typer.echo(view.heading(time.time()))
+    say_line(view.heading(time.time()))
     say_page(parties_table(view.rows))
     for row in view.rows:
         for verdict in row.verdicts:

@@ -60,6 +60,7 @@ pki_app.command(epilog="Example: phalanx pki sign keys request.csr --name alice"
 @pki_app.command(epilog="Example: phalanx pki show keys/worker-1/certificate.pem")
 def show(file: Annotated[Path, typer.Argument(help="A certificate.")]) -> Answer:
     """Print what a certificate says; only the authority beside it, where there is one, is checked."""
+    from phalanx.cli.console import say_line
     from phalanx.security.crypto import (
         certificate_facts,
         fingerprint,
@@ -79,7 +80,7 @@ def show(file: Annotated[Path, typer.Argument(help="A certificate.")]) -> Answer
         shown |= {"hosts": ", ".join(facts.hosts) or "none"}
     shown |= {"valid_from": facts.not_before.isoformat(), "valid_until": facts.not_after.isoformat()}
     for name, value in shown.items():
-        typer.echo(f"{name.replace('_', ' '):<11}  {value}")
+        say_line(f"{name.replace('_', ' '):<11}  {value}")
     if facts.peer is not None and authority.exists():
         peer_from_certificate(pem, load_authority(authority), where=str(file))
         typer.echo(f"checked      against {authority}")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from phalanx.cli.answers.answer import Answer
+from phalanx.cli.console import say_line
 
 if TYPE_CHECKING:
     from phalanx.train.config import RunConfig
@@ -32,7 +33,7 @@ def site(
     file, run, identity = read_site(site_file)
     from phalanx.train.parties.site_process import run_site
 
-    run_site(file, run, identity, typer.echo)
+    run_site(file, run, identity, say_line)
     return Answer({"status": "complete", "party": identity.name})
 
 

@@ -117,6 +117,8 @@ def files_of(source: Source) -> list[SourceFile] | None:
 
 
 def _size(file: SourceFile) -> int:
+    if file.passed_over is not None:
+        return 0
     if isinstance(file.path, str):
         # an object in a store goes alone: it is not asked for its size
         return _PIECE_BYTES

@@ -79,6 +79,7 @@ def _sampled(worker: BuildWorker, number: int, documents: int) -> Sequence[Sourc
     files = files_of(worker.source(number))
     if files is None:
         return [SourcePiece(number, limit=documents)]
-    count = min(len(files), _MOST_FILES, documents)
-    chosen = sorted({at * len(files) // count for at in range(count)})
+    read = [at for at, file in enumerate(files) if file.passed_over is None]
+    count = min(len(read), _MOST_FILES, documents)
+    chosen = sorted({read[at * len(read) // count] for at in range(count)})
     return [SourcePiece(number, at, (files[at].name,), limit=-(-documents // count)) for at in chosen]

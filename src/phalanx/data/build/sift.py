@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-import unicodedata
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from phalanx.data.build.passes import BuildPass, as_corpus_rule, as_document_rul
 from phalanx.data.build.recipe import DataRecipe
 from phalanx.data.build.records import RecordWriter, write_document, write_line
 from phalanx.data.build.tally import ByteTally, Fate
+from phalanx.data.normal_form import to_nfc
 from phalanx.data.rules import Drop, Edit, Outcome, Page, Quarantine, Rule, RuleReason
 from phalanx.data.rules import Tagged as TagOutcome
 from phalanx.data.sources import BrokenRecord, Document, Origin
@@ -151,7 +151,7 @@ class Sieve:
 
     def _in_normal_form(self, page: Page, out: PieceWriter) -> Page:
         """Return the page with a text in NFC: equal texts have one digest, one split and the same tokens."""
-        text = unicodedata.normalize("NFC", page.text)
+        text = to_nfc(page.text)
         return page if text == page.text else self._edited(page, Edit(text, 1, RuleReason("form", "NFC")), "nfc", out)
 
     def _apply(self, page: Page | None, outcome: Outcome, place: int, out: PieceWriter) -> Page | None:

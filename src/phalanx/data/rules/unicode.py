@@ -4,6 +4,7 @@ import re
 import unicodedata
 from typing import Literal
 
+from phalanx.data.normal_form import to_nfc
 from phalanx.data.rules.page import Page
 from phalanx.data.rules.rule import Edit, Outcome, RuleReason, RuleSettings
 
@@ -40,5 +41,5 @@ class Unicode:
             places += found
             if not unicodedata.is_normalized("NFC", text):
                 places += sum(not unicodedata.is_normalized("NFC", line) for line in text.split("\n"))
-                text = unicodedata.normalize("NFC", text)
+                text = to_nfc(text)
         return Edit(text, max(1, places), RuleReason("not_uniform", max(1, places))) if text != page.text else None

@@ -3,13 +3,13 @@
 import hashlib
 import math
 import re
-import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from phalanx.config import canonical_json
+from phalanx.data.normal_form import to_nfc
 from phalanx.errors import DataError
 from phalanx.security.crypto import parse_canonical
 
@@ -101,7 +101,7 @@ def document_digest(text: str) -> str:
         DataError: The text holds a lone surrogate, which UTF-8 has no bytes for.
     """
     try:
-        return hashlib.sha256(unicodedata.normalize("NFC", text).encode()).hexdigest()
+        return hashlib.sha256(to_nfc(text).encode()).hexdigest()
     except UnicodeEncodeError as exc:
         raise DataError(f"a text holds a lone surrogate at character {exc.start}; read it as UTF-8") from exc
 

@@ -4,12 +4,15 @@ import codecs
 import importlib
 import importlib.metadata
 import re
+import signal
 from collections.abc import Callable
 from typing import Literal
 
 from pydantic import Field
 
 from phalanx.config import StrictModel
+from phalanx.data.sources.extractors import CPU_SECONDS, EXTRACTORS, text_by
+from phalanx.data.sources.reader_process import ReaderProcess
 from phalanx.errors import DataError
 
 Extractor = Literal["resiliparse", "trafilatura"]
@@ -49,6 +52,11 @@ _NEVER = frozenset({"punycode", "idna", "unicode-escape", "raw-unicode-escape", 
 """Codecs of Python that are no charset of a page, some of them slow on purpose-made input."""
 _NESTING = re.compile(r"<(/?)(div|a|b|big|code|em|font|i|nobr|s|small|strike|strong|tt|u)(?=[\s/>])", re.IGNORECASE)
 _FEW_TAGS = 1000
+_MODULE = "phalanx.data.sources.page_process"
+_FREE_CHARACTERS = 16 << 10
+"""Of a page that is read in this process: whatever it is made of, it takes less than a fifth of a second."""
+_FREE_TEXT, _MAX_TEXT_RATIO = 1 << 20, 8
+"""Lists within lists are indented, so that a page of 40 KB can have a text of 64 MB."""
 # measured: a second for five million levels gone up through; 400 bytes for each formatting element opened again
 _DIV_WORK, _DIV_DEPTH = 5_000_000, 50
 _FORMAT_WORK, _FORMAT_DEPTH = 1_000_000, 4
@@ -69,7 +77,7 @@ class TextExtractor:
         self._config = config
         extra = "html" if config.extractor == "resiliparse" else "data"
         try:
-            self._extract = _EXTRACTORS[config.extractor](config)
+            self._extract = EXTRACTORS[config.extractor](main_content=config.main_content)
             self._detect: Callable[[bytes], str] = importlib.import_module("resiliparse.parse.encoding").detect_encoding
         except ImportError as exc:
             raise DataError(f"source kind {kind!r} needs {config.extractor}; install phalanx-train[{extra}]") from exc
@@ -87,15 +95,42 @@ class TextExtractor:
             where: For messages.
 
         Raises:
-            DataError: It is not in the charset that it is said to be in, nests too deep, or the extractor fails.
+            DataError: It is not in the charset that it is said to be in, nests too deep, costs more than a page may, or
+                the extractor fails.
         """
         found = self.decode(page, declared, where)
         _check_nesting(found, where)
         try:
-            return self._extract(found)
-        except Exception as exc:
-            # a page of the web stands against libraries for pages of the web
-            raise DataError(f"{where}: {self._config.extractor} cannot read it ({type(exc).__name__})") from exc
+            text = text_by(self._extract, found) if len(found) <= _FREE_CHARACTERS else self._extract_apart(found)
+        except DataError as exc:
+            raise DataError(f"{where}: {self._config.extractor} {exc}") from exc
+        if len(text) > max(_FREE_TEXT, _MAX_TEXT_RATIO * len(found)):
+            raise DataError(f"{where}: its text is more than {_MAX_TEXT_RATIO} times the page, by indentation")
+        return text
+
+    def _extract_apart(self, page: str) -> str:
+        """Extract in a process that ends where the page costs too much."""
+        config, content = self._config, page.encode("utf-8", "surrogatepass")
+        base_s, per_mib_s = CPU_SECONDS[config.extractor]
+        order = {
+            "extractor": config.extractor,
+            "main_content": config.main_content,
+            "seconds": base_s + per_mib_s * len(content) / 2**20,
+        }
+        reader = ReaderProcess.take(_MODULE, f"{config.extractor} {config.main_content}")
+        try:
+            ((_, text),) = reader.ask(order, content)
+        except DataError as exc:
+            if reader.exit_code is None:
+                reader.give_back()
+                raise
+            if reader.exit_code == -signal.SIGPROF:
+                what = f"more than {base_s} s of a processor and {per_mib_s} s a MiB, which no page for people does"
+            else:
+                what = "more memory than a page may, or ends its process"
+            raise DataError(f"takes {what}") from exc
+        reader.give_back()
+        return text.decode("utf-8", "surrogatepass")
 
     def decode(self, content: bytes, declared: str | None, where: str, *, is_page: bool = True) -> str:
         """Decode strictly; a text that is no page declares nothing.
@@ -162,20 +197,3 @@ def _check_nesting(page: str, where: str) -> None:
         raise DataError(f"{where}: its elements nest too deep; a page that people read nests less")
     if format_work + rest * open_formats > max(_FORMAT_WORK, _FORMAT_DEPTH * tags):
         raise DataError(f"{where}: formatting is opened and never closed, too often; a page that people read closes it")
-
-
-def _resiliparse(config: PageSettings) -> Callable[[str], str]:
-    extract: Callable[..., str] = importlib.import_module("resiliparse.extract.html2text").extract_plain_text
-    return lambda page: extract(page, main_content=config.main_content)
-
-
-def _trafilatura(config: PageSettings) -> Callable[[str], str]:
-    del config
-    extract: Callable[..., str | None] = importlib.import_module("trafilatura").extract
-    return lambda page: extract(page, fast=True, include_comments=False) or ""
-
-
-_EXTRACTORS: dict[str, Callable[[PageSettings], Callable[[str], str]]] = {
-    "resiliparse": _resiliparse,
-    "trafilatura": _trafilatura,
-}

@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import io
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -35,6 +36,21 @@ else:
 
 
 @dataclass(frozen=True)
+class PassedOver:
+    """Why a file is not read.
+
+    Attributes:
+        reason: For a person.
+        size_bytes: Of it, or of all below it.
+        is_fault: Whether text may be missing that its owner meant to be there; a run without an account then stops.
+    """
+
+    reason: str
+    size_bytes: int
+    is_fault: bool = False
+
+
+@dataclass(frozen=True)
 class SourceFile:
     """A file and its name relative to the source, which is the same on every machine.
 
@@ -42,18 +58,24 @@ class SourceFile:
         name: Of the file, below what the config names.
         path: On this machine; or its address, where it is an object in a store.
         span: The part of the file that is meant; None of all of it.
+        passed_over: Why it is not read; None of a file that is.
     """
 
     name: str
     path: Path | str
     span: FileSpan | None = None
+    passed_over: PassedOver | None = None
 
     def open(self) -> BinaryIO:
         """Open its bytes as they lie there, packed or not; what is opened must be closed.
 
+        A file that is passed over is not touched: its bytes are what is told of it.
+
         Raises:
             DataError: It cannot be opened, or the client of its store is not installed.
         """
+        if self.passed_over is not None:
+            return io.BytesIO(f"{self.passed_over}".encode())
         if isinstance(self.path, Path):
             try:
                 stream = self.path.open("rb")
@@ -67,54 +89,26 @@ class SourceFile:
             raise unreadable(self.path, exc) from exc
 
 
-def list_files(location: Path | str, suffixes: tuple[str, ...], *, links: bool = True) -> list[SourceFile]:
-    """List a single file, or every file below a directory with one of the suffixes, sorted by name.
-
-    Args:
-        location: A file (any suffix) or a directory; here, or in an object store.
-        suffixes: For example ``(".txt",)``; ``.txt.gz`` and ``.txt.zst`` are then meant too.
-        links: Whether symbolic links below the directory are followed to files.
+def list_objects(address: str) -> SourceFile | list[tuple[SourceFile, int]] | None:
+    """Return the object at an address, or every object below it with its size; None where there is nothing.
 
     Raises:
-        DataError: There is nothing at `location`, nothing of that kind below it, or a store does not answer.
+        DataError: The store does not answer, or its client is not installed.
     """
-    wanted = tuple(f"{suffix}{packed}" for suffix in suffixes for packed in ("", *PACKED))
-    found = _below(location, links=links) if isinstance(location, Path) else _below_address(location)
-    if found is None:
-        raise DataError(f"{location}: not found; give the path of a file or a directory").about(
-            code="PHX-I011", file=str(location), do="give the path of a file or a directory"
-        )
-    if isinstance(found, SourceFile):
-        return [found]
-    kept = [file for file in found if file.name.lower().endswith(wanted)]
-    if not kept:
-        raise DataError(f"{location}: no file of this source's kind found; expected {', '.join(wanted)}").about(
-            code="PHX-I011", file=str(location), expected=", ".join(wanted)
-        )
-    return sorted(kept, key=lambda file: file.name)
-
-
-def _below(path: Path, *, links: bool) -> SourceFile | list[SourceFile] | None:
-    if path.is_file():
-        return SourceFile(path.name, path)
-    if not path.is_dir():
-        return None
-    items = (item for item in path.rglob("*") if links or not item.is_symlink())
-    return [SourceFile(item.relative_to(path).as_posix(), item) for item in items if item.is_file()]
-
-
-def _below_address(address: str) -> SourceFile | list[SourceFile] | None:
     files, root = _store(address)
     scheme = address.partition("://")[0]
     try:
         if files.isfile(root):
             return SourceFile(root.rpartition("/")[2], address)
-        found = [str(path) for path in files.find(root)]
+        found = {str(path): int(about.get("size") or 0) for path, about in files.find(root, detail=True).items()}
     except client_errors() as exc:
         raise unreadable(address, exc) from exc
     prefix = f"{root.rstrip('/')}/"
-    named = [(path.removeprefix(prefix), f"{scheme}://{path}") for path in found if path.startswith(prefix)]
-    return [SourceFile(name, place) for name, place in named] or None
+    return [
+        (SourceFile(path.removeprefix(prefix), f"{scheme}://{path}"), size)
+        for path, size in found.items()
+        if path.startswith(prefix)
+    ] or None
 
 
 def _store(address: str) -> tuple[Any, str]:

@@ -1,102 +1,15 @@
 """The processes that decode Parquet, as a source sees them: a table at a time, and another one where one has ended."""
 
-import atexit
 import contextlib
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import Any
 
-from phalanx.child import PARENT
+from phalanx.data.sources.reader_process import Answer, ReaderProcess
 from phalanx.errors import DataError
 
 _MODULE = "phalanx.data.sources.parquet_process"
-_MOST_LINE_BYTES = 1 << 24
 _MOST_ENDS = 3
 """Decoders that one file may end before no more of it is read."""
-Answer = tuple[dict[str, Any], bytes]
-
-
-class _Decoder:
-    """One process, bounded in memory, and the pipes to it."""
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and our own module
-            [sys.executable, "-m", _MODULE],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            process_group=0,
-            # other allocators reserve more than the bound before they give any
-            env={**os.environ, PARENT: str(os.getpid()), "ARROW_DEFAULT_MEMORY_POOL": "system"},
-        )
-        self.of_process = os.getpid()
-
-    def ask(self, **order: Any) -> Iterator[Answer]:
-        """Yield what it answers until it says that this is all.
-
-        Raises:
-            DataError: It says what is wrong; or it has ended, which `has_ended` then tells.
-        """
-        with contextlib.suppress(BrokenPipeError):
-            self._pipe("stdin").write(json.dumps(order).encode() + b"\n")
-            self._pipe("stdin").flush()
-        while True:
-            line = self._pipe("stdout").readline(_MOST_LINE_BYTES)
-            answer: dict[str, Any] = json.loads(line) if line.endswith(b"\n") else {}
-            content = self._pipe("stdout").read(answer["bytes"]) if answer else b""
-            if not answer or len(content) < answer["bytes"]:
-                self.end()
-                raise DataError("cannot be decoded (it asked for too much memory, or ended the process that reads it)")
-            if "error" in answer:
-                raise DataError(answer["error"])
-            if answer["end"]:
-                yield answer, content
-                return
-            yield answer, content
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether nothing can be asked any more."""
-        return self._process.poll() is not None
-
-    def end(self) -> None:
-        """End it at once."""
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            with contextlib.suppress(BrokenPipeError):
-                if pipe is not None:
-                    pipe.close()
-
-    def _pipe(self, name: str) -> IO[bytes]:
-        pipe: IO[bytes] | None = getattr(self._process, name)
-        if pipe is None:
-            raise DataError("the process that decodes Parquet has no pipe")
-        return pipe
-
-
-_IDLE: list[_Decoder] = []
-"""Decoders of this process between two files: one takes half a second to start."""
-
-
-@atexit.register
-def _end_idle() -> None:
-    while _IDLE:
-        decoder = _IDLE.pop()
-        if decoder.of_process == os.getpid():
-            decoder.end()
-
-
-def _take() -> _Decoder:
-    while _IDLE:
-        decoder = _IDLE.pop()
-        # a process that was forked has its starter's pipes, and must not write into them
-        if decoder.of_process == os.getpid() and not decoder.has_ended:
-            return decoder
-    return _Decoder()
 
 
 class ParquetTable:
@@ -109,7 +22,7 @@ class ParquetTable:
 
     def __init__(self, path: str, column: str) -> None:
         self._about = {"path": path, "column": column}
-        self._decoder: _Decoder | None = None
+        self._decoder: ReaderProcess | None = None
         self._ends, self._is_between = 0, True
 
     def num_groups(self) -> int:
@@ -140,10 +53,10 @@ class ParquetTable:
 
     def close(self) -> None:
         """Leave the decoder to the next file, or end it where it is in the middle of an answer."""
-        if self._decoder is None or self._decoder.has_ended:
+        if self._decoder is None or self._decoder.exit_code is not None:
             return
         if self._is_between:
-            _IDLE.append(self._decoder)
+            self._decoder.give_back()
         else:
             self._decoder.end()
 
@@ -155,22 +68,22 @@ class ParquetTable:
         decoder = self._ready(order)
         self._is_between = False
         try:
-            yield from decoder.ask(**order)
+            yield from decoder.ask(order)
         except DataError:
-            self._ends += decoder.has_ended
+            self._ends += decoder.exit_code is not None
             self._is_between = True
             raise
         self._is_between = True
 
-    def _ready(self, order: dict[str, Any]) -> _Decoder:
+    def _ready(self, order: dict[str, Any]) -> ReaderProcess:
         """Return a decoder that has the file open, or is to open it."""
-        if self._decoder is not None and not self._decoder.has_ended:
+        if self._decoder is not None and self._decoder.exit_code is None:
             return self._decoder
         if self._ends >= _MOST_ENDS:
             raise DataError(f"not read: the file has ended {_MOST_ENDS} processes that read it")
-        decoder = self._decoder = _take()
+        decoder = self._decoder = ReaderProcess.take(_MODULE)
         if order["act"] != "open":
-            list(decoder.ask(act="open", **self._about))
+            list(decoder.ask({"act": "open", **self._about}))
         return decoder
 
 

@@ -8,12 +8,14 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
 from pydantic import Field, model_serializer
 
 from phalanx.config import canonical_json
-from phalanx.data.sources.files import Location, SourceFile, fingerprint_files, list_files, unreadable
+from phalanx.data.sources.files import Location, SourceFile, fingerprint_files, unreadable
+from phalanx.data.sources.listing import OF_ANOTHER_KIND, list_all
 from phalanx.data.sources.packed import Damage, is_packed, open_runs
 from phalanx.data.sources.source import BrokenRecord, Document, Origin, SourceSettings
 from phalanx.data.sources.spans import FileSpan, MemberBorders
@@ -22,7 +24,7 @@ from phalanx.object_stores import client_errors
 
 _BLOCK_BYTES = 1 << 20
 _REASON_CHARACTERS = 300
-_CAME_LATER = ("max_record_bytes", "max_ratio", "fields", "url", "fetched_at", "extractor")
+_CAME_LATER = ("max_record_bytes", "max_ratio", "linked_roots", "fields", "url", "fetched_at", "extractor")
 """Keys that run files of older versions cannot have."""
 
 
@@ -31,11 +33,13 @@ class FileSettings(SourceSettings):
 
     Attributes:
         path: A file, or a directory; or the address of either in an object store.
+        linked_roots: Directories beside `path` that links below it may lead into; no other link out of it is followed.
         max_record_bytes: A record that is longer, unpacked, is counted as broken and never in memory as a whole.
         max_ratio: A packed file is not unpacked to more than so many times its size, 16 MiB being free.
     """
 
     path: Location
+    linked_roots: tuple[Path, ...] = ()
     max_record_bytes: int = Field(default=32 << 20, ge=1)
     max_ratio: int = Field(default=200, ge=1)
 
@@ -110,21 +114,27 @@ def document_of(record: RawRecord, text: str, said: RecordClaims = NOTHING) -> D
 class RecordFiles(ABC):
     """A source of files; a kind says how a file is cut, and how a record becomes a document."""
 
-    def __init__(self, config: FileSettings, suffixes: tuple[str, ...], *, links: bool = True) -> None:
+    def __init__(self, config: FileSettings, suffixes: tuple[str, ...]) -> None:
         self._limits = config
-        self._options = config.model_dump(mode="json", exclude={"path"})
-        self._files = list_files(config.path, suffixes, links=links)
+        self._options = config.model_dump(mode="json", exclude={"path", "linked_roots"})
+        self._files = list_all(config.path, suffixes, config.linked_roots)
 
     @property
     def files(self) -> Sequence[SourceFile]:
-        """All files, sorted by name."""
+        """All files, sorted by name; those that are passed over too."""
         return self._files
+
+    @property
+    def passed_over(self) -> list[str]:
+        """Names of files that are of this kind by their name, or may be, and are not read."""
+        return [file.name for file in self._files if file.passed_over and file.passed_over.reason != OF_ANOTHER_KIND]
 
     def fingerprint(self) -> str:
         """Digest of names, contents, options and the versions of what takes the text out."""
         options = canonical_json([self._options, *self._versions()]).decode()
         before = None if self._options.keys() & set(_CAME_LATER) else self._options_before()
-        return fingerprint_files(self._files, options if before is None else before)
+        files = [file for file in self._files if file.passed_over is None]
+        return fingerprint_files(files, options if before is None else before)
 
     def _options_before(self) -> str | None:
         """How versions without the later keys named the same options: corpora and runs of theirs go on; None: new."""
@@ -163,6 +173,10 @@ class RecordFiles(ABC):
         return found
 
     def _cut(self, file: SourceFile, name: str) -> Iterator[RawRecord | BrokenRecord]:
+        if file.passed_over is not None:
+            told = file.passed_over
+            yield BrokenRecord(name, told.size_bytes, told.reason, is_unsupported=not told.is_fault)
+            return
         try:
             yield from self._records(file, name)
         except client_errors() as exc:

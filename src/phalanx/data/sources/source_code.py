@@ -8,7 +8,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from phalanx.config import one_of
-from phalanx.data.sources.files import SourceFile, list_files
+from phalanx.data.sources.files import SourceFile
+from phalanx.data.sources.listing import list_files
 from phalanx.data.sources.records import FileSettings, RawRecord, RecordClaims, RecordFiles, broken, document_of
 from phalanx.data.sources.source import BrokenRecord, Document
 from phalanx.errors import DataError
@@ -57,7 +58,7 @@ _LONGEST_LINE = 5000
 
 
 class CodeConfig(FileSettings):
-    """Source code, a file or the tree below a directory (files also ``.gz``, ``.zst``); links are not followed.
+    """Source code, a file or the tree below a directory (files also ``.gz``, ``.zst``).
 
     Attributes:
         languages: Read; all that are known where left out.
@@ -82,7 +83,7 @@ class CodeFiles(RecordFiles):
     def __init__(self, config: CodeConfig) -> None:
         read = {name: LANGUAGES[name] for name in config.languages or LANGUAGES}
         self._by_suffix = {suffix: name for name, suffixes in read.items() for suffix in suffixes}
-        super().__init__(config, tuple(self._by_suffix), links=False)
+        super().__init__(config, tuple(self._by_suffix))
         self._generated = config.generated
         self._licences = _licences_of(config)
         self._nearest: dict[PurePosixPath, str | None] = {}
@@ -117,19 +118,19 @@ class CodeFiles(RecordFiles):
         return fields
 
 
-def _licences_of(config: CodeConfig) -> frozenset[str]:
-    """Files of the tree that are named as licences are."""
-    named = (file.name for file in list_files(config.path, ("",), links=False))
-    return frozenset(name for name in named if _LICENCE.fullmatch(PurePosixPath(name).name))
+def _licences_of(config: CodeConfig) -> dict[PurePosixPath, str]:
+    """The first file of each folder of the tree that is named as licences are."""
+    named = (PurePosixPath(file.name) for file in list_files(config.path, ("",)))
+    first: dict[PurePosixPath, str] = {}
+    for path in named:
+        if _LICENCE.fullmatch(path.name):
+            first.setdefault(path.parent, str(path))
+    return first
 
 
-def _nearest(folder: PurePosixPath, licences: frozenset[str]) -> str | None:
+def _nearest(folder: PurePosixPath, licences: Mapping[PurePosixPath, str]) -> str | None:
     """The licence of a folder, or of the nearest one above it."""
-    for above in (folder, *folder.parents):
-        found = sorted(name for name in licences if PurePosixPath(name).parent == above)
-        if found:
-            return found[0]
-    return None
+    return next((licences[above] for above in (folder, *folder.parents) if above in licences), None)
 
 
 def _why_generated(content: bytes) -> str:

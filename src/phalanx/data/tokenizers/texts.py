@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.data.sources import JsonlConfig, SourceConfig, TextConfig, open_source
-from phalanx.data.sources.files import SourceFile, list_files
+from phalanx.data.sources.files import SourceFile
+from phalanx.data.sources.listing import list_all
 from phalanx.errors import DataError
 
 _JSONL = (".jsonl", ".jsonl.gz", ".jsonl.zst")
@@ -70,7 +71,7 @@ def language_teller() -> Callable[[str], str]:
 
 def _files(paths: Iterable[Path]) -> Iterator[SourceFile]:
     for path in paths:
-        yield from list_files(path, _SUFFIXES)
+        yield from (file for file in list_all(path, _SUFFIXES) if file.passed_over is None)
 
 
 def _source(file: SourceFile, field: str) -> SourceConfig:

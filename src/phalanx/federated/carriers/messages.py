@@ -10,10 +10,12 @@ Round = Annotated[int, Field(ge=1, lt=2**53)]
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
 Loss = Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]
-SumPhaseName = Literal["join", "share", "mask", "consent", "release", "key", "encrypt", "open", "attest", "seal"]
+SumPhaseName = Literal[
+    "join", "share", "mask", "consent", "release", "key", "encrypt", "check", "open", "attest", "seal"
+]
 FaultReason = Literal["not_finite", "refused", "failed", "budget_spent"]
 SUM_PHASES: tuple[SumPhaseName, ...] = ("join", "share", "mask", "consent", "release")
-KEPT_PHASES: tuple[SumPhaseName, ...] = ("key", "encrypt", "open")
+KEPT_PHASES: tuple[SumPhaseName, ...] = ("key", "encrypt", "check", "open")
 """Of a sum that keepers open."""
 SEALED_PHASES: tuple[SumPhaseName, ...] = ("attest", "seal")
 """Of updates that an aggregator in an enclave opens."""
@@ -140,10 +142,16 @@ class MeasuredReply(SiteReply):
 
 
 class SiteFault(SiteReply):
-    """A site cannot do what it was asked; the reason is one word, since texts of errors may quote its data."""
+    """A site cannot do what it was asked; the reason is one word, since texts of errors may quote its data.
+
+    Attributes:
+        reason: The word.
+        culprit: The site whose signed part of a secure sum it refused; empty where there is none.
+    """
 
     kind: ClassVar[str] = "fault"
     reason: FaultReason
+    culprit: Annotated[str, Field(pattern=r"^([a-z0-9][a-z0-9-]{0,62})?\z")] = ""
 
 
 ORDERS: dict[str, type[SiteOrder]] = by_kind((TrainOrder, SumOrder, MeasureOrder, EndOrder))

@@ -14,9 +14,11 @@ from torch import Tensor
 from phalanx.aggregators import aggregate
 from phalanx.config import canonical_json
 from phalanx.errors import AggregationError, CheckpointError, ConfigError, RollbackError, UpdateRefusedError
-from phalanx.federated.admission import AdmittedUpdate, DueUpdates, UpdateAdmission
-from phalanx.federated.enclave.channel import SealedPlace, binding_of, bound_terms, unseal
+from phalanx.federated.admission import DueUpdates, UpdateAdmission
+from phalanx.federated.enclave.channel import SEAL, binding_of, bound_terms
+from phalanx.federated.mixing import least_mixed
 from phalanx.federated.rounds.terms import RunTerms
+from phalanx.federated.sealing import SealedPlace, unseal
 from phalanx.federated.vectors import Shapes, flatten
 from phalanx.security.aggregate import LEAST_CONTRIBUTORS, SumRefusal
 from phalanx.security.seal import BlobPlace, BlobSealer, MonotonicCounter
@@ -98,13 +100,11 @@ class AggregatorState:
             AggregationError: It had other members before.
             RollbackError: It cannot be written down.
         """
-        said = [str(number), *sorted(members)]
-        earlier = self._members.setdefault(model, said)
-        if earlier != said:
+        update, sites = f"{number} {model}", sorted(members)
+        if self._members.setdefault(update, sites) != sites:
             raise AggregationError(
                 SumRefusal.REPEATED_ROUND,
-                f"round {number}: was aggregated with other members, or for another round; the difference would tell "
-                "of single sites",
+                f"round {number}: was aggregated with other members; the difference would tell of single sites",
             )
         self._write()
 
@@ -146,7 +146,8 @@ class EnclaveAggregator:
 
     Guarantees:
         Of a round one update leaves, of `min_cohort` sites or more that have signed for it, by the rule that the terms
-        name; of the updates from one set of weights for one set of sites alone. Single updates leave never.
+        name; of the updates of one round from one set of weights for one set of sites alone. Single updates leave
+        never, and every number that leaves is made of those of three sites or more.
     """
 
     def __init__(self, terms: RunTerms, shapes: Shapes, attester: Attester, state: AggregatorState) -> None:
@@ -175,8 +176,8 @@ class EnclaveAggregator:
         door, vectors, samples = UpdateAdmission(self._terms.roster), dict[str, Tensor](), dict[str, float]()
         for site in sorted(sealed):
             try:
-                place = SealedPlace(self._bound, number, model, site)
-                found = _admitted(door, due, site, unseal(place, self._state.private, sealed[site]))
+                place = SealedPlace(SEAL, self._bound, number, model, site)
+                found = door.admit(site, *_parted(unseal(place, self._state.private, sealed[site])), due)
             except (AggregationError, UpdateRefusedError) as exc:
                 refused[site] = str(exc.reason)
                 continue
@@ -192,19 +193,17 @@ class EnclaveAggregator:
 
     def _ruled(self, vectors: Tensor, samples: Tensor) -> Tensor:
         config = self._terms.config
+        mixed = least_mixed(config.aggregator, config.byzantine, config.before, len(vectors))
+        if mixed < LEAST_CONTRIBUTORS:
+            raise AggregationError(
+                SumRefusal.SMALL_COHORT, f"aggregator: {config.aggregator} may return numbers that {mixed} sites sent"
+            )
         if config.aggregator == "mean":
             return samples / samples.sum() @ vectors
         try:
             return aggregate(vectors, config.aggregator, config.byzantine, config.before)
         except ConfigError as exc:
             raise AggregationError(SumRefusal.TOO_FEW, f"aggregator: {exc}") from exc
-
-
-def _admitted(door: UpdateAdmission, due: DueUpdates, site: str, data: bytes) -> AdmittedUpdate:
-    found = door.admit(*_parted(data), due)
-    if found.site != site:
-        raise AggregationError(SumRefusal.FOREIGN_PARTY, f"{site}: sent the update of {found.site}")
-    return found
 
 
 def joined(header: bytes, values: bytes) -> bytes:

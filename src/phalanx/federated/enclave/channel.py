@@ -1,16 +1,8 @@
 """What crosses to an aggregator in an enclave: its evidence, and updates that are sealed for the key in it."""
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from phalanx.config import canonical_json
 from phalanx.errors import AggregationError, RefusedEvidenceError
@@ -24,8 +16,8 @@ from phalanx.split.hardware.measure import policy_of
 
 ROLE = "aggregator"
 KEY_BYTES = 32
-_NONCE = bytes(12)
-"""A key seals one update."""
+SEAL = "aggregator-seal/1"
+"""What an update is sealed for."""
 
 
 def bound_terms(terms: RunTerms) -> bytes:
@@ -51,66 +43,6 @@ def as_split(config: EnclaveSumsConfig) -> SplitConfig:
     return SplitConfig(
         cut=1, tier=config.tier, tpm=config.tpm, policy=config.policy, allow_insecure_sim=config.allow_insecure_sim
     )
-
-
-@dataclass(frozen=True)
-class SealedPlace:
-    """The round that an update is of.
-
-    Attributes:
-        terms: `bound_terms` of the run.
-        round: Its number.
-        model: Digest of the weights that updates are relative to.
-        site: Name of the site that the update is of.
-    """
-
-    terms: bytes
-    round: int
-    model: str
-    site: str
-
-
-def seal(place: SealedPlace, public: bytes, update: bytes) -> bytes:
-    """Return an update that one aggregator can open, for one place.
-
-    Raises:
-        AggregationError: The key is none.
-    """
-    own = X25519PrivateKey.generate()
-    ephemeral = own.public_key().public_bytes_raw()
-    return ephemeral + _cipher(own, public, (ephemeral, public), place).encrypt(_NONCE, update, None)
-
-
-def unseal(place: SealedPlace, private: X25519PrivateKey, sealed: bytes) -> bytes:
-    """Return what was sealed.
-
-    Raises:
-        AggregationError: It was sealed for another key or place, or altered.
-    """
-    ephemeral, rest = sealed[:KEY_BYTES], sealed[KEY_BYTES:]
-    ends = (ephemeral, private.public_key().public_bytes_raw())
-    try:
-        return _cipher(private, ephemeral, ends, place).decrypt(_NONCE, rest, None)
-    except InvalidTag as exc:
-        raise AggregationError(
-            SumRefusal.MALFORMED, f"{place.site}: its update does not open for this round and key"
-        ) from exc
-
-
-def _cipher(private: X25519PrivateKey, other: bytes, ends: tuple[bytes, bytes], place: SealedPlace) -> AESGCM:
-    try:
-        secret = private.exchange(X25519PublicKey.from_public_bytes(other))
-    except ValueError as exc:
-        raise AggregationError(SumRefusal.MALFORMED, f"{place.site}: a key is none of X25519") from exc
-    facts: Mapping[str, Any] = {
-        "terms": place.terms.hex(),
-        "round": place.round,
-        "model": place.model,
-        "site": place.site,
-        "ends": [one.hex() for one in ends],
-    }
-    info = in_domain("aggregator-seal/1", canonical_json(dict(facts)))
-    return AESGCM(HKDF(SHA256(), 32, None, info).derive(secret))
 
 
 class AggregatorAppraisal:

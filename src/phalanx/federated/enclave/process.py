@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from phalanx.config import StrictModel, dump_toml, load_config
+from phalanx.config import StrictModel, dump_toml, escape_controls, load_config
 from phalanx.errors import AggregationError, IsolationError, PeerLostError, PhalanxError
 from phalanx.federated.config import OWNER, FederatedConfig
 from phalanx.federated.enclave.aggregator import AggregatorPort, AggregatorState, EnclaveAggregator, RoundOutcome
@@ -211,7 +211,7 @@ def main(path: str, descriptor: str) -> int:
             serve(aggregator, end, len(file.roster))
         tier.close()
     except PhalanxError as exc:
-        sys.stderr.write(f"aggregator: {exc}\n")
+        sys.stderr.write(f"aggregator: {escape_controls(str(exc))}\n")
         return exc.exit_code
     return 0
 

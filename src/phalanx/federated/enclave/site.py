@@ -7,8 +7,9 @@ from phalanx.federated.admission import UpdateHeader, sign_update
 from phalanx.federated.algorithms import Named
 from phalanx.federated.carriers import messages as m
 from phalanx.federated.enclave.aggregator import joined
-from phalanx.federated.enclave.channel import AggregatorAppraisal, SealedPlace, bound_terms, seal
+from phalanx.federated.enclave.channel import SEAL, AggregatorAppraisal, bound_terms
 from phalanx.federated.rounds.terms import RunTerms
+from phalanx.federated.sealing import SealedPlace, seal
 from phalanx.security.aggregate import SumRefusal
 from phalanx.security.crypto import Identity, digest_hex
 
@@ -49,5 +50,5 @@ class SealingSite:
             values=digest_hex(data),
             samples=samples,
         )
-        place = SealedPlace(bound_terms(self._terms), order.round, order.model, self._identity.name)
+        place = SealedPlace(SEAL, bound_terms(self._terms), order.round, order.model, self._identity.name)
         return seal(place, public, joined(sign_update(header, self._identity), data))

@@ -11,16 +11,16 @@ from torch import Tensor
 
 from phalanx.aggregators import aggregate
 from phalanx.errors import AggregationError, ConfigError, FailedRoundError, UpdateRefusedError
-from phalanx.federated.admission import DueUpdates, UpdateAdmission, UpdateRefusal
+from phalanx.federated.admission import PROVEN, DueUpdates, UpdateAdmission
 from phalanx.federated.algorithms import ALGORITHMS, CONTROL, Named, staleness_weight
 from phalanx.federated.carriers import messages as m
 from phalanx.federated.carriers.carrier import SentOrder
 from phalanx.federated.enclave.aggregator import AggregatorPort
 from phalanx.federated.enclave.sums import EnclaveSumMaker
 from phalanx.federated.local import SiteScores
-from phalanx.federated.reputation import ReputationConfig, SiteReputations, distances_to
+from phalanx.federated.reputation import SiteRecords, distances_to
 from phalanx.federated.rounds.fleet import Fleet, SiteAnswer
-from phalanx.federated.rounds.journal import HeldUpdate, RoundJournal, RoundRecord, SiteShare
+from phalanx.federated.rounds.journal import HeldUpdate, LostRounds, RoundJournal, RoundRecord, SiteShare
 from phalanx.federated.rounds.kept_sums import KeptSumMaker
 from phalanx.federated.rounds.summing import SumMaker
 from phalanx.federated.rounds.terms import RunTerms
@@ -29,8 +29,6 @@ from phalanx.security.crypto import Identity, digest_hex
 from phalanx.security.privacy import BudgetLedger
 from phalanx.telemetry import PhaseTimer
 
-_EXCLUDING = frozenset(UpdateRefusal) - {UpdateRefusal.FOREIGN_SITE, UpdateRefusal.NOT_SIGNED}
-"""Refusals that a signature of the site stands behind."""
 BUDGET_SPENT = "the privacy budget of its own rows is spent"
 """Why a site is asked no more that has said so."""
 
@@ -55,7 +53,9 @@ class RoundCoordinator:
     Guarantees:
         The model moves once a round, by updates of that round's weights (with "fedbuff" of weights that are not too
         old), each site counting once, or not at all. A round that fails changes nothing, and may be asked for again:
-        sites answer with what they have trained.
+        sites answer with what they have trained. Where a sum of it was released, sites give none of other sites: if
+        the same ones give none either, the round is lost, its record says so, and the next one begins. No word of a
+        site, and nothing that another site sends, has a site shut out but what it has signed itself.
     """
 
     def __init__(
@@ -77,7 +77,8 @@ class RoundCoordinator:
         has_controls = self._config.algorithm.kind == "scaffold"
         self._controls: Named = {name: torch.zeros_like(one) for name, one in weights.items() if has_controls}
         self._admission = UpdateAdmission(terms.roster)
-        self._reputations = SiteReputations(ReputationConfig())
+        self._records = SiteRecords()
+        self._lost = LostRounds()
         self.spent: dict[str, float] = {}
         self._counted: dict[str, int] = {}
         self._models: dict[int, str] = {}
@@ -110,6 +111,8 @@ class RoundCoordinator:
         self._admission.recall(found.headers)
         self._counted, self._models, self._recalled = found.counted, found.models, found.open
         self.spent = found.spent
+        for site in found.refused:
+            self._records.note_refusal(site)
         for site, reason in found.excluded.items():
             self._admission.exclude(site, reason)
 
@@ -146,8 +149,9 @@ class RoundCoordinator:
         with self.timer.phase("train"):
             self._train(record, held, (payload, model, rate))
         update = self._aggregate(record, held, model)
-        with self.timer.phase("update"):
-            self._apply(record, update)
+        if update is not None:
+            with self.timer.phase("update"):
+                self._apply(record, update)
         counted = {site: held[site].round if site in held else number for site in record.shares}
         self._journal.closed(number, counted)
         self._counted |= counted
@@ -197,7 +201,11 @@ class RoundCoordinator:
             self._held = (number, {})
         held = self._held[1]
         for site, (header, values) in recalled.items():
-            found = self._admission.admit(header, values, self._due(number))
+            try:
+                found = self._admission.admit(site, header, values, self._due(number))
+            except UpdateRefusedError:
+                # of a site that was shut out after it was let in
+                continue
             # what a site had said beside its update is not kept
             share = SiteShare(0.0, 0, found.samples, found.norm, 1.0, 0.0)
             held[site] = HeldUpdate(number, header, flatten(found.tensors), share)
@@ -270,20 +278,21 @@ class RoundCoordinator:
             record.shares[answer.site] = share
             return
         trained_in = self._asked_in.get(answer.site, record.number)
+        share.behind = record.number - trained_in
+        if share.behind > self._most_behind:
+            record.left_out[answer.site] = "stale"
+            return
         header, values = reply.header.encode("utf-8"), bytes(answer.payload)
         try:
-            found = self._admission.admit(header, values, self._due(trained_in))
+            found = self._admission.admit(answer.site, header, values, self._due(trained_in))
         except UpdateRefusedError as exc:
             record.left_out[answer.site] = exc.reason
-            if exc.reason in _EXCLUDING and self._reputations.note_refusal(
-                record.number, answer.site, exc.reason, header
-            ):
-                self._exclude(answer.site, f"refused again: {exc.reason}")
+            if exc.reason in PROVEN:
+                self._journal.refused(record.number, answer.site, exc.reason, header)
+                if self._records.note_refusal(answer.site):
+                    self._exclude(answer.site, f"refused again: {exc.reason}")
             return
-        share.norm, share.samples, share.behind = found.norm, found.samples, record.number - trained_in
-        if found.site != answer.site or share.behind > self._most_behind:
-            record.left_out[answer.site] = "foreign_site" if found.site != answer.site else "stale"
-            return
+        share.norm, share.samples = found.norm, found.samples
         self._journal.admitted(record.number, answer.site, header, values)
         held[answer.site] = HeldUpdate(trained_in, header, flatten(found.tensors), share)
         record.shares[answer.site] = share
@@ -301,28 +310,38 @@ class RoundCoordinator:
             self._terms.digest, number, self._models[number], shapes, torch.float32, config.max_norm, most
         )
 
-    def _aggregate(self, record: RoundRecord, held: Mapping[str, HeldUpdate], model: str) -> Tensor:
-        """Return one update of those that are held, or of the secure sums."""
+    def _aggregate(self, record: RoundRecord, held: Mapping[str, HeldUpdate], model: str) -> Tensor | None:
+        """Return one update of those that are held, or of the secure sums; None where the round is lost."""
+        earlier = self._journal.released(record.number, model)
         try:
             if self._config.secure:
                 if self._budget is not None:
                     record.charge = self._budget.charge()
                 with self.timer.phase("sum"):
-                    return self._sums.update(record, model, self._exclude)
-            with self.timer.phase("aggregate"):
-                return self._update_of(record.number, held)
+                    update = self._sums.update(record, model, self._exclude)
+            else:
+                with self.timer.phase("aggregate"):
+                    update = self._update_of(record, held)
         except (AggregationError, ConfigError) as exc:
             # too few sites are left for a sum, or for a rule that stands those that may lie
-            raise FailedRoundError(f"round {record.number}: {exc}") from exc
+            members = {site for one in self._journal.released(record.number, model) for site in one.members}
+            # beside noise each sum is paid for, and another one may be of other sites
+            is_bound = self._budget is None and (earlier or members & self.excluded.keys())
+            if not is_bound:
+                raise FailedRoundError(f"round {record.number}: {exc}") from exc
+            self._lost.note(record, members, str(exc))
+            return None
+        self._lost.in_a_row = 0
+        return update
 
-    def _update_of(self, number: int, held: Mapping[str, HeldUpdate]) -> Tensor:
+    def _update_of(self, record: RoundRecord, held: Mapping[str, HeldUpdate]) -> Tensor:
         config, sites = self._config, sorted(held)
         vectors = torch.stack([held[site].vector for site in sites])
         if config.aggregator != "mean":
             update = aggregate(vectors, config.aggregator, config.byzantine, config.before)
-            distances = distances_to(update, dict(zip(sites, vectors, strict=True)))
-            for site in self._reputations.note_distances(number, distances, {one: held[one].header for one in sites}):
-                self._exclude(site, "far from what the rule makes of all, round after round")
+            self._records.note_distances(distances_to(update, dict(zip(sites, vectors, strict=True))))
+            for site in sites:
+                record.shares[site].far_rounds = self._records.far_rounds[site]
             return update
         samples = torch.tensor([float(held[site].share.samples) for site in sites])
         if config.exchange == "product":

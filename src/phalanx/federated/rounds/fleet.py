@@ -24,12 +24,14 @@ class SiteAnswer:
         reply: As parsed; None where there will be none.
         payload: Bytes that belong to it.
         fault: Why there is none, or why it is of no use; empty where it is.
+        culprit: The site that it blames for a fault; empty where it blames none.
     """
 
     site: str
     reply: m.SiteReply | None
     payload: Payload = b""
     fault: str = ""
+    culprit: str = ""
 
 
 class Fleet:
@@ -125,7 +127,7 @@ class Fleet:
             return None
         del self._open[found.site]
         if isinstance(reply, m.SiteFault):
-            return SiteAnswer(found.site, None, fault=reply.reason)
+            return SiteAnswer(found.site, None, fault=reply.reason, culprit=reply.culprit)
         if not isinstance(reply, self._due[found.site]):
             return SiteAnswer(found.site, None, fault="malformed")
         return SiteAnswer(found.site, reply, found.payload)

@@ -12,11 +12,13 @@ from typing import Any
 from torch import Tensor
 
 from phalanx.config import canonical_json
-from phalanx.errors import CheckpointError
+from phalanx.errors import CheckpointError, FailedRoundError
 from phalanx.security.crypto import digest_hex
 
 _LINES = "rounds.jsonl"
-_OF_PRIVATE_ROWS = ("epsilon", "rounds_left")
+MAX_LOST_ROUNDS = 3
+"""Rounds in a row that may be lost before the run ends."""
+_UNLESS_NONE = ("epsilon", "rounds_left", "far_rounds")
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class RecalledRounds:
         open: Header and values of the updates of the round that was under way, by site.
         counted: The last round in which a site's update has counted.
         excluded: Sites that are shut out, with reasons.
+        refused: A site for each of its updates that was refused and shows its lie.
         spent: Epsilon of each site's private rows, the last that it has said, of rounds that are lost as well.
         last_sum: Number of the last secure sum that was begun, in whatever session.
     """
@@ -51,6 +54,7 @@ class RecalledRounds:
     open: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)
     counted: dict[str, int] = field(default_factory=dict)
     excluded: dict[str, str] = field(default_factory=dict)
+    refused: list[str] = field(default_factory=list)
     spent: dict[str, float] = field(default_factory=dict)
     last_sum: int = 0
 
@@ -113,6 +117,11 @@ class RoundJournal:
         """A site is shut out."""
         self._append({"excluded": site, "reason": reason})
 
+    def refused(self, number: int, site: str, reason: str, header: bytes) -> None:
+        """An update was refused; its signed header is the evidence against the site."""
+        line = {"refused": site, "in": number, "reason": reason, "header": header.decode("ascii")}
+        self._append(line)
+
     def spent(self, site: str, epsilon: float) -> None:
         """A site has told what its private rows have spent."""
         self._append({"spent": epsilon, "told_by": site})
@@ -127,6 +136,8 @@ class RoundJournal:
         for line in self._lines():
             if "excluded" in line:
                 found.excluded[line["excluded"]] = line["reason"]
+            elif "refused" in line:
+                found.refused.append(line["refused"])
             elif "spent" in line:
                 found.spent[line["told_by"]] = line["spent"]
             elif "closed" in line and line["closed"] <= finished:
@@ -184,6 +195,7 @@ class SiteShare:
         scaled: What the site says that it multiplied the update with; None where it does not say.
         train_s: Seconds of training, as the site says.
         behind: Rounds that its update is behind.
+        far_rounds: Rounds in a row in which its update was far from what the rule made of all; None without a rule.
         epsilon: What its private rows have spent, as it says; None where rows are not private.
         rounds_left: Further rounds that its own budget pays for, as it says; None likewise.
     """
@@ -195,12 +207,13 @@ class SiteShare:
     scaled: float | None
     train_s: float
     behind: int = 0
+    far_rounds: int | None = None
     epsilon: float | None = None
     rounds_left: int | None = None
 
     def row(self) -> dict[str, Any]:
         """What the metrics say of it."""
-        return {name: one for name, one in vars(self).items() if one is not None or name not in _OF_PRIVATE_ROWS}
+        return {name: one for name, one in vars(self).items() if one is not None or name not in _UNLESS_NONE}
 
 
 @dataclass
@@ -216,6 +229,7 @@ class RoundRecord:
         sums: Numbers of secure sums.
         bytes: Payloads of each site, both ways.
         charge: Number of the charge of its sums; None without a privacy budget.
+        lost: Why a released sum of the round gave no update, so that nothing moved; empty where one did.
     """
 
     number: int
@@ -226,6 +240,7 @@ class RoundRecord:
     sums: tuple[int, ...] = ()
     bytes: dict[str, int] = field(default_factory=dict)
     charge: int | None = None
+    lost: str = ""
 
     @property
     def loss(self) -> float:
@@ -261,3 +276,29 @@ class HeldUpdate:
     header: bytes
     vector: Tensor
     share: SiteShare
+
+
+class LostRounds:
+    """The rounds that were lost since one counted, and the sites that were in each of their sums."""
+
+    def __init__(self) -> None:
+        self.in_a_row = 0
+        self._suspects: set[str] = set()
+
+    def note(self, record: RoundRecord, members: set[str], reason: str) -> None:
+        """Take a round of which a sum was released and none came out; its record counts no site.
+
+        Raises:
+            FailedRoundError: Too many were lost in a row.
+        """
+        self._suspects = members & self._suspects if self.in_a_row else members
+        if self.in_a_row == MAX_LOST_ROUNDS:
+            raise FailedRoundError(
+                f"round {record.number}: {MAX_LOST_ROUNDS} rounds before it were lost, and this one is ({reason}); in "
+                f"the sums of all of them: {', '.join(sorted(self._suspects)) or 'no site'}; revoke the one that "
+                "spoils them, and go on with --resume"
+            )
+        self.in_a_row += 1
+        record.lost = reason
+        record.left_out |= dict.fromkeys(record.shares, "the sum was lost")
+        record.shares.clear()

@@ -2,20 +2,27 @@
 
 A keeper is a site with a key of its own. It is given all sites' shares under that key, adds them up and opens the sum,
 so an owner cannot have it open anything else; and what it could open of one site is uniform without the other keepers.
+Ciphertexts of BFV can be made of others: who saw them could subtract them in a part of its own. So they travel sealed
+to the keeper, for one site, round, model and sum: no party but the keeper ever has them, and a part that is made of
+another site's sealed one does not open.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import numpy as np
-from pydantic import Field, ValidationError
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from pydantic import Field, ValidationError, model_validator
 
 from phalanx.config import StrictModel, canonical_json
 from phalanx.errors import AggregationError, SignatureError
 from phalanx.federated.carriers import messages as m
 from phalanx.federated.rounds.released import ReleasedSums
 from phalanx.federated.rounds.terms import RunTerms
+from phalanx.federated.sealing import SealedPlace, seal, unseal
 from phalanx.security.aggregate import SumRefusal, Values
 from phalanx.security.crypto import Identity, digest_hex, in_domain
 from phalanx.security.homomorphic import (
@@ -23,6 +30,7 @@ from phalanx.security.homomorphic import (
     HomomorphicTerms,
     SumKey,
     add_up,
+    check_part,
     decrypt_sum,
     encrypt_integers,
     new_key,
@@ -31,6 +39,8 @@ from phalanx.security.homomorphic import (
 )
 
 _COUNT_BYTES, _SIZE_BYTES, _MOST_HEADER = 4, 8, 4096
+_MOST_SITES, _MOST_NAME_BYTES = 1000, 2**17
+_SEAL = "keeper-seal/1"
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
 _Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}\z")]
 
@@ -42,33 +52,98 @@ class KeyHeader(StrictModel):
         run: Digest of the run file.
         keeper: Party name.
         key: Digest of the public key, which follows.
+        seal: X25519 public key that parts for it are sealed for, in hex.
     """
 
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     run: _Digest
     keeper: _Name
     key: _Digest
+    seal: _Digest
 
 
 class PartHeader(StrictModel):
-    """What a site signs of one encrypted share of its update.
+    """What a site signs of one encrypted and sealed share of its update.
 
     Attributes:
         run: Digest of the run file.
         round: Number of the round.
         model: Digest of the weights that the update is relative to.
+        number: Of the sum.
         site: Party name.
         key: Digest of the keeper's public key.
-        part: Digest of the ciphertexts, which follow.
+        part: Digest of the sealed ciphertexts, which follow.
     """
 
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     run: _Digest
     round: Annotated[int, Field(ge=1, lt=2**53)]
     model: _Digest
+    number: Annotated[int, Field(ge=1, lt=2**53)]
     site: _Name
     key: _Digest
     part: _Digest
+
+
+class SiteNames(StrictModel):
+    """The sites whose parts a keeper finds fit, or those of the sum that it is to open; each once, in order."""
+
+    sites: Annotated[tuple[_Name, ...], Field(max_length=_MOST_SITES)]
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if list(self.sites) != sorted(set(self.sites)):
+            raise ValueError("sites: expected each name once, in order")
+        return self
+
+    @classmethod
+    def read(cls, data: bytes) -> tuple[str, ...]:
+        """Return the names in a payload.
+
+        Raises:
+            AggregationError: It is malformed.
+        """
+        try:
+            return cls.model_validate_json(data[:_MOST_NAME_BYTES]).sites
+        except ValidationError as exc:
+            raise AggregationError(SumRefusal.MALFORMED, "names: are no list of sites") from exc
+
+    def to_bytes(self) -> bytes:
+        """Return the payload."""
+        return canonical_json(self.model_dump(mode="json"))
+
+
+@dataclass(frozen=True)
+class KeeperKey:
+    """The public keys of one keeper.
+
+    Attributes:
+        public: Encrypts.
+        seal: Seals ciphertexts.
+    """
+
+    public: bytes
+    seal: bytes
+
+    @cached_property
+    def digest(self) -> str:
+        """The digest of the key that encrypts, by which parts name the keeper's key."""
+        return digest_hex(self.public)
+
+
+@dataclass(frozen=True)
+class SumPlace:
+    """The sum that a part is for.
+
+    Attributes:
+        round: Of the update.
+        model: Digest of the weights that it is relative to.
+        number: Of the sum.
+    """
+
+    round: int
+    model: str
+    number: int
 
 
 class _Signed(StrictModel):
@@ -120,8 +195,8 @@ def sign_header(header: KeyHeader | PartHeader, identity: Identity) -> bytes:
     return canonical_json({"body": header.model_dump(mode="json"), "signature": identity.sign(_to_sign(header)).hex()})
 
 
-def read_key(terms: RunTerms, keeper: str, item: Item) -> bytes:
-    """Return the public key of a keeper.
+def read_key(terms: RunTerms, keeper: str, item: Item) -> KeeperKey:
+    """Return the public keys of a keeper.
 
     Raises:
         AggregationError: It is not signed by that keeper for this run.
@@ -129,27 +204,27 @@ def read_key(terms: RunTerms, keeper: str, item: Item) -> bytes:
     body = _checked(terms, keeper, item[0])
     if not isinstance(body, KeyHeader) or body.keeper != keeper or body.key != digest_hex(item[1]):
         raise AggregationError(SumRefusal.FOREIGN_PARTY, f"{keeper}: this is not its key")
-    return item[1]
+    return KeeperKey(item[1], bytes.fromhex(body.seal))
 
 
-def read_part(terms: RunTerms, place: tuple[int, str], key: str, site: str, item: Item) -> bytes:
-    """Return the ciphertexts of one site.
+def read_part(terms: RunTerms, place: SumPlace, key: str, site: str, item: Item) -> bytes:
+    """Return the sealed ciphertexts of one site.
 
     Args:
         terms: Of the run.
-        place: Round, and digest of the weights.
+        place: The sum.
         key: Digest of the keeper's public key.
         site: Name of the site that they are of.
         item: As it came.
 
     Raises:
-        AggregationError: It is not signed by that site for this place and key, or other bytes came.
+        AggregationError: It is not signed by that site for this sum and key, or other bytes came.
     """
     body = _checked(terms, site, item[0])
     if not isinstance(body, PartHeader) or body.site != site:
         raise AggregationError(SumRefusal.FOREIGN_PARTY, f"{site}: this is not its part")
-    if (body.round, body.model, body.key) != (*place, key):
-        raise AggregationError(SumRefusal.FOREIGN_ROUND, f"{site}: its part is of another round, model or key")
+    if (SumPlace(body.round, body.model, body.number), body.key) != (place, key):
+        raise AggregationError(SumRefusal.FOREIGN_ROUND, f"{site}: its part is of another round, model, sum or key")
     if body.part != digest_hex(item[1]):
         raise AggregationError(SumRefusal.MALFORMED, f"{site}: sent other bytes than it signed for")
     return item[1]
@@ -182,72 +257,104 @@ class KeptSumSite:
         directory: Has the keeper's book of sums that it has opened.
 
     Guarantees:
-        A keeper opens sums of `min_cohort` sites or more, each of which has signed its part for this round and model;
-        of the updates from one set of weights it opens a sum of one set of sites alone. Its key lives as long as the
-        process, and no other party ever has it.
+        A keeper opens sums of `min_cohort` sites or more, each of which has signed its part for this round, model and
+        sum; of the updates of a round from one set of weights it opens a sum of one set of sites alone. With one honest
+        keeper the owner and sites in league learn the sum of the others and nothing else: an honest keeper adds parts
+        that were sealed for it by their sites, so no part in its sum can depend on another site's. Its keys live as
+        long as the process, and no other party ever has them.
     """
 
     def __init__(self, identity: Identity, terms: RunTerms, length: int, directory: Path) -> None:
         self._identity, self._terms, self._length = identity, terms, length
         self._opened = ReleasedSums(directory)
-        self._key: SumKey | None = None
+        self._keys: tuple[SumKey, X25519PrivateKey] | None = None
+        self._held: tuple[SumPlace, dict[str, bytes]] | None = None
 
     def phase(self, order: m.SumOrder, payload: bytes) -> bytes:
-        """Take a phase as a keeper: give the key, or open a sum.
+        """Take a phase as a keeper: give the keys, check parts, or open a sum of those that were fit.
 
         Raises:
             AggregationError: The site is no keeper, or what came is not what it should be.
         """
-        if self._identity.name not in self._terms.config.keepers or order.phase not in ("key", "open"):
-            raise AggregationError(SumRefusal.OUT_OF_PHASE, f"{order.phase}: not of this site in a homomorphic sum")
-        if self._key is None:
-            self._key = new_key()
-        return self._advert(self._key) if order.phase == "key" else self._open(self._key, order, payload)
+        if self._identity.name not in self._terms.config.keepers:
+            raise AggregationError(SumRefusal.OUT_OF_PHASE, f"{order.phase}: this site is no keeper")
+        if self._keys is None:
+            self._keys = new_key(), X25519PrivateKey.generate()
+        key, private = self._keys
+        place = SumPlace(order.round, order.model, order.number)
+        if order.phase == "key":
+            return self._advert(key, private)
+        if order.phase == "check":
+            return self._check((key, private), place, payload)
+        if order.phase == "open":
+            return self._open(key, place, payload)
+        raise AggregationError(SumRefusal.OUT_OF_PHASE, f"{order.phase}: is no phase of a homomorphic sum")
 
-    def _advert(self, key: SumKey) -> bytes:
-        header = KeyHeader(run=self._terms.digest, keeper=self._identity.name, key=key.digest)
+    def _advert(self, key: SumKey, private: X25519PrivateKey) -> bytes:
+        seal_key = private.public_key().public_bytes_raw().hex()
+        header = KeyHeader(run=self._terms.digest, keeper=self._identity.name, key=key.digest, seal=seal_key)
         return packed([(sign_header(header, self._identity), key.public)])
 
     def encrypted(self, order: m.SumOrder, values: Values, payload: bytes) -> bytes:
-        """Return this site's own update of the order's round, in shares for the keepers.
+        """Return this site's own update of the order's round, in shares that are sealed for the keepers.
 
         Raises:
             AggregationError: The keys that came are not those of all keepers.
         """
-        keepers = self._terms.config.keepers
+        keepers, place = self._terms.config.keepers, SumPlace(order.round, order.model, order.number)
         items = unpacked(payload, len(keepers))
         if len(items) != len(keepers):
             raise AggregationError(SumRefusal.FOREIGN_PARTY, f"keys: {len(items)} came of {len(keepers)} keepers")
         keys = [read_key(self._terms, keeper, item) for keeper, item in zip(keepers, items, strict=True)]
-        terms = [sum_terms(self._terms, order.round, digest_hex(key), self._length) for key in keys]
+        terms = [sum_terms(self._terms, order.round, key.digest, self._length) for key in keys]
         shares = share_out(rounded(terms[0], values), len(keepers))
         parts: list[Item] = []
-        for key, said, share in zip(keys, terms, shares, strict=True):
-            part = encrypt_integers(key, said, self._identity.name, share)
+        for key, sum_of_key, share in zip(keys, terms, shares, strict=True):
+            part = encrypt_integers(key.public, sum_of_key, self._identity.name, share)
+            sealed = seal(self._sealed_place(place, self._identity.name), key.seal, part)
             header = PartHeader(
                 run=self._terms.digest,
                 round=order.round,
                 model=order.model,
+                number=order.number,
                 site=self._identity.name,
-                key=said.key,
-                part=digest_hex(part),
+                key=key.digest,
+                part=digest_hex(sealed),
             )
-            parts.append((sign_header(header, self._identity), part))
+            parts.append((sign_header(header, self._identity), sealed))
         return packed(parts)
 
-    def _open(self, key: SumKey, order: m.SumOrder, payload: bytes) -> bytes:
-        terms, place = self._terms, (order.round, order.model)
-        parts: dict[str, bytes] = {}
-        for item in unpacked(payload, len(terms.config.sites)):
+    def _check(self, keys: tuple[SumKey, X25519PrivateKey], place: SumPlace, payload: bytes) -> bytes:
+        """Keep the parts that are fit to be added; return whose they are."""
+        (key, private), terms = keys, sum_terms(self._terms, place.round, keys[0].digest, self._length)
+        fit: dict[str, bytes] = {}
+        for item in unpacked(payload, len(self._terms.config.sites)):
             site = signer_of(item[0])
-            if site in parts:
-                raise AggregationError(SumRefusal.FOREIGN_PARTY, f"{site}: is in the sum twice")
-            parts[site] = read_part(terms, place, key.digest, site, item)
-        said = sum_terms(terms, order.round, key.digest, self._length)
-        opened = decrypt_sum(key, said, add_up(key.public, said, list(parts.values())))
+            if site in fit:
+                raise AggregationError(SumRefusal.FOREIGN_PARTY, f"{site}: has two parts")
+            try:
+                sealed = read_part(self._terms, place, key.digest, site, item)
+                part = unseal(self._sealed_place(place, site), private, sealed)
+                check_part(key.public, terms, site, part)
+            except AggregationError:
+                continue
+            fit[site] = part
+        self._held = place, fit
+        return SiteNames(sites=tuple(sorted(fit))).to_bytes()
+
+    def _open(self, key: SumKey, place: SumPlace, payload: bytes) -> bytes:
+        sites = SiteNames.read(payload)
+        held = self._held[1] if self._held is not None and self._held[0] == place else {}
+        if not held.keys() >= set(sites):
+            raise AggregationError(SumRefusal.FOREIGN_PARTY, "sum: has a site without a fit part")
+        terms = sum_terms(self._terms, place.round, key.digest, self._length)
+        opened = decrypt_sum(key, terms, add_up(key.public, terms, [held[site] for site in sites]))
         # before anything leaves: of what does not open nothing is held against a later sum
-        self._opened.enter(order.model, order.round, tuple(parts))
+        self._opened.enter(place.model, place.round, sites)
         return np.ascontiguousarray(opened.total % MODULUS, "<u4").tobytes()
+
+    def _sealed_place(self, place: SumPlace, site: str) -> SealedPlace:
+        return SealedPlace(_SEAL, bytes.fromhex(self._terms.digest), place.round, place.model, site, place.number)
 
 
 def _checked(terms: RunTerms, name: str, header: bytes) -> KeyHeader | PartHeader:
@@ -274,5 +381,5 @@ def _parsed(header: bytes) -> _Signed:
 
 
 def _to_sign(header: KeyHeader | PartHeader) -> bytes:
-    domain = "homomorphic-key/1" if isinstance(header, KeyHeader) else "homomorphic-part/1"
+    domain = "homomorphic-key/2" if isinstance(header, KeyHeader) else "homomorphic-part/2"
     return in_domain(domain, canonical_json(header.model_dump(mode="json")))

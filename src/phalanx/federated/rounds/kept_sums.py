@@ -11,12 +11,21 @@ from phalanx.errors import AggregationError
 from phalanx.federated.carriers import messages as m
 from phalanx.federated.rounds.fleet import Fleet
 from phalanx.federated.rounds.journal import ReleasedSum, RoundJournal, RoundRecord
-from phalanx.federated.rounds.keepers import Item, packed, read_key, read_part, sum_terms, unpacked
+from phalanx.federated.rounds.keepers import (
+    Item,
+    SiteNames,
+    SumPlace,
+    packed,
+    read_key,
+    read_part,
+    sum_terms,
+    unpacked,
+)
 from phalanx.federated.rounds.terms import RunTerms
 from phalanx.federated.rounds.walk import Exclude, SumWalk
 from phalanx.security.aggregate import SumRefusal
 from phalanx.security.crypto import digest_hex
-from phalanx.security.homomorphic import MODULUS, check_part, join_sums
+from phalanx.security.homomorphic import MODULUS, join_sums
 
 _WORD_BYTES = 4
 
@@ -45,10 +54,11 @@ class KeptSumMaker:
         record.sums = (*record.sums, number)
         walk = SumWalk(self._fleet, record, (model, number), self._terms.config.deadline_s)
         keys = self._keys(walk)
-        parts = self._parts(record, model, walk, keys)
+        parts = self._parts(record, SumPlace(record.number, model, number), walk, keys)
+        parts = self._fit(record, model, walk, parts)
         members = tuple(sorted(parts))
         self._journal.releasing(record.number, model, ReleasedSum(members, members))
-        sums = self._opened(walk, parts)
+        sums = self._opened(walk, members)
         for site in [site for site in record.shares if site not in parts]:
             del record.shares[site]
             record.left_out.setdefault(site, "left the sum")
@@ -70,10 +80,10 @@ class KeptSumMaker:
         return {keeper: found[keeper] for keeper in keepers}
 
     def _parts(
-        self, record: RoundRecord, model: str, walk: SumWalk, keys: Mapping[str, Item]
+        self, record: RoundRecord, place: SumPlace, walk: SumWalk, keys: Mapping[str, Item]
     ) -> dict[str, dict[str, Item]]:
-        """Return what each site sent for each keeper; a site with one part that is not fit is in no sum."""
-        kept = self._journal.released(record.number, model)
+        """Return what each site sent for each keeper; what is in it the owner cannot see."""
+        kept = self._journal.released(place.round, place.model)
         asked = [site for site in sorted(record.shares) if not kept or site in kept[0].members]
         found: dict[str, dict[str, Item]] = {}
 
@@ -83,26 +93,45 @@ class KeptSumMaker:
                 raise AggregationError(SumRefusal.MALFORMED, f"{site}: {len(items)} parts for {len(keys)} keepers")
             parts = dict(zip(keys, items, strict=True))
             for keeper, item in parts.items():
-                public = keys[keeper][1]
-                part = read_part(self._terms, (record.number, model), digest_hex(public), site, item)
-                check_part(public, sum_terms(self._terms, record.number, digest_hex(public), self._length), site, part)
+                read_part(self._terms, place, digest_hex(keys[keeper][1]), site, item)
             found[site] = parts
             return site
 
         walk.phase("encrypt", dict.fromkeys(asked, packed(list(keys.values()))), take)
-        if gone := sorted({site for one in kept for site in one.members} - found.keys()):
+        return found
+
+    def _fit(
+        self, record: RoundRecord, model: str, walk: SumWalk, parts: Mapping[str, dict[str, Item]]
+    ) -> dict[str, dict[str, Item]]:
+        """Return the parts that every keeper finds fit; a site with one that is not is in no sum."""
+        keepers, fit_by_keeper = self._terms.config.keepers, dict[str, tuple[str, ...]]()
+
+        def take(site: str, reply: m.SumReply, payload: bytes) -> str:
+            fit_by_keeper[site] = SiteNames.read(payload)
+            return site
+
+        due = {keeper: packed([parts[site][keeper] for site in sorted(parts)]) for keeper in keepers}
+        walk.phase("check", due, take)
+        self._check_all(fit_by_keeper, "checked nothing")
+        fit = {site: items for site, items in parts.items() if all(site in one for one in fit_by_keeper.values())}
+        for site in parts.keys() - fit.keys():
+            unfit = [keeper for keeper in keepers if site not in fit_by_keeper[keeper]]
+            record.left_out[site] = f"unfit for {', '.join(unfit)}"
+        kept = self._journal.released(record.number, model)
+        if gone := sorted({site for one in kept for site in one.members} - fit.keys()):
             raise AggregationError(
                 SumRefusal.TOO_FEW,
                 f"{', '.join(gone)}: in a sum of this round that was not finished; keepers open no second one without "
                 "it: have it come back",
             )
-        if len(found) < self._terms.config.min_cohort:
+        if len(fit) < self._terms.config.min_cohort:
             raise AggregationError(
-                SumRefusal.TOO_FEW, f"sum: {len(found)} sites, expected {self._terms.config.min_cohort} at least"
+                SumRefusal.TOO_FEW,
+                f"sum: {len(fit)} sites with parts that are fit, expected {self._terms.config.min_cohort} at least",
             )
-        return found
+        return fit
 
-    def _opened(self, walk: SumWalk, parts: Mapping[str, Mapping[str, Item]]) -> list[NDArray[np.int64]]:
+    def _opened(self, walk: SumWalk, members: tuple[str, ...]) -> list[NDArray[np.int64]]:
         found: dict[str, NDArray[np.int64]] = {}
         keepers = self._terms.config.keepers
 
@@ -115,8 +144,7 @@ class KeptSumMaker:
             found[site] = words
             return site
 
-        due = {keeper: packed([parts[site][keeper] for site in sorted(parts)]) for keeper in keepers}
-        walk.phase("open", due, take)
+        walk.phase("open", dict.fromkeys(keepers, SiteNames(sites=members).to_bytes()), take)
         self._check_all(found, "opened nothing")
         return [found[keeper] for keeper in keepers]
 

@@ -1,4 +1,8 @@
-"""The sums that a site has let masks be taken off of: of one update, in the company of one set of sites alone."""
+"""The sums that a site has let masks be taken off of: of one update, in the company of one set of sites alone.
+
+An update is what a site made in one round of one set of weights. A round from the same weights later is another one,
+so that a run goes on after a round whose sum came to nothing.
+"""
 
 import json
 import os
@@ -12,7 +16,7 @@ from phalanx.security.crypto import digest_hex, in_domain
 
 
 class ReleasedSums:
-    """A book of one site, a line for each set of weights that its updates were relative to.
+    """A book of one site, a line for each of its updates: for the round and the weights that it was made in and of.
 
     Two sums of one update with different company differ by what the others sent, or by what one of them did.
 
@@ -25,12 +29,13 @@ class ReleasedSums:
     Guarantees:
         Through crashes and restarts a site releases its share of sums of one update for one set of members only. What
         a sum is released for is on the disk before. An older directory that is put back is not found out; nor are
-        updates from weights that differ by a little, of which only noise bounds what sums tell together.
+        updates of different rounds from weights that differ by a little or not at all, of which only noise bounds what
+        sums tell together.
     """
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "released-sums.jsonl"
-        self._found = dict(self._lines())
+        self._released = dict(self._lines())
 
     def enter(self, model: str, number: int, members: tuple[str, ...]) -> None:
         """Write down that a sum is released.
@@ -41,29 +46,29 @@ class ReleasedSums:
             members: Those in the sum.
 
         Raises:
-            AggregationError: One with other members, or for another round, was released for these weights.
+            AggregationError: One with other members was released of this round and these weights.
             RollbackError: It cannot be written down.
         """
-        said = {"round": number, "members": _digest_of(members)}
-        earlier = self._found.get(model)
-        if earlier == said:
+        update, digest = (model, number), _digest_of(members)
+        earlier = self._released.get(update)
+        if earlier == digest:
             return
         if earlier is not None:
             raise AggregationError(
                 SumRefusal.REPEATED_ROUND,
-                f"round {number}: a sum of these weights was released with other members, or for another round; their "
-                "difference would tell of single sites",
+                f"round {number}: a sum of this update was released with other members; their difference would tell of "
+                "single sites",
             )
         try:
             with self._path.open("ab") as file:
-                file.write(canonical_json({"model": model, **said}) + b"\n")
+                file.write(canonical_json({"model": model, "round": number, "members": digest}) + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as exc:
             raise RollbackError(f"{self._path}: cannot be written ({exc.strerror}); nothing is released") from exc
-        self._found[model] = said
+        self._released[update] = digest
 
-    def _lines(self) -> Iterator[tuple[str, dict[str, object]]]:
+    def _lines(self) -> Iterator[tuple[tuple[str, int], str]]:
         if not self._path.exists():
             return
         whole, _, cut = self._path.read_bytes().rpartition(b"\n")
@@ -72,8 +77,8 @@ class ReleasedSums:
             self._path.write_bytes(whole + b"\n" if whole else b"")
         for number, line in enumerate(whole.splitlines(), 1):
             try:
-                found = json.loads(line)
-                yield found["model"], {"round": found["round"], "members": found["members"]}
+                entry = json.loads(line)
+                yield (str(entry["model"]), int(entry["round"])), str(entry["members"])
             except (ValueError, KeyError, TypeError) as exc:
                 raise RollbackError(
                     f"{self._path}, line {number}: is none of this book; it is damaged, and nothing is guessed"

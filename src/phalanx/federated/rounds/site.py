@@ -76,6 +76,7 @@ class Site:
 
     def answer(self, order: m.SiteOrder, payload: Payload) -> Answer:
         """Do what is asked."""
+        culprit = ""
         try:
             if isinstance(order, m.TrainOrder):
                 return self._train(order, payload)
@@ -92,9 +93,11 @@ class Site:
         except PrivacyBudgetError:
             # of noisy sums one is refused, of private rows every further round is
             reason = "refused" if self._terms.rows is None else "budget_spent"
-        except (AggregationError, FrameError):
+        except AggregationError as exc:
+            reason, culprit = "refused", exc.culprit
+        except FrameError:
             reason = "refused"
-        return m.SiteFault(ticket=order.ticket, reason=reason), b""
+        return m.SiteFault(ticket=order.ticket, reason=reason, culprit=culprit), b""
 
     def _train(self, order: m.TrainOrder, payload: Payload) -> Answer:
         if digest_hex(payload) != order.model:
@@ -157,8 +160,10 @@ class Site:
             if self._budget is None:
                 raise
         else:
-            if self._budget is None or math.isfinite(norm_of(update.delta)):
+            if math.isfinite(norm_of(update.delta)):
                 return update
+            if self._budget is None:
+                raise FailedBatchError("update: holds NaN or infinity; lower the learning rate")
         return LocalUpdate({name: torch.zeros_like(one) for name, one in start.items()}, 1, 0.0, 1, 1)
 
     def _take_phase(self, order: m.SumOrder, payload: Payload) -> Answer:

@@ -1,5 +1,7 @@
 """The secure sums of a round: the owner's side, phase after phase over the sites that are there."""
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -13,6 +15,9 @@ from phalanx.federated.rounds.terms import RunTerms
 from phalanx.federated.rounds.walk import Exclude, SumWalk
 from phalanx.security.aggregate import CohortMember, SumRefusal, SumResult, SumServer, SumTerms
 from phalanx.security.crypto import Identity
+
+_SPOILED = (SumRefusal.BAD_INPUT, SumRefusal.BAD_SHARE)
+_MIN_ACCUSERS = 2
 
 
 class SumMaker:
@@ -40,18 +45,29 @@ class SumMaker:
             exclude: Told of a site that broke a sum, as its own signature shows.
 
         Raises:
-            AggregationError: Too few sites are left in a sum.
+            AggregationError: Too few sites are left in a sum, or a site has spoiled it; of sums that a rule looks at
+                the others still count.
         """
         config, buckets = self._terms.config, self._buckets(record, model)
         if least_left_of(min(len(one.cohort) for one in buckets)) < config.min_cohort:
             raise AggregationError(SumRefusal.TOO_FEW, f"{len(record.shares)} sites: a sum may end with too few")
-        sums = [self._sum(record, model, bucket, exclude) for bucket in buckets]
+        has_rule = config.bucket is not None and config.aggregator != "mean"
+        sums, spoiled = list[SumResult](), 0
+        for bucket in buckets:
+            try:
+                sums.append(self._sum(record, model, bucket, exclude))
+            except AggregationError as exc:
+                if not has_rule or exc.reason not in _SPOILED:
+                    raise
+                # one of its sites has lied, and can spoil no other bucket
+                spoiled += 1
+                record.left_out |= dict.fromkeys(bucket.members, "its sum was spoiled")
         contributors = {name for one in sums for name in one.contributors}
         for site in [site for site in record.shares if site not in contributors]:
             del record.shares[site]
             record.left_out.setdefault(site, "left the sum")
-        if config.bucket is not None and config.aggregator != "mean":
-            return robust_over_buckets(sums, config.aggregator, config.byzantine)
+        if has_rule:
+            return robust_over_buckets(sums, config.aggregator, max(0, config.byzantine - spoiled))
         weight = sum(one.weight for one in sums)
         return torch.from_numpy(np.sum([one.mean() * np.float32(one.weight / weight) for one in sums], axis=0))
 
@@ -100,30 +116,57 @@ class SumMaker:
         walk = SumWalk(self._fleet, record, (model, number), config.deadline_s)
         try:
             there = walk.phase(
-                "join", dict.fromkeys(due.members, server.invitation), lambda site, r, p: server.take_advert(p)
+                "join", dict.fromkeys(due.members, server.invitation), lambda site, r, p: server.take_advert(p, site)
             )
-            there = walk.phase("share", dict.fromkeys(there, server.adverts()), lambda site, r, p: server.take_boxes(p))
+            there = walk.phase(
+                "share", dict.fromkeys(there, server.adverts()), lambda site, r, p: server.take_boxes(p, site)
+            )
             delivered = server.deliveries()
             there = walk.phase(
                 "mask",
                 {site: delivered[site] for site in there},
-                lambda site, r, p: server.take_deposit(r.message.encode("utf-8"), np.frombuffer(p, "<u4")),
+                lambda site, r, p: server.take_deposit(r.message.encode("utf-8"), np.frombuffer(p, "<u4"), site),
             )
             there = walk.phase(
-                "consent", dict.fromkeys(there, server.deposits()), lambda site, r, p: server.take_consent(p)
+                "consent", dict.fromkeys(there, server.deposits()), lambda site, r, p: server.take_consent(p, site)
             )
             self._journal.releasing(record.number, model, ReleasedSum(due.cohort, server.included))
-            walk.phase("release", dict.fromkeys(there, server.consents()), lambda site, r, p: server.take_release(p))
-            found = server.result()
+            walk.phase(
+                "release", dict.fromkeys(there, server.consents()), lambda site, r, p: server.take_release(p, site)
+            )
+            result = server.result()
         except AggregationError as exc:
             if exc.culprit:
                 exclude(exc.culprit, f"broke a sum: {exc.reason}")
             raise
-        for site, what in found.liars.items():
+        finally:
+            for site, accusers in walk.accusers.items():
+                # one of so many is honest, and an honest site refuses what another one has signed only if it is wrong
+                if site in terms.names and len(accusers) >= max(_MIN_ACCUSERS, 1 + terms.most_colluding):
+                    exclude(site, f"broke a sum: {len(accusers)} sites refused what it had signed for them")
+        for site, what in result.liars.items():
             exclude(site, f"broke a sum: {what}")
-        return found
+        if self._noisy is None:
+            _check_norm(result)
+        return result
 
     def _max_weight(self, clients: int) -> int:
         if self._noisy is not None:
             return self._noisy.of(clients).max_weight
         return self._terms.config.most_samples if self._terms.config.weights == "samples" else 1
+
+
+def _check_norm(result: SumResult) -> None:
+    """Return when clipped updates can have this sum.
+
+    Raises:
+        AggregationError: They cannot: a site's masks are not its own, or its values are beyond the clip.
+    """
+    norm = float(np.linalg.norm(result.total.astype(np.float64)))
+    largest = result.weight * (result.encoding.levels + math.sqrt(len(result.total)))
+    if norm > largest:
+        raise AggregationError(
+            SumRefusal.BAD_INPUT,
+            f"the sum has the norm {norm * result.encoding.step:.3g}, and clipped updates have "
+            f"{largest * result.encoding.step:.3g} at most: a client's masks are not its own",
+        )

@@ -10,16 +10,21 @@ from phalanx.federated.rounds.journal import RoundRecord
 
 Exclude = Callable[[str, str], None]
 """Shuts a site out, with the reason."""
-Take = Callable[[str, m.SumReply, bytes], str]
-"""Takes a site's reply and its payload, and returns the name of its site; raises where it is refused."""
+Take = Callable[[str, m.SumReply, bytes], object]
+"""Takes the reply of a site, and its payload; raises where it is refused."""
 
 
 class SumWalk:
-    """A walk through the phases of one sum; a site that is silent or says what is refused is out of the rest of it."""
+    """A walk through the phases of one sum; a site that is silent or says what is refused is out of the rest of it.
+
+    Attributes:
+        accusers: The sites that refused to go on for what another one had signed, by the name of that one.
+    """
 
     def __init__(self, fleet: Fleet, record: RoundRecord, place: tuple[str, int], deadline_s: float) -> None:
         self._fleet, self._record, self._deadline_s = fleet, record, deadline_s
         self._model, self._number = place
+        self.accusers: dict[str, set[str]] = {}
 
     def phase(self, name: m.SumPhaseName, messages: Mapping[str, bytes], take: Take) -> tuple[str, ...]:
         """Send each site its message, and give what comes back to the server; return the sites that are left."""
@@ -36,13 +41,15 @@ class SumWalk:
         for answer in self._fleet.answers(self._deadline_s, sites):
             if not isinstance(answer.reply, m.SumReply):
                 self._record.left_out[answer.site] = answer.fault
+                if answer.culprit:
+                    self.accusers.setdefault(answer.culprit, set()).add(answer.site)
                 continue
             try:
-                sender = take(answer.site, answer.reply, _bytes(answer.payload))
+                take(answer.site, answer.reply, _bytes(answer.payload))
             except (AggregationError, ValueError):
                 self._record.left_out[answer.site] = "refused"
                 continue
-            there.append(sender)
+            there.append(answer.site)
         for site in sites & self._fleet.waited_for():
             self._record.left_out[site] = "late"
         self._fleet.give_up(sites)

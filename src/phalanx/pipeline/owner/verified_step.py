@@ -125,7 +125,7 @@ class Attempts:
         """Note now and then what a long step waits for; when its time is up, replace the party that owes most.
 
         Raises:
-            PeerLostError: It was the owner, or without a guard anybody.
+            PeerLostError: It was the owner; or the run has no guard.
         """
         now = self.patience.clock.wall()
         if self._facts.plan.guard.enabled and now > self._next_look:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from phalanx.config import canonical_json
+from phalanx.config import canonical_json, escape_controls
 from phalanx.errors import CutLogError, FrameError, SignatureError
 from phalanx.pipeline.protocol.signed import Statements, run_of
 from phalanx.security.audit import MOST_BYTES, PublicHead, PublicLines
@@ -151,4 +151,4 @@ class LogMemory:
 def _say(reason: str) -> None:
     # the log may lie on the same full disk
     with contextlib.suppress(OSError):
-        sys.stderr.write(f"{reason}\n")
+        sys.stderr.write(f"{escape_controls(str(reason))}\n")

@@ -73,8 +73,14 @@ class StallDiagnosis:
             return await self._without_weights(*next(iter(missing.weights.items())))
         if missing.screened:
             return await self._without_urgent_report(missing.screened[0])
-        late = await self._behind(standings) or await self._without_gradient(standings)
-        return late or await self._without_audit(ledger, missing.said)
+        num_handed = len(self._handed)
+        late = await self._behind(standings)
+        if late is None and len(self._handed) == num_handed:
+            late = await self._without_gradient(standings)
+        if late is None and len(self._handed) == num_handed:
+            # whoever was just given what it lacked is not late with what follows from that
+            late = await self._without_audit(ledger, missing.said)
+        return late
 
     def _begin_attempt(self) -> None:
         attempt = (self.facts.ledger.step, self.facts.ledger.epoch)

@@ -43,7 +43,7 @@ class WaitTally:
         return sorted(self.links) if self.links.total() > max(self.parties.values(), default=0) else []
 
     def debtor(self) -> str | None:
-        """The worker that the step has waited for most; None where that is the owner, or nobody."""
+        """Return the worker that the step has waited for most; None where that is the owner, or no party is."""
         most = max(self.parties.values(), default=0)
         debtors = sorted(party for party, number in self.parties.items() if number == most)
         return None if OWNER in debtors or not debtors else debtors[0]

@@ -117,7 +117,7 @@ class Worker:
         self._kernels = kernels
         self._wrap_copy: WrapCopy = lambda copy, held: wrap_copy(kernels(copy, held), held)
         # what another worker sends must fit into the report that proves it wrong
-        endpoint.take_what_can_be_shown(config.owner_name)
+        endpoint.allowances.judge = config.owner_name
         self._mail = Mailbox(endpoint, seals_own=True)
         self._timer = PhaseTimer(cpu_clock=time.thread_time)
         self._party: Party | None = None

@@ -240,8 +240,9 @@ def check_signed(message: SignedMessage[Body], terms: SumTerms, peers: dict[str,
         AggregationError: It is of another round, its sender is not in the cohort or did not sign it.
     """
     body = message.body
+    # a statement for other terms blames nobody: it may be of another sum, and brought by another party
     if body.terms != terms.digest:
-        raise AggregationError(SumRefusal.FOREIGN_TERMS, f"{body.sender}: signed for other terms", culprit=body.sender)
+        raise AggregationError(SumRefusal.FOREIGN_TERMS, f"{body.sender}: signed for other terms")
     if body.sender not in peers:
         raise AggregationError(SumRefusal.FOREIGN_PARTY, f"{body.sender}: is not in the cohort")
     check_signature(message.signature, body, peers[body.sender])

@@ -70,6 +70,9 @@ class SumServer:
     Attributes:
         invitation: The signed terms, for every client of the cohort.
 
+    Each `take` has a `bringer`: the client that the carrier proves a message to come from, whose own it must be; left
+    empty where a carrier proves none.
+
     Guarantees:
         The total is the exact sum over those that gave their word; a wrong share is known by the digest that its
         dealer signed, is left out, and its sender named. Values of at most the third that the threshold allows may be
@@ -87,13 +90,13 @@ class SumServer:
         self._releases: dict[str, m.ShareRelease] = {}
         self._total = np.zeros(terms.length + 1, np.uint32)
 
-    def take_advert(self, data: bytes) -> str:
+    def take_advert(self, data: bytes, bringer: str = "") -> str:
         """Take a client's keys, and return its name.
 
         Raises:
             AggregationError: They are malformed, of another round, not signed by it, or a second time there.
         """
-        message, body = self._heard(data, m.SignedMessage[m.Advert], ServerPhase.ADVERTS, self._adverts)
+        message, body = self._heard(data, m.SignedMessage[m.Advert], ServerPhase.ADVERTS, self._adverts, bringer)
         self._adverts[body.sender] = message
         return body.sender
 
@@ -109,7 +112,7 @@ class SumServer:
         self._graph = self.terms.neighbours(self._adverts_digest)
         return m.encoded(m.Adverts(adverts=ordered))
 
-    def take_boxes(self, data: bytes) -> str:
+    def take_boxes(self, data: bytes, bringer: str = "") -> str:
         """Take a client's boxes, and return its name.
 
         Raises:
@@ -122,6 +125,7 @@ class SumServer:
         if len(senders) != 1 or not senders <= self._adverts.keys() or senders & self._boxes.keys():
             raise AggregationError(SumRefusal.MALFORMED, "boxes: expected those of one client that sent keys, once")
         (sender,) = senders
+        _check_bringer(sender, bringer)
         due = [name for name in self._graph[sender] if name in self._adverts]
         if [body.holder for body in bodies] != due:
             raise AggregationError(SumRefusal.MALFORMED, f"{sender}: expected a box for each neighbour", culprit=sender)
@@ -149,14 +153,14 @@ class SumServer:
             for holder in self._sharers
         }
 
-    def take_deposit(self, data: bytes, values: Words) -> str:
+    def take_deposit(self, data: bytes, values: Words, bringer: str = "") -> str:
         """Take a client's masked values, add them up, and return its name.
 
         Raises:
             AggregationError: The statement is malformed, of another view or not signed; or the values are others than
                 it says.
         """
-        message, body = self._heard(data, m.SignedMessage[m.Deposit], ServerPhase.DEPOSITS, self._deposits)
+        message, body = self._heard(data, m.SignedMessage[m.Deposit], ServerPhase.DEPOSITS, self._deposits, bringer)
         if body.sender not in self._boxes or body.view != self._view:
             raise AggregationError(SumRefusal.OTHER_VIEW, f"{body.sender}: saw others than this round's sharers")
         if values.dtype != np.uint32 or values.shape != self._total.shape or not values.flags.c_contiguous:
@@ -186,13 +190,13 @@ class SumServer:
         """The clients in the sum, by name; known once `deposits` has closed its phase."""
         return tuple(self._included)
 
-    def take_consent(self, data: bytes) -> str:
+    def take_consent(self, data: bytes, bringer: str = "") -> str:
         """Take a client's word, and return its name.
 
         Raises:
             AggregationError: It is not for this sum, or not signed by a client in it.
         """
-        message, body = self._heard(data, m.SignedMessage[m.Consent], ServerPhase.CONSENTS, self._consents)
+        message, body = self._heard(data, m.SignedMessage[m.Consent], ServerPhase.CONSENTS, self._consents, bringer)
         if body.sender not in self._included or body.included != self._included_digest:
             raise AggregationError(SumRefusal.OTHER_VIEW, f"{body.sender}: gave its word for another sum")
         self._consents[body.sender] = message
@@ -207,7 +211,7 @@ class SumServer:
         self._close(ServerPhase.CONSENTS, self._consents)
         return m.encoded(m.Consents(consents=tuple(self._consents[name] for name in sorted(self._consents))))
 
-    def take_release(self, data: bytes) -> str:
+    def take_release(self, data: bytes, bringer: str = "") -> str:
         """Take a client's shares, and return its name.
 
         Raises:
@@ -216,6 +220,7 @@ class SumServer:
         self._check_phase(ServerPhase.RELEASES)
         message = m.decoded(data, m.SignedMessage[m.ShareRelease], len(self.terms.cohort))
         body = m.check_signed(message, self.terms, self._peers)
+        _check_bringer(body.sender, bringer)
         is_due = body.sender in self._consents and body.sender not in self._releases
         if not is_due or body.included != self._included_digest:
             raise AggregationError(SumRefusal.OTHER_VIEW, f"{body.sender}: shares that are not due")
@@ -285,10 +290,12 @@ class SumServer:
         kind: type[m.SignedMessage[m.Body]],
         phase: ServerPhase,
         known: dict[str, m.SignedMessage[m.Body]],
+        bringer: str,
     ) -> tuple[m.SignedMessage[m.Body], m.Body]:
         self._check_phase(phase)
         message = m.decoded(data, kind)
         body = m.check_signed(message, self.terms, self._peers)
+        _check_bringer(body.sender, bringer)
         if body.sender in known:
             raise AggregationError(SumRefusal.OUT_OF_PHASE, f"{body.sender}: sent this before")
         return message, body
@@ -309,6 +316,11 @@ class SumServer:
     def _check_phase(self, due: ServerPhase) -> None:
         if self.phase is not due:
             raise AggregationError(SumRefusal.OUT_OF_PHASE, f"{due.name.lower()}: the server is at {self.phase.name}")
+
+
+def _check_bringer(sender: str, bringer: str) -> None:
+    if bringer and bringer != sender:
+        raise AggregationError(SumRefusal.FOREIGN_PARTY, f"{bringer}: handed in a message of {sender}")
 
 
 def _bad_dealer(name: str) -> AggregationError:

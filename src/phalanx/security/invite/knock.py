@@ -8,17 +8,17 @@ import hashlib
 import hmac
 import secrets
 import socket
-import threading
 import time
 from typing import Self
 
 from phalanx.errors import FrameError, PeerLostError, TransportError
 from phalanx.security.crypto import in_domain
 from phalanx.security.invite.line import receive_line, send_line, text
+from phalanx.security.invite.lobby import Lobby, Visitor
 from phalanx.security.invite.token import split_address
 
 _KNOCK_S = 3.0
-_LOOK_S = 0.2
+_MAX_VISITORS = 32
 _NONCE_BYTES = 32
 
 
@@ -46,28 +46,23 @@ class OpenDoor:
             raise TransportError(
                 f"{bind}:{port}: cannot listen ({exc.strerror}); is the port taken? --port names another"
             ) from exc
-        self._listener.settimeout(_LOOK_S)
         self.port = int(self._listener.getsockname()[1])
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._answer_all, name="open-door", daemon=True)
+        self._lobby: Lobby | None = None
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._lobby = Lobby(self._listener, self._answer, max_visitors=_MAX_VISITORS, max_stay_s=_KNOCK_S)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._closed.set()
-        self._thread.join()
-        self._listener.close()
+        if self._lobby is not None:
+            self._lobby.close()
 
-    def _answer_all(self) -> None:
-        while not self._closed.is_set():
-            # another that knocks gets an answer that proves nothing to it, and may not keep the door
-            with contextlib.suppress(OSError, TransportError):
-                connection, _ = self._listener.accept()
-                with connection:
-                    nonce = text(receive_line(connection, time.monotonic() + _KNOCK_S), "knock", 2 * _NONCE_BYTES)
-                    send_line(connection, {"answer": _answer_to(nonce, self._secret)})
+    def _answer(self, visitor: Visitor) -> None:
+        # another that knocks gets an answer that proves nothing to it, and keeps nobody from the door
+        with contextlib.suppress(OSError, TransportError):
+            line = receive_line(visitor.connection, time.monotonic() + _KNOCK_S)
+            nonce = text(line, "knock", 2 * _NONCE_BYTES)
+            send_line(visitor.connection, {"answer": _answer_to(nonce, self._secret)})
 
 
 def knock(address: str, secret: str) -> str | None:

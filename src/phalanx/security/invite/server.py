@@ -1,11 +1,10 @@
 """The owner's enrolment endpoint: it answers invited machines, and is of no use to others."""
 
-import contextlib
 import socket
 import ssl
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +16,13 @@ from phalanx.errors import CertificateError, ConfigError, FrameError, PeerRefuse
 from phalanx.security.crypto import load_authority, load_identity, read_public, steady_now
 from phalanx.security.invite.knock import knock
 from phalanx.security.invite.line import EXCHANGE_S, receive_line, send_line, server_context, text
+from phalanx.security.invite.lobby import Lobby, Visitor
 from phalanx.security.invite.register import Invitations
 
-_MOST_AT_ONCE = 16
-_MOST_AT_ONCE_EACH = 2
-_WRONG_TRIES, _WRONG_WINDOW_S = 5, 60.0
-_MOST_ADDRESSES = 4096
+_MAX_VISITORS = 64
+_KNOCKS, _KNOCKS_WINDOW_S = 5, 60.0
+_MAX_LINES = 1000
 _MOST_CLAIMED = 10**9
-_LOOK_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -59,8 +57,10 @@ class EnrolmentServer(Closeable):
 
     Guarantees:
         TLS 1.3. Nothing but the authority's certificate is told without the secret of an invitation. A caller gets ten
-        seconds, 16 KiB and two connections at once, and after five wrong tokens a minute's pause. The owner knocks only
-        where the secret of an invitation was shown. No bytes from outside end the server.
+        seconds and 16 KiB; what others do at its address costs it nothing, and idle connections make room for it
+        (`Lobby`). A secret has 256 bits, so wrong ones need no bound. The owner knocks only where the secret of an
+        invitation was shown, five times in vain a minute and name. Each refusal is said once, of at most 1,000. No
+        bytes from outside end the server.
     """
 
     def __init__(
@@ -76,11 +76,10 @@ class EnrolmentServer(Closeable):
         self._authority = load_authority(directory / "authority.pem").decode("ascii")
         self._context = server_context(directory / "owner")
         self._invitations, self._terms, self._say, self._clock = invitations, terms, say, clock
-        self._wrong: dict[str, deque[float]] = {}
-        self._open: Counter[str] = Counter()
-        self._lock = threading.Condition()
-        self._closed = threading.Event()
-        self._listener: socket.socket | None = None
+        self._knocks: dict[str, deque[float]] = {}
+        self._told: set[str] = set()
+        self._lock = threading.Lock()
+        self._lobby: Lobby | None = None
         self.port = 0
 
     def listen(self, bind: str, port: int) -> Self:
@@ -96,82 +95,43 @@ class EnrolmentServer(Closeable):
             raise TransportError(f"{bind}:{port}: cannot listen ({exc.strerror}); is the port taken?").about(
                 code="PHX-T002", key="--port", found=f"{bind}:{port}", do="end what listens there, or choose another"
             ) from exc
-        listener.settimeout(_LOOK_S)
-        self._listener, self.port = listener, listener.getsockname()[1]
-        threading.Thread(target=self._accept, args=(listener,), name="enrolment", daemon=True).start()
+        self.port = listener.getsockname()[1]
+        self._lobby = Lobby(listener, self._serve, max_visitors=_MAX_VISITORS, max_stay_s=EXCHANGE_S)
         return self
 
     def close(self) -> None:
         """Take no more connections, and finish with those that are being answered."""
-        self._closed.set()
-        if self._listener is not None:
-            self._listener.close()
-        with self._lock:
-            self._lock.wait_for(lambda: not self._open, EXCHANGE_S)
+        if self._lobby is not None:
+            self._lobby.close()
 
-    def _accept(self, listener: socket.socket) -> None:
-        while not self._closed.is_set():
-            try:
-                connection, address = listener.accept()
-            except TimeoutError:
-                continue
-            except OSError:
-                if self._closed.is_set():
-                    return
-                # such as too many open files: what is open ends within seconds
-                self._closed.wait(_LOOK_S)
-                continue
-            host = str(address[0])
-            if self._enters(host):
-                threading.Thread(target=self._serve, args=(connection, host), daemon=True).start()
-            else:
-                connection.close()
-
-    def _enters(self, host: str) -> bool:
-        with self._lock:
-            if self._open.total() >= _MOST_AT_ONCE or self._open[host] >= _MOST_AT_ONCE_EACH:
-                return False
-            self._open[host] += 1
-            return True
-
-    def _serve(self, connection: socket.socket, host: str) -> None:
+    def _serve(self, visitor: Visitor) -> None:
         deadline = time.monotonic() + EXCHANGE_S
-        # each read has a timeout of its own, so that only this bounds a handshake that comes byte by byte
-        timer = threading.Timer(EXCHANGE_S, _cut, (connection,))
-        timer.daemon = True
-        timer.start()
         try:
-            connection.settimeout(EXCHANGE_S)
-            with self._context.wrap_socket(connection, server_side=True) as secure:
-                send_line(secure, self._answer(receive_line(secure, deadline), host))
+            visitor.connection.settimeout(EXCHANGE_S)
+            plain = visitor.connection
+            with self._context.wrap_socket(plain, server_side=True, do_handshake_on_connect=False) as secure:
+                # the wrapper has taken the socket over, and it alone can be cut off in its handshake
+                visitor.connection = secure
+                secure.do_handshake()
+                send_line(secure, self._answer(receive_line(secure, deadline), visitor))
         except (OSError, ssl.SSLError, ValueError, PhalanxError):
             # a caller that speaks another language, or has gone, needs no answer
-            pass
-        finally:
-            timer.cancel()
-            connection.close()
-            with self._lock:
-                self._open[host] -= 1
-                if not self._open[host]:
-                    del self._open[host]
-                self._lock.notify_all()
+            return
 
-    def _answer(self, question: dict[str, Any], host: str) -> dict[str, Any]:
+    def _answer(self, question: dict[str, Any], visitor: Visitor) -> dict[str, Any]:
         if question == {"ask": "authority"}:
             return {"authority": self._authority}
         try:
             name, secret = text(question, "name", 63), text(question, "secret", 64)
             request = text(question, "request").encode()
-            self._check_rate(host)
             self._invitations.check(name, secret)
-            self._knock(question, secret)
+            self._know(visitor)
+            self._knock(question, name, secret)
             home = self._invitations.admit(name, secret, request)
         except (PeerRefusedError, CertificateError, FrameError, ConfigError) as exc:
-            if isinstance(exc, PeerRefusedError):
-                self._count_wrong(host)
-            self._say(printable(f"a caller at {host} is refused: {exc}"))
+            self._tell_refusal(printable(f"a caller at {visitor.host} is refused: {exc}"))
             return {"refused": str(exc)}
-        self._say(f"{name} has made its keys at {host} and is certified{_claims(question)}")
+        self._say(f"{name} has made its keys at {visitor.host} and is certified{_claims(question)}")
         return {
             "certificate": read_public(home / "certificate.pem").decode("ascii"),
             "time": int(steady_now().timestamp()),
@@ -181,25 +141,30 @@ class EnrolmentServer(Closeable):
             **({"run": self._terms.run} if self._terms.run else {}),
         }
 
-    def _knock(self, question: dict[str, Any], secret: str) -> None:
+    def _know(self, visitor: Visitor) -> None:
+        if self._lobby is not None:
+            self._lobby.know(visitor)
+
+    def _knock(self, question: dict[str, Any], name: str, secret: str) -> None:
         if "reach" not in question:
             return
+        with self._lock:
+            tries = self._knocks.setdefault(name, deque(maxlen=_KNOCKS))
+            if len(tries) == _KNOCKS and tries[0] > self._clock() - _KNOCKS_WINDOW_S:
+                raise FrameError("too many tries in vain; wait a minute")
         refusal = knock(text(question, "reach", 300), secret)
         if refusal is not None:
+            # who has a token must not use the owner to look at its network
+            with self._lock:
+                tries.append(self._clock())
             raise PeerRefusedError(refusal)
 
-    def _check_rate(self, host: str) -> None:
+    def _tell_refusal(self, line: str) -> None:
         with self._lock:
-            tries = self._wrong.get(host, ())
-            recent = sum(moment > self._clock() - _WRONG_WINDOW_S for moment in tries)
-        if recent >= _WRONG_TRIES:
-            raise FrameError("too many tries in vain; wait a minute")
-
-    def _count_wrong(self, host: str) -> None:
-        with self._lock:
-            if len(self._wrong) >= _MOST_ADDRESSES:
-                self._wrong.clear()
-            self._wrong.setdefault(host, deque(maxlen=_WRONG_TRIES)).append(self._clock())
+            if line in self._told or len(self._told) >= _MAX_LINES:
+                return
+            self._told.add(line)
+        self._say(line)
 
 
 def _claims(question: dict[str, Any]) -> str:
@@ -211,8 +176,3 @@ def _claims(question: dict[str, Any]) -> str:
 
 def _is_count(value: object) -> bool:
     return type(value) is int and 0 <= value < _MOST_CLAIMED
-
-
-def _cut(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)

@@ -4,7 +4,7 @@ import socket
 import sys
 from pathlib import Path
 
-from phalanx.config import load_config
+from phalanx.config import escape_controls, load_config
 from phalanx.errors import PhalanxError
 from phalanx.split.masked.remote import PipedWorkerConfig, serve_pipe
 
@@ -14,7 +14,7 @@ def main(path: str, number: str) -> int:
     try:
         serve_pipe(load_config(Path(path), PipedWorkerConfig), socket.socket(fileno=int(number)))
     except PhalanxError as exc:
-        sys.stderr.write(f"masked worker: {exc}\n")
+        sys.stderr.write(f"masked worker: {escape_controls(str(exc))}\n")
         return exc.exit_code
     return 0
 

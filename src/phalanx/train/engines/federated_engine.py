@@ -123,6 +123,8 @@ class FederatedEngine:
     def _note(self, step: int, record: RoundRecord) -> None:
         sites = record.row()
         row = {"step": step, "round": record.number, "asked": list(record.asked), "norm": record.norm, **self._spent()}
+        if record.lost:
+            row["lost"] = record.lost
         self._rounds.append({**row, "sums": list(record.sums), "sites": sites, "bytes": record.bytes})
         self._recorder.observe(
             "round",
@@ -133,6 +135,8 @@ class FederatedEngine:
                 "sums": list(record.sums),
             },
         )
+        if record.lost:
+            self._recorder.observe("round_lost", {"round": record.number, "reason": record.lost})
         for site, reason in sorted(record.left_out.items()):
             self._recorder.observe("site_left_out", {"round": step + 1, "site": site, "reason": reason})
         losses = {f"sites/{site}/loss": one.loss for site, one in record.shares.items() if one.loss is not None}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from phalanx.child import PARENT, die_with_parent
+from phalanx.config import escape_controls
 from phalanx.errors import PhalanxError
 from phalanx.federated.carriers.bridge_site import BridgedSite, serve_bridge
 from phalanx.federated.carriers.loopback_site import OwnerCall, serve_owner
@@ -97,9 +98,9 @@ def main(path: str) -> int:
     if PARENT in os.environ:
         die_with_parent()
     try:
-        run_site(*read_site(Path(path)), lambda line: print(line, flush=True))  # noqa: T201 - its log
+        run_site(*read_site(Path(path)), lambda line: print(escape_controls(line), flush=True))  # noqa: T201 - its log
     except PhalanxError as exc:
-        sys.stderr.write(f"site: {exc}\n")
+        sys.stderr.write(f"site: {escape_controls(str(exc))}\n")
         return exc.exit_code
     return 0
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from phalanx.child import PARENT, die_with_parent
+from phalanx.config import escape_controls
 from phalanx.data import IGNORE
 from phalanx.errors import ConfigError, PhalanxError
 from phalanx.federated.algorithms import LocalRule, Named
@@ -175,7 +176,7 @@ def main(run_file: str, models: str) -> int:
     try:
         play_site_rank(load_run(run_file), Path(models))
     except PhalanxError as exc:
-        sys.stderr.write(f"rank: {exc}\n")
+        sys.stderr.write(f"rank: {escape_controls(str(exc))}\n")
         return exc.exit_code
     return 0
 

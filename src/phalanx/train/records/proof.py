@@ -27,7 +27,7 @@ from phalanx.train.records.history import KEY_REVEALED, ROUND_BEGUN
 from phalanx.train.records.log_heads import SUMMARY_FILE, head_in_summary, known_heads
 from phalanx.train.records.owner_key import owner_of
 from phalanx.train.records.run_directory import owner_certificate
-from phalanx.train.records.trust import in_words
+from phalanx.train.records.trust import LoggedDoubts
 from phalanx.train.records.unstarted import MIDDLE
 
 _OPENINGS = ("run_started", "run_resumed")
@@ -242,34 +242,6 @@ class _Order:
         yield f"the log's end: {why}, and no {SUMMARY_FILE} with a signed head says that no line comes after"
 
 
-class _Doubts:
-    """What the log says of the work that convicted parties have left in the weights; a completed run says it last."""
-
-    def __init__(self) -> None:
-        self._convicted: set[str] = set()
-        self._said: list[str] = []
-        self._is_complete = False
-
-    def take(self, line: Line) -> None:
-        body = line.body
-        if line.kind in _OPENINGS:
-            self._said.clear()
-            self._is_complete = False
-        elif line.kind == "verdict":
-            self._convicted.add(str(body.get("party", "a party")))
-        elif line.kind == "in_doubt":
-            whose = f"of stage {body['stage']} are the work of {body['party']}, who was convicted"
-            self._said.append(f"{in_words(body['steps'])} {whose}, and nobody recomputed them in full")
-        elif line.kind == "run_completed":
-            self._is_complete = True
-
-    def sentences(self) -> tuple[str, ...]:
-        if self._convicted and not self._is_complete:
-            names = ", ".join(sorted(self._convicted))
-            return (f"convicted: {names}; the run has not ended, so it does not say what is left of their work",)
-        return tuple(self._said)
-
-
 class _Reader:
     """A reader that takes the lines of a log apart into sessions."""
 
@@ -280,7 +252,7 @@ class _Reader:
         self.order = _Order()
         self.public: list[str] = []
         """Digests of the lines that workers know of."""
-        self.doubts = _Doubts()
+        self.doubts = LoggedDoubts()
 
     def take(self, line: Line) -> None:
         try:
@@ -307,7 +279,7 @@ class _Reader:
                 raise AuditLogError(f"line {line.head.num_events}: a step after the key of its audits was revealed")
             self.sessions[-1].steps.append((line, LeafBatch.of(line)))
         self.order.take(line, self.sessions[-1] if self.sessions else None)
-        self.doubts.take(line)
+        self.doubts.take(line.kind, line.body)
 
 
 def _lacking(paths: Sequence[Path], owner: Peer, run: str | None, public: Sequence[str]) -> Iterator[str]:

@@ -104,6 +104,7 @@ _SAID: dict[str, tuple[Kind, str]] = {
         "the enclave takes nothing of {client}, whose evidence its policy in the run file does not accept: {reason}",
     ),
     "client_excluded": ("eviction", "step {step}: {client} is shut out: {reason}, {figure} of at most {bound}"),
+    "round_lost": ("alarm", "round {round}: is lost and moved nothing: {reason}"),
     "site_left_out": ("alarm", "round {round}: goes on without {site}: {reason}"),
     "site_excluded": ("eviction", "round {round}: {site} is asked no more: {reason}"),
     "rolled_back": ("takeover", "the run goes back from step {step} to step {to}, and does what is undone again"),

@@ -88,6 +88,8 @@ class Figures:
     """Of a classification: the task, its texts and what one knows without a model; None of any other run."""
     split: dict[str, Any] | None = None
     """Tier, evidence, release and cost of a split run; None of any other."""
+    rollouts: dict[str, Any] | None = None
+    """Workers of rollouts in this session: the convicted, those left out, and requests without an answer in time."""
     tracking: list[dict[str, Any]] = field(default_factory=list)
     """Of each metrics sink of this session: what it took, what was dropped, and why it ended early."""
     checks: CheckRecord = field(default_factory=CheckRecord)
@@ -242,6 +244,7 @@ def summarise(run: RunConfig, figures: Figures, totals: RunningTotals, truth: Gr
         **trust_figures(figures.checks, figures.drifts, checkpoints, guarded=_guarded(run)),
         **({} if figures.texts is None else {"classification": _classification(figures)}),
         **_preferences(figures),
+        **({} if figures.rollouts is None else {"rollouts": figures.rollouts}),
         **({"tracking": figures.tracking} if figures.tracking else {}),
         **({} if figures.split is None else {"split": figures.split}),
         **({} if figures.budget is None else {"privacy": figures.budget.told()}),

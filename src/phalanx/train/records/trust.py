@@ -32,6 +32,35 @@ class Drifts:
         return [dict(self._rows[where]) for where in sorted(self._rows)]
 
 
+class LoggedDoubts:
+    """What the log says of the work that convicted parties have left in the weights; a completed run says it last."""
+
+    def __init__(self) -> None:
+        self._convicted: set[str] = set()
+        self._said: list[str] = []
+        self._is_complete = False
+
+    def take(self, kind: str, body: Mapping[str, Any]) -> None:
+        """Read one line."""
+        if kind in ("run_started", "run_resumed"):
+            self._said.clear()
+            self._is_complete = False
+        elif kind == "verdict":
+            self._convicted.add(str(body.get("party", "a party")))
+        elif kind == "in_doubt":
+            whose = f"of stage {body['stage']} are the work of {body['party']}, who was convicted"
+            self._said.append(f"{in_words(body['steps'])} {whose}, and nobody recomputed them in full")
+        elif kind == "run_completed":
+            self._is_complete = True
+
+    def sentences(self) -> tuple[str, ...]:
+        """Return one sentence a stage and party."""
+        if self._convicted and not self._is_complete:
+            names = ", ".join(sorted(self._convicted))
+            return (f"convicted: {names}; the run has not ended, so it does not say what is left of their work",)
+        return tuple(self._said)
+
+
 _MOST_RANGES = 8
 
 

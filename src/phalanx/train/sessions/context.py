@@ -256,4 +256,5 @@ class SessionContext:
 
     def _say(self, phase: str, documents: int) -> None:
         if documents:
-            self.console.print(f"  {phase}: {documents} documents", style="dim")
+            unit = "files" if phase.startswith("passed over") else "documents"
+            self.console.print(f"  {phase}: {documents} {unit}", style="dim", markup=False)

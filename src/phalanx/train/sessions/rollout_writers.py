@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from phalanx.pipeline import OWNER
 from phalanx.rollouts import (
+    RolloutDismissal,
     RolloutVerdict,
     RolloutWorkerConfig,
     local_rollout_workers,
@@ -41,7 +42,12 @@ def open_writers(context: SessionContext, others: Mapping[str, Sequence[str]] | 
         if not (pki / name).exists():
             issue(pki, name)
     template = RolloutWorkerConfig(
-        identity="", owner="", owner_name=OWNER, threads=settings.threads, attention=run.model.attention
+        identity="",
+        owner="",
+        owner_name=OWNER,
+        threads=settings.threads,
+        attention=run.model.attention,
+        tolerance=settings.check.tolerance,
     )
     processes = local_rollout_workers(home, pki, template, others)
     evidence, owner = context.home.path / _EVIDENCE, load_identity(pki / OWNER)
@@ -49,9 +55,18 @@ def open_writers(context: SessionContext, others: Mapping[str, Sequence[str]] | 
         rules = {"workers": list(names), "rate": settings.check.rate, "authority": owner.authority_pem.decode("ascii")}
         context.log.append("rollout_writers", rules)
 
-        def note(verdict: RolloutVerdict) -> None:
-            context.log.append("rollout_verdict", verdict.model_dump(mode="json"))
-            context.say(f"{verdict.party} lied about a text and is shut out: {verdict.reason}")
+        def note(decision: RolloutVerdict | RolloutDismissal) -> None:
+            is_lie = isinstance(decision, RolloutVerdict)
+            context.log.append("rollout_verdict" if is_lie else "rollout_dismissal", decision.model_dump(mode="json"))
+            what = "lied about a text and is shut out" if is_lie else "is left out, and convicted of nothing"
+            context.say(f"{decision.party} {what}: {decision.reason}")
 
         company.told = note
-        yield company.generate
+        try:
+            yield company.generate
+        finally:
+            context.figures.rollouts = {
+                "convicted": {one.party: one.offence for one in company.verdicts},
+                "left_out": {one.party: one.cause for one in company.dismissals},
+                "unanswered": dict(company.unanswered),
+            }

@@ -8,6 +8,7 @@ from typing import Any, final
 
 from rich.console import Console
 
+from phalanx.config import escape_controls
 from phalanx.errors import AuditLogError, CheckpointError, CutLogError, DiskError, NoHolderError, StaleRolloutsError
 from phalanx.optimizers import OptimizerConfig, learning_rate
 from phalanx.telemetry import CurveWriter, MetricsFile, ProgressDisplay, TensorBoardWriter, open_tracking
@@ -118,13 +119,13 @@ class Session:
         summary = summarise(context.run, figures, context.totals, self._truth)
         summary["run_dir"] = str(self._home.path)
         for line in say_trust(summary):
-            self._console.print(line, markup=False, highlight=False)
+            self._console.print(escape_controls(line), markup=False, highlight=False)
         try:
             self._home.write_summary(summary)
         except CheckpointError as exc:
             if figures.status == "completed":
                 raise
-            self._console.print(str(exc))
+            self._console.print(escape_controls(str(exc)), markup=False, highlight=False)
         return summary
 
     def _run(self, context: SessionContext) -> None:

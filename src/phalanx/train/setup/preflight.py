@@ -121,7 +121,7 @@ def _is_small(sources: Sequence[SourceSettings]) -> bool:
         return False
     for path in paths:
         for file in path.rglob("*") if path.is_dir() else (path,):
-            left -= file.stat().st_size if file.is_file() else 0
+            left -= file.lstat().st_size
             if left < 0:
                 return False
     return bool(paths)

@@ -1,10 +1,10 @@
 """Documents with the same text as one before."""
 
 import hashlib
-import unicodedata
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
+from phalanx.data.normal_form import to_nfc
 from phalanx.data.rules.page import Page
 from phalanx.data.rules.rule import Drop, Outcome, RuleReason, RuleSettings, Texts
 
@@ -26,10 +26,7 @@ class ExactDuplicates:
 
     def mark(self, page: Page) -> bytes:
         """The digest of the text."""
-        text = page.text
-        if not text.isascii():
-            text = unicodedata.normalize("NFC", text)
-        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+        return hashlib.sha256(to_nfc(page.text).encode("utf-8", "surrogatepass")).digest()
 
     def decide(self, marks: Iterable[bytes], texts: Texts) -> Iterator[tuple[int, Outcome]]:
         """Drop the later ones; the reason names the one that stays."""

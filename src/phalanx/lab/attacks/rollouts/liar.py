@@ -16,6 +16,7 @@ from phalanx.rollouts import (
     generate_rollouts,
     pack_answer,
 )
+from phalanx.rollouts.prefill import read_texts
 from phalanx.rollouts.sketch import sketch_states
 from phalanx.rollouts.worker import Answer
 
@@ -23,7 +24,7 @@ from phalanx.rollouts.worker import Answer
 class LyingWriter(RolloutWriter):
     """A writer with texts, weights or words that are not what was asked for.
 
-    A careful liar has the right weights as well: it reads what it wrote with them, in one pass, and commits to what an
+    A careful liar has the right weights as well: it reads what it wrote with them, and commits to what an
     honest worker would. Only its tokens can then give it away.
 
     Args:
@@ -83,7 +84,7 @@ def _built(model: PolicyModel | None, policy: RolloutPolicy) -> PolicyModel:
 
 
 def _committed(model: PolicyModel, request: RolloutRequest, one: Rollout) -> Rollout:
-    read = model.read(torch.tensor([[*one.prompt_ids, *one.ids[:-1]]]), len(one.ids))
-    scaled = (read.logits[0].double() / request.sampler.divisor).log_softmax(dim=-1)
+    (read,) = read_texts(model, [one])
+    scaled = (read.logits.double() / request.sampler.divisor).log_softmax(dim=-1)
     logprobs = scaled.gather(1, torch.tensor(one.ids)[:, None])[:, 0].numpy().astype(np.float32)
-    return replace(one, logprobs=logprobs, sketches=sketch_states(read.states[0, :: request.sampler.sketch_every]))
+    return replace(one, logprobs=logprobs, sketches=sketch_states(read.states[:: request.sampler.sketch_every]))

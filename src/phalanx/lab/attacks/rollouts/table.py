@@ -15,7 +15,7 @@ from phalanx.lab.attacks.rollouts.texts import (
     WrongPrompt,
 )
 from phalanx.lab.attacks.rollouts.weights import Int8Weights, OtherModel, StalePolicy
-from phalanx.rollouts.verdict import RolloutOffence
+from phalanx.rollouts.verdict import DismissalCause, RolloutOffence
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,13 @@ class RolloutAttackLine:
 
     Attributes:
         liar: Writes instead of an honest worker.
-        careless: What a careless one is convicted of.
-        careful: What one is convicted of that commits to what an honest worker would; its tokens give it away.
+        careless: What a careless one is convicted of, or left out for.
+        careful: As `careless`, of one that commits to what an honest worker would; its tokens give it away.
     """
 
     liar: type[LyingWriter]
-    careless: RolloutOffence
-    careful: RolloutOffence
+    careless: RolloutOffence | DismissalCause
+    careful: RolloutOffence | DismissalCause
 
 
 ROLLOUT_ATTACKS: dict[str, RolloutAttackLine] = {

@@ -34,6 +34,7 @@ from phalanx.rollouts import (
     Prompt,
     RereadRollout,
     Rollout,
+    RolloutDismissal,
     RolloutPolicy,
     RolloutRequest,
     RolloutTolerance,
@@ -167,7 +168,7 @@ def measure_honest(policies: RolloutPolicies, tokens: int) -> tuple[list[dict[st
             before = _read_in_parts(models[1], request, texts, rows)
             torch.set_num_threads(1)
             for text, one, aged in zip(texts, reread, before, strict=True):
-                verdict = judge_rollout("writer", request, text, one, _TOLERANCE)
+                verdict = judge_rollout("writer", request, text, one)
                 verdict = verdict or judge_age("writer", request, text, one, aged)
                 accused[name] += (verdict or books[name].add("writer", request, one)) is not None
                 fits[name].append(_size(one) / max(_size(aged), 1e-30))
@@ -254,13 +255,13 @@ def measure_attack(policies: RolloutPolicies, kind: str, answers: int, step_lr: 
 
 def _found(
     models: tuple[PolicyModel, PolicyModel], request: RolloutRequest, texts: Sequence[Rollout]
-) -> list[RolloutVerdict | None]:
+) -> list[RolloutVerdict | RolloutDismissal | None]:
     """Of what each text would convict its worker if it were drawn."""
     if (formal := judge_texts("writer", request, texts, models[0].vocab_size)) is not None:
         return [formal] * len(texts)
     reread, older = (reread_rollouts(model, request, texts, _TOLERANCE.margin) for model in models)
     return [
-        judge_rollout("writer", request, one, now, _TOLERANCE)
+        judge_rollout("writer", request, one, now)
         or judge_age("writer", request, one, now, aged)
         or judge_reward("writer", request, one, _reward)
         for one, now, aged in zip(texts, reread, older, strict=True)
@@ -284,11 +285,13 @@ class _Counts:
         request: RolloutRequest,
         texts: Sequence[Rollout],
         true: Sequence[Rollout],
-        verdicts: Sequence[RolloutVerdict | None],
+        verdicts: Sequence[RolloutVerdict | RolloutDismissal | None],
     ) -> None:
         """Count one answer."""
         found = [one is not None for one in verdicts]
-        self.offences |= {one.offence for one in verdicts if one is not None}
+        self.offences |= {
+            one.cause if isinstance(one, RolloutDismissal) else one.offence for one in verdicts if one is not None
+        }
         # a text with the tokens of an honest worker and no reward does no harm, whatever wrote it
         harmful = [one.ids != other.ids or one.reward is not None for one, other in zip(texts, true, strict=True)]
         self.texts += len(texts)

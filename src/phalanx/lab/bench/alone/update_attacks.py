@@ -138,7 +138,9 @@ class Door:
                 run="1" * 64, site=identity.name, round=number, model="2" * 64, values=digest_hex(values), samples=1
             )
             try:
-                found.append(self.admission.admit(sign_update(header, identity), values, due).tensors["update"])
+                found.append(
+                    self.admission.admit(identity.name, sign_update(header, identity), values, due).tensors["update"]
+                )
             except UpdateRefusedError:
                 self.refused += 1
             else:

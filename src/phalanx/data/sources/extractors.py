@@ -1,0 +1,37 @@
+"""The libraries that take text out of a page, and what a page may cost each of them."""
+
+import importlib
+from collections.abc import Callable
+
+from phalanx.errors import DataError
+
+Extract = Callable[[str], str]
+
+
+def _resiliparse(*, main_content: bool) -> Extract:
+    extract: Callable[..., str] = importlib.import_module("resiliparse.extract.html2text").extract_plain_text
+    return lambda page: extract(page, main_content=main_content)
+
+
+def _trafilatura(*, main_content: bool) -> Extract:
+    del main_content
+    extract: Callable[..., str | None] = importlib.import_module("trafilatura").extract
+    return lambda page: extract(page, fast=True, include_comments=False) or ""
+
+
+def text_by(extract: Extract, page: str) -> str:
+    """Return the text that a library takes out of a page.
+
+    Raises:
+        DataError: The library fails.
+    """
+    try:
+        return extract(page)
+    except Exception as exc:
+        # a page of the web stands against libraries for pages of the web
+        raise DataError(f"cannot read it ({type(exc).__name__})") from exc
+
+
+EXTRACTORS: dict[str, Callable[..., Extract]] = {"resiliparse": _resiliparse, "trafilatura": _trafilatura}
+CPU_SECONDS = {"resiliparse": (1, 4), "trafilatura": (5, 40)}
+"""Of a processor for any page, and for each MiB of it: six times what the costliest page for people took."""

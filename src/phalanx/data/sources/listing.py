@@ -1,0 +1,239 @@
+"""Files below a folder: which are read, and why each other one is passed over. One rule for every source.
+
+A link never leads out of the folder that the user named, except into folders that the user names beside it: the maker
+of a corpus could otherwise have `~/.ssh/id_rsa` read as text ([ADR 212]).
+"""
+
+import errno
+import os
+import stat
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from phalanx.config import printable
+from phalanx.data.sources.files import PACKED, PassedOver, SourceFile, list_objects, unreadable
+from phalanx.errors import DataError
+
+_LEFT_BY_SYSTEMS = frozenset({"__macosx", "thumbs.db", "desktop.ini", "ehthumbs.db", "$recycle.bin"})
+_LEFT_BY_EDITORS = ("~", ".swp", ".swo", ".bak", ".orig", ".tmp", ".part", ".crdownload")
+_SHOWN = 200
+_MAX_COUNTED = 1_000_000
+"""Files below a folder that is passed over: more are not counted."""
+
+OF_ANOTHER_KIND = "is of no kind that this source reads"
+_OUT = (
+    "is a link out of the folder of this source, which is not followed; put a copy in its place, or name the folder "
+    "that it leads into in linked_roots"
+)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A file, folder or link that was met on the way.
+
+    Attributes:
+        name: Below the named folder, as on every machine.
+        path: Where it lies.
+    """
+
+    name: str
+    path: Path
+
+
+def leftover_reason(name: str) -> str | None:
+    """Return why a file or folder of this name is a leftover; None where it may be text."""
+    lower = name.lower()
+    if lower.startswith("._"):
+        return "is what macOS leaves beside a file"
+    if lower.startswith("."):
+        return "is hidden"
+    if lower in _LEFT_BY_SYSTEMS:
+        return "is what a system leaves in folders"
+    if lower.startswith("~$") or (lower.startswith("#") and lower.endswith("#")) or lower.endswith(_LEFT_BY_EDITORS):
+        return "is what an editor or a download leaves behind"
+    return None
+
+
+def list_all(location: Path | str, suffixes: tuple[str, ...], linked_roots: Sequence[Path] = ()) -> list[SourceFile]:
+    """List a single file, or every file below a folder, sorted by name; those that are passed over with the reason.
+
+    Args:
+        location: A file (any suffix) or a folder; here, or in an object store.
+        suffixes: Of files that are read, for example ``(".txt",)``; ``.txt.gz`` and ``.txt.zst`` are then meant too.
+        linked_roots: Folders beside `location` that links below it may lead into.
+
+    Raises:
+        DataError: There is nothing at `location`, nothing of that kind below it, or a store does not answer.
+    """
+    found = _listed(location, wanted := _with_packed(suffixes), linked_roots)
+    if all(file.passed_over for file in found):
+        faults = [
+            (file.name, file.passed_over.reason) for file in found if file.passed_over and file.passed_over.is_fault
+        ]
+        more = f"; {faults[0][0][:_SHOWN]} {faults[0][1]}" if faults else ""
+        raise DataError(
+            f"{location}: no file of this source's kind found; expected {', '.join(wanted)}{printable(more)}"
+        ).about(code="PHX-I011", file=str(location), expected=", ".join(wanted))
+    return found
+
+
+def list_files(location: Path | str, suffixes: tuple[str, ...]) -> list[SourceFile]:
+    """List the files that a source of these suffixes reads, sorted by name; none where there are none.
+
+    Raises:
+        DataError: There is nothing at `location`, or a store does not answer.
+    """
+    return [file for file in _listed(location, _with_packed(suffixes)) if file.passed_over is None]
+
+
+def _with_packed(suffixes: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"{suffix}{packed}" for suffix in suffixes for packed in ("", *PACKED))
+
+
+def _listed(location: Path | str, wanted: tuple[str, ...], linked_roots: Sequence[Path] = ()) -> list[SourceFile]:
+    found: list[SourceFile] | None
+    if isinstance(location, str):
+        found = _in_store(location, wanted)
+    elif location.is_file():
+        found = [SourceFile(location.name, location)]
+    else:
+        found = FolderListing(location, wanted, linked_roots).files if location.is_dir() else None
+    if found is None:
+        raise DataError(f"{location}: not found; give the path of a file or a directory").about(
+            code="PHX-I011", file=str(location), do="give the path of a file or a directory"
+        )
+    return sorted(found, key=lambda file: file.name)
+
+
+class FolderListing:
+    """One walk below a folder.
+
+    Args:
+        root: The folder; where it is a link itself, what it leads to.
+        wanted: Suffixes of the files that are read, in lower case.
+        linked_roots: Further folders that links may lead into.
+
+    Attributes:
+        files: All files, those that are passed over too; not sorted.
+    """
+
+    def __init__(self, root: Path, wanted: tuple[str, ...], linked_roots: Sequence[Path] = ()) -> None:
+        self.files: list[SourceFile] = []
+        self._wanted = wanted
+        self._roots = [_resolved(one) for one in (root, *linked_roots)]
+        self._seen: dict[Path, str] = {}
+        self._links: deque[_Place] = deque()
+        self._walk(_Place("", self._roots[0]))
+        # what lies in the folder itself is read under its own name, and never under that of a link to it
+        while self._links:
+            self._follow(self._links.popleft())
+
+    def _walk(self, folder: _Place) -> None:
+        waiting = [folder]
+        while waiting:
+            place = waiting.pop()
+            self._seen[place.path] = place.name
+            for inner in _children(place):
+                kind = inner.path.lstat().st_mode
+                name = inner.path.name
+                if stat.S_ISLNK(kind):
+                    self._links.append(inner)
+                elif (reason := leftover_reason(name)) is not None:
+                    self._pass_over(inner, reason)
+                elif stat.S_ISDIR(kind):
+                    waiting.append(inner)
+                elif stat.S_ISREG(kind):
+                    self._take(inner)
+                else:
+                    self._pass_over(inner, "is no file, but a pipe, socket or device")
+
+    def _take(self, place: _Place) -> None:
+        if self._is_wanted(place):
+            self._seen[place.path] = place.name
+            self.files.append(SourceFile(place.name, place.path))
+        else:
+            self._pass_over(place, OF_ANOTHER_KIND)
+
+    def _is_wanted(self, place: _Place) -> bool:
+        return place.name.lower().endswith(self._wanted)
+
+    def _follow(self, link: _Place) -> None:
+        if (reason := leftover_reason(link.path.name)) is not None:
+            self._pass_over(link, reason)
+            return
+        try:
+            target = link.path.resolve(strict=True)
+        except (OSError, RuntimeError) as exc:
+            # RuntimeError: a circle of links, before Python 3.13
+            is_circle = isinstance(exc, RuntimeError) or exc.errno == errno.ELOOP
+            self._pass_over(
+                link, "is a link to itself" if is_circle else "is a link to nothing", is_fault=self._is_wanted(link)
+            )
+            return
+        place = _Place(link.name, target)
+        if not any(target.is_relative_to(root) for root in self._roots):
+            self._pass_over(link, _OUT, is_fault=target.is_dir() or self._is_wanted(link))
+        elif target in self._seen:
+            known = self._seen[target] or "the folder itself"
+            self._pass_over(link, f"is a link to {known[:_SHOWN]}, which is read under that name")
+        elif target.is_dir():
+            self._walk(place)
+        elif target.is_file():
+            self._take(place)
+        else:
+            self._pass_over(link, "is a link to a pipe, socket or device")
+
+    def _pass_over(self, place: _Place, reason: str, *, is_fault: bool = False) -> None:
+        count, size = _size_below(place.path)
+        is_folder = place.path.is_dir() and not place.path.is_symlink()
+        more = f" ({count} files)" if is_folder else ""
+        name = f"{place.name}/" if is_folder else place.name
+        self.files.append(SourceFile(name, place.path, passed_over=PassedOver(f"{reason}{more}", size, is_fault)))
+
+
+def _in_store(address: str, wanted: tuple[str, ...]) -> list[SourceFile] | None:
+    found = list_objects(address)
+    if found is None or isinstance(found, SourceFile):
+        return None if found is None else [found]
+    files = []
+    for file, size in found:
+        reason = next((why for part in file.name.split("/") if (why := leftover_reason(part)) is not None), None)
+        if reason is None and not file.name.lower().endswith(wanted):
+            reason = OF_ANOTHER_KIND
+        files.append(file if reason is None else replace(file, passed_over=PassedOver(reason, size)))
+    return files
+
+
+def _children(place: _Place) -> Iterator[_Place]:
+    try:
+        with os.scandir(place.path) as entries:
+            names = sorted(entry.name for entry in entries)
+    except OSError as exc:
+        raise unreadable(place.path, exc) from exc
+    for name in names:
+        yield _Place(f"{place.name}/{name}" if place.name else name, place.path / name)
+
+
+def _resolved(path: Path) -> Path:
+    try:
+        return path.resolve(strict=True)
+    except (OSError, RuntimeError) as exc:
+        raise unreadable(path, exc) from exc
+
+
+def _size_below(path: Path) -> tuple[int, int]:
+    """Return files and bytes below a path, no link followed; a link has no bytes of its own."""
+    if path.is_symlink():
+        return 1, 0
+    if not path.is_dir():
+        return 1, path.lstat().st_size
+    count = size = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            count += 1
+            size += os.lstat(os.path.join(folder, name)).st_size
+            if count >= _MAX_COUNTED:
+                return count, size
+    return count, size

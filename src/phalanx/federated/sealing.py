@@ -1,0 +1,89 @@
+"""Sealing: what one site says to one holder of a key, for one place, through parties that neither read nor alter it.
+
+X25519 with a fresh key, HKDF-SHA256 and AES-256-GCM; the place and both keys are in the derivation. Nobody but the two
+ends can make other bytes of it that open, for this place or another one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from phalanx.config import canonical_json
+from phalanx.errors import AggregationError
+from phalanx.security.aggregate import SumRefusal
+from phalanx.security.crypto import in_domain
+
+_KEY_BYTES = 32
+_NONCE = bytes(12)
+"""A key seals once."""
+
+
+@dataclass(frozen=True)
+class SealedPlace:
+    """The one place that sealed bytes are for.
+
+    Attributes:
+        purpose: What is sealed, and for which kind of party.
+        terms: Digest of the terms of the run, 32 bytes.
+        round: Its number.
+        model: Digest of the weights that updates are relative to.
+        site: Name of the site that the update is of.
+        number: Of the sum; 0 where a round has one alone.
+    """
+
+    purpose: str
+    terms: bytes
+    round: int
+    model: str
+    site: str
+    number: int = 0
+
+
+def seal(place: SealedPlace, public: bytes, data: bytes) -> bytes:
+    """Return bytes that the holder of one key alone can open, for one place.
+
+    Raises:
+        AggregationError: The key is none.
+    """
+    own = X25519PrivateKey.generate()
+    ephemeral = own.public_key().public_bytes_raw()
+    return ephemeral + _cipher(own, public, (ephemeral, public), place).encrypt(_NONCE, data, None)
+
+
+def unseal(place: SealedPlace, private: X25519PrivateKey, sealed: bytes) -> bytes:
+    """Return what was sealed.
+
+    Raises:
+        AggregationError: It was sealed for another key or place, or altered.
+    """
+    ephemeral, rest = sealed[:_KEY_BYTES], sealed[_KEY_BYTES:]
+    ends = (ephemeral, private.public_key().public_bytes_raw())
+    try:
+        return _cipher(private, ephemeral, ends, place).decrypt(_NONCE, rest, None)
+    except InvalidTag as exc:
+        raise AggregationError(
+            SumRefusal.MALFORMED, f"{place.site}: what it sealed does not open for this place and key"
+        ) from exc
+
+
+def _cipher(private: X25519PrivateKey, other: bytes, ends: tuple[bytes, bytes], place: SealedPlace) -> AESGCM:
+    try:
+        secret = private.exchange(X25519PublicKey.from_public_bytes(other))
+    except ValueError as exc:
+        raise AggregationError(SumRefusal.MALFORMED, f"{place.site}: a key is none of X25519") from exc
+    facts: Mapping[str, Any] = {
+        "terms": place.terms.hex(),
+        "round": place.round,
+        "model": place.model,
+        "site": place.site,
+        "number": place.number,
+        "ends": [end.hex() for end in ends],
+    }
+    info = in_domain(place.purpose, canonical_json(dict(facts)))
+    return AESGCM(HKDF(SHA256(), 32, None, info).derive(secret))

@@ -1,0 +1,185 @@
+"""The examiner of one answer reads a drawn share again, and asks the one judge before it accuses a worker."""
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from phalanx.errors import EvidenceError, FrameError
+from phalanx.pipeline.evidence.checked import Pins, certified_peers, known_peer
+from phalanx.rollouts.bundle import AnsweredRequest, ControlModels, RolloutBundle, RolloutJudgement, judge_bundle
+from phalanx.rollouts.config import RolloutCheck
+from phalanx.rollouts.evidence import EvidenceDesk, write_rollout_evidence
+from phalanx.rollouts.judgement import BorderBook, RewardRule, judge_age, judge_reward, judge_rollout, read_answer
+from phalanx.rollouts.messages import TO_OWNER
+from phalanx.rollouts.policy import KeptPolicies, PolicyModel, RolloutPolicy
+from phalanx.rollouts.prefill import RereadRollout, reread_rollouts
+from phalanx.rollouts.request import RolloutRequest
+from phalanx.rollouts.rollout import Rollout, RolloutAnswer
+from phalanx.rollouts.share import CheckedShare
+from phalanx.rollouts.standing import SentRequest
+from phalanx.rollouts.verdict import RolloutDismissal, RolloutVerdict
+from phalanx.transport import parse_body
+
+
+@dataclass
+class RolloutCosts:
+    """What a company has done so far.
+
+    Attributes:
+        texts: That were handed out for training.
+        tokens: In them.
+        checked_texts: That were read again.
+        checked_tokens: In them.
+        check_s: CPU seconds of this process's thread for it.
+    """
+
+    texts: int = 0
+    tokens: int = 0
+    checked_texts: int = 0
+    checked_tokens: int = 0
+    check_s: float = 0.0
+
+
+class Examination(NamedTuple):
+    """What was found in one answer.
+
+    Attributes:
+        texts: Where all is in order.
+        verdict: Convicts its worker; its evidence is written.
+        dismissal: Has its worker left out.
+        doubt: Why the texts cannot be used, though their worker is not convicted.
+    """
+
+    texts: tuple[Rollout, ...] = ()
+    verdict: RolloutVerdict | None = None
+    dismissal: RolloutDismissal | None = None
+    doubt: str | None = None
+
+
+class RolloutExaminer:
+    """An examiner of answers; it alone convicts, and only where `judge_bundle` does.
+
+    Args:
+        desk: Where evidence goes.
+        check: What is read again.
+        share: Draws what is read again.
+        reward: What a text earns; needed where workers report rewards.
+
+    Attributes:
+        costs: Of the checks.
+    """
+
+    def __init__(self, desk: EvidenceDesk, check: RolloutCheck, share: CheckedShare, reward: RewardRule | None) -> None:
+        self._desk, self._share, self._reward = desk, share, reward
+        self._peer = known_peer(certified_peers(desk.directory, desk, Pins())[1])
+        self._borders = BorderBook(check.tolerance.border_rate)
+        self._policies = KeptPolicies()
+        self._controls: ControlModels | None = None
+        self.costs = RolloutCosts()
+
+    def keep(self, policy: RolloutPolicy, device: str) -> None:
+        """Keep a copy of these weights beside those before."""
+        if self._share.rate > 0.0:
+            self._policies.keep(policy, device)
+        if self._controls is None:
+            self._controls = ControlModels(device)
+
+    def examine(
+        self, sent: SentRequest, policy: RolloutPolicy, model: PolicyModel, earlier: Sequence[SentRequest]
+    ) -> Examination:
+        """Read an answer, and a drawn share of its texts again.
+
+        Args:
+            sent: A request and its answer.
+            policy: The weights that the request names.
+            model: The same, to read with.
+            earlier: Other requests to this worker that it has answered.
+        """
+        request = sent.request
+        if sent.answer is None:
+            return Examination(doubt="it was silent")
+        header, payload = sent.answer
+        answer = parse_body(TO_OWNER, header.fields.kind, header.fields.body)
+        if not isinstance(answer, RolloutAnswer):
+            raise FrameError(f"{sent.worker}: its answer is a {answer.kind!r} message")
+        bundle = RolloutBundle(sent.worker, sent.header, sent.answer, policy)
+        texts, formal = read_answer(sent.worker, request, answer, payload, model.vocab_size)
+        if formal is not None:
+            place = None if formal.prompt is None or formal.sample is None else (formal.prompt, formal.sample)
+            return self._of(self.judge(replace(bundle, place=place)), formal.reason)
+        older = [
+            AnsweredRequest(one.header, one.answer.header) for one in earlier if self._is_before(one) and one.answer
+        ]
+        return self._reread(bundle, request, texts, model, older[-1] if older else None)
+
+    def judge(self, bundle: RolloutBundle) -> RolloutJudgement:
+        """Have the one judge decide; where it convicts, the records are written down as evidence."""
+        try:
+            with self._timed():
+                judgement = judge_bundle(bundle, self._desk.session, self._peer, self._controls or ControlModels())
+        except EvidenceError as exc:
+            return RolloutJudgement(doubt=str(exc))
+        if judgement.verdict is None:
+            return judgement
+        return RolloutJudgement(write_rollout_evidence(self._desk, bundle, judgement.verdict))
+
+    def _reread(
+        self,
+        bundle: RolloutBundle,
+        request: RolloutRequest,
+        texts: tuple[Rollout, ...],
+        model: PolicyModel,
+        older: AnsweredRequest | None,
+    ) -> Examination:
+        drawn = [texts[n] for n in self._share.of(bundle.party, bundle.answer.header.digest, len(texts))]
+        with self._timed():
+            reread = reread_rollouts(model, request, drawn, request.tolerance.margin)
+        self.costs.checked_texts += len(drawn)
+        self.costs.checked_tokens += sum(len(one.ids) for one in drawn)
+        # more tokens say more of their policy
+        longest = max(drawn, key=lambda one: len(one.ids), default=None)
+        for text, now in zip(drawn, reread, strict=True):
+            accused = replace(bundle, place=(text.prompt, text.sample))
+            suspicion = judge_rollout(bundle.party, request, text, now)
+            if suspicion is None and text is longest:
+                suspicion = self._aged(bundle.party, request, text, now)
+                before = self._policies.before
+                if suspicion is not None and older is not None and before is not None:
+                    accused = replace(accused, older=older, older_policy=before.policy)
+            judgement = RolloutJudgement(reread=now) if suspicion is None else self.judge(accused)
+            if judgement.reread is None:
+                return self._of(judgement, "" if suspicion is None else suspicion.reason)
+            dismissal = self._borders.add(bundle.party, request, judgement.reread)
+            if dismissal is None and self._reward is not None:
+                dismissal = judge_reward(bundle.party, request, text, self._reward)
+            if dismissal is not None:
+                return Examination(dismissal=dismissal)
+        # a reward that no rule checks is no more than a worker's word
+        return Examination(texts if self._reward else tuple(replace(one, reward=None) for one in texts))
+
+    @staticmethod
+    def _of(judgement: RolloutJudgement, suspicion: str) -> Examination:
+        if judgement.verdict is not None:
+            return Examination(verdict=judgement.verdict)
+        return Examination(doubt=judgement.doubt or suspicion)
+
+    def _is_before(self, sent: SentRequest) -> bool:
+        return self._policies.before is not None and sent.request.policy == self._policies.before.digest
+
+    def _aged(self, name: str, request: RolloutRequest, text: Rollout, now: RereadRollout) -> RolloutVerdict | None:
+        """Compare one text of an answer with the policy of the step before."""
+        if self._policies.before is None:
+            return None
+        with self._timed():
+            (older,) = reread_rollouts(self._policies.before.model, request, [text], request.tolerance.margin)
+        return judge_age(name, request, text, now, older)
+
+    @contextlib.contextmanager
+    def _timed(self) -> Iterator[None]:
+        begin = time.thread_time()
+        try:
+            yield
+        finally:
+            self.costs.check_s += time.thread_time() - begin

@@ -1,0 +1,135 @@
+"""Connections of strangers to one port: each in a thread, so many at once, the idle ones making room for others."""
+
+import contextlib
+import ipaddress
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_LOOK_S = 0.2
+_HOST_BITS = 64
+"""Of an IPv6 address that a household has for itself."""
+
+
+@dataclass(eq=False)
+class Visitor:
+    """A connection.
+
+    Attributes:
+        connection: As it was accepted.
+        host: Its address, for people.
+        is_known: Whether it has shown a secret; it then keeps its place until it ends.
+    """
+
+    connection: socket.socket
+    host: str
+    is_known: bool = False
+
+
+class Lobby:
+    """Accepts connections on one port and has each served in a thread of its own.
+
+    Args:
+        listener: Listens already; closed by `close`.
+        serve: Serves one connection and does not close it; errors of ours and of sockets are its own business.
+        max_visitors: Connections at once.
+        max_stay_s: A visitor is cut off after so many seconds, known or not.
+
+    Guarantees:
+        No caller is turned away for an address that others have too. Where all places are taken, a new connection takes
+        that of the oldest stranger among those from the address with most strangers: idle connections, however many,
+        keep a caller out only where `max_visitors` new ones come from elsewhere while it speaks.
+    """
+
+    def __init__(
+        self, listener: socket.socket, serve: Callable[[Visitor], None], *, max_visitors: int, max_stay_s: float
+    ) -> None:
+        self._listener, self._serve, self._max_visitors = listener, serve, max_visitors
+        self._max_stay_s = max_stay_s
+        self._visitors: list[Visitor] = []
+        self._changed = threading.Condition()
+        self._closed = threading.Event()
+        listener.settimeout(_LOOK_S)
+        self._thread = threading.Thread(target=self._accept, name="lobby", daemon=True)
+        self._thread.start()
+
+    def know(self, visitor: Visitor) -> None:
+        """Let a visitor keep its place until it ends."""
+        with self._changed:
+            visitor.is_known = True
+
+    def close(self) -> None:
+        """Take no more connections, cut strangers off, and finish with those that are known."""
+        self._closed.set()
+        self._thread.join()
+        self._listener.close()
+        with self._changed:
+            for visitor in self._visitors:
+                if not visitor.is_known:
+                    _cut(visitor.connection)
+            self._changed.wait_for(lambda: not self._visitors, self._max_stay_s)
+
+    def _accept(self) -> None:
+        while not self._closed.is_set():
+            try:
+                connection, address = self._listener.accept()
+            except TimeoutError:
+                continue
+            except OSError:
+                # such as too many open files: what is open ends within seconds
+                self._closed.wait(_LOOK_S)
+                continue
+            visitor = Visitor(connection, str(address[0]))
+            if self._enter(visitor):
+                threading.Thread(target=self._host, args=(visitor,), daemon=True).start()
+            else:
+                connection.close()
+
+    def _enter(self, visitor: Visitor) -> bool:
+        """Give a visitor a place, that of another one where all are taken."""
+        with self._changed:
+            if len(self._visitors) >= self._max_visitors:
+                strangers = [other for other in self._visitors if not other.is_known]
+                if not strangers:
+                    return False
+                crowds = Counter(_neighbourhood(other.host) for other in strangers)
+                crowded = max(crowds.values())
+                leaving = next(other for other in strangers if crowds[_neighbourhood(other.host)] == crowded)
+                self._visitors.remove(leaving)
+                _cut(leaving.connection)
+            self._visitors.append(visitor)
+            return True
+
+    def _host(self, visitor: Visitor) -> None:
+        # each read has a timeout of its own, so that only this bounds one that comes byte by byte
+        timer = threading.Timer(self._max_stay_s, _cut, (visitor.connection,))
+        timer.daemon = True
+        timer.start()
+        try:
+            self._serve(visitor)
+        finally:
+            timer.cancel()
+            visitor.connection.close()
+            with self._changed:
+                if visitor in self._visitors:
+                    self._visitors.remove(visitor)
+                self._changed.notify_all()
+
+
+def _neighbourhood(host: str) -> str:
+    """Return an IPv4 address, or the part of an IPv6 address that a household shares."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if address.version == 4:
+        return host
+    return str(int(address) >> _HOST_BITS)
+
+
+def _cut(connection: socket.socket) -> None:
+    # that of a TLS socket would take away what the thread that reads from it works with
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)

@@ -1,0 +1,148 @@
+"""A site that spoils a masked sum is named where its signature shows it, and ends no run in any case."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from rounds_scene import Parabola, Scene
+from site_acts import LENGTH, WORDS, View, signed_words
+from site_adversary import AdversaryScene, adopt, schedules
+
+from phalanx.errors import FailedRoundError
+from phalanx.federated.carriers import messages as m
+from phalanx.federated.carriers.carrier import CarriedReply, SentOrder
+
+HONEST = [f"site-{number}" for number in range(4)]
+
+
+def attacked(home, act: str, always: bool = False) -> AdversaryScene:
+    """A scene in which the last site does one act of the adversary's list."""
+    how = "always" if always else "once"
+    (schedule,) = [one for one in schedules("masked", home / "sample") if str(one).endswith(f"{act}/late/{how}")]
+    scene = AdversaryScene(home / "scene", "masked")
+    scene.adversary.schedule = schedule
+    return scene
+
+
+def mean_of(scene: AdversaryScene, sites, weights=None) -> torch.Tensor:
+    weights = torch.zeros(LENGTH) if weights is None else weights
+    return weights + torch.stack([scene.update_of(site, weights) for site in sites]).mean(0)
+
+
+def test_a_site_that_deals_another_seed_than_it_announced_costs_one_round_and_is_shut_out(tmp_path):
+    scene = attacked(tmp_path, "seed_digest altered in all")
+
+    lost = scene.owner.round(1, 0.5)
+    record = scene.owner.round(2, 0.5)
+
+    assert "site-4: dealt shares of another secret than it said" in lost.lost
+    assert not lost.shares and lost.left_out["site-0"] == "the sum was lost"
+    assert scene.owner.excluded == {"site-4": "broke a sum: bad_share"}
+    assert sorted(record.shares) == HONEST and not record.lost
+    torch.testing.assert_close(scene.w, mean_of(scene, HONEST), atol=1e-5, rtol=1e-5)
+
+
+def test_masks_that_are_not_a_sites_own_cost_a_round_and_nobody_is_accused(tmp_path):
+    scene = attacked(tmp_path, "mask_key other in all", always=True)
+
+    with pytest.raises(FailedRoundError, match="a client's masks are not its own"):
+        scene.owner.round(1, 0.5)
+    lost = scene.owner.round(1, 0.5)
+    scene.adversary.schedule = None
+    record = scene.owner.round(2, 0.5)
+
+    assert "a client's masks are not its own" in lost.lost and scene.owner.excluded == {}
+    assert len(record.shares) == 5
+    torch.testing.assert_close(scene.w, mean_of(scene, [*HONEST, "site-4"]), atol=1e-5, rtol=1e-5)
+
+
+def test_values_beyond_the_clip_are_no_sum(tmp_path):
+    scene = attacked(tmp_path, "masked values all", always=True)
+
+    with pytest.raises(FailedRoundError, match=r"impossible weight|clipped updates have"):
+        scene.owner.round(1, 0.5)
+    assert scene.owner.round(1, 0.5).lost and not scene.w.any()
+
+
+def test_three_lost_rounds_in_a_row_end_the_session_with_those_that_were_in_all_of_them(tmp_path):
+    scene = attacked(tmp_path, "masked values all", always=True)
+    for number in (1, 2, 3):
+        with pytest.raises(FailedRoundError):
+            scene.owner.round(number, 0.5)
+        assert scene.owner.round(number, 0.5).lost
+
+    with pytest.raises(FailedRoundError):
+        scene.owner.round(4, 0.5)
+    with pytest.raises(FailedRoundError, match=r"3 rounds before it were lost.*in the sums of all of them: .*site-4"):
+        scene.owner.round(4, 0.5)
+    scene.adversary.schedule = None
+    scene.begin_owner(scene.w)
+    scene.owner.recall(3)
+    assert len(scene.owner.round(4, 0.5).shares) == 5
+
+
+def test_boxes_that_open_nowhere_name_their_dealer_and_the_round_is_made_without_it(tmp_path):
+    scene = attacked(tmp_path, "box-signature.sealed zeros in all", always=True)
+
+    with pytest.raises(FailedRoundError):
+        scene.owner.round(1, 0.5)
+    record = scene.owner.round(1, 0.5)
+
+    assert scene.owner.excluded == {"site-4": "broke a sum: 4 sites refused what it had signed for them"}
+    assert sorted(record.shares) == HONEST
+    torch.testing.assert_close(scene.w, mean_of(scene, HONEST), atol=1e-5, rtol=1e-5)
+
+
+def test_a_box_that_one_site_cannot_open_costs_that_site_one_round(tmp_path):
+    scene = attacked(tmp_path, "box-signature.sealed zeros in first")
+
+    record = scene.owner.round(1, 0.5)
+
+    assert record.left_out == {"site-0": "refused"} and scene.owner.excluded == {}
+    assert len(scene.owner.round(2, 0.5).shares) == 5
+
+
+@pytest.mark.parametrize("sites", [3, 4])
+def test_a_site_that_blames_another_one_shuts_it_out_in_no_cohort(tmp_path, sites):
+    trainers = [Parabola(torch.full((2,), float(number))) for number in range(sites)]
+    scene = Scene(tmp_path, trainers, secure=True, min_cohort=3, max_norm=20.0)
+    honest = scene.carrier.sites["site-2"]
+    scene.carrier.sites["site-2"] = lambda order, payload: (
+        (m.SiteFault(ticket=order.ticket, reason="refused", culprit="site-0"), b"")
+        if getattr(order, "phase", "") == "mask"
+        else honest(order, payload)
+    )
+
+    for _ in range(3):
+        try:
+            scene.owner.round(1, 0.5)
+        except FailedRoundError:
+            continue
+        break
+
+    assert scene.owner.excluded == {}
+
+
+def test_a_rule_over_buckets_goes_on_without_the_bucket_that_was_spoiled(tmp_path):
+    trainers = [Parabola(torch.tensor([1.0, 1.0 + number / 10])) for number in range(9)]
+    scene = Scene(
+        tmp_path, trainers, secure=True, min_cohort=3, max_norm=20.0, bucket=3, aggregator="median", byzantine=1
+    )
+    honest = scene.carrier.sites["site-8"]
+    scene.carrier.sites["site-8"] = lambda order, payload: _with_other_words(honest, order, payload)
+
+    record = scene.owner.round(1, 1.0)
+
+    spoiled = [site for site, why in record.left_out.items() if why == "its sum was spoiled"]
+    assert "site-8" in spoiled and len(spoiled) == 3 and len(record.shares) == 6
+    assert 0.9 < scene.w[0] < 1.1
+
+
+def _with_other_words(honest: Callable, order, payload):
+    reply, data = honest(order, payload)
+    if getattr(order, "phase", "") != "mask":
+        return reply, data
+    own = CarriedReply("site-8", reply.kind, reply.model_dump(mode="json"), bytes(data))
+    lie = signed_words(View(SentOrder(order), own, own, None), "site-8", WORDS["all"])
+    adopt(honest.__self__, "mask", lie)
+    return m.SumReply(ticket=order.ticket, message=lie.body["message"]), lie.payload
