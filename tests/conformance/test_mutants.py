@@ -295,8 +295,8 @@ MUTANTS = (
     Mutant(
         "L3 the owner's audit of updates",
         "pipeline/verify/state_judgement.py",
-        "if redone.copy.digest() != state:",
-        "if redone.copy.digest() == state:",
+        "if ruling.party is not None:\n                guilty += self._name_signers",
+        "if ruling.party is None:\n                guilty += self._name_signers",
         PIPELINE + "verify/test_owner_audits.py::test_the_owners_audit_names_a_league_that_bends_the_update",
     ),
     Mutant(
@@ -429,23 +429,23 @@ MUTANTS = (
     ),
     Mutant(
         "L4 the stage's part of the referee",
-        "pipeline/verify/referee.py",
-        "is_off = dispute.output.digest != digest_hex(",
-        "is_off = dispute.output.digest == digest_hex(",
-        PIPELINE + "verify/test_false_accusers.py::test_a_false_digest_names_the_accuser_and_not_the_stage",
+        "pipeline/evidence/weighing.py",
+        'for claim, offence in ((output, "message"), (report, "accusation")):',
+        'for claim, offence in ((report, "accusation"), (output, "message")):',
+        PIPELINE + "evidence/test_weighing.py::test_where_both_are_off_the_stage_is_named",
     ),
     Mutant(
-        "L4 the accuser's part of the referee",
-        "pipeline/verify/referee.py",
-        "is_off = dispute.report.digests[dispute.direction] != digest_hex(",
-        "is_off = dispute.report.digests[dispute.direction] == digest_hex(",
+        "L4 the bits of a message",
+        "pipeline/evidence/weighing.py",
+        "is_off = claim.digest != digest_hex(",
+        "is_off = claim.digest == digest_hex(",
         PIPELINE + "verify/test_false_accusers.py::test_a_false_digest_names_the_accuser_and_not_the_stage",
     ),
     Mutant(
         "L4 the referee of whole steps",
-        "pipeline/verify/referee.py",
-        "return holder if truth != (commit.gradient, commit.norm_squared) else auditor",
-        "return holder if truth == (commit.gradient, commit.norm_squared) else auditor",
+        "pipeline/evidence/weighing.py",
+        "if claim is not None and (claim.digest, claim.norm_squared) != truth:",
+        "if claim is not None and (claim.digest, claim.norm_squared) == truth:",
         PIPELINE + "verify/test_step_audits.py::test_an_auditor_that_makes_up_another_weight_gradient_is_named",
     ),
     Mutant(
@@ -514,8 +514,8 @@ MUTANTS = (
     Mutant(
         "L4 which of two wrong norms",
         "pipeline/verify/referee.py",
-        "truth = (transfer_digest(gradients), finite_norm_squared(gradients))",
-        "truth = (transfer_digest(gradients), commit.norm_squared)",
+        "claim = GradientClaim(holder, commit.gradient, commit.norm_squared)",
+        "claim = GradientClaim(holder, commit.gradient, redone.signed[1])",
         PIPELINE
         + "worker/test_upkeeps.py::"
         + "test_an_audit_of_the_whole_step_finds_a_wrong_norm_in_the_stage_and_not_in_its_auditor",

@@ -73,11 +73,6 @@ class StatementRecord:
         headers = [stored.header for _, stored in self._states(author, stage, state.step) if stored.content == state]
         return headers[-1] if headers else None
 
-    def last_state(self, author: str, stage: int, step: int) -> PassedOnHeader | None:
-        """Return the last header in which a party signed any state of a stage after so many optimizer steps."""
-        headers = [stored.header for _, stored in self._states(author, stage, step)]
-        return headers[-1] if headers else None
-
     def _states(self, author: str, stage: int, step: int) -> Iterator[tuple[int, StoredStatement]]:
         """Yield signed states by epoch, in order."""
         wanted = (STATE, author, stage, step)
