@@ -451,8 +451,8 @@ MUTANTS = (
     Mutant(
         "L4 evidence read by others",
         "pipeline/evidence/message_dispute.py",
-        "    if not holder_off:\n",
-        "    if holder_off:\n",
+        'if finding is None or finding.offence != "message":',
+        'if finding is not None and finding.offence == "message":',
         PIPELINE + "evidence/test_evidence.py::test_a_disputed_microbatch_is_redone_from_the_evidence_bit_for_bit",
     ),
     Mutant(

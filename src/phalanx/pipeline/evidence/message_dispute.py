@@ -6,6 +6,7 @@ from torch import Tensor
 
 from phalanx.pipeline.evidence.checked import CheckedEvidence
 from phalanx.pipeline.evidence.recompute import redo, weights_vouched_by
+from phalanx.pipeline.evidence.weighing import Limit, MessageClaim, vouches_for_lie, weigh_message
 from phalanx.pipeline.protocol.messages import Activation, AuditReport
 from phalanx.pipeline.tolerance.distance import token_distance
 from phalanx.transport import SignedHeader
@@ -32,13 +33,12 @@ def explain_message(checked: CheckedEvidence) -> tuple[dict[str, Any], str | Non
     distances = {"claimed": _distance(checked, "claimed", truth), "accuser": _distance(checked, "accuser", truth)}
     facts["distance of the message"] = _shown(distances["claimed"])
     facts["distance of the accuser"] = _shown(distances["accuser"])
-    holder_off = _is_off(checked, output.fields.payload_digest, distances["claimed"])
     if verdict.offence == "collusion":
-        what = _weigh_accomplice(checked, output, holder_off=holder_off)
+        what = _weigh_accomplice(checked, output, truth)
     elif verdict.offence == "message":
-        what = _weigh_holder(checked, output, distances["claimed"], holder_off=holder_off)
+        what = _weigh_holder(checked, output, truth, distances["claimed"])
     else:
-        what = _weigh_accuser(checked, output, distances["accuser"], holder_off=holder_off)
+        what = _weigh_accuser(checked, output, truth, distances["accuser"])
     signers = weights_vouched_by(checked)
     again = redo(checked, verdict.direction, verdict.microbatch)
     facts["weights"] = f"their digest was signed by {' and '.join(signers)}" if signers else "digest not signed"
@@ -80,7 +80,17 @@ def _inputs(checked: CheckedEvidence, output: SignedHeader) -> str:
     return ", ".join(said)
 
 
-def _weigh_holder(checked: CheckedEvidence, output: SignedHeader, distance: float | None, *, holder_off: bool) -> str:
+def _claim(checked: CheckedEvidence, party: str, digest: str, tensor: str) -> MessageClaim:
+    """What a party signed, as the run's own judge takes it."""
+    allowed = checked.record.verdict.allowed
+    return MessageClaim(party, digest, checked.tensors.get(tensor), Limit(allowed) if allowed else None)
+
+
+def _output(checked: CheckedEvidence, output: SignedHeader) -> MessageClaim:
+    return _claim(checked, output.fields.sender, output.fields.payload_digest, "claimed")
+
+
+def _weigh_holder(checked: CheckedEvidence, output: SignedHeader, truth: Tensor, distance: float | None) -> str:
     verdict = checked.record.verdict
     if output.fields.sender != verdict.party:
         raise checked.refuse(
@@ -88,25 +98,26 @@ def _weigh_holder(checked: CheckedEvidence, output: SignedHeader, distance: floa
         )
     if "claimed" in checked.tensors and checked.digest_of("claimed") != output.fields.payload_digest:
         raise checked.refuse(f"tensor 'claimed' is not the one whose digest {verdict.party} signed")
-    if not holder_off:
+    finding = weigh_message(truth, _output(checked, output), None)
+    if finding is None or finding.offence != "message":
         raise checked.refuse(f"the message of {verdict.party} is what was recomputed: it is not guilty")
     _same_distance(checked, distance)
     return "signed a message that its signed inputs do not give"
 
 
-def _weigh_accuser(checked: CheckedEvidence, output: SignedHeader, distance: float | None, *, holder_off: bool) -> str:
+def _weigh_accuser(checked: CheckedEvidence, output: SignedHeader, truth: Tensor, distance: float | None) -> str:
     verdict = checked.record.verdict
-    claim = _reported(checked, output)
-    if holder_off or not _is_off(checked, claim, distance):
+    report = _claim(checked, verdict.party, _reported(checked, output), "accuser")
+    finding = weigh_message(truth, _output(checked, output), report)
+    if finding is None or finding.offence != "accusation":
         raise checked.refuse(f"the report of {verdict.party} is what was recomputed, or the message is not")
     _same_distance(checked, distance)
     return "signed a report that signed inputs do not give, against a message that they do"
 
 
-def _weigh_accomplice(checked: CheckedEvidence, output: SignedHeader, *, holder_off: bool) -> str:
+def _weigh_accomplice(checked: CheckedEvidence, output: SignedHeader, truth: Tensor) -> str:
     verdict = checked.record.verdict
-    claim = _reported(checked, output)
-    if not holder_off or claim != output.fields.payload_digest:
+    if not vouches_for_lie(truth, _output(checked, output), _reported(checked, output)):
         raise checked.refuse(f"the report of {verdict.party} does not vouch for a wrong message")
     return f"signed a report that vouches for a wrong message of {output.fields.sender}"
 
@@ -127,14 +138,6 @@ def _reported(checked: CheckedEvidence, output: SignedHeader) -> str:
     if claim is None or ("accuser" in checked.tensors and checked.digest_of("accuser") != claim):
         raise checked.refuse(f"tensor 'accuser' is not the one whose digest {verdict.party} signed")
     return claim
-
-
-def _is_off(checked: CheckedEvidence, digest: str, distance: float | None) -> bool:
-    allowed = checked.record.verdict.allowed
-    if not allowed:
-        # inside one numeric class honest bits are equal
-        return digest != checked.digest_of("recomputed")
-    return distance is None or not distance <= allowed
 
 
 def _distance(checked: CheckedEvidence, name: str, truth: Tensor) -> float | None:
