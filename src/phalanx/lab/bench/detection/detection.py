@@ -30,7 +30,7 @@ from phalanx.lab.bench.measure.row_file import Row, RowFile, sweep
 from phalanx.pipeline import keep_freed_memory
 from phalanx.train.setup.process import deterministic
 
-PROTOCOL = 3
+PROTOCOL = 4
 """To be raised when a figure comes to mean something else; the commit is in every key as well."""
 
 
@@ -42,8 +42,8 @@ def bench_detection(quick: bool, only_finished: bool = False) -> dict[str, Any]:
         only_finished: Simulate nothing; show what earlier calls with the same code have finished.
 
     Returns:
-        Rows, how many are missing, and the block `false_accusations_per_million`; a figure that was not measured
-        is None.
+        Rows, how many are missing, and the blocks `false_accusations_per_million` and `evidence`; a figure that was
+        not measured is None.
     """
     cache = Path(os.environ.get("PHALANX_CACHE", Path("runs") / ".cache"))
     finished = rows_in(cache / "bench" / "detection.jsonl", code_version())
@@ -71,6 +71,7 @@ def measure(
         "guards": {name: guard.model_dump(mode="json") for name, guard in GUARDS.items()},
         "missing": len(what) - len(rows),
         "false_accusations_per_million": false_accusations_per_million(rows),
+        "evidence": explained_evidence(rows),
         "rows": rows,
     }
 
@@ -100,6 +101,19 @@ def false_accusations_per_million(rows: Iterable[Row]) -> dict[str, Any]:
         "false_accusations_in_honest_companies": sum(row["false_accusations"] for row in honest),
         "at_most": 3e6 / messages if messages and not count else None,
     }
+
+
+def explained_evidence(rows: Iterable[Row]) -> dict[str, dict[str, int]]:
+    """Count what an offline reader makes of the evidence of every verdict, by offence and over all of them."""
+    counts: dict[str, dict[str, int]] = {"all": dict.fromkeys(CONCLUSIONS, 0)}
+    for row in rows:
+        for offence, conclusion in row["evidence"]:
+            for of in ("all", offence):
+                counts.setdefault(of, dict.fromkeys(CONCLUSIONS, 0))[conclusion] += 1
+    return counts
+
+
+CONCLUSIONS = ("proved", "refuted", "not_provable")
 
 
 class _Field:
@@ -178,6 +192,7 @@ def row_of(cell: DetectionCell, outcome: CompanyResult, clean: CleanRun) -> Row:
         "relayed": len(outcome.bodies("relayed")),
         "false_accusations": len(blamed - guilty),
         "caught_by": sorted({str(body["offence"]) for body in outcome.bodies("verdict")}),
+        "evidence": [list(explained) for explained in outcome.evidence],
         "alarms": len(outcome.bodies("alarm")) if guard.audits else None,
         "doubts": len(outcome.bodies("gradient_doubted")) if guard.audits else None,
         "drifts": len(outcome.bodies("drift")) if guard.audits else None,

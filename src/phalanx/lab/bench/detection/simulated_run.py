@@ -7,12 +7,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from phalanx.engine import UNGUARDED
+from phalanx.errors import EvidenceError
 from phalanx.lab.attacks import actor, attacks_in, make_attack
 from phalanx.lab.bench.detection.cell import DetectionCell
 from phalanx.lab.bench.detection.cells import FIRST_ATTACKED_STEP
 from phalanx.lab.bench.detection.other_paths import HonestDistances, on_path, taking_turns
 from phalanx.lab.calibrate import NumericPath
 from phalanx.pipeline import AttackConfig, AuditDraw, GuardConfig
+from phalanx.pipeline.evidence.explain import UNPROVED, explain_evidence
 from phalanx.testing import Actor, MemoryCompany
 from phalanx.train import RunConfig
 
@@ -52,6 +54,8 @@ class CompanyResult:
         lies: The lies that the attackers logged, which are the ground truth.
         events: Events of the guard.
         num_audits: Number of recomputed microbatches.
+        evidence: Of each verdict its offence, and what `phalanx audit explain` makes of its file: "proved", "refuted"
+            or "not_provable".
         differences: Between honest workers on different paths; None where bits must be equal, or where a party lies.
         error: Why the run broke off; None when it did not.
     """
@@ -61,6 +65,7 @@ class CompanyResult:
     lies: list[LoggedLie] = field(default_factory=list)
     events: list[tuple[str, dict[str, object]]] = field(default_factory=list)
     num_audits: int = 0
+    evidence: list[tuple[str, str]] = field(default_factory=list)
     differences: HonestDistances | None = None
     error: str | None = None
 
@@ -133,10 +138,22 @@ def play(cell: DetectionCell, directory: Path, cache: Path) -> CompanyResult:
         except Exception as exc:  # noqa: BLE001
             outcome.error = f"{type(exc).__name__}: {exc}"
     outcome.events = list(company.events)
+    outcome.evidence = [
+        (str(body["offence"]), _explain(company.run_dir / str(body["evidence"]))) for body in outcome.bodies("verdict")
+    ]
     outcome.lies = read_lies(log)
     if cell.paths and run.attack.kind == "none":
         outcome.differences = differences
     return outcome
+
+
+def _explain(path: Path) -> str:
+    """Explain the evidence of one verdict offline, as a stranger would."""
+    try:
+        conclusion = explain_evidence(path)["conclusion"]
+    except EvidenceError:
+        return "refuted"
+    return "not_provable" if conclusion == UNPROVED else "proved"
 
 
 def read_lies(log: Path) -> list[LoggedLie]:
