@@ -283,7 +283,7 @@ def _is_beyond(fields: HeaderFields) -> bool:
 
 
 def _faults_of_evidence(outcome: Outcome) -> list[str]:
-    """Whatever was refused is kept, and whoever sends a value that nothing can have is convicted."""
+    """Whatever was refused is kept, and a party that sends a value that nothing can have is convicted."""
     refusals = [body["evidence"] for kind, body in outcome.events if kind == "verdict_refused" and body["evidence"]]
     found = ["evidence of one refusal has overwritten that of another"] if len({*refusals}) < len(refusals) else []
     gone = {certified_name(name) for name in (*outcome.evicted, *outcome.lost)}
