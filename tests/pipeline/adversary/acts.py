@@ -65,7 +65,7 @@ class Send:
 
 @dataclass(frozen=True)
 class Say:
-    """The party sends a message of a kind that nobody asked for.
+    """The party sends a message of a kind that was not asked for.
 
     Attributes:
         kind: Of the message; its fields are those that belong to this point of the run.
@@ -123,7 +123,7 @@ class Schedule:
 
     Attributes:
         company: Name in `COMPANIES`.
-        acts: Of each party, by the number of its worker, from 1. A party whose acts are all crashes is honest.
+        acts: Of each party, by the number of its worker, from 1. A party with crashes alone is honest.
         moves: What happens between two steps: (before which step, "leave" or "return", worker's number).
         order: Seed of the order in which workers run; 0: one after another.
         steps: Left out, two.

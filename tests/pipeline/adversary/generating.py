@@ -14,7 +14,7 @@ JOINING = ("hello", "setup", "challenge", "measured", "not_let_in", "prepared")
 MANY = 300
 """Words at once: more than the owner may keep of any kind, and less than its inbox takes."""
 _SAYING = ("assign", "tensor", "audit", "fetch", "fetch_bulk", "apply", "ask")
-"""What a party gets when it may say something that nobody asked for: once for each sort of message."""
+"""What a party gets when it may say something that was not asked for: once for each sort of message."""
 
 
 def distinct(points: Iterable[Point]) -> list[Point]:
@@ -75,7 +75,7 @@ def lies(at: At) -> Iterator[Act]:
 
 
 def said(at: At, kind: str, parties: tuple[str, ...]) -> Iterator[Act]:
-    """Yield a message of a kind that nobody asked for, and many of them about steps far ahead."""
+    """Yield a message of a kind that was not asked for, and many of them about steps far ahead."""
     for to in _receivers(kind, parties):
         yield Act(at, Say(kind, to=to))
     if LISTENERS[kind] == "owner":

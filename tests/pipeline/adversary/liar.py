@@ -136,9 +136,8 @@ class Liar:
         step, stage = body.get("step"), body.get("stage", body.get("source"))
         place = (event, kind, step)
         sort = (body.get("purpose", body.get("direction")), body.get("urgent"), body.get("claim"))
-        self.points.append(
-            Point(At(kind, step, self._passed.get(place, 0), event), (stage, peer, *sort), frozenset(self._said_kinds))
-        )
+        at = At(kind, step, self._passed.get(place, 0), event)
+        self.points.append(Point(at, (stage, peer, *sort), frozenset(self._said_kinds)))
         if event == "sends":
             self._said_kinds.add(kind)
         elif kind in ("assign", "apply"):
@@ -281,7 +280,7 @@ class LyingEndpoint(TurnEndpoint):
 
 
 class WatchedOwnersEndpoint(TurnOwnersEndpoint):
-    """The owner's end, whose mail tells how far a run has come."""
+    """The owner's end; its mail tells how far a run has come."""
 
     company: "LyingCompany | None" = None
 

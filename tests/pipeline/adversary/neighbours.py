@@ -140,7 +140,7 @@ def passed_on(header: SignedHeader) -> dict[str, str]:
 
 
 def _contradicted(old: Any, seen: Seen, kind: str) -> Any:
-    """A list whose entries are all there twice: first with another digest, then as they are."""
+    """A list with all its entries twice: first with another digest, then as they are."""
     if not isinstance(old, list) or not old:
         return old
     entries = [
@@ -153,7 +153,7 @@ def _contradicted(old: Any, seen: Seen, kind: str) -> Any:
 
 
 def _other_key(old: Any, seen: Seen, kind: str) -> Any:
-    """An object whose first entry has another name: another stage, or another direction."""
+    """An object with another name for its first entry: another stage, or another direction."""
     if not isinstance(old, dict) or not old:
         return old
     first = min(old)

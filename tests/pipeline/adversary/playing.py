@@ -47,8 +47,8 @@ class Outcome:
         doubts: Stages and steps that the summary says are in doubt.
         events: Of the audit log.
         offline: By evidence file: the guilty party, and what it says offline; "refused:" before what does not hold.
-        unproven: Steps whose records do not hold, with the reason.
-        kept_bytes: Of texts and bytes that the owner keeps at the end; 0 where nobody has said much.
+        unproven: Steps with records that do not hold, and the reason.
+        kept_bytes: Of texts and bytes that the owner keeps at the end; 0 where no party has said much.
         evidence_bytes: On disk.
         fired: Acts that were carried out, of each party.
         points: That each party with acts came by.
@@ -91,6 +91,7 @@ class Theatre:
         for name in CERTIFIED:
             issue(self._pki, name)
         self._honest: dict[tuple[str, int], str] = {}
+        self._outcomes: dict[str, Outcome] = {}
         self._earlier: dict[str, dict[str, list]] = {}
         self._kept: dict[tuple[str, int], int] = {}
 
@@ -123,6 +124,12 @@ class Theatre:
                 opened.run(kind.steps)
             self._earlier[company] = {each: watcher.seen.headers for each, watcher in watchers.items()}
         return self._earlier[company][name]
+
+    def play_once(self, schedule: Schedule) -> Outcome:
+        """Play it, unless it was played before."""
+        if repr(schedule) not in self._outcomes:
+            self._outcomes[repr(schedule)] = self.play(schedule)
+        return self._outcomes[repr(schedule)]
 
     def play(self, schedule: Schedule) -> Outcome:
         """Play it to its end, whatever that is."""
@@ -276,7 +283,7 @@ def _is_beyond(fields: HeaderFields) -> bool:
 
 
 def _faults_of_evidence(outcome: Outcome) -> list[str]:
-    """Whatever was refused is kept, and whoever sends a value that nothing can have is convicted."""
+    """Whatever was refused is kept, and a party that sends a value that nothing can have is convicted."""
     refusals = [body["evidence"] for kind, body in outcome.events if kind == "verdict_refused" and body["evidence"]]
     found = ["evidence of one refusal has overwritten that of another"] if len({*refusals}) < len(refusals) else []
     gone = {certified_name(name) for name in (*outcome.evicted, *outcome.lost)}

@@ -204,7 +204,7 @@ class Search:
         return all(alter.path[0] in IDENTITY[act.at.kind] for alter in act.deed.alters)
 
     def answers(self) -> list[Schedule]:
-        """Where a schedule has let somebody say what nobody says in an honest run: the same said by the insider.
+        """Words that are said in a schedule and in no honest run, said by the insider as well.
 
         Of all schedules with the same new words the first one; the insider speaks at each point that it comes by only
         there, about that thing and about each neighbouring one.

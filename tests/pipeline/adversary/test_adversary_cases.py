@@ -163,14 +163,14 @@ def _case(name, schedule):
 
 @pytest.mark.parametrize("schedule", [_case(name, schedule) for name, schedule in FOUND.items()])
 def test_found(theatre, schedule):
-    outcome = theatre.play(schedule)
+    outcome = theatre.play_once(schedule)
 
     assert theatre.faults(schedule, outcome) == []
 
 
 @pytest.mark.parametrize("schedule", FOUND.values(), ids=FOUND)
 def test_every_act_of_a_found_case_is_carried_out(theatre, schedule):
-    outcome = theatre.play(schedule)
+    outcome = theatre.play_once(schedule)
 
     assert outcome.fired == {f"worker-{n}": set(range(len(acts))) for n, acts in schedule.acts.items()}
 
