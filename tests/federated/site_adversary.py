@@ -5,8 +5,8 @@ when its reply comes. The real owner and the real sites play each schedule in on
 one (two where the act is done every time), and honest ones.
 
 What must hold: no honest site is shut out; nothing but `FailedRoundError` is raised; a round that counts moves the
-model by the honest updates of the sites that it names, and by no more of the attacker than the bound; who is missing
-is named; and once the attacker is silent a round has all honest sites again.
+model by the honest updates of the sites that it names, and by no more of the attacker than the bound; which sites are
+missing is said; and once the attacker is silent a round has all honest sites again.
 """
 
 import contextlib
@@ -83,7 +83,7 @@ class Schedule:
 
 
 class AdversaryCarrier(MemoryCarrier):
-    """A carrier whose sites all answer at once, and on which one of them lies in its turn."""
+    """A carrier with sites that all answer at once, and one of which lies in its turn."""
 
     def __init__(self, sites) -> None:
         super().__init__(sites)
@@ -242,12 +242,19 @@ def _broken(scene, schedule: Schedule, record, before: torch.Tensor, is_attacked
 def _moved_wrongly(scene, schedule, record, before, moved, present) -> str:
     actor, updates = schedule.actor, {site: scene.update_of(site, before) for site in scene.trainers}
     honest = torch.stack([updates[site] for site in present])
-    if scene.config.aggregator != "mean":
+    if scene.config.secure:
+        everybody = torch.stack([updates[site] for site in record.shares])
+        for site in record.shares:
+            if any(torch.allclose(one, updates[site], atol=1e-3) for one in (moved, moved * len(record.shares))):
+                return f"the update of {site} is in the open"
+        if torch.isclose(moved, everybody, rtol=0, atol=1e-6).any(0).all():
+            return "each value is that of a single site"
+    if schedule.mode == "rule":
         low, high = honest.min(0).values, honest.max(0).values
         is_within = bool(((moved >= low - 1e-4) & (moved <= high + 1e-4)).all())
         if not is_within:
             return "the rule's result is not between those of honest sites"
-    else:
+    elif scene.config.aggregator == "mean":
         part = moved * len(record.shares) - honest.sum(0)
         bound = 0.0
         if actor in record.shares:
@@ -259,10 +266,6 @@ def _moved_wrongly(scene, schedule, record, before, moved, present) -> str:
             copies = [site for site in present if torch.allclose(part, updates[site], atol=1e-3)]
             if copies:
                 return f"the attacker's part is that of {copies[0]}"
-    if scene.config.secure:
-        for site in present:
-            if any(torch.allclose(one, updates[site], atol=1e-3) for one in (moved, moved * len(record.shares))):
-                return f"the update of {site} is in the open"
     return ""
 
 

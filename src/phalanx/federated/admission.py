@@ -154,7 +154,7 @@ class UpdateAdmission:
         site's only update of the round from these weights, is finite, has the names, shapes, dtype and norm that are
         due, and its values came in no earlier round, of any site. A refused update changes nothing: nothing that
         another party brings, and no copy of an update's values, has a site's own update refused.
-        Does not find a copy of values of the same round: who of two sites copied cannot be shown.
+        Does not find a copy of values of the same round: which of two sites copied cannot be shown.
     """
 
     def __init__(self, roster: Mapping[str, Peer]) -> None:

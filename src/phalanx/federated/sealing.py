@@ -1,7 +1,7 @@
 """Sealing: what one site says to one holder of a key, for one place, through parties that neither read nor alter it.
 
-X25519 with a fresh key, HKDF-SHA256 and AES-256-GCM; the place and both keys are in the derivation. Nobody but the two
-ends can make other bytes of it that open, for this place or another one.
+X25519 with a fresh key, HKDF-SHA256 and AES-256-GCM; the place and both keys are in the derivation. No party
+but the two ends can make other bytes of it that open, for this place or another one.
 """
 
 from collections.abc import Mapping

@@ -146,7 +146,7 @@ class SiteFault(SiteReply):
 
     Attributes:
         reason: The word.
-        culprit: The site whose signed part of a secure sum it refused; empty where there is none.
+        culprit: The site that signed a part of a secure sum which it refused; empty where there is none.
     """
 
     kind: ClassVar[str] = "fault"

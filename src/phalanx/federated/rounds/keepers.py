@@ -2,7 +2,7 @@
 
 A keeper is a site with a key of its own. It is given all sites' shares under that key, adds them up and opens the sum,
 so an owner cannot have it open anything else; and what it could open of one site is uniform without the other keepers.
-Ciphertexts of BFV can be made of others: who saw them could subtract them in a part of its own. So they travel sealed
+Ciphertexts of BFV can be made of others: a site that saw them could subtract them in its part. So they travel sealed
 to the keeper, for one site, round, model and sum: no party but the keeper ever has them, and a part that is made of
 another site's sealed one does not open.
 """
@@ -86,7 +86,7 @@ class PartHeader(StrictModel):
 
 
 class SiteNames(StrictModel):
-    """The sites whose parts a keeper finds fit, or those of the sum that it is to open; each once, in order."""
+    """The sites with parts that a keeper finds fit, or those of the sum that it is to open; each once, in order."""
 
     sites: Annotated[tuple[_Name, ...], Field(max_length=_MOST_SITES)]
 
@@ -325,7 +325,7 @@ class KeptSumSite:
         return packed(parts)
 
     def _check(self, keys: tuple[SumKey, X25519PrivateKey], place: SumPlace, payload: bytes) -> bytes:
-        """Keep the parts that are fit to be added; return whose they are."""
+        """Keep the parts that are fit to be added; return the names of their sites."""
         (key, private), terms = keys, sum_terms(self._terms, place.round, keys[0].digest, self._length)
         fit: dict[str, bytes] = {}
         for item in unpacked(payload, len(self._terms.config.sites)):

@@ -1,7 +1,7 @@
 """The sums that a site has let masks be taken off of: of one update, in the company of one set of sites alone.
 
 An update is what a site made in one round of one set of weights. A round from the same weights later is another one,
-so that a run goes on after a round whose sum came to nothing.
+so that a run goes on after a round that was lost.
 """
 
 import json

@@ -70,8 +70,8 @@ class SumServer:
     Attributes:
         invitation: The signed terms, for every client of the cohort.
 
-    Each `take` has a `bringer`: the client that the carrier proves a message to come from, whose own it must be; left
-    empty where a carrier proves none.
+    Each `take` has a `bringer`: the client that the carrier proves a message to come from, which must have signed it;
+    left empty where a carrier proves none.
 
     Guarantees:
         The total is the exact sum over those that gave their word; a wrong share is known by the digest that its
