@@ -107,7 +107,9 @@ class Coordinator:
         self.facts.unanswered.clear()
         self._updates.forget()
         self._audits.reset()
-        self._convictions.clear()
+        # what a party has signed convicts it in the next attempt as well
+        present = self.facts.present
+        self._convictions[:] = [each for each in self._convictions if each.verdict.party in present]
         self._claims.has_news = True
 
     @task
