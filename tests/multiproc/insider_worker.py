@@ -75,7 +75,8 @@ class InsiderEndpoint(RewritingEndpoint, NotingEndpoint):
             else:
                 is_over = False
             for number in sorted(self._liar.fired - before):
-                print(f"act {number} is carried out", flush=True)
+                sys.stdout.write(f"act {number} is carried out\n")
+            sys.stdout.flush()
             if is_over:
                 os.kill(os.getpid(), signal.SIGKILL)
             return result

@@ -110,5 +110,9 @@ def test_an_insider_has_no_honest_party_convicted_and_no_lie_in_the_weights(tmp_
     assert set(summary["evicted"]) <= schedule.liars
     assert set(summary["lost"]) <= schedule.liars | schedule.victims
     assert summary["final_weights_digest"] == honest_digest(COMPANIES[schedule.company])
-    assert not summary["in_doubt"]
+    if name.startswith("3"):
+        assert summary["evicted"] == sorted(schedule.liars)
+    # an update that was undone and made again counts as in doubt once its first author is convicted
+    doubtful = schedule.liars if schedule.victims else set()
+    assert {row["party"] for row in summary["steps_in_doubt"]} <= doubtful
     assert verified == 0, verify.text
