@@ -77,6 +77,7 @@ class Verdicts:
             return None
         self.passed.append(verdict)
         about = {"excludes": excludes, "referee": judgement.work.model_dump()}
+        about |= {"undone": True} if judgement.is_undone else {}
         self._files.observe("verdict", verdict.model_dump(mode="json") | about)
         return verdict
 

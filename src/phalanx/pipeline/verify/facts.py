@@ -225,6 +225,8 @@ class Judgement:
     compared: ComparedTensors = field(default_factory=ComparedTensors)
     headers: dict[str, PassedOnHeader] = field(default_factory=dict)
     work: RefereeWork = field(default_factory=RefereeWork)
+    is_undone: bool = False
+    """Whether the update that it is about was undone, and made again, before."""
 
 
 @dataclass(frozen=True)

@@ -261,9 +261,11 @@ class StateJudgement:
             return None
         reason = f"stage {stage}: {ruling.party} alone made an update that step {before.step} does not lead to"
         work = self._referee.spent()
-        return facts.judgement(
+        judgement = facts.judgement(
             "state", ruling.party, stage, reason, headers=undone.headers, work=work, compared=ruling.compared
         )
+        judgement.is_undone = True
+        return judgement
 
     async def _judge_held(self, stage: int, held: GradientHeld) -> Ruling:
         facts, ledger = self._facts, self._facts.ledger

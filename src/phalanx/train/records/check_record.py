@@ -172,7 +172,7 @@ class CheckRecord:
         """Follow one event; others than those about convictions and undone or redone steps change nothing."""
         if kind == "verdict":
             self._convict(body["party"], body["step"])
-            if body["offence"] == "state":
+            if body["offence"] == "state" and not body.get("undone"):
                 # it is about what the update of the step before led to
                 self._refuted.append(((body["stage"], body["party"]), body["step"] - 1))
                 self._refute()
