@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -30,6 +30,7 @@ class TrainedState:
     num_steps: int
 
 
+@runtime_checkable
 class Library(Protocol):
     """Where the owner reads a stage that no party holds yet: a model directory or a checkpoint."""
 
