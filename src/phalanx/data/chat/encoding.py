@@ -25,6 +25,7 @@ from phalanx.data.chat.template import (
     model_template,
     template_from_file,
 )
+from phalanx.data.chat.written import check_written
 from phalanx.errors import DataError
 
 _MARK = re.compile(r"<\|[^|<>\s]{1,60}\|>")
@@ -97,6 +98,7 @@ class ChatEncoder(Closeable):
         self._check_texts(conversation.messages)
         rendered = self._renderer.conversation(conversation)
         self._check_marks(rendered.text, conversation.messages)
+        check_written(rendered, conversation.messages, self.template.name)
         weights = _weights(conversation, rendered)
         ids, inside = self._tokens(rendered.text, rendered.turns)
         of_tokens = [0.0 if turn is None else weights[turn] for turn in inside]
@@ -112,6 +114,7 @@ class ChatEncoder(Closeable):
         self._check_texts(messages)
         text = self._renderer.prompt(messages, tools)
         self._check_marks(text, messages)
+        check_written(RenderedChat(text, ()), messages, self.template.name)
         return list(self._backend.encode(text, add_special_tokens=False).ids)
 
     def close(self) -> None:
@@ -163,7 +166,7 @@ class ChatEncoder(Closeable):
 def _texts(message: ChatMessage) -> list[str]:
     """Every text that a message brings into a prompt."""
     calls = [json.dumps([call.name, call.arguments], ensure_ascii=False) for call in message.tool_calls]
-    return [message.content, message.reasoning or "", message.name or "", *calls]
+    return [message.text, message.reasoning or "", message.name or "", *calls]
 
 
 def _weights(conversation: Conversation, rendered: RenderedChat) -> list[float]:
