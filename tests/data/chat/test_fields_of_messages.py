@@ -39,7 +39,7 @@ FOOT = "<|im_end|>{{ '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_s
 TEMPLATES = {
     "content or nothing": HEAD + THOUGHT + "{{ m['content'] or '' }}" + CALLS + FOOT,
     "content as it is": HEAD + THOUGHT + "{{ m['content'] }}" + CALLS + FOOT,
-    "null told apart": HEAD + THOUGHT + "{% if m.content is none %}NULL{% else %}{{ m.content }}{% endif %}" + CALLS + FOOT,
+    "null told apart": HEAD + THOUGHT + "{{ 'NULL' if m.content is none else m.content }}" + CALLS + FOOT,
     "absent told apart": HEAD + THOUGHT + "{% if m.content is string %}{{ m.content }}{% endif %}" + CALLS + FOOT,
     "trimmed": HEAD + THOUGHT + "{{ (m.content or '') | trim }}" + CALLS + FOOT,
     "marked": HEAD

@@ -88,8 +88,13 @@ class ChatEncoder(Closeable):
         found = [token for token, turn in zip(ids, inside, strict=True) if turn is not None and token in self._special]
         return found[-1] if found else None
 
-    def encode(self, conversation: Conversation) -> EncodedConversation:
+    def encode(self, conversation: Conversation, learned_from: int = 0) -> EncodedConversation:
         """Encode a whole conversation; the same one gives the same tokens on every machine.
+
+        Args:
+            conversation: The conversation.
+            learned_from: Messages before this one are not learned, whatever their weight, so that thoughts in them may
+                be missing.
 
         Raises:
             DataError: The template does not render it, a message holds a special token, or the tokenizer lacks one.
@@ -98,7 +103,7 @@ class ChatEncoder(Closeable):
         self._check_texts(conversation.messages)
         rendered = self._renderer.conversation(conversation)
         self._check_marks(rendered.text, conversation.messages)
-        check_written(rendered, conversation.messages, self.template.name)
+        check_written(rendered, conversation.messages, self.template.name, learned_from)
         weights = _weights(conversation, rendered)
         ids, inside = self._tokens(rendered.text, rendered.turns)
         of_tokens = [0.0 if turn is None else weights[turn] for turn in inside]

@@ -11,7 +11,9 @@ from phalanx.errors import DataError
 _SHOWN = 40
 
 
-def check_written(rendered: RenderedChat, messages: Sequence[ChatMessage], template: str) -> None:
+def check_written(
+    rendered: RenderedChat, messages: Sequence[ChatMessage], template: str, learned_from: int = 0
+) -> None:
     """Look for the text and the calls of every message in what a template wrote, and for reasoning that is learned.
 
     A template may write a text as JSON, and without white space around it. Reasoning of a turn that is not learned may
@@ -21,6 +23,7 @@ def check_written(rendered: RenderedChat, messages: Sequence[ChatMessage], templ
         rendered: The text; without turns where it is a prompt.
         messages: It was made of.
         template: Its name, for the message.
+        learned_from: The first message that may be learned.
 
     Raises:
         DataError: A part is missing.
@@ -28,9 +31,8 @@ def check_written(rendered: RenderedChat, messages: Sequence[ChatMessage], templ
     places = {turn.message: rendered.text[turn.start : turn.stop] for turn in rendered.turns}
     for number, message in enumerate(messages):
         text = places.get(number, rendered.text)
-        is_learned = bool(rendered.turns) and message.role == "assistant" and message.weight > 0
         parts = [("text", message.text), *_parts_of_calls(message.tool_calls)]
-        if is_learned:
+        if rendered.turns and number >= learned_from and message.role == "assistant" and message.weight > 0:
             parts.append((message.reasoning_field, message.reasoning or ""))
         for what, part in parts:
             if not _is_in(part, text):
