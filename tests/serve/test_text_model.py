@@ -196,9 +196,9 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("line", "message"),
         [
-            ("{", "line 4: Invalid JSON"),
+            ("{", "line 4: is not JSON"),
             ("{}", "line 4: expected either prompt or messages"),
-            ('{"messages": [{"role": "king", "content": "x"}]}', "line 4: messages.0.role"),
+            ('{"messages": [{"role": "king", "content": "x"}]}', "line 4: turn 1: has the role"),
             ('{"prompt": ""}', "line 4: prompt: has no token"),
         ],
     )

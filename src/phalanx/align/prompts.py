@@ -30,14 +30,14 @@ class AskedPrompt:
     @property
     def messages(self) -> list[dict[str, Any]]:
         """The chat as JSON lines have it."""
-        return [{"role": one.role, "content": one.content} for one in self.chat]
+        return [{"role": one.role, "content": one.text} for one in self.chat]
 
     @property
     def text(self) -> str:
         """The chat as a person reads it; a single message of the user as it is."""
         if len(self.chat) == 1 and self.chat[0].role == "user":
-            return self.chat[0].content
-        return "\n\n".join(f"{one.role}: {one.content}" for one in self.chat)
+            return self.chat[0].text
+        return "\n\n".join(f"{one.role}: {one.text}" for one in self.chat)
 
 
 def prompt_of(record: Mapping[str, Any], where: str) -> AskedPrompt:

@@ -205,7 +205,7 @@ def _encoded(
 
 def _asked(record: Mapping[str, Any], chat: ChatEncoder) -> list[int]:
     """A line's messages up to where the assistant begins, in tokens."""
-    asked = conversation_of({"messages": record[PROMPT], "tools": record.get("tools")})
+    asked = conversation_of({"messages": record[PROMPT], "tools": record.get("tools"), "system": record.get("system")})
     if asked.messages[-1].role == "assistant":
         raise DataError("its last message is the assistant's, and the model is to answer; leave that one out")
     return chat.encode_prompt(asked.messages, asked.tools)

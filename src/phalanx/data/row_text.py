@@ -46,6 +46,17 @@ def row_pieces(corpus: Corpus, number: int) -> list[RowPiece]:
     return found[:-1] if _is_filling(ids, kinds, found, corpus.eos_id) else found
 
 
+def pieces_of(ids: Sequence[int], learned: Sequence[bool], backend: tokenizers.Tokenizer) -> list[RowPiece]:
+    """Return a row of one document in pieces."""
+    found, at = [], 0
+    for is_learned, group in groupby(learned):
+        size = len(list(group))
+        text = backend.decode(list(ids[at : at + size]), skip_special_tokens=False)
+        found.append(RowPiece(text, size, is_learned, 0))
+        at += size
+    return found
+
+
 def _kinds(batch: Batch) -> Iterator[tuple[int, bool]]:
     """The document of each token, and whether it is the label of the one before."""
     labels: list[int] = batch.labels[0].tolist()

@@ -1,24 +1,30 @@
 """Many prompts from a file to a file, one JSON object a line; what was written before an interruption is kept."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from phalanx.config import StrictModel
-from phalanx.data.chat import ChatMessage
+from phalanx.data.chat import conversation_of
+from phalanx.data.chat.conversation import Conversation
+from phalanx.data.sources.jsonl import parse_object
 from phalanx.errors import DataError
 from phalanx.serve.text_model import SamplingRule, TextModel
 from phalanx.telemetry import RowsTold
 
 
-class PromptLine(StrictModel):
-    """A line of the input: a prompt or a chat."""
+@dataclass(frozen=True)
+class PromptLine:
+    """A line of the input: a prompt or a chat.
 
-    prompt: str | None = None
-    messages: tuple[ChatMessage, ...] | None = None
+    Attributes:
+        record: The whole line.
+        chat: Its messages with their tools, read as every conversation is; None where it has a prompt.
+    """
+
+    record: Mapping[str, Any]
+    chat: Conversation | None
 
 
 def complete_file(model: TextModel, source: Path, target: Path, sampling: SamplingRule, told: RowsTold) -> int:
@@ -50,7 +56,7 @@ def complete_file(model: TextModel, source: Path, target: Path, sampling: Sampli
             for number in range(done, len(lines)):
                 own = sampling.model_copy(update={"seed": (sampling.seed + number) % (1 << 63)})
                 found = model.complete(prompts[number], own)
-                written = {**_plain(lines[number]), **found.model_dump()}
+                written = {**lines[number].record, **found.model_dump()}
                 stream.write(json.dumps(written, ensure_ascii=False) + "\n")
                 stream.flush()
                 told(number + 1, len(lines))
@@ -66,22 +72,21 @@ def _lines(source: Path) -> Iterator[PromptLine]:
         raise DataError(f"{source}: cannot be read ({exc})") from exc
     for number, line in enumerate(content.splitlines(), start=1):
         where = f"{source}, line {number}"
+        record = parse_object(line.encode(), where)
+        has_prompt, has_messages = isinstance(record.get("prompt"), str), isinstance(record.get("messages"), list)
+        if has_prompt == has_messages:
+            raise DataError(f"{where}: expected either prompt or messages: a text, or a list")
         try:
-            found = PromptLine.model_validate_json(line)
-        except ValidationError as exc:
-            first = exc.errors()[0]
-            at = ".".join(str(part) for part in first["loc"])
-            raise DataError(f"{where}: {at + ': ' if at else ''}{first['msg']}") from exc
-        if (found.prompt is None) == (found.messages is None):
-            raise DataError(f"{where}: expected either prompt or messages")
-        yield found
+            yield PromptLine(record, conversation_of(record, "messages") if has_messages else None)
+        except DataError as exc:
+            raise DataError(f"{where}: {exc}") from exc
 
 
 def _ids(model: TextModel, line: PromptLine, where: str) -> list[int]:
     try:
-        if line.messages is not None:
-            return model.chat_prompt(line.messages)
-        return model.prompt(line.prompt or "")
+        if line.chat is not None:
+            return model.chat_prompt(line.chat.messages, line.chat.tools)
+        return model.prompt(line.record["prompt"])
     except DataError as exc:
         raise DataError(f"{where}: {exc}") from exc
 
@@ -100,10 +105,6 @@ def _done(target: Path, lines: list[PromptLine]) -> int:
     except (OSError, ValueError, RecursionError) as exc:
         raise DataError(f"{target}: is there already and holds no completions ({exc}); give another name") from exc
     for number, one in enumerate(found, start=1):
-        if number > len(lines) or not isinstance(one, dict) or not _plain(lines[number - 1]).items() <= one.items():
+        if number > len(lines) or not isinstance(one, dict) or not lines[number - 1].record.items() <= one.items():
             raise DataError(f"{target}, line {number}: is of another input; give another name")
     return len(found)
-
-
-def _plain(line: PromptLine) -> dict[str, Any]:
-    return line.model_dump(mode="json", exclude_none=True, exclude_defaults=True)

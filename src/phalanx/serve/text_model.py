@@ -166,7 +166,7 @@ class TextModel:
         """
         return self._checked(self._tokenizer(text).input_ids)
 
-    def chat_prompt(self, messages: Sequence[ChatMessage]) -> list[int]:
+    def chat_prompt(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
         """Token ids of a chat, up to where the assistant begins, by the model's own template.
 
         Raises:
@@ -176,7 +176,7 @@ class TextModel:
         """
         if not messages or messages[-1].role == "assistant":
             raise DataError("messages: expected at least one, the last of which is not the assistant's")
-        return self._checked(self._chat.encode_prompt(messages))
+        return self._checked(self._chat.encode_prompt(messages, tools))
 
     @cached_property
     def _chat(self) -> ChatEncoder:

@@ -63,7 +63,7 @@ def test_weights_of_messages_and_of_the_whole_are_multiplied(chatml, backend):
 
 
 def test_weights_that_cannot_be_placed_are_refused(encoder_of):
-    twice = "{% for m in messages %}{% generation %}a{% endgeneration %}{% endfor %}"
+    twice = "{% for m in messages %}{{ m['content'] }}{% generation %}a{% endgeneration %}{% endfor %}"
     talk = {"messages": [dict(one) for one in TALK["messages"]]}
     talk["messages"][2]["weight"] = 0.5
 

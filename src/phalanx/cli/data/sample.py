@@ -45,24 +45,23 @@ def sample(
 def _rows(run_file: Path, count: int, seed: int, *, mask: bool) -> Answer:
     import random
 
-    from phalanx.data.row_text import row_pieces
     from phalanx.train import default_directory, load_run
-    from phalanx.train.batches.epochs import run_corpus
+    from phalanx.train.batches.shown_rows import shown_rows
     from phalanx.train.records.run_directory import cache_beside
 
     run = load_run(run_file)
-    corpus = run_corpus(run, cache_beside(default_directory(run)))
+    rows = shown_rows(run, cache_beside(default_directory(run)))
     # not secret: another seed shows other rows
-    rows = range(corpus.num_train_sequences)
-    numbers = sorted(random.Random(seed).sample(rows, min(count, len(rows))))  # noqa: S311
+    numbers = sorted(random.Random(seed).sample(range(rows.count), min(count, rows.count)))  # noqa: S311
     found: list[dict[str, Any]] = []
     for number in numbers:
-        pieces = row_pieces(corpus, number)
-        learned = sum(piece.tokens for piece in pieces if piece.learned)
-        tokens = sum(piece.tokens for piece in pieces)
-        found.append({"row": number, "tokens": tokens, "learned": learned, "pieces": [asdict(one) for one in pieces]})
-        say_figures({"row": number, "tokens": tokens, "learned": learned})
-        _say(pieces, mask=mask)
+        for about, pieces in rows.show(number):
+            learned = sum(piece.tokens for piece in pieces if piece.learned)
+            tokens = sum(piece.tokens for piece in pieces)
+            shown = {"row": number, **about, "tokens": tokens, "learned": learned}
+            found.append({**shown, "pieces": [asdict(one) for one in pieces]})
+            say_figures(shown)
+            _say(pieces, mask=mask)
     return Answer({"rows": found})
 
 

@@ -15,6 +15,8 @@ ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
 # names of the same roles in data sets that are about
 _OTHER_ROLES = {"developer": "system", "function": "tool", "observation": "tool", "ipython": "tool"}
 _MOST_TOOLS = 1000
+ReasoningField = Literal["reasoning_content", "reasoning", "thinking"]
+_REASONING: tuple[ReasoningField, ...] = ("reasoning_content", "reasoning", "thinking")
 
 Weight = Field(default=1.0, ge=0.0, le=1e6, allow_inf_nan=False)
 
@@ -26,11 +28,19 @@ class ToolCall(StrictModel):
         name: Of the function.
         arguments: By name.
         id: That the result names.
+        wrapped: Whether the file has it as ``{"function": {...}}``, as templates then get it.
     """
 
     name: str = Field(min_length=1, max_length=200)
     arguments: dict[str, Any] = Field(default={})
     id: str | None = Field(default=None, max_length=200)
+    wrapped: bool = True
+
+    def for_template(self) -> dict[str, Any]:
+        """Return it in the form that it had."""
+        function = {"name": self.name, "arguments": self.arguments}
+        named = {"id": self.id} if self.id else {}
+        return {"type": "function", "function": function, **named} if self.wrapped else {**function, **named}
 
 
 class ChatMessage(StrictModel):
@@ -38,8 +48,9 @@ class ChatMessage(StrictModel):
 
     Attributes:
         role: Of its author.
-        content: Its text; may be empty beside tool calls.
+        content: Its text; may be empty beside tool calls. None where the file has null, which templates tell apart.
         reasoning: What the assistant thought before it answered, where a template writes that.
+        reasoning_field: The name under which the file has it, and templates look for it.
         tool_calls: Functions that the assistant calls.
         name: Of the author, or of the function that this is the result of.
         tool_call_id: Of the call that this is the result of.
@@ -47,8 +58,9 @@ class ChatMessage(StrictModel):
     """
 
     role: Role
-    content: str = ""
+    content: str | None = ""
     reasoning: str | None = None
+    reasoning_field: ReasoningField = "reasoning_content"
     tool_calls: tuple[ToolCall, ...] = ()
     name: str | None = Field(default=None, max_length=200)
     tool_call_id: str | None = Field(default=None, max_length=200)
@@ -60,19 +72,22 @@ class ChatMessage(StrictModel):
             raise ValueError(f"a message of role {self.role!r} calls tools; only the assistant's can")
         return self
 
+    @property
+    def text(self) -> str:
+        """Its text; empty where it has none."""
+        return self.content or ""
+
+    @property
+    def says_nothing(self) -> bool:
+        """Whether it has neither text nor calls nor reasoning."""
+        return not (self.text.strip() or self.tool_calls or (self.reasoning or "").strip())
+
     def for_template(self) -> dict[str, Any]:
-        """Return it as chat templates expect it."""
+        """Return it as it stands in the file: templates are written for these names, and for null."""
         plain: dict[str, Any] = {"role": self.role, "content": self.content}
         if self.tool_calls:
-            plain["tool_calls"] = [
-                {
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": call.arguments},
-                    **({"id": call.id} if call.id else {}),
-                }
-                for call in self.tool_calls
-            ]
-        others = {"reasoning_content": self.reasoning, "name": self.name, "tool_call_id": self.tool_call_id}
+            plain["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        others = {self.reasoning_field: self.reasoning, "name": self.name, "tool_call_id": self.tool_call_id}
         return {**plain, **{name: value for name, value in others.items() if value is not None}}
 
 
@@ -150,18 +165,19 @@ def _message_of(turn: DialogueTurn, number: int, ignore: Collection[str]) -> dic
     if role not in ROLES:
         raise DataError(f"turn {number}: has the role {turn.role!r}; expected {', '.join(ROLES)}")
     others = {name: value for name, value in turn.others.items() if value is not None and name not in ignore}
-    for other in ("reasoning_content", "thinking"):
-        if other in others:
-            others.setdefault("reasoning", others.pop(other))
+    reasoning = [name for name in _REASONING if name in others]
+    if len(reasoning) > 1:
+        raise DataError(f"turn {number}: has {' and '.join(reasoning)}; keep one, and ignore the other")
+    if reasoning:
+        others |= {"reasoning": others.pop(reasoning[0]), "reasoning_field": reasoning[0]}
     calls = others.pop("tool_calls", None) or []
     if not isinstance(calls, list):
         raise DataError(f"turn {number}: tool_calls is no list")
     if calls:
         others["tool_calls"] = [_call_of(call, number) for call in calls]
-    content = turn.content or ""
-    if not content.strip() and not calls and role != "tool":
+    if not (turn.content or "").strip() and not calls and not others.get("reasoning") and role != "tool":
         raise DataError(f"turn {number}: of role {role!r}, says nothing; leave it out")
-    return {"role": role, "content": content, **others}
+    return {"role": role, "content": turn.content if turn.has_content else "", **others}
 
 
 def _call_of(call: Any, number: int) -> dict[str, Any]:
@@ -175,7 +191,7 @@ def _call_of(call: Any, number: int) -> dict[str, Any]:
             arguments = json.loads(arguments)
         except (ValueError, RecursionError) as exc:
             raise DataError(f"turn {number}: the arguments of a tool call are not JSON") from exc
-    found = {"name": plain.get("name"), "arguments": arguments, "id": call.get("id")}
+    found = {"name": plain.get("name"), "arguments": arguments, "id": call.get("id"), "wrapped": plain is not call}
     return {name: value for name, value in found.items() if value is not None}
 
 

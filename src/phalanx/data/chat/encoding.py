@@ -25,6 +25,7 @@ from phalanx.data.chat.template import (
     model_template,
     template_from_file,
 )
+from phalanx.data.chat.written import check_written
 from phalanx.errors import DataError
 
 _MARK = re.compile(r"<\|[^|<>\s]{1,60}\|>")
@@ -87,8 +88,13 @@ class ChatEncoder(Closeable):
         found = [token for token, turn in zip(ids, inside, strict=True) if turn is not None and token in self._special]
         return found[-1] if found else None
 
-    def encode(self, conversation: Conversation) -> EncodedConversation:
+    def encode(self, conversation: Conversation, learned_from: int = 0) -> EncodedConversation:
         """Encode a whole conversation; the same one gives the same tokens on every machine.
+
+        Args:
+            conversation: The conversation.
+            learned_from: Messages before this one are not learned, whatever their weight, so that thoughts in them may
+                be missing.
 
         Raises:
             DataError: The template does not render it, a message holds a special token, or the tokenizer lacks one.
@@ -97,6 +103,7 @@ class ChatEncoder(Closeable):
         self._check_texts(conversation.messages)
         rendered = self._renderer.conversation(conversation)
         self._check_marks(rendered.text, conversation.messages)
+        check_written(rendered, conversation.messages, self.template.name, learned_from)
         weights = _weights(conversation, rendered)
         ids, inside = self._tokens(rendered.text, rendered.turns)
         of_tokens = [0.0 if turn is None else weights[turn] for turn in inside]
@@ -112,6 +119,7 @@ class ChatEncoder(Closeable):
         self._check_texts(messages)
         text = self._renderer.prompt(messages, tools)
         self._check_marks(text, messages)
+        check_written(RenderedChat(text, ()), messages, self.template.name)
         return list(self._backend.encode(text, add_special_tokens=False).ids)
 
     def close(self) -> None:
@@ -163,7 +171,7 @@ class ChatEncoder(Closeable):
 def _texts(message: ChatMessage) -> list[str]:
     """Every text that a message brings into a prompt."""
     calls = [json.dumps([call.name, call.arguments], ensure_ascii=False) for call in message.tool_calls]
-    return [message.content, message.reasoning or "", message.name or "", *calls]
+    return [message.text, message.reasoning or "", message.name or "", *calls]
 
 
 def _weights(conversation: Conversation, rendered: RenderedChat) -> list[float]:

@@ -162,7 +162,7 @@ class SandboxedTemplate:
             end = self.text(messages[: number + 1], tools, asks=False)
             if not (whole.startswith(begin) and whole.startswith(end) and behind <= len(begin) < len(end)):
                 raise UnstableTemplateError(f"message {number + 1} changes the text before it")
-            if message["content"].strip() not in whole[len(begin) : len(end)]:
+            if (message["content"] or "").strip() not in whole[len(begin) : len(end)]:
                 raise UnstableTemplateError(f"message {number + 1} is not written as it stands")
             behind = len(end)
             spans.append((len(begin), behind, number))

@@ -64,10 +64,12 @@ class PreferenceSource(FileSettings):
         shape: ``pairs``: prompt, chosen, rejected, as texts or as messages, and a margin where there is one. ``hh``:
             chosen and rejected as transcripts that differ in the last answer, as Anthropic's. ``labelled``: prompt,
             completion, and a label that says whether it is wanted.
+        ignore: As of conversations.
     """
 
     kind: Literal["preferences"] = "preferences"
     shape: PreferenceShape = "pairs"
+    ignore: tuple[str, ...] = ()
 
 
 class PreferencesConfig(StrictModel):

@@ -7,10 +7,10 @@ from typing import Any
 
 from phalanx.closing import Closeable
 from phalanx.data.batch import IGNORE
-from phalanx.data.chat.conversation import ChatMessage, Conversation
+from phalanx.data.chat.conversation import Conversation
 from phalanx.data.chat.encoding import ChatEncoder, open_chat
 from phalanx.data.chat.settings import Policy, PreferenceSource
-from phalanx.data.preferences.preference import Preference, preference_of
+from phalanx.data.preferences.preference import JudgedAnswer, Preference, preference_of
 from phalanx.data.sources.jsonl import JsonLines
 from phalanx.data.sources.records import RawRecord, RecordClaims, document_of
 from phalanx.data.sources.source import BrokenRecord, Document
@@ -62,14 +62,14 @@ class AnswerEncoder(Closeable):
         self._tokenizer, self._template, self._path = tokenizer, template, path
         self._chat: ChatEncoder | None = None
 
-    def encode(self, name: str, one: Preference, answer: str) -> EncodedAnswer:
+    def encode(self, name: str, one: Preference, answer: JudgedAnswer) -> EncodedAnswer:
         """Encode a prompt with an answer.
 
         Raises:
             DataError: Names the line: the tokenizer or the template makes nothing of it.
         """
         try:
-            return self._of_messages(one, answer) if one.messages else self._of_text(one.text, answer)
+            return self._of_messages(one, answer) if one.messages else self._of_text(one.text, answer.plain)
         except DataError as exc:
             raise DataError(f"{name}: {exc}") from exc
 
@@ -89,13 +89,15 @@ class AnswerEncoder(Closeable):
         labels = [*[IGNORE] * (len(before) - 1), *said, self._tokenizer.eos_id, IGNORE]
         return EncodedAnswer(ids, labels, self.tokens)
 
-    def _of_messages(self, one: Preference, answer: str) -> EncodedAnswer:
+    def _of_messages(self, one: Preference, answer: JudgedAnswer) -> EncodedAnswer:
         if self._chat is None:
             ends = end_of_text(self._path, self._tokenizer.eos_id)
             self._chat = open_chat(self._template, self._tokenizer.backend, ends, self._path.parent)
-        last = ChatMessage(role="assistant", content=answer)
-        encoded = self._chat.encode(Conversation(messages=(*one.messages, last)))
-        prompt = self._chat.encode_prompt(one.messages)
+        # of the prompt nothing is learned, and templates may leave earlier thoughts out
+        before = [each.model_copy(update={"weight": 1.0}) for each in one.messages]
+        whole = Conversation(messages=(*before, *answer.as_messages), tools=one.tools)
+        encoded = self._chat.encode(whole, learned_from=len(before))
+        prompt = self._chat.encode_prompt(before, one.tools)
         ids, labels = encoded.ids.tolist(), encoded.labels.tolist()
         if ids[: len(prompt)] != prompt:
             raise DataError("the chat template writes the prompt otherwise where an answer follows; take another one")
@@ -145,5 +147,5 @@ class PreferenceFiles(JsonLines):
                     self.num_dropped += 1
 
     def _of_object(self, record: RawRecord, found: dict[str, Any]) -> Document:
-        preference = preference_of(found, self._config.shape)
+        preference = preference_of(found, self._config.shape, self._config.ignore)
         return document_of(record, preference.model_dump_json(), RecordClaims())

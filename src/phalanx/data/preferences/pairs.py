@@ -1,7 +1,7 @@
 """Preferences as the loader and the loop know sequences: two rows a pair, neighbours in every microbatch."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -226,7 +226,7 @@ def _tokenizer(
 ) -> tuple[TextTokenizer, Path]:
     if not isinstance(data.tokenizer, BpeConfig):
         return load_tokenizer(data.tokenizer, tokenizer_path), locate_tokenizer(data.tokenizer, tokenizer_path)
-    texts = [text for _, one in found for text in (one.text, *(said.content for said in one.messages), *one.answers)]
+    texts = [text for _, one in found for text in _texts(one)]
     tokenizer = train_bpe(iter([text for text in texts if text]), data.tokenizer)
     content = tokenizer.to_json()
     home = cache_dir / f"vocabulary-{hashlib.sha256(content).hexdigest()[:32]}"
@@ -235,6 +235,11 @@ def _tokenizer(
     if not path.is_file():
         path.write_bytes(content)
     return tokenizer, path
+
+
+def _texts(one: Preference) -> Iterator[str]:
+    messages = [*one.messages, *(said for answer in one.answers for said in answer.messages)]
+    yield from (one.text, *(said.text for said in messages), *(answer.text for answer in one.answers))
 
 
 def _kept_template(encoder: AnswerEncoder, cache_dir: Path) -> tuple[Path | None, int | None]:

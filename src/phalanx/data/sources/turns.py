@@ -24,11 +24,13 @@ class DialogueTurn:
         role: Of the side; those of ShareGPT by their usual names.
         content: The text; None where there is none.
         others: The other fields of the turn, as they stand there.
+        has_content: Whether there is a field for the text, which may hold null.
     """
 
     role: str
     content: str | None
     others: Mapping[str, Any] = field(default_factory=dict)
+    has_content: bool = True
 
 
 def turns_of(found: Mapping[str, Any], shape: Shape) -> Iterator[DialogueTurn]:
@@ -67,7 +69,7 @@ def _listed(found: Mapping[str, Any], key: str, role: str, content: str) -> Iter
             raise DataError(f"turn {number} has no {role!r} of 1 to {_ROLE_CHARACTERS} characters")
         said = None if turn.get(content) is None else _content_of(turn[content], f"turn {number}")
         others = {name: value for name, value in turn.items() if name not in (role, content)}
-        yield DialogueTurn(_ROLES.get(name.lower(), name), said, others)
+        yield DialogueTurn(_ROLES.get(name.lower(), name), said, others, content in turn)
 
 
 def _content_of(value: Any, where: str) -> str:

@@ -4,9 +4,8 @@ import math
 from fractions import Fraction
 from pathlib import Path
 
-from phalanx.data import Corpus, prepare
+from phalanx.data import prepare
 from phalanx.data.preferences import prepare_preferences
-from phalanx.errors import ConfigError
 from phalanx.models import open_model
 from phalanx.objectives import OBJECTIVES
 from phalanx.objectives.kto import WANTED
@@ -57,20 +56,6 @@ def num_sequences(run: RunConfig, cache: Path) -> int:
         run.require_steps("an owner of remote clients")
     texts = prepare_labelled(run.data, run.split.client_names, run.train.seed, source.tokenizer_path)
     return sum(one.num_train_sequences for one in texts.clients.values())
-
-
-def run_corpus(run: RunConfig, cache: Path) -> Corpus:
-    """Return the training text of a run, prepared here if it is not there yet.
-
-    Raises:
-        ConfigError: Its rows are with the clients of a split.
-        DataError: The text cannot be had.
-        ModelError: The model cannot be read.
-    """
-    if run.data.labelled is not None:
-        raise ConfigError("data.labelled: its rows are the clients' own; rows of sources and conversations are shown")
-    source = open_model(run.model, cache / "models", run.train.seed)
-    return prepare(run.data, cache / "data", run.train.seed, source.tokenizer_path)
 
 
 def length_told(before: RunConfig, after: RunConfig) -> str | None:
