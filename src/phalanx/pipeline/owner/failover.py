@@ -366,7 +366,7 @@ class Failover:
         facts = self._facts
         for stage, shadow in new.shadows.items():
             is_own = facts.updated_by.holders.get(stage) == facts.sources.get(stage) == OWNER
-            if not is_own or stage in facts.agreed or (stage, OWNER) in facts.copied:
+            if not is_own or stage in facts.agreed or (stage, OWNER) in facts.copied or stage not in self._roles.hosted:
                 continue
             if OWNER not in (new.holders[stage], shadow) and (copy := self._roles.copy_of(stage)).step == step:
                 facts.agreed[stage] = copy.digest()

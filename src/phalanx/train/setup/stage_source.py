@@ -57,13 +57,15 @@ class StageLibrary:
         """
         spec = stage_spec(self._plan, stage)
         module = self._module(spec)
-        if spec.is_last and self._first is not None:
-            tie(self._first.module, module)
+        # a whole model ties its own head; another copy of it may have been built before
+        first = None if spec.embeds or not spec.is_last else self._first
+        if first is not None:
+            tie(first.module, module)
         copy = StageCopy.of_module(self._plan, spec, module)
         if spec.embeds:
             self._first = copy
-        elif spec.is_last and self._first is not None:
-            self._first.runner.adopt_head(copy.runner)
+        elif first is not None:
+            first.runner.adopt_head(copy.runner)
         if trained is not None:
             copy.optimizer.load_state(trained.tensors, trained.num_steps)
         elif self._checkpoint is not None:
