@@ -59,7 +59,8 @@ def test_a_book_is_one_document_in_the_order_of_its_spine(tmp_path, name):
     (found,) = read(EpubConfig, tmp_path / name, gzip.compress(content) if name.endswith("gz") else content)
 
     assert found.text == "first\n\nCaf\u00e9 first.\n\nsecond\n\nCaf\u00e9 second."
-    assert found.fields == {"title": "The line & the shield", "language": "en", "rights": "CC0"}
+    told = {"title": "The line & the shield", "language": "en", "rights": "CC0", "not_read": "art.svg (image/svg+xml)"}
+    assert found.fields == told
     assert found.origin.raw_bytes == len(content)
 
 
