@@ -142,7 +142,8 @@ def test_the_order_of_the_answers_decides_nothing_where_a_judge_is_biased(prompt
     assert len(honest) == 7
     for row in biased:
         assert row["chosen"] > row["rejected"]
-        assert preference_of(row, "pairs").answers == (row["chosen"], row["rejected"])
+        said = [answer.plain for answer in preference_of(row, "pairs").answers]
+        assert said == [row["chosen"], row["rejected"]]
 
 
 def test_ranked_principles_are_asked_in_order_to_the_first_that_is_no_tie(prompts):

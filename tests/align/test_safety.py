@@ -142,7 +142,7 @@ def test_outcomes_become_pairs_and_conversations(tmp_path):
     pairs, of_pairs = feedback_rows(read_outcomes(path), "pairs", "I will not.")
     talks, of_talks = feedback_rows(read_outcomes(path), "conversations", "I will not.")
 
-    assert [preference_of(row, "pairs").answers for row in pairs] == [
+    assert [tuple(one.plain for one in preference_of(row, "pairs").answers) for row in pairs] == [
         ("I will not.", "it is 42"),
         ("left", SAYS["the way ?"]),
     ]

@@ -77,14 +77,9 @@ def test_an_example_and_its_companion_are_shown_with_whether_it_is_wanted(tmp_pa
 
 
 def test_prompts_are_shown_of_which_nothing_is_learned(tmp_path, monkeypatch):
-    said = sampled(
-        tmp_path,
-        monkeypatch,
-        PROMPTS,
-        'prompts = ["rows.jsonl"]',
-        '{ kind = "grpo", group = 2, max_new_tokens = 8 }',
-        REWARDS,
-    )
+    objective = '{ kind = "grpo", group = 2, max_new_tokens = 8 }'
+
+    said = sampled(tmp_path, monkeypatch, PROMPTS, 'prompts = ["rows.jsonl"]', objective, REWARDS)
 
     assert all(f"question {number}?" in said for number in range(4))
     assert "\u27e6" not in said

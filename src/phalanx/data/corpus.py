@@ -145,7 +145,19 @@ class Corpus:
     @property
     def remarks(self) -> tuple[str, ...]:
         """Sentences about it for a person."""
-        return (self.trust,) if self.trust else ()
+        return tuple(line for line in (self.trust, self._beginning()) if line)
+
+    def _beginning(self) -> str:
+        """Say whether documents begin with the token that the tokenizer writes before a text."""
+        tokenizer = open_tokenizer(self.tokenizer_path, self.eos_id)
+        first = list(tokenizer.first_ids)
+        if not first or tokenizer.eos_id in first:
+            return ""
+        named = " ".join(tokenizer.backend.id_to_token(one) or str(one) for one in first)
+        tokens = self._groups[0].train.tokens
+        if np.asarray(tokens[: len(first)]).tolist() == first:
+            return f"documents begin with {named}, as the tokenizer begins texts"
+        return f"documents lack {named}, with which the tokenizer begins texts; a model that knows it misses it"
 
     @cached_property
     def vocabulary_digest(self) -> str:

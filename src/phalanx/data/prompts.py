@@ -189,7 +189,7 @@ def _encoded(
     text = record[PROMPT]
     try:
         if isinstance(text, str) or chat is None:
-            (ids,) = tokenizer.encode([text])
+            ids = tokenizer.encode_prompt(text)
         else:
             ids = _asked(record, chat)
             text = tokenizer.backend.decode(ids, skip_special_tokens=False)

@@ -86,7 +86,9 @@ def _rated_ids(tokenizer: Any, prompt: str, text: str, record: Mapping[str, Any]
         whole = tokenizer.apply_chat_template([*messages, {"role": "assistant", "content": text}], tokenize=False)
         # what a template writes behind the end of a turn nobody says
         return list(tokenizer(whole.rstrip(), add_special_tokens=False)["input_ids"])
-    ids = [*tokenizer(prompt)["input_ids"], *tokenizer(text, add_special_tokens=False)["input_ids"]]
+    ids, bare = (list(tokenizer(prompt + text, add_special_tokens=adds)["input_ids"]) for adds in (True, False))
+    begins = (at for at in range(len(ids) - len(bare) + 1) if ids[at : at + len(bare)] == bare)
+    ids = ids[: next(begins, len(ids)) + len(bare)]
     end = tokenizer.eos_token_id
     return ids if end is None or ids[-1:] == [end] else [*ids, end]
 

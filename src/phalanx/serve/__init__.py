@@ -7,7 +7,8 @@ from phalanx.late_names import late_names
 if TYPE_CHECKING:
     from phalanx.serve.batch import complete_file
     from phalanx.serve.chat_writer import ChatWriter
-    from phalanx.serve.text_model import Completion, SamplingRule, TextModel
+    from phalanx.serve.sampling import Completion, SamplingRule
+    from phalanx.serve.text_model import TextModel
     from phalanx.serve.where import open_text_model
 
 __all__ = ["ChatWriter", "Completion", "SamplingRule", "TextModel", "complete_file", "open_text_model"]

@@ -10,7 +10,8 @@ from phalanx.data.chat import conversation_of
 from phalanx.data.chat.conversation import Conversation
 from phalanx.data.sources.jsonl import parse_object
 from phalanx.errors import DataError
-from phalanx.serve.text_model import SamplingRule, TextModel
+from phalanx.serve.sampling import SamplingRule
+from phalanx.serve.text_model import TextModel
 from phalanx.telemetry import RowsTold
 
 

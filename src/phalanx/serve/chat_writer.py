@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from phalanx.data.chat import ChatMessage
 from phalanx.errors import DataError
-from phalanx.serve.text_model import SamplingRule, TextModel
+from phalanx.serve.sampling import SamplingRule
+from phalanx.serve.text_model import TextModel
 
 
 class ChatWriter:
@@ -65,4 +66,4 @@ class ChatWriter:
         Raises:
             DataError: The chat, or one of them, does not fit.
         """
-        return self._model.log_probs(self._model.chat_prompt(chat), answers)
+        return self._model.chat_log_probs(chat, answers)

@@ -10,10 +10,9 @@ from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
-from pydantic import Field
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
@@ -24,60 +23,17 @@ from transformers import (
 )
 from transformers.utils import logging as hub_logging
 
-from phalanx.config import StrictModel
+from phalanx.data.borders import without_last
 from phalanx.data.chat import ChatEncoder, ChatMessage, ChatTemplate, model_template
 from phalanx.errors import DataError, ModelError
 from phalanx.models.digest import weights_digest
 from phalanx.models.directory import read_config
 from phalanx.planner.model.families import FAMILIES
 from phalanx.planner.model.shape import head_kind
+from phalanx.serve.sampling import Completion, SamplingRule
 from phalanx.serve.stage_line import StageLine, model_in_stages
 
 _NOT_FINITE = "a logit is no finite number; the weights are damaged or training had diverged"
-
-
-class SamplingRule(StrictModel):
-    """The rule by which the next token is chosen.
-
-    Attributes:
-        max_new_tokens: At most so many; fewer where the model's window is full or a text ends.
-        temperature: Of the draw; 0 takes the likeliest token.
-        top_k: Draw from so many likeliest tokens; 0 for all.
-        top_p: Draw from the likeliest tokens that have this share together.
-        repetition_penalty: Above 1 makes tokens that were there less likely (Keskar et al. 2019).
-        seed: Of the draw: the same seed, model and prompt give the same text on one machine.
-    """
-
-    max_new_tokens: int = Field(default=128, ge=1, le=1 << 20)
-    temperature: float = Field(default=0.8, ge=0.0, le=100.0, allow_inf_nan=False)
-    top_k: int = Field(default=0, ge=0)
-    top_p: float = Field(default=0.95, gt=0.0, le=1.0, allow_inf_nan=False)
-    repetition_penalty: float = Field(default=1.0, gt=0.0, le=10.0, allow_inf_nan=False)
-    seed: int = Field(default=0, ge=0, lt=1 << 63)
-
-    def arguments(self) -> dict[str, Any]:
-        """What transformers' ``generate`` is told."""
-        chosen: dict[str, Any] = {"repetition_penalty": self.repetition_penalty}
-        if self.temperature == 0.0:
-            return {**chosen, "do_sample": False, "temperature": None, "top_k": None, "top_p": None}
-        drawn = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
-        return {**chosen, **drawn, "do_sample": True}
-
-
-class Completion(StrictModel):
-    """What the model wrote.
-
-    Attributes:
-        text: Without special tokens.
-        prompt_tokens: Tokens of the prompt.
-        tokens: Tokens that were written, the end of text included.
-        finish: ``stop`` where the text ended, ``length`` where no further token was allowed.
-    """
-
-    text: str
-    prompt_tokens: int
-    tokens: int
-    finish: Literal["stop", "length"]
 
 
 class TextModel:
@@ -164,7 +120,9 @@ class TextModel:
         Raises:
             DataError: It has no token, or leaves no room in the window.
         """
-        return self._checked(self._tokenizer(text).input_ids)
+        ids, bare = (list(self._tokenizer(text, add_special_tokens=adds).input_ids) for adds in (True, False))
+        # an encoder reads a whole text; elsewhere nothing is written behind the end of one
+        return self._checked(ids if self._has_encoder else without_last(ids, bare))
 
     def chat_prompt(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
         """Token ids of a chat, up to where the assistant begins, by the model's own template.
@@ -176,7 +134,7 @@ class TextModel:
         """
         if not messages or messages[-1].role == "assistant":
             raise DataError("messages: expected at least one, the last of which is not the assistant's")
-        return self._checked(self._chat.encode_prompt(messages, tools))
+        return self._checked(self._chat.encode_prompt(messages, tools, is_whole=False))
 
     @cached_property
     def _chat(self) -> ChatEncoder:
@@ -227,22 +185,36 @@ class TextModel:
         return Completion(text=text, prompt_tokens=len(prompt), tokens=tokens, finish="stop" if is_over else "length")
 
     def log_probs(self, ids: Sequence[int], endings: Sequence[str]) -> list[float]:
-        """Return the log-probability of each of some short texts behind a prompt, all of its tokens together.
+        """Return the log-probability of each of some texts behind a prompt that is in tokens, all its tokens together.
 
         Raises:
             DataError: One has no token, or does not fit into the window.
             ModelError: One is no finite number.
         """
-        found = []
-        for ending in endings:
-            own = self._tokenizer(ending, add_special_tokens=False).input_ids
-            if not own or len(ids) + len(own) > self.window:
-                raise DataError(f"{ending!r}: has {len(own)} tokens, and the prompt leaves {self.window - len(ids)}")
-            with torch.no_grad():
-                logits = self._logits(ids, own).float()
-            chosen = torch.log_softmax(logits, -1).gather(1, torch.tensor(own, device=logits.device)[:, None])
-            found.append(float(chosen.sum()))
-        if not all(map(math.isfinite, found)):
+        found = (list(self._tokenizer(ending, add_special_tokens=False).input_ids) for ending in endings)
+        return [self._log_prob(ids, own, ending) for own, ending in zip(found, endings, strict=True)]
+
+    def chat_log_probs(self, messages: Sequence[ChatMessage], endings: Sequence[str]) -> list[float]:
+        """Return the log-probability of each of some texts behind a chat; chat and text are encoded as one.
+
+        Raises:
+            DataError: As `chat_prompt` and `log_probs`.
+            ModelError: As `chat_prompt` and `log_probs`.
+        """
+        ids = self.chat_prompt(messages)
+        if self._has_encoder:
+            return self.log_probs(ids, endings)
+        pairs = (self._chat.encode_ending(messages, ending) for ending in endings)
+        return [self._log_prob(before, own, ending) for (before, own), ending in zip(pairs, endings, strict=True)]
+
+    def _log_prob(self, ids: Sequence[int], own: Sequence[int], ending: str) -> float:
+        if not own or len(ids) + len(own) > self.window:
+            raise DataError(f"{ending!r}: has {len(own)} tokens, and the prompt leaves {self.window - len(ids)}")
+        with torch.no_grad():
+            logits = self._logits(ids, own).float()
+        chosen = torch.log_softmax(logits, -1).gather(1, torch.tensor(own, device=logits.device)[:, None])
+        found = float(chosen.sum())
+        if not math.isfinite(found):
             raise ModelError(_NOT_FINITE)
         return found
 

@@ -12,6 +12,7 @@ import tokenizers
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from phalanx.data.borders import first_ids_of
 from phalanx.data.build.encoding import TOKENIZER
 from phalanx.data.build.finish import ACCOUNT_DIRECTORY, REPORT_FILE
 from phalanx.data.build.records import zstd
@@ -251,9 +252,11 @@ def sampled_documents(dataset: Dataset, count: int, seed: int, group: str | None
         DataError: A file of the dataset is not the one that was signed, or there is no such group.
     """
     backend = tokenizers.Tokenizer.from_str(_tokenizer_bytes(dataset).decode())
+    first = list(first_ids_of(backend))
     for place in draw_documents(dataset, count, seed, group):
         entry = dataset.document(place.group, place.split, place.number)
         *ids, _ = read_tokens(dataset, place)
+        text_ids = ids[len(first) :] if ids[: len(first)] == first else ids
         yield {
             "document": entry.name,
             "source": dataset.manifest.sources[entry.source].name,
@@ -261,7 +264,7 @@ def sampled_documents(dataset: Dataset, count: int, seed: int, group: str | None
             "digest": entry.digest,
             "fields": dict(entry.fields),
             "tokens": len(ids),
-            "text": backend.decode(ids, skip_special_tokens=False),
+            "text": backend.decode(text_ids, skip_special_tokens=False),
         }
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from phalanx.closing import Closeable
 from phalanx.data.batch import IGNORE
+from phalanx.data.borders import border_of
 from phalanx.data.chat.conversation import ChatMessage, Conversation
 from phalanx.data.chat.renderer import ANY_DAY, ChatRenderer, RenderedChat, TurnSpan
 from phalanx.data.chat.settings import OF_MODEL
@@ -109,8 +110,16 @@ class ChatEncoder(Closeable):
         of_tokens = [0.0 if turn is None else weights[turn] for turn in inside]
         return EncodedConversation(np.array(ids, dtype=np.int64), np.array(of_tokens, dtype=np.float32))
 
-    def encode_prompt(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
+    def encode_prompt(
+        self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]] = (), *, is_whole: bool = True
+    ) -> list[int]:
         """Encode messages up to where the assistant begins.
+
+        Args:
+            messages: The last of which is not the assistant's.
+            tools: That it may call.
+            is_whole: Whether all of the messages must come out, as where something is learned behind them. In talks
+                many templates leave out what the model thought before.
 
         Raises:
             DataError: As `encode`.
@@ -119,8 +128,22 @@ class ChatEncoder(Closeable):
         self._check_texts(messages)
         text = self._renderer.prompt(messages, tools)
         self._check_marks(text, messages)
-        check_written(RenderedChat(text, ()), messages, self.template.name)
+        if is_whole:
+            check_written(RenderedChat(text, ()), messages, self.template.name)
         return list(self._backend.encode(text, add_special_tokens=False).ids)
+
+    def encode_ending(self, messages: Sequence[ChatMessage], ending: str) -> tuple[list[int], list[int]]:
+        """Encode messages and what the assistant begins with as one text; return the ids before and of the ending.
+
+        Raises:
+            DataError: As `encode`.
+            ModelError: As `encode`.
+        """
+        self._check_texts(messages)
+        text = self._renderer.prompt(messages)
+        found = self._backend.encode(text + ending, add_special_tokens=False)
+        border = border_of(found, len(text))
+        return list(found.ids[:border]), list(found.ids[border:])
 
     def close(self) -> None:
         """End the template's process."""

@@ -84,9 +84,11 @@ class AnswerEncoder(Closeable):
             self._chat.close()
 
     def _of_text(self, prompt: str, answer: str) -> EncodedAnswer:
-        before, said = self._tokenizer.encode([prompt, answer])
-        ids = [*before, *said, self._tokenizer.eos_id]
-        labels = [*[IGNORE] * (len(before) - 1), *said, self._tokenizer.eos_id, IGNORE]
+        whole, border = self._tokenizer.encode_pair(prompt, answer)
+        ids = [*whole, self._tokenizer.eos_id]
+        # a first token that reaches over the border of the whole has none before it to be learned at
+        begins = max(border, 1)
+        labels = [*[IGNORE] * (begins - 1), *ids[begins:], IGNORE]
         return EncodedAnswer(ids, labels, self.tokens)
 
     def _of_messages(self, one: Preference, answer: JudgedAnswer) -> EncodedAnswer:

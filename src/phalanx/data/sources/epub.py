@@ -1,7 +1,9 @@
 """EPUB books: a zip file with a package that names pages in their order."""
 
+import contextlib
 import io
 import posixpath
+import unicodedata
 import urllib.parse
 import zipfile
 import zlib
@@ -20,10 +22,17 @@ _CONTAINER = "META-INF/container.xml"
 _MOST_XML_BYTES = 4 << 20
 _MOST_PAGES = 10_000
 _MOST_DEPTH = 100
+_MOST_FALLBACKS = 10
 _TOLD_CHARACTERS = 1000
 _FREE_BYTES = 16 << 20
 _BLOCK_BYTES = 1 << 20
-_PAGE_TYPES = ("application/xhtml+xml", "text/html")
+_PAGE_TYPES = frozenset({"application/xhtml+xml", "text/html", "text/x-oeb1-document", "application/html+xml"})
+_NO_TYPES = frozenset({"", "text/xml", "application/xml", "application/octet-stream", "text/plain"})
+"""Types that writers give pages which are told by their suffix."""
+_PAGE_SUFFIXES = (".xhtml", ".html", ".htm", ".xht")
+_ENCRYPTION = "META-INF/encryption.xml"
+_OBFUSCATIONS = frozenset({"http://www.idpf.org/2008/embedding", "http://ns.adobe.com/pdf/enc#RC"})
+"""Of fonts, so that they cannot be taken out of the book; that is no encryption of it."""
 _TOLD = ("title", "language", "creator", "rights")
 _ZIP_ERRORS = (
     zipfile.BadZipFile,
@@ -72,6 +81,10 @@ class EpubFiles(RecordFiles):
             said = str(exc) if isinstance(exc, DataError) else f"is no EPUB book ({' '.join(str(exc).split())[:100]})"
             raise DataError(f"{record.name}: {said}") from exc
         told = {name: text for name, text in package.told.items() if recorded_text(text)}
+        if package.not_read:
+            told["not_read"] = ", ".join(package.not_read)[:_TOLD_CHARACTERS]
+        if not any(text.strip() for text in texts):
+            raise DataError(f"{record.name}: none of its pages has a text")
         return document_of(record, "\n\n".join(text for text in texts if text), RecordClaims(fields=told))
 
 
@@ -80,9 +93,73 @@ class _Package:
     """What the package of a book says: files by their number, the numbers in order, and what it is called."""
 
     folder: str
-    hrefs: dict[str, tuple[str, str]] = field(default_factory=dict)
+    hrefs: dict[str, "_Item"] = field(default_factory=dict)
     spine: list[str] = field(default_factory=list)
     told: dict[str, str] = field(default_factory=dict)
+    not_read: list[str] = field(default_factory=list)
+
+    def page_of(self, number: str) -> "_Item | None":
+        """Return an item of the spine, or what stands in for it where it is no page; None where nothing does.
+
+        Raises:
+            DataError: The manifest has no such item.
+        """
+        if number not in self.hrefs:
+            raise DataError(f"its spine names {number[:40]!r}, which its manifest does not")
+        for _ in range(_MOST_FALLBACKS):
+            item = self.hrefs.get(number)
+            if item is None or item.is_page:
+                return item
+            number = item.fallback
+        return None
+
+
+@dataclass(frozen=True)
+class _Item:
+    """A file of a book.
+
+    Attributes:
+        href: Where it is, below the package.
+        media: Its type.
+        fallback: The number of the item that stands in for it.
+    """
+
+    href: str
+    media: str
+    fallback: str = ""
+
+    @property
+    def is_page(self) -> bool:
+        """Whether it is a page, by its type, or by its suffix where the type says nothing."""
+        media = self.media.partition(";")[0].strip().lower()
+        path = self.href.partition("#")[0].lower()
+        return media in _PAGE_TYPES or (media in _NO_TYPES and path.endswith(_PAGE_SUFFIXES))
+
+
+def _spellings(folder: str, href: str) -> list[str]:
+    """Return what a reference may mean: with its escapes as they should be, and as they stand."""
+    path = href.partition("#")[0].replace("\\", "/")
+    found = (posixpath.normpath(posixpath.join(folder, one)).lstrip("/") for one in (urllib.parse.unquote(path), path))
+    return list(dict.fromkeys(found))
+
+
+def _alike(name: str) -> tuple[str, ...]:
+    """Return the forms of a name by which files are found, the exact one first."""
+    return (name, unicodedata.normalize("NFC", name), unicodedata.normalize("NFC", name).casefold())
+
+
+def _names_of(archive: zipfile.ZipFile) -> dict[str, str]:
+    """Return the names of an archive by the forms that a book may name them in; the exact ones go first."""
+    names = archive.namelist()
+    found = {name: name for name in names}
+    for name in names:
+        plain = name.replace("\\", "/")
+        # a writer that does not say that its names are UTF-8
+        with contextlib.suppress(UnicodeError):
+            plain = plain.encode("cp437").decode()
+        for form in _alike(plain):
+            found.setdefault(form, name)
+    return found
 
 
 class _Book:
@@ -90,10 +167,30 @@ class _Book:
 
     def __init__(self, archive: zipfile.ZipFile, most: int) -> None:
         self._archive, self._left = archive, most
-        if "META-INF/encryption.xml" in archive.namelist() and b"EncryptedData" in self._read(
-            "META-INF/encryption.xml"
-        ):
+        self._names = _names_of(archive)
+        self._encrypted = self._encrypted_files()
+
+    def _encrypted_files(self) -> frozenset[str]:
+        """Return the files that cannot be read without a key."""
+        if _ENCRYPTION not in self._archive.namelist():
+            return frozenset()
+        found: list[str] = []
+        algorithm, unnamed = "", 0
+
+        def begin(name: str, attributes: dict[str, str]) -> None:
+            nonlocal algorithm, unnamed
+            unnamed += (name == "EncryptedData") - (name == "CipherReference")
+            if name == "EncryptedData":
+                algorithm = ""
+            elif name == "EncryptionMethod":
+                algorithm = algorithm or attributes.get("Algorithm", "")
+            elif name == "CipherReference" and algorithm not in _OBFUSCATIONS:
+                found.extend(_spellings("", attributes.get("URI", "")))
+
+        _parse_xml(self._read(_ENCRYPTION, _MOST_XML_BYTES), _ENCRYPTION, begin)
+        if unnamed:
             raise DataError("is encrypted, in part or as a whole")
+        return frozenset(found)
 
     def package(self) -> _Package:
         """Find and read the package."""
@@ -106,13 +203,16 @@ class _Book:
         _parse_xml(self._read(_CONTAINER, _MOST_XML_BYTES), _CONTAINER, begin)
         if not found:
             raise DataError(f"{_CONTAINER} names no package")
-        package = _Package(posixpath.dirname(found[0]))
+        place = posixpath.normpath(found[0].strip().lstrip("/"))
+        package = _Package(posixpath.dirname(place))
         stack: list[str] = []
 
         def open_element(name: str, attributes: dict[str, str]) -> None:
             stack.append(name)
             if name == "item" and len(package.hrefs) < _MOST_PAGES:
-                package.hrefs[attributes.get("id", "")] = (attributes.get("href", ""), attributes.get("media-type", ""))
+                package.hrefs[attributes.get("id", "")] = _Item(
+                    attributes.get("href", ""), attributes.get("media-type", ""), attributes.get("fallback", "")
+                )
             elif name == "itemref":
                 package.spine.append(attributes.get("idref", ""))
 
@@ -120,21 +220,29 @@ class _Book:
             if stack and stack[-1] in _TOLD and len(package.told.get(stack[-1], "")) < _TOLD_CHARACTERS:
                 package.told[stack[-1]] = package.told.get(stack[-1], "") + content
 
-        _parse_xml(self._read(found[0], _MOST_XML_BYTES), found[0], open_element, text, stack)
+        _parse_xml(self._read(self._named("", place), _MOST_XML_BYTES), place, open_element, text, stack)
         if not package.spine or len(package.spine) > _MOST_PAGES:
             raise DataError(f"its spine has {len(package.spine)} pages, expected 1 to {_MOST_PAGES}")
         return package
 
     def pages(self, package: _Package) -> Iterator[tuple[str, bytes]]:
-        """Every page of the spine, with its name."""
+        """Every page of the spine, with its name; what is no page is added to `package.not_read`."""
         for number in package.spine:
-            if number not in package.hrefs:
-                raise DataError(f"its spine names {number[:40]!r}, which its manifest does not")
-            href, media = package.hrefs[number]
-            if media in _PAGE_TYPES:
-                path = urllib.parse.unquote(href.partition("#")[0])
-                name = posixpath.normpath(posixpath.join(package.folder, path))
-                yield name[:80], self._read(name)
+            item = package.page_of(number)
+            if item is None:
+                other = package.hrefs[number]
+                package.not_read.append(f"{other.href[:80]} ({other.media[:40] or 'of no type'})")
+                continue
+            name = self._named(package.folder, item.href)
+            if name in self._encrypted:
+                raise DataError(f"is encrypted, in part or as a whole: {name[:80]!r} is a page of it")
+            yield name[:80], self._read(name)
+
+    def _named(self, folder: str, href: str) -> str:
+        """Return the name in the archive of a file that the book names; as it is named, where there is none."""
+        wanted = _spellings(folder, href)
+        forms = (form for one in wanted for form in _alike(one))
+        return next((self._names[form] for form in forms if form in self._names), wanted[0])
 
     def _read(self, name: str, most: int | None = None) -> bytes:
         try:
@@ -166,7 +274,12 @@ def _parse_xml(
     depth = 0
 
     def refuse(*_: object) -> None:
-        raise DataError(f"{where[:80]}: declares a document type, which a book has no need of")
+        raise DataError(f"{where[:80]}: declares a document type with entities, which a book has no need of")
+
+    def name_type(_name: str, _system: str | None, _public: str | None, has_subset: int) -> None:
+        # a name alone is nothing: older writers give one, and none is ever fetched
+        if has_subset:
+            refuse()
 
     def start(name: str, attributes: dict[str, str]) -> None:
         nonlocal depth
@@ -181,7 +294,7 @@ def _parse_xml(
         if stack:
             stack.pop()
 
-    parser.StartDoctypeDeclHandler = refuse
+    parser.StartDoctypeDeclHandler = name_type
     parser.EntityDeclHandler = refuse
     parser.StartElementHandler = start
     parser.EndElementHandler = end

@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from phalanx.config import StrictModel
+from phalanx.data.sources.charsets import MARKS, codec_of, declared_codec, decode_as, is_single_byte, is_utf8
 from phalanx.data.sources.extractors import CPU_SECONDS, EXTRACTORS, text_by
 from phalanx.data.sources.reader_process import ReaderProcess
 from phalanx.errors import DataError
@@ -34,20 +35,6 @@ class PageSettings(StrictModel):
 
 
 DETECT = "detect"
-_DECLARED = re.compile(
-    rb"""<meta[^>]{0,200}?charset\s{0,9}=\s{0,9}["']?\s{0,9}([A-Za-z0-9_:.-]{1,40})""", re.IGNORECASE
-)
-_DECLARED_WITHIN = 4096
-_MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
-# pages are written for browsers, which read these names so (WHATWG Encoding Standard, section 4.2)
-_READ_AS = {
-    **dict.fromkeys(("iso-8859-1", "latin-1", "latin1", "us-ascii", "ascii", "iso8859-1"), "cp1252"),
-    **dict.fromkeys(("iso-8859-9", "latin5"), "cp1254"),
-    **dict.fromkeys(("iso-8859-11", "tis-620", "windows-874"), "cp874"),
-    **dict.fromkeys(("gb2312", "gbk", "x-gbk"), "gb18030"),
-    **dict.fromkeys(("shift_jis", "shift-jis", "x-sjis", "sjis"), "cp932"),
-    **dict.fromkeys(("euc-kr", "ks_c_5601-1987"), "cp949"),
-}
 _NEVER = frozenset({"punycode", "idna", "unicode-escape", "raw-unicode-escape", "undefined", "utf-7"})
 """Codecs of Python that are no charset of a page, some of them slow on purpose-made input."""
 _NESTING = re.compile(r"<(/?)(div|a|b|big|code|em|font|i|nobr|s|small|strike|strong|tt|u)(?=[\s/>])", re.IGNORECASE)
@@ -133,26 +120,41 @@ class TextExtractor:
         return text.decode("utf-8", "surrogatepass")
 
     def decode(self, content: bytes, declared: str | None, where: str, *, is_page: bool = True) -> str:
-        """Decode strictly; a text that is no page declares nothing.
+        """Decode strictly, as browsers choose the charset; a text that is no page declares nothing.
+
+        A mark goes before what came with it, that before what it declares, and this before UTF-8. Names that no browser
+        knows count for nothing; UTF-8 with characters of several bytes goes before a charset of one byte a character.
 
         Raises:
-            DataError: It is not in the charset that it is said to be in, or that is unknown.
+            DataError: It is not in the charset that it is said to be in.
         """
         if self._config.encoding != DETECT:
             return _decode(content, self._config.encoding, where)
-        for mark, encoding in _MARKS:
+        for mark, marked in MARKS:
             if content.startswith(mark):
-                return _decode(content[len(mark) :], encoding, where)
-        if declared is None and is_page and (meta := _DECLARED.search(content[:_DECLARED_WITHIN])):
-            declared = meta[1].decode("ascii").lower()
-            # a page in UTF-16 could not say so in ASCII
-            declared = "utf-8" if declared.startswith("utf-16") else declared
-        if declared is not None:
-            return _decode(content, _READ_AS.get(declared.lower(), declared), where)
-        try:
-            return content.decode()
-        except UnicodeDecodeError:
-            return _decode(content, self._detect(content), where)
+                return _decode_as(content[len(mark) :], marked, where)
+        codec = None if declared is None else codec_of(declared)
+        if codec is None and is_page:
+            codec = declared_codec(content)
+        if codec is None and declared is not None and not is_page and not (content.isascii() or is_utf8(content)):
+            raise DataError(f"{where}: unknown encoding {declared[:40]!r}; use a name that browsers know")
+        if codec is None or (is_single_byte(codec) and is_utf8(content)):
+            codec = "utf-8" if content.isascii() or is_utf8(content) else codec_of(self._detect(content)) or "utf-8"
+        return _decode_as(content, codec, where)
+
+
+def _decode_as(content: bytes, codec: str, where: str) -> str:
+    try:
+        return decode_as(content, codec).removeprefix("\ufeff")
+    except UnicodeDecodeError as exc:
+        raise _undecodable(exc, content, codec, where) from exc
+
+
+def _undecodable(exc: UnicodeError, content: bytes, encoding: str, where: str) -> DataError:
+    place = f"byte {exc.start} (0x{content[exc.start]:02x})" if isinstance(exc, UnicodeDecodeError) else "it"
+    return DataError(f"{where}: {place} is not {encoding[:40]}").about(
+        code="PHX-I015", file=where, expected=encoding[:40]
+    )
 
 
 def _decode(content: bytes, encoding: str, where: str) -> str:
@@ -160,10 +162,7 @@ def _decode(content: bytes, encoding: str, where: str) -> str:
         known = codecs.lookup(encoding).name
         return content.decode("" if known in _NEVER else known).removeprefix("\ufeff")
     except UnicodeError as exc:
-        place = f"byte {exc.start} (0x{content[exc.start]:02x})" if isinstance(exc, UnicodeDecodeError) else "it"
-        raise DataError(f"{where}: {place} is not {encoding[:40]}").about(
-            code="PHX-I015", file=where, expected=encoding[:40]
-        ) from exc
+        raise _undecodable(exc, content, encoding, where) from exc
     except (LookupError, ValueError) as exc:
         # ValueError: a name with a null character
         raise DataError(f"{where}: unknown encoding {encoding[:40]!r}; use a name that Python knows") from exc

@@ -7,6 +7,7 @@ import email.header
 import email.message
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import BinaryIO, ClassVar, Literal
 
 from pydantic import Field
@@ -33,6 +34,8 @@ _MAX_BORDERS = 50_000
 """Lines that may begin a part, of which each costs some 50 us and a kilobyte."""
 _TYPE = re.compile(rb"(?i)(?:^|[\r\n])content-type:[^\r\n]*(?:(?:\r\n|\r|\n)[ \t][^\r\n]*)*")
 _HEADER_CHARACTERS = 1000
+_BLANK = " \t\r\n\f\v\u00a0\u200b\u2060\ufeff"
+"""Characters of a part that shows nothing."""
 
 
 class MailConfig(FileSettings, PageSettings):
@@ -84,23 +87,48 @@ class MailFiles(StreamFiles):
         return document_of(record, f"{above}\n\n{text}" if above else text, RecordClaims(fields=fields))
 
     def _text(self, message: email.message.Message, where: str) -> str | None:
-        """The first part of plain text, else the first page; None where there is neither."""
-        page: email.message.Message | None = None
-        for number, part in enumerate(message.walk()):
-            if number >= _MOST_PARTS:
-                raise DataError(f"{where}: has more than {_MOST_PARTS} parts")
-            if part.is_multipart() or part.get_content_disposition() == "attachment":
-                continue
-            kind = part.get_content_type()
-            if kind == "text/plain":
-                content, charset = _content_of(part)
-                return self._extractor.decode(content, charset, where, is_page=False).replace("\r\n", "\n")
-            if kind == "text/html" and page is None:
-                page = part
-        if page is None:
+        """What a reader of the message sees of its text; None where there is none."""
+        if sum(1 for _ in zip(message.walk(), range(_MOST_PARTS + 1), strict=False)) > _MOST_PARTS:
+            raise DataError(f"{where}: has more than {_MOST_PARTS} parts")
+        shown = self._shown(message, where)
+        return None if shown is None else shown.text
+
+    def _shown(self, part: email.message.Message, where: str) -> "_Shown | None":
+        """What a part shows: of alternatives the best, of others all plain texts, else the first page."""
+        if part.get_content_disposition() == "attachment":
             return None
-        content, charset = _content_of(page)
-        return self._extractor.text_of(content, charset, where)
+        kind = part.get_content_type()
+        if part.is_multipart():
+            inner = (self._shown(one, where) for one in part.get_payload() if isinstance(one, email.message.Message))
+            found = [one for one in inner if one is not None]
+            texts = [one for one in found if not one.is_page]
+            if kind == "multipart/alternative":
+                # one of them is shown, as a text among others would be
+                best = next(iter(texts or found), None)
+                return None if best is None else _Shown(best.text)
+            shown = texts or found[:1]
+            return _Shown("\n\n".join(one.text.strip("\n") for one in shown), not texts) if shown else None
+        if kind not in ("text/plain", "text/html"):
+            return None
+        content, charset = _content_of(part)
+        if kind == "text/html":
+            text = self._extractor.text_of(content, charset, where) if content.strip() else ""
+        else:
+            text = self._extractor.decode(content, charset, where, is_page=False).replace("\r\n", "\n")
+        return _Shown(text, kind == "text/html") if text.strip(_BLANK) else None
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """Text of a part.
+
+    Attributes:
+        text: Never blank.
+        is_page: Whether it was taken out of a page, and is left out beside plain text.
+    """
+
+    text: str
+    is_page: bool = False
 
 
 def _messages(stream: BinaryIO, limit: int) -> Iterator[bytes | int]:

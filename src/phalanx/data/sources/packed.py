@@ -20,6 +20,8 @@ _BLOCK_BYTES = 1 << 20
 _FREE_BYTES = 16 << 20
 """Below this a ratio says nothing: a short file of one repeated line packs a thousandfold."""
 _WINDOW_BYTES = 128 << 20
+_SKIPPED = tuple(bytes([begin]) + b"\x2a\x4d\x18" for begin in range(0x50, 0x60))
+"""How frames of Zstandard begin that hold no content."""
 """Of memory that a Zstandard frame may ask for."""
 
 
@@ -111,7 +113,7 @@ def open_runs(file: SourceFile, max_ratio: int, borders: MemberBorders | None = 
 
 
 def unpack_bytes(content: bytes, coding: str, limit: int) -> bytes:
-    """Unpack the body of a web page.
+    """Unpack the body of a web page, every member of it; other bytes behind them are refused.
 
     Args:
         content: As it was sent.
@@ -126,24 +128,56 @@ def unpack_bytes(content: bytes, coding: str, limit: int) -> bytes:
         raise DataError(f"is packed as {coding[:40]!r}, which is not read here")
     codecs = [make()] if coding != "deflate" else [_zlib(), _deflate()]
     for codec in codecs:
-        unpacked = _unpack_member(content, codec, limit)
+        unpacked = _unpack_members(content, codec, coding, limit)
         if unpacked is not None:
             return unpacked
     raise DataError(f"its {coding} content is damaged")
 
 
-def _unpack_member(content: bytes, codec: _Codec, limit: int) -> bytes | None:
+def begins_packed(content: bytes, coding: str) -> bool:
+    """Whether bytes may be packed so at all: recorders unpack bodies and leave the header that says so."""
+    make = _BY_CODING.get(coding)
+    if make is None or coding == "deflate":
+        # neither deflate nor brotli has a mark; a page is text, and hardly anything packed begins like one
+        return content.lstrip()[:1] != b"<"
+    return content.startswith(make().magic) or content.startswith(_SKIPPED)
+
+
+def _unpack_members(content: bytes, codec: _Codec, coding: str, limit: int) -> bytes | None:
+    """Unpack every member or frame; None where the first one is damaged."""
+    found, at = bytearray(), 0
+    while at < len(content):
+        if at and content[at] == 0 and not content[at:].strip(b"\0"):
+            # padding, as gzip allows it
+            break
+        if coding == "zstd" and content[at : at + 4] in _SKIPPED:
+            # a frame that decoders of Zstandard pass over
+            at += 8 + int.from_bytes(content[at + 4 : at + 8], "little")
+            continue
+        member = _unpack_member(content, at, codec, limit - len(found))
+        if member is None:
+            if at == 0:
+                return None
+            raise DataError(f"has {len(content) - at} other bytes behind its {coding} content, or a damaged part of it")
+        found += member[0]
+        at = member[1]
+    return bytes(found)
+
+
+def _unpack_member(content: bytes, at: int, codec: _Codec, limit: int) -> tuple[bytes, int] | None:
+    """Unpack the member that begins at a place; return its bytes and where it ends."""
     decoder, found = codec.decoder(), bytearray()
     try:
-        for start in range(0, len(content), codec.step):
-            found += decoder.decompress(content[start : start + codec.step])
+        for start in range(at, len(content), codec.step):
+            fed = content[start : start + codec.step]
+            found += decoder.decompress(fed)
             if len(found) > limit:
                 raise DataError(f"unpacks to more than {limit} bytes; if it is right, raise max_record_bytes")
             if decoder.eof:
-                break
+                return bytes(found), start + len(fed) - len(decoder.unused_data)
     except codec.errors:
         return None
-    return bytes(found) if decoder.eof else None
+    return None
 
 
 class _Unpacker:

@@ -19,6 +19,8 @@ from phalanx.data.sources.files import SourceFile
 from phalanx.errors import DataError
 
 _ROWS = 64
+_TEXT_TYPES = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view", "fixed_size_binary")
+_LOOKED_AT_GROUPS = 10_000
 _BUFFER_BYTES = 1 << 20
 _SHOWN = 120
 MEMORY_BYTES = 1 << 30
@@ -44,12 +46,13 @@ class Decoder:
             self._stream.close()
         stream = self._stream = SourceFile("", path if "://" in path else Path(path)).open()
         try:
-            schema = self._parquet.ParquetFile(stream).schema_arrow
+            file = self._parquet.ParquetFile(stream)
+            schema = file.schema_arrow
             types = {name: schema.field(name).type for name in schema.names}
             texts = [name for name, kind in types.items() if self._is_text(kind)]
             self._table = self._parquet.ParquetFile(
                 stream,
-                read_dictionary=texts,
+                read_dictionary=[name for name in texts if self._has_dictionary(file.metadata, name, types[name])],
                 pre_buffer=False,
                 buffer_size=_BUFFER_BYTES,
                 page_checksum_verification=True,
@@ -102,7 +105,17 @@ class Decoder:
     def _is_text(self, kind: Any) -> bool:
         types = self._arrow.types
         kind = kind.value_type if types.is_dictionary(kind) else kind
-        return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind))
+        return any(getattr(types, f"is_{name}", lambda _: False)(kind) for name in _TEXT_TYPES)
+
+    def _has_dictionary(self, metadata: Any, name: str, kind: Any) -> bool:
+        """Whether a column's values can stay behind their dictionary, which pyarrow has not for views and deltas."""
+        types = self._arrow.types
+        if not (types.is_dictionary(kind) or types.is_string(kind) or types.is_binary(kind)):
+            return False
+        place = [metadata.schema.column(number).path for number in range(metadata.num_columns)].index(name)
+        groups = range(min(metadata.num_row_groups, _LOOKED_AT_GROUPS))
+        codes = {code for group in groups for code in metadata.row_group(group).column(place).encodings}
+        return not any(code.startswith("DELTA") for code in codes)
 
 
 def main() -> None:
@@ -139,7 +152,9 @@ def _answers(decoder: Decoder, order: dict[str, Any]) -> Iterator[tuple[dict[str
 def _values(column: Any) -> Iterator[Any]:
     """The values of a column; texts as their bytes, each looked up in the dictionary only here."""
     if not hasattr(column, "dictionary"):
-        yield from column.to_pylist()
+        # bytes, so that what is no UTF-8 is told of and not raised by pyarrow
+        is_text = str(column.type) in ("string", "large_string", "string_view")
+        yield from (column.cast("large_binary") if is_text else column).to_pylist()
         return
     known = column.dictionary.cast("binary")
     for at in column.indices.to_pylist():

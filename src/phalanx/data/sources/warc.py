@@ -14,8 +14,9 @@ import re
 from collections.abc import Iterator
 from typing import Any, BinaryIO, ClassVar, Literal
 
+from phalanx.data.sources.charsets import codec_of
 from phalanx.data.sources.extraction import PageSettings, TextExtractor
-from phalanx.data.sources.packed import unpack_bytes
+from phalanx.data.sources.packed import begins_packed, unpack_bytes
 from phalanx.data.sources.records import (
     FileSettings,
     Gap,
@@ -37,6 +38,11 @@ _LINE_END = re.compile(rb"(?:\r?\n)*")
 _ENDS = (b"\r\n\r\n", b"\n\n")
 _PAGES = ("text/html", "application/xhtml+xml")
 _PLAIN = "text/plain"
+_NO_CODINGS = frozenset({"", "identity", "none", "null", "text", "plain", "8bit", "7bit", "binary", "chunked"})
+"""What servers write where nothing is packed; names of charsets are about as well."""
+_CHUNK = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]{0,8192})?\r?\n")
+_CHUNK_END = re.compile(rb"\r?\n")
+_TRAILERS = re.compile(rb"(?:[^\r\n:]{1,256}:[^\r\n]{0,8192}\r?\n){0,64}\r?\n")
 _DIGESTS = {"md5": "md5", "sha1": "sha1", "sha-1": "sha1", "sha256": "sha256", "sha-256": "sha256", "sha512": "sha512"}
 
 
@@ -69,7 +75,7 @@ class WarcFiles(StreamFiles):
         return _cut_archive(stream, limit)
 
     def _document(self, record: RawRecord) -> Document | BrokenRecord:
-        parsed, body = self._parsed(record, decode="none")
+        parsed, body = self._parsed(record)
         kind, headers = str(parsed.record_type), parsed.headers
         if kind not in ("response", "resource", "conversion"):
             return broken(record, f"{kind} record", is_unsupported=True)
@@ -90,9 +96,9 @@ class WarcFiles(StreamFiles):
             return document_of(record, self._extractor.decode(body, declared, record.name, is_page=False), said)
         return document_of(record, self._extractor.text_of(body, charset, record.name), said)
 
-    def _parsed(self, record: RawRecord, *, decode: str) -> tuple[Any, bytes]:
+    def _parsed(self, record: RawRecord) -> tuple[Any, bytes]:
         try:
-            for parsed in self._parse(io.BytesIO(record.content), parse_http=True, auto_decode=decode):
+            for parsed in self._parse(io.BytesIO(record.content), parse_http=True, auto_decode="none"):
                 return parsed, parsed.reader.read()
         except Exception as exc:
             # whatever a parser of foreign bytes raises
@@ -100,15 +106,44 @@ class WarcFiles(StreamFiles):
         raise DataError(f"{record.name}: fastwarc finds no record in it")
 
     def _http_body(self, record: RawRecord, headers: Any, body: bytes) -> bytes:
-        if "chunked" in (headers.get("Transfer-Encoding") or "").lower():
-            _, body = self._parsed(record, decode="transfer")
-        coding = (headers.get("Content-Encoding") or "").strip().lower()
-        if coding in ("", "identity"):
-            return body
+        """Put a body together and unpack it, where it still is as its headers say."""
         try:
-            return unpack_bytes(body, coding, self._limits.max_record_bytes)
+            if "chunked" in (headers.get("Transfer-Encoding") or "").lower():
+                body = _joined_chunks(body)
+            codings = [one.strip().lower() for one in (headers.get("Content-Encoding") or "").split(",")]
+            for coding in reversed(codings):
+                if coding not in _NO_CODINGS and codec_of(coding) is None and begins_packed(body, coding):
+                    body = unpack_bytes(body, coding, self._limits.max_record_bytes)
         except DataError as exc:
             raise DataError(f"{record.name}: {exc}") from exc
+        return body
+
+
+def _joined_chunks(body: bytes) -> bytes:
+    """Join the chunks of a body; one that does not begin as a chunk was joined when it was recorded.
+
+    Raises:
+        DataError: It begins as one and goes on otherwise, ends too early, or has other bytes behind its end.
+    """
+    parts: list[bytes] = []
+    at = 0
+    while (head := _CHUNK.match(body, at)) is not None:
+        size = int(head[1], 16)
+        if size == 0:
+            end = _TRAILERS.match(body, head.end())
+            rest = body[head.end() if end is None else end.end() :]
+            if rest.strip(b"\r\n"):
+                raise DataError(f"has {len(rest)} other bytes behind its last chunk")
+            return b"".join(parts)
+        chunk = body[head.end() : head.end() + size]
+        parts.append(chunk)
+        at = head.end() + size
+        if len(chunk) < size or not (line_end := _CHUNK_END.match(body, at)):
+            raise DataError(f"its chunk {len(parts)} ends too early, or is no chunk")
+        at = line_end.end()
+    if parts:
+        raise DataError(f"ends behind chunk {len(parts)}, which is not the last one")
+    return body
 
 
 def _cut_archive(stream: BinaryIO, limit: int) -> Iterator[bytes | int | Gap]:

@@ -78,6 +78,7 @@ def check_tokenizer(place: Path, texts: Iterable[tuple[str, str]] = (), eos_toke
         **_encoder(tokenizer),
     }
     _look_at_companions(directory, vocabulary, check)
+    _look_at_frame(tokenizer, read_json(directory / "tokenizer_config.json"), check)
     _look_for_forgeries(tokenizer, check)
     _look_at_texts(tokenizer, texts, check)
     return check
@@ -123,6 +124,19 @@ def _look_at_companions(directory: Path, vocabulary: Mapping[str, int], check: T
     if isinstance(embeddings, int) and check.facts["largest_id"] >= embeddings:
         check.refused.append(
             f"its largest id is {check.facts['largest_id']}, and the model has {embeddings} embeddings"
+        )
+
+
+def _look_at_frame(tokenizer: TextTokenizer, named: Mapping[str, Any], check: TokenizerCheck) -> None:
+    """Tell what the tokenizer writes before a text, and where its settings say otherwise than its file."""
+    first = [tokenizer.backend.id_to_token(one) or str(one) for one in tokenizer.first_ids]
+    check.facts["texts_begin_with"] = " ".join(first) or None
+    is_said = named.get("add_bos_token")
+    if isinstance(is_said, bool) and is_said != bool(first):
+        check.refused.append(
+            f"tokenizer_config.json says add_bos_token = {str(is_said).lower()}, and tokenizer.json "
+            f"{'writes no first token' if is_said else 'writes one'}: its base model may have been trained otherwise "
+            "than a run goes on; save it again from transformers"
         )
 
 

@@ -41,10 +41,13 @@ class Encoder:
                 self._twin = make_twin(tokenizer.backend)
             except UnequalError as exc:
                 self.reason = str(exc)
+        # where one token both begins and ends texts, the end of the document before stands there already
+        begins = () if tokenizer.eos_id in tokenizer.first_ids else tokenizer.first_ids
+        self._first = np.array(begins, dtype=np.uint32)
         self.library = "tokenizers" if self._twin is None else "tiktoken"
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
-        """Token ids of each text, without special tokens.
+        """Token ids of each document behind the tokenizer's first token; the one that ends documents is not written.
 
         Raises:
             DataError: A text encodes to the end-of-text token or to nothing, or holds a lone surrogate.
@@ -56,7 +59,8 @@ class Encoder:
         for text, ids in zip(texts, encoded, strict=True):
             if not ids.size or (ids == self.tokenizer.eos_id).any():
                 raise unusable(text, num_tokens=ids.size)
-        return encoded
+        first = self._first
+        return [np.concatenate([first, ids]) for ids in encoded] if first.size else encoded
 
     def _by_tokenizers(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
         found = self.tokenizer.backend.encode_batch_fast(list(texts), add_special_tokens=False)

@@ -10,6 +10,7 @@ from typing import Any
 import tokenizers
 
 from phalanx.config import canonical_json
+from phalanx.data.borders import border_of, first_ids_of
 from phalanx.data.config import BpeConfig, FileTokenizerConfig, ModelTokenizerConfig, TokenizerConfig
 from phalanx.data.manifest import TokenizerRecord
 from phalanx.data.phases import DatasetTokenizerConfig
@@ -21,14 +22,23 @@ TOKENIZER_FILE = "tokenizer.json"
 
 @dataclass(frozen=True)
 class TextTokenizer:
-    """A tokenizer that never lets a text forge the end of a document."""
+    """A tokenizer that never lets a text forge the end of a document.
+
+    Attributes:
+        backend: Of the tokenizers library.
+        vocab_size: One more than the largest id.
+        eos_id: Ends every document.
+        first_ids: What the tokenizer's own post-processor writes before a text, as Llama's, Gemma's and Mistral's do.
+            Documents and prompts begin with it; what it writes behind a text stands behind no prompt.
+    """
 
     backend: tokenizers.Tokenizer
     vocab_size: int
     eos_id: int
+    first_ids: tuple[int, ...] = ()
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text, without special tokens.
+        """Token ids of each text alone, without special tokens.
 
         Raises:
             DataError: A text encodes to the end-of-text token or to nothing.
@@ -38,6 +48,29 @@ class TextTokenizer:
             if not ids or self.eos_id in ids:
                 raise unusable(text, num_tokens=len(ids))
         return encoded
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Token ids of a text that is to be continued, behind the tokenizer's first token.
+
+        Raises:
+            DataError: As `encode`.
+        """
+        return [*self.first_ids, *self.encode([text])[0]]
+
+    def encode_pair(self, prompt: str, answer: str) -> tuple[list[int], int]:
+        """Token ids of two texts as one, behind the tokenizer's first token, and how many are of the prompt alone.
+
+        A token that reaches over the border is the answer's. Encoded apart, the two would have other ids than the text
+        that a model goes on from, wherever a token reaches over the border or begins a text otherwise.
+
+        Raises:
+            DataError: They encode to the end-of-text token, or the answer to nothing.
+        """
+        found = self.backend.encode(prompt + answer, add_special_tokens=False)
+        ids, border = list(found.ids), border_of(found, len(prompt))
+        if border == len(ids) or self.eos_id in ids:
+            raise unusable(prompt + answer, num_tokens=len(ids) - border)
+        return [*self.first_ids, *ids], len(self.first_ids) + border
 
     def to_json(self) -> bytes:
         """The content of ``tokenizer.json``."""
@@ -107,7 +140,9 @@ def fingerprint_tokenizer(config: TokenizerConfig, tokenizer_path: Path | None) 
             f"bpe {config.vocab_size} tokenizers {tokenizers.__version__}{special}".encode()
         ).hexdigest()
     backend = load_tokenizer(config, tokenizer_path)
-    return hashlib.sha256(backend.to_json() + str(backend.eos_id).encode()).hexdigest()
+    # nothing where there is none: what was made before documents began with it is then used as before
+    first = f" begins with {backend.first_ids}" if backend.first_ids else ""
+    return hashlib.sha256(backend.to_json() + f"{backend.eos_id}{first}".encode()).hexdigest()
 
 
 def named_tokenizer(config: TokenizerConfig, tokenizer_path: Path | None) -> TextTokenizer | None:
@@ -183,7 +218,8 @@ def wrap(backend: tokenizers.Tokenizer, eos_token: str, where: str) -> TextToken
     backend.no_padding()
     # "<|endoftext|>" written in a document is text; else it would forge a document boundary
     backend.encode_special_tokens = True
-    return TextTokenizer(backend, max(backend.get_vocab(with_added_tokens=True).values()) + 1, eos_id)
+    size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
+    return TextTokenizer(backend, size, eos_id, first_ids_of(backend))
 
 
 def _backend(path: Path) -> tokenizers.Tokenizer:

@@ -1,8 +1,9 @@
 """Fill in the middle: a document's middle is moved behind its end, so that it is predicted from both sides."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from phalanx.objectives.objective import ObjectiveSettings
@@ -32,7 +33,8 @@ class MiddleRows:
     """A rewriting of each document of a row by itself, which is then cut to the row's length.
 
     PSM is ``<prefix> prefix <suffix> suffix <middle> middle``, SPM ``<prefix> <suffix> suffix <middle> prefix middle``,
-    as both are trained together. The two cuts are drawn evenly between tokens. Attention stays causal.
+    as both are trained together. The two cuts are drawn evenly between tokens. A tokenizer's first token stays first.
+    Attention stays causal.
 
     Source: Bavarian et al. 2022, sections 3.1 and 3.2, at the level of contexts and of tokens.
     """
@@ -42,6 +44,7 @@ class MiddleRows:
     prefix_id: int
     suffix_id: int
     middle_id: int
+    special: NDArray[np.bool_] = field(compare=False)
 
     @classmethod
     def of(cls, settings: FillInTheMiddleSettings, table: TokenTable, length: int) -> "MiddleRows":
@@ -53,7 +56,8 @@ class MiddleRows:
         del length
         keys = ("prefix_token", "suffix_token", "middle_token")
         ids = [table.id_of(getattr(settings, key), f"train.objective.{key}") for key in keys]
-        return cls(settings, table.eos_id, *ids)
+        prefix, suffix, middle = ids
+        return cls(settings, table.eos_id, prefix, suffix, middle, table.special)
 
     def __call__(self, row: Row, place: RowPlace) -> Row:
         """Return the row that is learned."""
@@ -66,6 +70,8 @@ class MiddleRows:
         """Return a document as it is learned; its end stays where it is."""
         is_whole = document[-1] == self.eos_id
         body, end = (document[:-1], document[-1:]) if is_whole else (document, document[:0])
+        num_first = int(np.argmin([*self.special[body], False]))
+        begin, body = body[:num_first], body[num_first:]
         turns, suffix_first = draw.fractions(2)
         first, second = sorted(draw.below(len(body) + 1, 2).tolist())
         if turns >= self.settings.rate:
@@ -76,4 +82,4 @@ class MiddleRows:
             parts = [marks[0], marks[1], suffix, marks[2], prefix, middle, end]
         else:
             parts = [marks[0], prefix, marks[1], suffix, marks[2], middle, end]
-        return np.concatenate(parts)
+        return np.concatenate([begin, *parts])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from phalanx.data import Corpus
+from phalanx.data.borders import first_ids_of
 from phalanx.data.preferences import PairCorpus
 from phalanx.errors import ConfigError
 from phalanx.models import StageModule
@@ -114,8 +115,10 @@ class TextSampler:
     def __init__(self, config: SamplesConfig, tokenizer: Path, rule: Continuation) -> None:
         self._backend = tokenizers.Tokenizer.from_file(str(tokenizer))
         self._rule = rule
-        self._prompts = {text: self._backend.encode(text, add_special_tokens=False).ids for text in config.prompts}
-        for text, ids in self._prompts.items():
+        first = first_ids_of(self._backend)
+        bare = {text: self._backend.encode(text, add_special_tokens=False).ids for text in config.prompts}
+        self._prompts = {text: [*first, *ids] for text, ids in bare.items()}
+        for text, ids in bare.items():
             if not ids:
                 raise ConfigError(f"train.samples.prompts: {text[:40]!r} has no token; give words")
 

@@ -1,0 +1,206 @@
+"""What a text begins with, and where two texts meet: for tokenizers of every make, as transformers' encodes them."""
+
+import json
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from phalanx.data.config import FileTokenizerConfig, ModelTokenizerConfig
+from phalanx.data.tokenizers.check import check_tokenizer
+from phalanx.data.tokenizers.encoder import Encoder
+from phalanx.data.tokenizers.tokenizer import fingerprint_tokenizer, load_tokenizer, wrap
+from phalanx.errors import DataError
+
+END, BEGIN = "</s>", "<s>"
+WORDS = [
+    "a",
+    "b",
+    "ab",
+    "the",
+    " the",
+    "the ",
+    ". ",
+    "\n",
+    "\n\n",
+    "  ",
+    " ",
+    "é",
+    "中",
+    "🛡",
+    "1",
+    "12",
+    "?",
+    ": ",
+    "x:",
+]
+
+
+def framed(made, *, begins=True, ends=False):
+    made.add_special_tokens([END, BEGIN])
+    single = f"{BEGIN + ' ' if begins else ''}$A{' ' + END if ends else ''}"
+    named = [(one, made.token_to_id(one)) for one in (BEGIN, END)]
+    made.post_processor = processors.TemplateProcessing(single=single, special_tokens=named)
+    return made
+
+
+def byte_level(*, prefix=False):
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {letter: number for number, letter in enumerate(letters)}
+    merges = [("Ġ", "t"), ("Ġt", "h"), ("Ġth", "e"), ("a", "b"), ("Ċ", "Ċ")]
+    for left, right in merges:
+        vocab[left + right] = len(vocab)
+    made = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+    made.decoder = decoders.ByteLevel()
+    return made
+
+
+def pieces(*, byte_fallback=True):
+    names = [
+        "<unk>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "▁",
+        "a",
+        "b",
+        "t",
+        "h",
+        "e",
+        ".",
+        "?",
+        ":",
+        "1",
+        "x",
+    ]
+    merges = [("▁", "t"), ("▁t", "h"), ("▁th", "e"), ("a", "b"), ("▁", "a"), ("▁", "▁"), (".", "▁")]
+    names += [left + right for left, right in merges]
+    vocab = {name: number for number, name in enumerate(names)}
+    return tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", byte_fallback=byte_fallback))
+
+
+def metaspace(scheme):
+    made = pieces()
+    made.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=False)
+    return made
+
+
+def prepended():
+    """As Llama 2 is kept: a normalizer writes the first space."""
+    made = pieces()
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    return made
+
+
+def gemma():
+    made = pieces()
+    made.normalizer = normalizers.Replace(" ", "▁")
+    return made
+
+
+def unigram():
+    vocab = [
+        ("<unk>", 0.0),
+        ("▁", -2.0),
+        ("▁the", -1.0),
+        ("a", -3.0),
+        ("b", -3.0),
+        ("ab", -2.5),
+        ("▁a", -2.2),
+        (".", -4.0),
+    ]
+    made = tokenizers.Tokenizer(models.Unigram(vocab, unk_id=0, byte_fallback=False))
+    made.normalizer = normalizers.NFKC()
+    made.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")
+    return made
+
+
+MAKES = {
+    "byte level": framed(byte_level(), begins=False),
+    "byte level, prefix space": framed(byte_level(prefix=True), begins=False),
+    "byte level with a first token": framed(byte_level()),
+    "metaspace first": framed(metaspace("first")),
+    "metaspace always": framed(metaspace("always")),
+    "metaspace never": framed(metaspace("never")),
+    "prepend, byte fallback": framed(prepended()),
+    "gemma": framed(gemma()),
+    "unigram": framed(unigram(), begins=False),
+    "first and last token": framed(gemma(), ends=True),
+    "last token": framed(unigram(), begins=False, ends=True),
+}
+TEXTS = st.lists(st.sampled_from(WORDS), min_size=1, max_size=6).map("".join)
+
+
+def opened(name):
+    return wrap(tokenizers.Tokenizer.from_str(MAKES[name].to_str()), END, name)
+
+
+def theirs(name):
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer.from_str(MAKES[name].to_str()), eos_token=END)
+
+
+@pytest.mark.parametrize("name", MAKES)
+def test_documents_and_prompts_begin_as_the_tokenizer_begins_a_text_and_prompts_do_not_end(name):
+    ours, there = opened(name), theirs(name)
+    text = "the ab. the"
+    as_there = there(text).input_ids
+    if as_there[-1:] == [ours.eos_id]:
+        as_there = as_there[:-1]
+
+    (document,) = Encoder(ours, 0).encode_batch([text])
+
+    assert ours.encode_prompt(text) == document.tolist() == as_there
+
+
+@pytest.mark.parametrize("name", MAKES)
+@given(prompt=TEXTS, answer=TEXTS)
+@settings(max_examples=60)
+def test_two_texts_have_the_ids_of_the_whole_and_part_where_the_prompt_ends(name, prompt, answer):
+    ours, there = opened(name), theirs(name)
+    try:
+        ids, border = ours.encode_pair(prompt, answer)
+    except DataError:
+        # white space alone may be no token
+        assert not answer.strip()
+        return
+    bare = there(prompt + answer, add_special_tokens=False)
+    first = len(ours.first_ids)
+
+    assert ids[first:] == bare.input_ids
+    offsets = (
+        tokenizers.Tokenizer.from_str(MAKES[name].to_str()).encode(prompt + answer, add_special_tokens=False).offsets
+    )
+    assert all(stop <= len(prompt) for _, stop in offsets[: border - first])
+    assert offsets[border - first][1] > len(prompt)
+
+
+def test_what_is_prepared_before_is_not_taken_for_what_begins_otherwise(tmp_path):
+    paths = []
+    for name in ("metaspace never", "gemma"):
+        made = tokenizers.Tokenizer.from_str(MAKES[name].to_str())
+        for number, frame in enumerate((made.post_processor, processors.ByteLevel())):
+            made.post_processor = frame
+            paths.append(tmp_path / f"{name}-{number}.json")
+            made.save(str(paths[-1]))
+    found = [fingerprint_tokenizer(FileTokenizerConfig(path=path, eos_token=END), None) for path in paths]
+
+    assert len(set(found)) == 4
+    assert load_tokenizer(FileTokenizerConfig(path=paths[1], eos_token=END), None).first_ids == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "told"), [("byte level", True, "writes no first token"), ("gemma", False, "writes one")]
+)
+def test_a_check_tells_where_a_base_model_may_have_been_trained_otherwise(tmp_path, name, said, told):
+    MAKES[name].save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": END, "add_bos_token": said}))
+
+    check = check_tokenizer(tmp_path)
+
+    assert check.facts["texts_begin_with"] == (BEGIN if name == "gemma" else None)
+    assert any(told in line for line in check.refused)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": END, "add_bos_token": not said}))
+    assert not any("add_bos_token" in line for line in check_tokenizer(tmp_path).refused)
+    assert load_tokenizer(ModelTokenizerConfig(), tmp_path).eos_id == MAKES[name].token_to_id(END)
