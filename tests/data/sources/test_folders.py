@@ -242,3 +242,15 @@ def test_a_page_of_a_book_is_looked_up_in_the_book_alone(tmp_path, href, found):
     (record,) = records(EpubConfig(path=tmp_path))
 
     assert found in (record.reason if isinstance(record, BrokenRecord) else record.text)
+
+
+def test_a_name_that_is_no_text_is_written_as_its_bytes(corpus):
+    (corpus / os.fsdecode(b"\xff.txt")).write_text("Named in Latin-1.")
+    (corpus / os.fsdecode(b"caf\xc3\xa9.txt")).write_text("Named in UTF-8.")
+
+    found = records(TextConfig(path=corpus))
+
+    assert [record.name for record in found] == ["\\xff.txt", "a.txt", "caf\u00e9.txt"]
+    assert [record.name.encode() for record in records(TextConfig(path=corpus / os.fsdecode(b"\xff.txt")))] == [
+        b"\\xff.txt"
+    ]

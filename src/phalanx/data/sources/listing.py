@@ -97,7 +97,7 @@ def _listed(location: Path | str, wanted: tuple[str, ...], linked_roots: Sequenc
     if isinstance(location, str):
         found = _in_store(location, wanted)
     elif location.is_file():
-        found = [SourceFile(location.name, location)]
+        found = [SourceFile(name_as_text(location.name), location)]
     else:
         found = FolderListing(location, wanted, linked_roots).files if location.is_dir() else None
     if found is None:
@@ -213,7 +213,13 @@ def _children(place: _Place) -> Iterator[_Place]:
     except OSError as exc:
         raise unreadable(place.path, exc) from exc
     for name in names:
-        yield _Place(f"{place.name}/{name}" if place.name else name, place.path / name)
+        plain = name_as_text(name)
+        yield _Place(f"{place.name}/{plain}" if place.name else plain, place.path / name)
+
+
+def name_as_text(name: str) -> str:
+    """Return a file's name as text that can be written: bytes that are no UTF-8 as their codes."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def _resolved(path: Path) -> Path:

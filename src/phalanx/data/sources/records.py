@@ -7,13 +7,13 @@ counted and passed over. The raw bytes of all records of a file are the bytes of
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
 from pydantic import Field, model_serializer
 
-from phalanx.config import canonical_json
+from phalanx.config import canonical_json, printable
 from phalanx.data.sources.files import Location, SourceFile, fingerprint_files, unreadable
 from phalanx.data.sources.listing import OF_ANOTHER_KIND, list_all
 from phalanx.data.sources.packed import Damage, is_packed, open_runs
@@ -161,7 +161,9 @@ class RecordFiles(ABC):
             DataError: The file cannot be opened or read.
         """
         for record in self._cut(file, file.name):
-            yield record if isinstance(record, BrokenRecord) else self._judge(record)
+            found = record if isinstance(record, BrokenRecord) else self._judge(record)
+            # whatever library found a fault, its words may quote the bytes that it found
+            yield replace(found, reason=_short(found.reason)) if isinstance(found, BrokenRecord) else found
 
     def _judge(self, record: RawRecord) -> Document | BrokenRecord:
         try:
@@ -342,4 +344,5 @@ def is_text(text: str) -> bool:
 
 
 def _short(reason: str) -> str:
-    return reason if len(reason) <= _REASON_CHARACTERS else f"{reason[:_REASON_CHARACTERS]}..."
+    plain = printable(reason, _REASON_CHARACTERS).encode("ascii", "replace").decode()
+    return plain if len(reason) <= _REASON_CHARACTERS else f"{plain}..."

@@ -167,7 +167,7 @@ def _cut_archive(stream: BinaryIO, limit: int) -> Iterator[bytes | int | Gap]:
             return
         end, passed, line = _end_of(stream)
         whole = len(head) + length + len(end) + passed
-        if line and end not in _ENDS:
+        if (line or passed) and end not in _ENDS:
             size, line = _pass_over(stream, line)
             yield Gap(whole + size, "its length is not that of its content")
         elif block is None:
