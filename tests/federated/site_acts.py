@@ -247,7 +247,9 @@ def _unlike(value: Any) -> Any:
     """Return a value of the same type that differs: neighbours have names before other messages are there."""
     if isinstance(value, bool | int | float):
         return value + 7
-    return value[:-1] + "f" if isinstance(value, str) and value else {"": ""} if isinstance(value, dict) else [object()]
+    if isinstance(value, str) and value:
+        return value[:-1] + ("e" if value[-1] == "f" else "f")
+    return {"": ""} if isinstance(value, dict) else [object()]
 
 
 def statement_acts(mode: str, actor: str, point: tuple[str, str], sample: CarriedReply) -> Iterator[tuple[str, Act]]:
