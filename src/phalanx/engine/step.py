@@ -86,8 +86,6 @@ class GuardReport:
         num_audits: Microbatches that were recomputed.
         num_alarms: Disputes that fell in the step.
         verdicts: How they ended.
-        restarts: Attempts that the paper's `restart` threw away.
-        skipped: Stages that the paper's `skip_layer` left out of this step.
         steps_redone: Earlier steps that were undone and done again before this one.
     """
 
@@ -95,8 +93,6 @@ class GuardReport:
     num_audits: int = 0
     num_alarms: int = 0
     verdicts: tuple[Verdict, ...] = ()
-    restarts: int = 0
-    skipped: tuple[int, ...] = ()
     steps_redone: int = 0
 
 

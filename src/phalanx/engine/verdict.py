@@ -14,7 +14,6 @@ Offence = Literal[
     "shape",
     "transfer",
     "collusion",
-    "statistics",
 ]
 
 

@@ -30,7 +30,6 @@ def headline(record: RunRecord) -> str:
     lost = number(summary.get("steps_lost"))
     if lost is not None:
         parts.append(f"{plural(lost, 'step')} lost")
-    parts += [f"{plural(found, 'step')} {what}" for what in ("restarted", "skipped") if (found := _some(summary, what))]
     sentence = ", ".join(part for part in parts if part)
     return f"{sentence[:1].upper()}{sentence[1:]}."
 
@@ -181,10 +180,6 @@ def _blame(summary: dict[str, Any], record: RunRecord) -> list[str]:
     if false is not None:
         parts.append(plural(false, "false accusation"))
     return parts
-
-
-def _some(summary: dict[str, Any], what: str) -> float:
-    return number(summary.get(f"steps_{what}")) or 0
 
 
 def _known(party: Any, stages: dict[str, Any]) -> bool:

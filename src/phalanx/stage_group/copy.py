@@ -7,7 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 from phalanx.pipeline import StageCopy, StageRunner, StepPlan
-from phalanx.stage_group.optimizer import GroupHistory, GroupOptimizer
+from phalanx.stage_group.optimizer import GroupOptimizer
 from phalanx.stage_group.orders import Deed, GroupCommand, cargo_of
 
 
@@ -84,14 +84,7 @@ class GroupCopy(StageCopy):
         shares_state = group.shares_state and plain.optimizer.has_moments
         optimizer = GroupOptimizer(plain, link) if shares_state else plain.optimizer
         super().__init__(plain.plan, plain.spec, plain.module, optimizer)
-        self.history = GroupHistory(optimizer) if isinstance(optimizer, GroupOptimizer) else plain.history
-        self._group = group
         self.runner = GroupRunner(self, link)
-
-    def past(self, step: int) -> StageCopy:
-        """As any copy's, computed by the group too: what it is compared with was."""
-        found = super().past(step)
-        return found if found is self else GroupCopy(found, self._group)
 
 
 class GroupRunner(StageRunner):

@@ -22,12 +22,10 @@ Deed = Literal[
     "load",
     "update",
     "snapshot",
-    "restore",
-    "forget",
     "collect",
 ]
-StateSource = Literal["present", "snapshot", "past"]
-"""Which state of a stage is asked for: of now, of the last snapshot, or of before an earlier step."""
+StateSource = Literal["present", "snapshot"]
+"""Which state of a stage is asked for: of now, or of the last snapshot."""
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int64": torch.int64}
 
@@ -55,7 +53,6 @@ class GroupCommand(StrictModel):
         source: Of which state.
         learning_rate: Of an update.
         clip_coefficient: Multiplies the gradients of an update.
-        is_recorded: Whether the update is kept, so that it can be undone.
     """
 
     deed: Deed
@@ -70,7 +67,6 @@ class GroupCommand(StrictModel):
     source: StateSource = "present"
     learning_rate: float = 0.0
     clip_coefficient: float = 1.0
-    is_recorded: bool = False
 
 
 def read_order(line: bytes) -> GroupCommand:

@@ -8,7 +8,6 @@ from torch import distributed as dist
 
 from phalanx.optimizers import StageOptimizer
 from phalanx.pipeline import StepPlan
-from phalanx.pipeline.stage.undo_log import UndoEntry, past_of
 from phalanx.stage_group.orders import StateSource
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -28,7 +27,6 @@ class StateShards:
     Attributes:
         keepers: Which rank has the state of which parameter.
         optimizer: Moves this rank's parameters, which it has in memory of their own.
-        history: What is kept of them in order to go back.
     """
 
     def __init__(self, plan: StepPlan, shapes: Shapes, device: torch.device) -> None:
@@ -39,7 +37,6 @@ class StateShards:
         self.keepers = keepers_of(shapes, dist.get_world_size())
         self._weights = self._room()
         self.optimizer = self._optimizer(self._weights)
-        self.history = past_of(plan.guard)
 
     def own(self, name: str) -> nn.Parameter | None:
         """This rank's whole parameter of a name; None where another rank keeps it."""
@@ -61,33 +58,25 @@ class StateShards:
                     given[key] = came
         self.optimizer.load_state(given, num_steps)
 
-    def update(self, lr: float, clip_coefficient: float, is_recorded: bool, gradients: Mapping[str, Tensor]) -> None:
+    def update(self, lr: float, clip_coefficient: float, gradients: Mapping[str, Tensor]) -> None:
         """Make one optimizer step, each rank with its own tensors.
 
         Args:
             lr: Of the step.
             clip_coefficient: Multiplies the gradients.
-            is_recorded: Whether it is kept, so that it can be undone.
             gradients: Whole ones, at rank 0 alone.
         """
         came = {name: self._to_keeper(gradients.get(name), name, keeper) for name, keeper in self.keepers.items()}
-        own = UndoEntry({name: one for name, one in came.items() if one is not None}, lr, clip_coefficient)
-        if is_recorded:
-            self.history.record(self.optimizer, own)
-        self.optimizer.step(own.gradients, lr, clip_coefficient)
+        self.optimizer.step({name: one for name, one in came.items() if one is not None}, lr, clip_coefficient)
 
-    def collect(self, names: Sequence[str], source: StateSource, step: int) -> dict[str, Tensor]:
+    def collect(self, names: Sequence[str], source: StateSource) -> dict[str, Tensor]:
         """Bring tensors of the state to rank 0, on the CPU; other ranks get none.
 
         Args:
             names: As ``exp_avg/...``.
             source: Of which state.
-            step: Before which step, where the source is the past.
-
-        Raises:
-            StaleReplicaError: That step is not kept; on every rank alike, before anything was sent.
         """
-        state = self._state(source, step)
+        state = self.optimizer.undo_state() if source == "snapshot" else self.optimizer.state()
         found = {}
         for key in names:
             name = key.partition("/")[2]
@@ -97,15 +86,6 @@ class StateShards:
             elif self._rank == keeper:
                 dist.send(state[key].to(self._device).contiguous(), dst=0)
         return found
-
-    def _state(self, source: StateSource, step: int) -> Mapping[str, Tensor]:
-        if source == "snapshot":
-            return self.optimizer.undo_state()
-        if source == "present":
-            return self.optimizer.state()
-        earlier = self._optimizer(self._room())
-        self.history.restore(earlier, step)
-        return earlier.state()
 
     def _room(self) -> dict[str, nn.Parameter]:
         mine = [name for name, keeper in self.keepers.items() if keeper == self._rank]

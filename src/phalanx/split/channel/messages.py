@@ -270,8 +270,6 @@ class GuardedStep(SplitMessage):
     num_audits: Count
     num_alarms: Count
     verdicts: tuple[Verdict, ...]
-    restarts: Count
-    skipped: tuple[Count, ...]
     steps_redone: Count
 
 
